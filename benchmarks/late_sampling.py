@@ -30,7 +30,7 @@ from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES
 from minisgl.core import Event, Plan, SamplingParams, Token
-from minisgl.core.masker import Mask, Masker
+from minisgl.core.req import Mask, Masker
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes

@@ -128,8 +128,8 @@ def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
         processes[1].send_signal(signal.SIGKILL)
         for rank in (0, 2):
             assert line(processes[rank]) == (
-                f"rank {rank} of 3: a collective failed, most likely as another rank has ended or "
-                "was silent for 300 s; gloo's own words are in the log, at level info"
+                f"rank {rank} of 3: a collective failed, most likely because another rank has "
+                "ended or was silent for 300 s; gloo's own message is in the log, at level info"
             )
         assert (
             time.monotonic() - killed < 45
@@ -148,8 +148,8 @@ def test_a_rank_that_does_not_come_is_told_in_a_sentence(
     with pytest.raises(PeerLost) as raised:
         create_communicator(DistributedInfo(0, 2), store=url, device=torch.device("cpu"))
     assert str(raised.value) == (
-        "rank 0 of 2: the ranks cannot connect, most likely as another rank has ended or was "
-        "silent for 1 s; gloo's own words are in the log, at level info"
+        "rank 0 of 2: the ranks cannot connect, most likely because another rank has ended or "
+        "was silent for 1 s; gloo's own message is in the log, at level info"
     )
     assert str(raised.value.__cause__) in caplog.text
 
@@ -221,5 +221,5 @@ def test_gpus_for_some_of_the_ranks_are_refused(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for ended in (pool.submit(create, 0, "cuda"), pool.submit(create, 1, "cpu")):
-            with pytest.raises(ConfigError, match="1 of 2 ranks found a GPU, the others compute"):
+            with pytest.raises(ConfigError, match="1 of 2 ranks found a GPU, the others did not"):
                 ended.result(60)

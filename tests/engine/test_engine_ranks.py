@@ -99,8 +99,8 @@ def test_one_ranks_choice_counts(
     with engines(reference[0], tmp_path / "store", 2) as ranks:
         logits = ranks[1].model.logits
 
-        def others(x_SD: Tensor, shared: bool) -> Tensor:
-            return -logits(x_SD, shared)
+        def others(x_SD: Tensor, own_rows: bool) -> Tensor:
+            return -logits(x_SD, own_rows)
 
         monkeypatch.setattr(ranks[1].model, "logits", others)
         with ThreadPoolExecutor(2) as pool:

@@ -13,7 +13,7 @@ from minisgl.core import BatchSamplingArgs, Plan, SamplingParams
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
 from minisgl.engine.inputs import NO_SLOT
-from minisgl.engine.tables import MIN_SHARED_ROWS, RequestTables
+from minisgl.engine.tables import MIN_COMMON_ROWS, RequestTables
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 
@@ -83,7 +83,7 @@ def test_padding_has_no_effect(
 def test_shared_beginnings_are_found_at_every_page_size(page_size: int) -> None:
     """Rows of 1,024 tokens in the same pages, then one of its own, and another's old pages."""
     device, num_shared = CpuDevice(), 1024 // page_size
-    rows = list(range(MIN_SHARED_ROWS))
+    rows = list(range(MIN_COMMON_ROWS))
     pages = [(0, row, index, index) for row in rows for index in range(num_shared)]
     pages += [(0, row, num_shared + extra, 1000 + row) for row in rows for extra in range(3)]
     start = num_shared * page_size
@@ -102,7 +102,7 @@ def test_shared_beginnings_are_found_at_every_page_size(page_size: int) -> None:
     try:
         tables = RequestTables(device, max_running=len(rows), max_pages=num_shared + 3)
         tables.update(plan)
-        assert tables.shared_tokens(plan, page_size) == num_shared * page_size
+        assert tables.common_tokens(plan, page_size) == num_shared * page_size
     finally:
         device.close()
 

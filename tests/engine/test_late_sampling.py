@@ -84,9 +84,9 @@ def test_logits_do_not_wait_for_masks(engine: Engine, monkeypatch: pytest.Monkey
     num_rows: list[int] = []
     compute = engine.model.logits
 
-    def logits(x_SD: Tensor, is_shared: bool = False) -> Tensor:
+    def logits(x_SD: Tensor, own_rows: bool = False) -> Tensor:
         num_rows.append(len(x_SD))
-        return compute(x_SD, is_shared)
+        return compute(x_SD, own_rows)
 
     monkeypatch.setattr(engine.model, "logits", logits)
     scheduler = masked_scheduler(engine, max_prefill_tokens=4096)

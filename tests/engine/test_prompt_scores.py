@@ -176,7 +176,7 @@ def test_logits_that_are_not_finite(engine: Engine, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         engine.model,
         "logits",
-        lambda x_SD, shared=False: x_SD.new_full((len(x_SD), VOCAB), torch.nan),
+        lambda x_SD, own_rows=False: x_SD.new_full((len(x_SD), VOCAB), torch.nan),
     )
     scheduler, outbox = make_scheduler(engine, max_prefill_tokens=4), ListOutbox()
     with pytest.raises(AssertionError):

@@ -18,7 +18,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.device import StepSize
 from minisgl.engine.startup.graphs import capture_decodes
-from minisgl.engine.tables import MIN_SHARED_TOKENS
+from minisgl.engine.tables import MIN_COMMON_TOKENS
 
 
 def make_requests(count: int, rng: random.Random) -> list[Request]:
@@ -97,7 +97,7 @@ def test_decode_graphs_are_there_before_the_first_request(
         capture_decodes(engine)
         assert isinstance(engine.runner, ReplayRunner)
         before = set(engine.runner.captured)
-        common = [index % VOCAB for index in range(MIN_SHARED_TOKENS + 4)]
+        common = [index % VOCAB for index in range(MIN_COMMON_TOKENS + 4)]
         for temperature in (0.0, 1.0):
             for prompts in ([[1], [2], [3], [4], [5]], [[*common, index] for index in range(6)]):
                 sampling = SamplingParams(max_tokens=5, temperature=temperature, seed=1)
@@ -105,6 +105,6 @@ def test_decode_graphs_are_there_before_the_first_request(
                 drive(engine, requests, scheduler=make_scheduler(engine))
         decodes = {shape for shape in engine.runner.captured if not isinstance(shape, StepSize)}
         assert decodes <= before
-        assert {getattr(shape, "is_shared", None) for shape in before} == {False, True}
+        assert {getattr(shape, "has_common_prefix", None) for shape in before} == {False, True}
     finally:
         engine.close()

@@ -31,7 +31,7 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
             (
                 plan.num_decodes,
                 tuple(plan.ends[plan.num_decodes :]),
-                engine._tables.shared_tokens(plan, engine.page_size),
+                engine._tables.common_tokens(plan, engine.page_size),
                 plan.begins[0][1].top_k > 0,
             )
         )

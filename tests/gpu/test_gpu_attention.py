@@ -319,7 +319,7 @@ def test_padding_rows_beside_a_common_prefix(
     q, k, v = (x.to(device) for x in (step.q, step.k, step.v))
     monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
     out = backend.forward(
-        q, k, v, layer_on(step, device), dataclasses.replace(batch, shared=shared)
+        q, k, v, layer_on(step, device), dataclasses.replace(batch, common_prefix=shared)
     )
     assert out.isfinite().all()
 

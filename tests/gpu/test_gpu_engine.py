@@ -100,7 +100,7 @@ def test_a_common_prefix_is_read_once_with_the_same_tokens(checkpoint: Checkpoin
     engine = make_engine(checkpoint)
     try:
         together = drive(engine, requests)
-        assert any(getattr(shape, "is_shared", False) for shape in engine.runner._graphs)
+        assert any(getattr(shape, "has_common_prefix", False) for shape in engine.runner._graphs)
         assert together == [drive(engine, [request])[0] for request in requests]
     finally:
         engine.close()

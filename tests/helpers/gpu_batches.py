@@ -75,5 +75,5 @@ def make_shared_batch(
     for row in step.contexts[1:]:
         for x, first in zip(row, step.contexts[0], strict=True):
             x[:num_tokens] = first[:num_tokens]
-    shared = torch.tensor([num_tokens], dtype=torch.int32, device=device)
-    return dataclasses.replace(make_batch(step, backend, device), shared=shared)
+    common = torch.tensor([num_tokens], dtype=torch.int32, device=device)
+    return dataclasses.replace(make_batch(step, backend, device), common_prefix=common)

@@ -14,7 +14,7 @@ from helpers.engine_runs import (
     make_scheduler,
     prompts,
 )
-from minisgl.core.masker import Mask, Masker
+from minisgl.core.req import Mask, Masker
 from minisgl.engine import Engine
 from minisgl.message import UserMsg
 from minisgl.scheduler import Scheduler

@@ -199,7 +199,7 @@ def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         LLM(tp=2, **(OPTIONS | {"dtype": "none such"}))
     with pytest.raises(ConfigError, match=r"--tp 5 needs a query head for each rank, .* has 4"):
         LLM(tp=5, **OPTIONS)
-    with pytest.raises(ConfigError, match="--ep shares experts among ranks, and"):
+    with pytest.raises(ConfigError, match="--ep splits experts over ranks, and"):
         LLM(tp=2, ep=True, **OPTIONS)
     with monkeypatch.context() as patch:
         patch.setattr("minisgl.runtime.check_ranks.num_gpus", lambda: 2)

@@ -84,7 +84,7 @@ def test_what_is_refused(llm: LLM) -> None:
         SamplingParams(prompt_logprobs=21)
     with pytest.raises(InvalidSampling, match="prompt_logprobs must be a whole number"):
         SamplingParams(prompt_logprobs=True)
-    with pytest.raises(InvalidSampling, match="0 is allowed where the prompt is asked for"):
+    with pytest.raises(InvalidSampling, match="0 is allowed with echo or prompt_logprobs"):
         SamplingParams(max_tokens=0)
     with pytest.raises(InvalidRequest, match="the context length holds 2048"):
         llm.generate([[1] * 100_000], ALONE)

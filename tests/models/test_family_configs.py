@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from transformers import AutoModelForCausalLM, MiniMaxM2Config, PreTrainedConfig
 
 from helpers.family_cases import CASES, SIZES
 from helpers.model_harness import to_old_spelling
+from minisgl.distributed import SingleRank
 from minisgl.errors import ConfigError, MinisglError
-from minisgl.models import ModelConfig
+from minisgl.kernel.ops import Ops
+from minisgl.models import ModelConfig, build_model
+from minisgl.models.build import open_checkpoint
 from minisgl.models.config import Fields
 
 CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
@@ -102,3 +107,36 @@ def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path)
     values = save(MiniMaxM2Config(), tmp_path)
     with pytest.raises(ConfigError, match="rotary_dim must be an even number up to 128, got"):
         read(tmp_path, {**values, "rotary_dim": dims})
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "wrong"),
+    [
+        ("glm4-moe", {"n_group": 5}, "n_group must be 1, or a divisor of 9 experts"),
+        ("glm4-moe", {"n_group": 9, "topk_group": 9}, "with 2 or more in each group, got 9"),
+        ("glm4-moe", {"n_group": 3, "topk_group": 4}, "topk_group must be from 1 to 3, as a token"),
+        ("lfm2", {"layer_types": None, "full_attn_idxs": 5}, "full_attn_idxs must be a list of"),
+        ("falcon-h1", {"mlp_multipliers": [float("nan"), 1.0]}, "a list of 2 positive numbers"),
+    ],
+)
+def test_values_that_fail_late_are_refused_before_the_weights_are_read(
+    case: str, changes: dict[str, Any], wrong: str, tmp_path: Path
+) -> None:
+    """Groups of experts used to end the first step with an error of torch."""
+    with pytest.raises(ConfigError, match=wrong):
+        build(case, changes, tmp_path)
+
+
+def test_factors_may_be_whole_numbers(tmp_path: Path) -> None:
+    build("falcon-h1", {"mlp_multipliers": [1, 0.6], "ssm_multipliers": [1] * 5}, tmp_path)
+
+
+def build(case: str, changes: dict[str, Any], folder: Path) -> None:
+    """Build the model of a case with other fields on `meta`, and look at its checkpoint."""
+    config_class, sizes, *_ = CASES[case]
+    values = save(config_class(**{**SIZES, **sizes}), folder)
+    (folder / "config.json").write_text(json.dumps({**values, **changes}))
+    safetensors.torch.save_file({}, folder / "model.safetensors")
+    config = ModelConfig.from_folder(folder)
+    build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
+    open_checkpoint(folder, config)

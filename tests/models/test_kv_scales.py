@@ -127,8 +127,11 @@ def test_a_rank_takes_those_of_its_heads(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"k_scale": None}, "has model.layers.1.self_attn.v_scale, but no such scale of the layer"),
-        ({"v_scale": torch.tensor([1.0, 2.0, 3.0])}, r"is \[3\]; expected one scale, or one for"),
+        ({"k_scale": None}, "has model.layers.1.self_attn.v_scale, but of keys and values"),
+        (
+            {"v_scale": torch.tensor([1.0, 2.0, 3.0])},
+            r"has shape \[3\]; expected one scale, or",
+        ),
         ({"k_scale": torch.tensor(0.0)}, "has a scale of 0; expected positive numbers"),
         ({"k_scale": torch.tensor(-2.0)}, "has a scale of -2; expected positive numbers"),
     ],

@@ -117,7 +117,7 @@ def test_windows(values: dict[str, Any], expected: tuple[int | None, ...], tmp_p
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of 8 query heads"),
         ({"num_attention_heads": 1, "num_key_value_heads": 2}, "a divisor of 1 query head, got 2"),
-        ({"hidden_size": 65}, "head_dim is missing; expected one, as 8 heads do not divide 65"),
+        ({"hidden_size": 65}, "head_dim is missing; expected an integer, since 8 heads do"),
         ({"head_dim": 7}, "7 of a head's 7 dims would be rotated"),
         ({"head_dim": 1026}, "a head would have 1026 dims; expected at most 1024"),
         ({"hidden_size": 16384}, "a head would have 2048 dims; expected at most 1024"),

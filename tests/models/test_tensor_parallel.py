@@ -133,7 +133,7 @@ def test_logits_of_a_share_of_the_rows(size: int, vocab_size: int, tmp_path: Pat
         with torch.inference_mode():
             model = load(tmp_path, comm=comm)
             assert comm.shares_rows(len(x_SD))
-            return model.logits(x_SD), model.logits(x_SD, shared=True)
+            return model.logits(x_SD), model.logits(x_SD, own_rows=True)
 
     with ThreadPoolExecutor(size) as pool:
         wholes, shares = zip(*pool.map(run, ranks(size)), strict=True)

@@ -104,7 +104,7 @@ def test_constants_multiply_the_scales(name: str, tmp_path: Path) -> None:
 
 def test_a_scale_of_rows_with_several_constants_is_refused(tmp_path: Path) -> None:
     save_both(case("falcon-h1"), modelopt(), fp8, tmp_path)
-    with pytest.raises(ConfigError, match=r"in_proj\.weight_scale \[1\] has an entry for each 188"):
+    with pytest.raises(ConfigError, match=r"in_proj\.weight_scale \[1\] has one entry for 188"):
         run(tmp_path / "quantised")
 
 

@@ -28,7 +28,7 @@ from minisgl.core import (
 from minisgl.core.event import PromptLogprobs
 from minisgl.core.executor import Flight
 from minisgl.core.groups import CacheGroup
-from minisgl.core.masker import Mask
+from minisgl.core.req import Mask
 from minisgl.core.step_times import StepTimes
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.message import (

@@ -231,7 +231,7 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
     ("generation", "ranks", "says"),
     [
         ({}, "--tp 5", "--tp 5 needs a query head for each rank, and the model has 4; use at most"),
-        ({}, "--tp 2 --ep", "--ep shares experts among ranks, and config.json names none; leav"),
+        ({}, "--tp 2 --ep", "--ep splits experts over ranks, and config.json names none; leav"),
         ({"temperature": 7}, "", "generation_config.json: temperature must be between 0 and 2"),
         ({"top_k": "all"}, "--tp 2", "generation_config.json: top_k must be a number, got 'all'"),
     ],
@@ -352,7 +352,7 @@ def test_a_dry_run_needs_no_weights(launch: Any, tmp_path_factory: pytest.TempPa
     shutil.copytree(model_path(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     server = launch("--model", str(folder), "--dry-run")
     assert server.ended(150) == 0
-    assert "has no weights yet, which a start needs" in server.output["err"]
+    assert "has no weights yet; a start needs them" in server.output["err"]
     assert "KV pool" in server.output["out"]
     (folder / "pytorch_model.bin").touch()  # there are weights, which a start would refuse
     server = launch("--model", str(folder), "--dry-run")

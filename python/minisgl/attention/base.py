@@ -15,8 +15,8 @@ from minisgl.core import Plan, PoolBatch
 
 
 class Sinks(Protocol):
-    """weight: float32 [N], for each query head a logit beside those of the keys, which takes part
-    in the softmax and adds no value (Xiao et al. 2024, as in gpt-oss)."""
+    """weight: float32 [N], one more logit for each query head, in the softmax over the keys. It has
+    no value (Xiao et al. 2024, as in gpt-oss)."""
 
     weight: Tensor
 
@@ -28,7 +28,7 @@ class AttnLayer:
     pool: the index of its pool in `Batch.pools`. layer_id: the layer's index in that pool. scale:
     multiplies q @ k. window: a query at position i sees the keys in (i - window, i], as in Hugging
     Face's sliding window; None is all of [0, i]. softcap: scores s become softcap * tanh(s /
-    softcap).
+    softcap). sinks: None if the heads have none.
     """
 
     pool: int = 0
@@ -88,16 +88,16 @@ class BaseAttnBackend(ABC):
         """Return the step's metadata, for `PoolBatch.attn_metadata`."""
 
     def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> BaseAttnMetadata:
-        """Return metadata with which a graph is captured, valid for every step up to this size.
+        """Return metadata for capturing a graph. It is valid for every step up to this size.
 
         num_rows, num_tokens: the most prompt rows and prompt tokens. longest: the longest context.
-        Such a step is padded with rows without tokens, then with tokens without a row, whose output
-        is 0. Only for backends with `prompts_graph_safe`.
+        A smaller step is padded with rows that have no tokens, and then with tokens that belong to
+        no row; their output is 0. Only for backends with `prompts_graph_safe`.
         """
         raise AssertionError(f"{self.name} is not prompts_graph_safe: no graph is captured")
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
-        """Attend with the projected q, k and v, side by side. Returns [T, N * H].
+        """Attend with the projected q, k and v, which are side by side. Returns [T, N * H].
 
         A backend that norms, rotates and stores in one fused kernel overrides this.
         """

@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 def split_rows(ends: Sequence[int], most: int) -> list[slice]:
-    """Split rows, in order, into runs whose contexts have at most `most` tokens together. A longer
-    context is alone. ends: the lengths of the contexts."""
+    """Split rows, in order, into runs whose contexts have at most `most` tokens together. A context
+    that is longer gets its own run. ends: the lengths of the contexts."""
     runs: list[slice] = []
     first = num_tokens = 0
     for row, end in enumerate(ends):
@@ -32,7 +32,7 @@ def context_slots(
     """Return the slots of the contexts [0, ends), row after row, int64 [C], and the index where
     each row begins among them and the last ends, int32 [E + 1].
 
-    page_table: int32 [rows, pages]. num_tokens: C, the sum of `ends_E`, which the host knows:
+    page_table: int32 [rows, pages]. num_tokens: C, the sum of `ends_E`; the host knows it, so
     nothing waits for the device.
     """
     rows_C = torch.repeat_interleave(ends_E, output_size=num_tokens)

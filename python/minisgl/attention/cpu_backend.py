@@ -1,4 +1,4 @@
-"""Paged attention in C++: the cache is read where it lies, see `kernel/csrc/attention.cpp`."""
+"""Paged attention in C++, which reads the cache in place: see `kernel/csrc/attention.cpp`."""
 
 from __future__ import annotations
 
@@ -27,34 +27,15 @@ class CpuAttnBackend(BaseAttnBackend):
     def forward(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
-        pool = batch.context.kv_pool.layer(layer.layer_id)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
-        self._attend(
-            q_TNH,
-            k_TKH,
-            v_TKH,
-            pool.k,
-            pool.v,
-            pool.k_scale,
-            pool.v_scale,
-            batch.slots,
-            batch.context.page_table,
-            batch.rows,
-            out_TNH,
-            layer.sinks.weight if layer.sinks else None,
-            layer.scale,
-            layer.softcap or 0.0,
-            layer.window or 0,
-            torch.get_num_threads(),
-        )
+        self._attend(q_TNH, k_TKH, v_TKH, *_cache(layer, batch), out_TNH, *_constants(layer))
         return out_TNH
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
         if steps.norms_values:
             return super().forward_qkv(qkv, steps, batch)
         layer = steps.layer
-        pool = batch.context.kv_pool.layer(layer.layer_id)
-        out = torch.empty(len(qkv), layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)
+        out = torch.empty(qkv.shape[0], layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)
         self._attend_qkv(
             qkv,
             steps.q_norm_weight,
@@ -62,18 +43,22 @@ class CpuAttnBackend(BaseAttnBackend):
             steps.norm_eps,
             steps.cos_sin,
             batch.positions,
-            pool.k,
-            pool.v,
-            pool.k_scale,
-            pool.v_scale,
-            batch.slots,
-            batch.context.page_table,
-            batch.rows,
+            *_cache(layer, batch),
             out,
-            layer.sinks.weight if layer.sinks else None,
-            layer.scale,
-            layer.softcap or 0.0,
-            layer.window or 0,
-            torch.get_num_threads(),
+            *_constants(layer),
         )
         return out
+
+
+def _cache(layer: AttnLayer, batch: PoolBatch) -> tuple[Tensor | None, ...]:
+    """Return the arguments of both functions that say where the step's cache is."""
+    pool, context = batch.context.kv_pool.layer(layer.layer_id), batch.context
+    scales = (pool.k_scale, pool.v_scale)
+    return (pool.k, pool.v, *scales, batch.slots, context.page_table, batch.rows)
+
+
+def _constants(layer: AttnLayer) -> tuple[Tensor | float | None, ...]:
+    """Return the last arguments of both functions: the layer's constants and the threads."""
+    sinks = layer.sinks.weight if layer.sinks else None
+    window = layer.window or 0
+    return (sinks, layer.scale, layer.softcap or 0.0, window, torch.get_num_threads())

@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 
 
 SERVED = {"fa": (SINKS,)}
-"""The needs of models that a backend serves. triton serves all."""
+"""Backend -> the needs (`minisgl.attention.names`) that it serves. triton serves all."""
 
 
 def create_cuda_backend(

@@ -26,9 +26,9 @@ from minisgl.kernel.ops import Ops
 HEAD_DIMS = (64, 128, 256)
 """The sizes that are tested here; the package may take more."""
 MAX_JOINED_TOKENS = 4096
-"""In steps of up to this many tokens, prompts that begin share one call with those that continue. A
-call took the host 46 us in a profile, which should be more than the time that the device saves by
-reading k and v directly (not measured alone)."""
+"""In steps of up to this many tokens, prompts that begin and prompts that continue are one call. A
+call took the host 46 us in a profile. Two calls would let the device read k and v of new prompts
+directly, which should save less than that (not measured alone)."""
 
 
 class FlashAttentionBackend(PagedAttnBackend):
@@ -41,7 +41,7 @@ class FlashAttentionBackend(PagedAttnBackend):
         device: torch.device,
         dtype: torch.dtype,
         head_dim: int,
-        needs: Sequence[str] = (),
+        needs: Sequence[str],
     ) -> None:
         """needs: see `create_attention_backend`. Raises ConfigError if the package is missing, or
         the GPU or the model does not fit."""

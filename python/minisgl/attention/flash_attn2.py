@@ -1,9 +1,9 @@
 """FlashAttention 2 (Dao 2023) as torch ships it, for prompts and chunks alone.
 
-It runs on every GPU since Ampere, and needs no other package. It reads contiguous keys and values.
-The keys and values of a prompt that begins are contiguous; contexts of other rows are gathered from
-the pages, some rows at a time. So each layer copies these contexts, which takes little time beside
-attending to them.
+It runs on every GPU since Ampere and needs no other package. It reads contiguous keys and values.
+The keys and values of a prompt that begins are contiguous. The contexts of other rows are gathered
+from the pages, some rows at a time. So each layer copies these contexts, which takes little time
+compared with attending to them.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -34,10 +34,10 @@ GATHERED_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows that follow each other, whose contexts are gathered together.
+    """Consecutive rows whose contexts are gathered together.
 
-    first_row: of the step's rows. first_token: of the step's tokens. new: what the rows compute in
-    this step. contexts: all of their keys.
+    first_row, first_token: indices in the step. new: the size of what the rows compute in this
+    step. contexts: the size of their contexts.
     """
 
     first_row: int
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashAttention2Metadata(PagedMetadata):
-    """groups: of the old rows."""
+    """groups: the old rows, in groups."""
 
     groups: list[Group]
 
@@ -142,6 +142,6 @@ def _gathered(group: Group, batch: PoolBatch) -> tuple[Tensor, Tensor, Tensor]:
 def _load() -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
-    # Since 2.12 torch needs a flag if heads share keys; before, it needed none.
+    # Since 2.12 torch needs a flag for grouped queries (GQA). Before, there was no flag.
     has_flag = "enable_gqa" in inspect.signature(varlen_attn).parameters
     return partial(varlen_attn, enable_gqa=True) if has_flag else varlen_attn

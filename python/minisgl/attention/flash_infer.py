@@ -25,13 +25,14 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
 HEAD_DIMS = (64, 128, 256)
-WORKSPACE_BYTES = 256 << 20  # twice what FlashInfer's documentation asks for: rows of 40,000 tokens
+WORKSPACE_BYTES = 256 << 20  # for rows of 40,000 tokens; FlashInfer's documentation says half
 MIN_ARCH = (8, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashInferMetadata(PagedMetadata):
-    """turn: 0 and 1, step by step. lengths, table_idxs, ends: of the rows after the decode rows."""
+    """turn: 0 or 1, which alternate. lengths, table_idxs, ends: of the rows after the decode
+    rows."""
 
     turn: int
     lengths: list[int]
@@ -128,5 +129,6 @@ class FlashInferBackend(PagedAttnBackend):
 
 
 def _offsets(sizes: np.ndarray[Any, Any]) -> Tensor:
-    """Return where each of these begins, and where the last ends: int32 [number of sizes + 1]."""
+    """Return where each span of these sizes begins, and where the last one ends: int32 [number of
+    sizes + 1]."""
     return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes)))).int()

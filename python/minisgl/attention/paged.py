@@ -1,4 +1,4 @@
-"""The base of the GPU backends, which norm, rotate and store, then attend.
+"""The base of the GPU backends: they norm, rotate and store, then attend.
 
 A backend implements `decode` (rows with one query) and `extend` (rows with a chunk of a prompt).
 `HybridBackend` takes each from another backend.
@@ -62,7 +62,7 @@ class PagedMetadata(BaseAttnMetadata):
     def zeros(self, q_TNH: Tensor) -> Tensor:
         """Return zeros in the shape of q_TNH, the same tensor for all layers.
 
-        Layers write only the places of rows, so the others stay zero.
+        Layers write only the tokens that belong to rows, so the others stay zero.
         """
         out_TNH: Tensor = self.once("zeros", lambda: torch.zeros_like(q_TNH))
         return out_TNH
@@ -107,7 +107,8 @@ class PagedAttnBackend(BaseAttnBackend):
         return PagedMetadata(old=any_rows, fresh=Extent(), longest=longest, is_padded=True)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
-        """Do `forward_qkv` for a step of decode rows only. Returns None if no kernel does."""
+        """Do `forward_qkv` for a step that has only decode rows. Returns None if there is no kernel
+        for it."""
         return None
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
@@ -150,7 +151,7 @@ class PagedAttnBackend(BaseAttnBackend):
         metadata: PagedMetadata = batch.attn_metadata
         num_extending = metadata.all.num_rows
         # Padding rows that have no keys are not computed, for example those with a common prefix.
-        has_gaps = metadata.is_padded or batch.shared is not None
+        has_gaps = metadata.is_padded or batch.common_prefix is not None
         out_TNH = metadata.zeros(q_TNH) if has_gaps else torch.empty_like(q_TNH)
         num_decodes = batch.rows.shape[1] - num_extending
         if num_decodes:

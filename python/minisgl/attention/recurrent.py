@@ -1,10 +1,11 @@
 """Backends of recurrent layers: convolution and gated delta rule over the pools, here in torch.
 
-A *row* of a step is a request with tokens [start, end). Its *rows in the cache* are one for each
-token: key, update, decay and input of the convolution (`minisgl.kernel.delta_rule.Rows`). The row
-of a step reads the state at the last multiple of the interval up to `start`, and the rows in the
-cache since then. It writes the state at the last multiple up to `end`, if that is a later one, and
-the rows of its tokens from there on::
+A *row* of a step is a request with tokens [start, end). The *rows in the cache* hold, for each
+token of a request, a key, an update, a decay and an input of the convolution
+(`minisgl.kernel.delta_rule.Rows`). A row of a step reads the state at the last multiple of the
+interval up to `start`, and the rows in the cache since then. If the last multiple up to `end` is
+later, it writes the state there. It writes the rows in the cache of its tokens from that multiple
+on::
 
     interval     |               |               |               |
     step                 start |==========================| end
@@ -54,7 +55,8 @@ class DeltaLayer:
 class StateSpace:
     """The parameters of Mamba2, which replaces the delta rule (`minisgl.kernel.delta_rule`).
 
-    bias_D: the convolution's. skip_N: float32; a head adds skip * values to its output."""
+    bias_D: of the convolution. skip_N: float32; a head adds skip * values to its output.
+    """
 
     bias_D: Tensor
     skip_N: Tensor
@@ -76,8 +78,8 @@ class RecurrentBackend(ABC):
     reads_window_only = True
 
     def __init__(self, page_size: int, state_table: Tensor) -> None:
-        """state_table: the page table of the state group; `Context.page_table` is that of the rows
-        group."""
+        """state_table: the page table of the state group. (`Context.page_table` is that of the rows
+        group.)"""
         self.page_size, self.state_table = page_size, state_table
 
     def prepare(self, plan: Plan) -> BaseAttnMetadata:
@@ -99,8 +101,8 @@ class RecurrentBackend(ABC):
         """Convolve x, which is queries, keys and values side by side, and apply the gated delta
         rule. Returns [T, N, V] in x's dtype.
 
-        g_TN, beta_TN: float32, log decays and weights. weight_WD: the convolution's. space: of
-        Mamba2; None for the delta rule.
+        g_TN, beta_TN: float32, log decays and weights. weight_WD: of the convolution. space: the
+        parameters of Mamba2; None for the delta rule.
         """
 
 

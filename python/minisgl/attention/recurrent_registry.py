@@ -1,4 +1,4 @@
-"""Creates the backend of recurrent layers, by the name of the attention backend beside it."""
+"""Creates the backend of recurrent layers, by the name of the model's attention backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def create_recurrent_backend(
     if name != "torch":
         try:
             library = load_cpu_library()
-        except JitUnavailable:  # which the attention backend has logged
+        except JitUnavailable:  # `create_attention_backend` has logged it
             return TorchRecurrentBackend(page_size, state_table)
         from minisgl.attention.recurrent_cpu import CpuRecurrentBackend
 

@@ -1,6 +1,7 @@
-"""Recurrent layers in Triton: the convolution, then decode rows and prompts, each in its kernels.
+"""Recurrent layers in Triton: the convolution, then decode rows and prompts, with separate kernels.
 
-Decode rows read all that changes between steps from device memory, so their steps can be captured.
+Decode rows read everything that changes between steps from device memory, so their steps can be
+captured.
 
 Axes: T tokens of this step, B rows.
 """
@@ -23,8 +24,8 @@ from minisgl.kvcache.recurrent import RecurrentPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonRecurrentMetadata(BaseAttnMetadata):
-    """num_prompts, num_prompt_tokens: of the rows after the decode rows. owners: the row of each
-    token, int32 [T], which the first layer computes."""
+    """num_prompts, num_prompt_tokens: the number of rows after the decode rows, and of their
+    tokens. owners: the row of each token, int32 [T]; the first layer computes it."""
 
     num_prompts: int
     num_prompt_tokens: int

@@ -1,4 +1,4 @@
-"""The backend of short convolutions, which replace attention, in plain torch on every device.
+"""The backend of short convolutions: plain torch on every device.
 
 The step's inputs are stored first. Then each token gathers the W - 1 inputs before its own through
 the page table, whether this step or an earlier one stored them.

@@ -1,4 +1,4 @@
-"""The reference for paged attention: gathers each row's keys and values, explicit softmax.
+"""The reference for paged attention: it gathers each row's keys and values, with explicit softmax.
 
 It is simple, not fast: every step copies every row's cache. It runs wherever torch runs, and the
 other backends are tested against it. Scores, softmax and the weighted sum are float32.

@@ -1,6 +1,6 @@
-"""Paged attention in Triton: decode rows by split-KV flash-decode, the others by extend.
+"""Paged attention in Triton: flash-decoding with KV splits for decode rows, extend for the others.
 
-Needs nothing but torch. Any head dim, page size, grouping and window; see
+It needs no package beside torch, and supports any head dim, page size, grouping and window. See
 `minisgl.kernel.triton.decode_attention`, `kv_split` and `extend_attention`.
 
 Axes: as in `minisgl.attention.paged`.
@@ -40,8 +40,8 @@ class TritonAttnBackend(PagedAttnBackend):
         layer = steps.layer
         head_dim = layer.head_dim
         whole = head_dim == steps.cos_sin.shape[1] == power_of_2(head_dim)
-        shared = batch.shared is not None and layer.window is None
-        if not whole or head_dim < 16 or shared:
+        has_common_prefix = batch.common_prefix is not None and layer.window is None
+        if not whole or head_dim < 16 or has_common_prefix:
             return None
         rotation = Rotation(
             qkv=qkv,
@@ -68,7 +68,7 @@ class TritonAttnBackend(PagedAttnBackend):
         assert batch.rows is not None
         rows, window = batch.rows, layer.window
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        shared_1 = None if window else batch.shared
+        shared_1 = None if window else batch.common_prefix
         metadata: PagedMetadata = batch.attn_metadata
         splits = metadata.once(
             f"splits, window {window}",

@@ -1,7 +1,7 @@
-"""TensorRT-LLM's decode kernels (XQA), which FlashInfer ships; they do not take prompts.
+"""TensorRT-LLM's decode kernels (XQA), which FlashInfer ships. They are for decode rows only.
 
-FlashInfer compiles them when they are first needed, which takes the CUDA toolkit and about a
-minute. Nothing is planned on the host, so a graph can capture a call.
+FlashInfer compiles them when they are first needed. That needs the CUDA toolkit and about a minute.
+Nothing is planned on the host, so a graph can capture a call.
 
 Axes: as in `minisgl.attention.paged`; P pages of a row of the table.
 """
@@ -33,7 +33,7 @@ class TensorRTLLMBackend(PagedAttnBackend):
     def __init__(
         self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
     ) -> None:
-        """Raises ConfigError where the package, the GPU or the model does not do."""
+        """Raises ConfigError if the package is missing, or the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device)[0] not in ARCHS:
             raise ConfigError(

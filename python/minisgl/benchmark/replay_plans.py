@@ -23,9 +23,8 @@ import numpy as np
 from minisgl.benchmark.replay import records_of
 from minisgl.core import SamplingParams
 from minisgl.core.groups import CacheGroup
-from minisgl.core.masker import Mask
 from minisgl.core.plan import Plan
-from minisgl.core.req import IdArray
+from minisgl.core.req import IdArray, Mask
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import (

@@ -44,7 +44,7 @@ class Rule:
 
 
 def whole(low: int, high: int | None = None) -> Rule:
-    """A whole number from `low` to `high`; None is no upper bound."""
+    """Return the rule for a whole number from `low` to `high`; None is no upper bound."""
 
     def accepts(value: Any) -> bool:
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
@@ -55,7 +55,7 @@ def whole(low: int, high: int | None = None) -> Rule:
 
 
 def one_of(literal: Any) -> Rule:
-    """One of the texts of a `Literal` type."""
+    """Return the rule for one of the texts of a `Literal` type."""
     choices = get_args(literal)
     return Rule(words=f"one of {', '.join(choices)}", accepts=choices.__contains__, choices=choices)
 
@@ -69,7 +69,7 @@ SWITCH: Final = Rule(words="True or False", accepts=lambda value: isinstance(val
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The description of an option, beside its name, type and default.
+    """The description of an option, in addition to its name, type and default.
 
     group: the heading in `--help`. help: one phrase, without the default. unset: the words for a
     default of None. metavar: instead of the rule's. nodes: with several nodes, whether all must
@@ -85,13 +85,13 @@ class Option:
 
 
 def option(default: Any, rule: Rule, group: str, help: str, **more: Any) -> Any:
-    """A dataclass field that carries an `Option`. more: its optional fields."""
+    """Return a dataclass field that carries an `Option`. more: its optional fields."""
     about = Option(rule=rule, group=group, help=help, **more)
     return dataclasses.field(default=default, metadata={"option": about})
 
 
 def options_of(args: type[EngineArgs]) -> dict[str, tuple[Any, Option]]:
-    """The default and the `Option` of each field that has one, by name."""
+    """Return the default and the `Option` of each field that has one, by name."""
     fields = dataclasses.fields(args)
     return {f.name: (f.default, f.metadata["option"]) for f in fields if "option" in f.metadata}
 

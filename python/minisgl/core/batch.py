@@ -33,9 +33,9 @@ class PoolBatch:
     positions: int32 [T]. slots: int32 [T], the token slot (page * page_size + offset) where each
     token's KV goes; -1 stores nothing. attn_metadata: the result of the attention backend's
     `prepare`. rows: int32 [4, B], each row's table index, first token in the batch, number of
-    tokens, and end of its context; for backends that read them on the device. shared: int32 [1],
-    the length of the decode rows' common prefix, if all of them have it in the same pages; else
-    None.
+    tokens, and end of its context; for backends that read them on the device. common_prefix: int32
+    [1], the number of tokens of the common prefix that all decode rows have in the same pages; None
+    without one.
     """
 
     positions: Tensor
@@ -43,7 +43,7 @@ class PoolBatch:
     attn_metadata: Any
     context: Context
     rows: Tensor | None = None
-    shared: Tensor | None = None
+    common_prefix: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

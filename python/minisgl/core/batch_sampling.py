@@ -26,9 +26,9 @@ LEAST_TOP_P = float(np.finfo(np.float32).tiny)
 class SamplingColumn:
     """How a parameter is kept in the request tables.
 
-    value: the parameter of a request that draws. neutral: the value without effect, which greedy
-    and padding rows have. is_filter: the device needs the column only in steps in which a filter
-    has an effect.
+    value: reads the parameter of a request that draws. neutral: the value without effect, which
+    greedy rows and padding rows have. is_filter: the device needs the column only in steps in which
+    a filter has an effect.
     """
 
     dtype: type[np.number[Any]]
@@ -44,7 +44,7 @@ def column(
     *,
     is_filter: bool = False,
 ) -> Any:
-    """A field of `BatchSamplingArgs`, which is None in steps that do not need it."""
+    """Declare a field of `BatchSamplingArgs`. It is None in steps that do not need it."""
     declared = SamplingColumn(dtype=dtype, neutral=neutral, value=value, is_filter=is_filter)
     return field(default=None, metadata={"column": declared})
 
@@ -68,7 +68,7 @@ class BatchSamplingArgs:
     output_idxs: Tensor | None = None
 
     def take(self, rows: range) -> BatchSamplingArgs:
-        """The arguments of consecutive rows, as views."""
+        """Return the arguments of consecutive rows, as views."""
         tensors = {name: getattr(self, name) for name in (*SAMPLING_COLUMNS, "output_idxs")}
         span = slice(rows.start, rows.stop)
         return replace(
@@ -84,7 +84,7 @@ SAMPLING_COLUMNS: dict[str, SamplingColumn] = {
 
 
 def sampling_row(params: SamplingParams) -> tuple[float, ...]:
-    """The values of a request in the order of `SAMPLING_COLUMNS`.
+    """Return the values of a request in the order of `SAMPLING_COLUMNS`.
 
     A greedy request has neutral values: it draws no noise and ignores the filters.
     """
@@ -95,5 +95,5 @@ def sampling_row(params: SamplingParams) -> tuple[float, ...]:
 
 
 def _signed(seed: int) -> int:
-    """The 64 bits of an integer from -2**63 to 2**64 - 1, read as a signed one."""
+    """Return the 64 bits of an integer from -2**63 to 2**64 - 1, read as a signed integer."""
     return (seed + 2**63) % 2**64 - 2**63

@@ -13,16 +13,15 @@ MAX_CHOICES = 128
 
 
 def seed_of(seed: int, choice: int) -> int:
-    """The seed of choice `choice` of a request: the formula in docs/api.md."""
+    """Return the seed of choice `choice` of a request. docs/api.md has the formula."""
     return (seed + choice) % 2**64
 
 
 def choices_of(
     prompts: Sequence[bytes], params: Sequence[SamplingParams], n: int
 ) -> tuple[list[bytes], list[SamplingParams]]:
-    """Return each prompt n times in a row, with its params. Without a seed, each draws its own.
-
-    Raises InvalidRequest if n is no number of choices.
+    """Return each prompt n times in a row, with its params. Without a seed, each choice draws its
+    own. Raises InvalidRequest if n is not from 1 to `MAX_CHOICES`.
     """
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {brief(n)}", param="n")

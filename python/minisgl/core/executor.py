@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from minisgl.core.masker import Mask
 from minisgl.core.plan import Plan, StepOutcome
+from minisgl.core.req import Mask
 
 
 class Flight(Protocol):
@@ -15,8 +15,8 @@ class Flight(Protocol):
     def sample_late(self, masks: Sequence[Mask]) -> None:
         """Enqueue the sampling of a step with late rows and return at once.
 
-        Called once, after the step before is committed and before the next launch. masks: one for
-        each of the plan's `late_rows`.
+        Called once, after the step before it is committed and before the next launch. masks: one
+        for each of the plan's `late_rows`.
         """
         raise AssertionError("this executor samples every row at launch")
 

@@ -1,4 +1,4 @@
-"""Checks of the sampling options that change logits; imported by requests that use them."""
+"""Checks the sampling options that change logits. Imported when a request uses one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PENALTY_BOUNDS = {
 
 
 def checked_logit_options(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the options that are more than a number, by name, with Python's own values.
+    """Return the options whose values are collections, by name, with Python's own types inside.
 
     Raises InvalidSampling for a value of a wrong type or out of its bounds.
     """

@@ -37,7 +37,8 @@ Score = tuple[list[float], list[list[tuple[int, float]]]]
 log-probability), the likeliest first."""
 
 PROMISED = -1
-"""In `Plan.token_ids`: the id that the request's last launched row samples; only on the device."""
+"""In `Plan.token_ids`: the id that the request's last launched row samples. Only the device has it.
+"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -14,26 +14,42 @@ token. The promised token counts as known while planning. Only the device has it
 fulfils the promise. Each step lets `num_computed` catch up with `num_known`. That one rule
 covers prefill, chunked prefill, a prefix hit, decode, and resuming after a retraction.
 
-To *retract* a running request is to take its pages for another one; it resumes later. Layers whose
-caches have the same lifetime form a *cache group*; most models have one, the full group
+To *retract* a running request is to give its pages to another request; it resumes later. Layers
+whose caches have the same lifetime form a *cache group*. Most models have one, the full group
 (`minisgl.core.groups`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.core.masker import Masker
 from minisgl.core.sampling import SamplingParams
 
 IdArray = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.uint32]
+"""[W], W = ceil(vocabulary / 32): bit i of word w is set if token 32 * w + i is allowed."""
 
 ALL = 2**31
 """The value of `Req.num_scored` once a request reports nothing more. No prompt is this long."""
+
+
+class Masker(Protocol):
+    """Says which tokens a request may output next, where that depends on its output (a grammar).
+
+    Each rank makes its own masker from the request, so all ranks have the same masks.
+    """
+
+    def mask(self, output: Sequence[int]) -> Mask:
+        """Return the mask for the token after the committed output ids; it allows at least one.
+
+        output: that of the last call, or a continuation of it. Raises RequestError if there is no
+        such mask, which fails the request. Either every rank raises it or none.
+        """
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -48,7 +48,7 @@ class SamplingParams(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """Sampling and stopping of one request; checked when it is built, wherever that is.
+    """How one request samples and stops. The values are checked when it is built.
 
     The filters apply in this order, each renormalising what the one before left, as in Hugging
     Face's `generate`: temperature, top-k, top-p, min-p. ``temperature=0`` is greedy and ignores
@@ -57,32 +57,33 @@ class SamplingParams(
 
     temperature: 0 to 2. top_k: 1 to 2**31 - 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
     seed: any 64-bit integer; if it is None, the server or `LLM` draws one.
-    max_tokens: output tokens at most; None is what the context and the KV pool leave. 0 is allowed
-    with `prompt_logprobs` or `echo`.
+    max_tokens: the most output tokens; None is as many as the context and the KV pool leave. 0 is
+    allowed with `prompt_logprobs` or `echo`.
     ignore_eos: do not end at the model's end-of-sequence tokens.
     stop_token_ids: end at these as well, at most 256; they appear in the ids, not in the text.
-    stop: end where one of these strings, at most 16 of at most 1,024 characters, would appear in
-    the text, which then stops before it.
+    stop: end where one of these strings would appear in the text, which then stops before it; at
+    most 16, of at most 1,024 characters each.
     skip_special_tokens: leave special tokens out of the text.
-    include_stop_str_in_output: the text ends behind the stop string that ended it, not before.
+    include_stop_str_in_output: the text includes the stop string that ended it.
     logprobs: report the log-probability of each output token under the model's own distribution,
-    before temperature and filters. top_logprobs: report as many of the most likely tokens at each
-    position as well, at most 20.
-    prompt_logprobs: report the log-probability of each prompt token but the first, and as many of
-    the most likely tokens at its position, 0 to 20; None reports neither. The whole prompt is then
-    computed, whatever the prefix cache has.
-    echo: the text begins with the prompt's.
+    before temperature and filters. top_logprobs: also report so many of the most likely tokens at
+    each position, at most 20.
+    prompt_logprobs: report the log-probability of each prompt token except the first, and so many
+    of the most likely tokens at its position, 0 to 20; None reports neither. The whole prompt is
+    then computed, whatever the prefix cache has.
+    echo: the text begins with the prompt.
+    truncate_prompt_tokens: keep at most so many tokens of the prompt, the last ones.
+
+    These change the logits, before temperature and filters and also for greedy requests:
     repetition_penalty: divides the positive logits of the tokens in prompt and output, multiplies
     the negative ones; 0.01 to 10. frequency_penalty, presence_penalty: subtracted from the logits
-    of the output's tokens, for each occurrence and once; -2 to 2. logit_bias: token id to what is
-    added to its logit, -100 to 100, at most 1,024 tokens. allowed_token_ids: no others are sampled.
-    bad_words_ids: sequences of tokens that the output does not have: the last token of one is not
-    sampled behind its others. bad_words: the tokens of such texts, as they are and behind a space;
-    at most 256 texts of at most 256 characters.
-    min_tokens: output tokens before which no end-of-sequence or stop token is sampled. All of these
-    come before temperature and filters, and hold for greedy requests too.
-    truncate_prompt_tokens: keep at most so many tokens, the last ones, of the prompt.
-    structured_outputs: the answer's form, a dictionary with one of `json` (a JSON schema),
+    of the output's tokens, for each occurrence and once; -2 to 2. logit_bias: token id -> the
+    number that is added to its logit, -100 to 100, at most 1,024 tokens. allowed_token_ids: no
+    other token is sampled. bad_words_ids: sequences of tokens that must not appear in the output:
+    the last token of a sequence is not sampled after its others. bad_words: texts whose tokens
+    become such sequences, with and without a space before them; at most 256 texts of at most 256
+    characters. min_tokens: no end-of-sequence or stop token is sampled before so many output
+    tokens. structured_outputs: the answer's form, a dictionary with one of `json` (a JSON schema),
     `json_object` (True), `regex`, `choice` (a list of texts) and `grammar` (Lark or GBNF). The
     output follows it, and the model's end of sequence is sampled only where the form is complete.
 
@@ -125,7 +126,7 @@ class SamplingParams(
         self._check_rare_options()
 
     def _check_rare_options(self) -> None:
-        """Check the options that most requests leave out. Their checks are imported when used."""
+        """Check the options that few requests use. The checks are imported only then."""
         if self.top_logprobs or self.stop or self.stop_token_ids or self.max_tokens == 0:
             from minisgl.core.stop_checks import check_rare
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 USEFUL_RATE = 0.95
 """The default chunk is the smallest that reaches this share of the best prefill rate. Decision 0009
-has what smaller and larger chunks cost."""
+says what smaller and larger chunks cost."""
 
 CHUNK_MULTIPLE = 64
 
@@ -53,9 +53,9 @@ class StepTimes:
     ) -> float:
         """Return the seconds that a step takes.
 
-        decode_rows, context: the rows that decode, and the tokens of all their contexts.
-        prompt_tokens, pairs: the tokens of the prompt chunks, and for how many pairs one of them
-        attends to a token before its chunk.
+        decode_rows, context: the number of decode rows, and the tokens of all their contexts.
+        prompt_tokens: the tokens of the prompt chunks. pairs: the number of pairs of such a token
+        and a token before its chunk, to which it attends.
         """
         decode_us = self.decode_us + self.row_us * (decode_rows - 1) if decode_rows else 0.0
         us = decode_us
@@ -71,10 +71,8 @@ class StepTimes:
 
     @property
     def default_chunk(self) -> int:
-        """The smallest chunk that keeps `USEFUL_RATE` of the best rate.
-
-        It is a measured size or a multiple of 64 between two.
-        """
+        """The smallest chunk that reaches `USEFUL_RATE` of the best rate: a measured size, or a
+        multiple of `CHUNK_MULTIPLE`."""
         sizes = [size for size, _ in self.prompt_us]
         least = USEFUL_RATE * max(map(self.rate, sizes))
         between = range(CHUNK_MULTIPLE, sizes[-1], CHUNK_MULTIPLE)
@@ -83,12 +81,12 @@ class StepTimes:
 
     @property
     def default_stall_s(self) -> float:
-        """The stall bound of a server that is given none: what the default chunk takes."""
+        """The default stall bound: the seconds that the default chunk takes."""
         return self.step_s(0, prompt_tokens=self.default_chunk)
 
     def _prompt_us(self, num_tokens: int) -> float:
-        """Return the time of the padded step, or interpolate `prompt_us`; the last two sizes give
-        the slope beyond."""
+        """Return the time of the padded step, or interpolate `prompt_us`. Beyond the last size, the
+        slope is that of the last two sizes."""
         sizes = self.prompt_us
         index = bisect_left(sizes, num_tokens, key=lambda size: size[0])
         if index == 0:  # a step of few tokens reads all weights too

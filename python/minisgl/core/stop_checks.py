@@ -24,8 +24,7 @@ def check_rare(sampling: SamplingParams) -> None:
         raise InvalidSampling("top_logprobs needs logprobs=True", param="top_logprobs")
     if sampling.max_tokens == 0 and sampling.prompt_logprobs is None and not sampling.echo:
         raise InvalidSampling(
-            f"max_tokens must be from 1 to {2**31 - 1}; 0 is allowed where the prompt is asked "
-            "for, with echo or prompt_logprobs",
+            f"max_tokens must be from 1 to {2**31 - 1}; 0 is allowed with echo or prompt_logprobs",
             param="max_tokens",
         )
     if any(not 0 <= token < 2**31 for token in sampling.stop_token_ids):

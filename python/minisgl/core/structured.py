@@ -72,7 +72,7 @@ def json_text(schema: Any, param: str) -> str:
     _check_size(_least_size(schema), param, "more than ")  # writing 10 MB would take a second
     if num_levels(schema, MAX_LEVELS) > MAX_LEVELS:
         raise _wrong(
-            f"has more than {MAX_LEVELS} levels of objects and lists in one another, of which "
+            f"has more than {MAX_LEVELS} levels of objects and lists in one another; at most "
             f"{MAX_LEVELS} are allowed",
             param,
         )

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
 
 
-SHARED_ROWS = 4
+ROW_UNIT = 4
 """A rank's share of the rows that sample is a multiple of this: 4 numbers of 4 bytes are 16 bytes,
-the alignment that kernels want."""
+the alignment of vector loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,13 @@ class DistributedInfo:
         assert 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}"
 
     def share(self, num_rows: int) -> range:
-        """This rank's share of the rows. Shares are equal, but the last ones may be smaller."""
+        """Return this rank's share of the rows. Shares are equal, but the last ones may be
+        smaller."""
         most = -(-num_rows // self.size)
         return range(num_rows)[self.rank * most : (self.rank + 1) * most]
 
     def share_of(self, x: Tensor, num_rows: int) -> Tensor:
-        """Returns this rank's rows of x, which holds all `num_rows` rows or only the share."""
+        """Return this rank's rows of x. x has all `num_rows` rows, or only this rank's."""
         if len(x) != num_rows:
             return x
         share = self.share(num_rows)
@@ -49,9 +50,9 @@ class DistributedCommunicator(ABC):
     """Collectives between the ranks; every rank must make the same calls in the same order.
 
     Tensors must have the same shape and dtype on every rank; this is trusted. A call may overwrite
-    its argument, so the caller goes on with the returned tensor. On a GPU the calls are enqueued on
+    its argument, so the caller must use the returned tensor. On a GPU the calls are enqueued on
     torch's current stream. If a rank is gone, every call that waits on the host raises `PeerLost`;
-    enqueued GPU work may then never end, and the supervisor of the ranks must end them.
+    enqueued GPU work may then never end, so the ranks' supervisor must end their processes.
     """
 
     def __init__(self, info: DistributedInfo) -> None:
@@ -61,25 +62,25 @@ class DistributedCommunicator(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Returns the sum of every rank's `x`, with the same bits on each rank."""
+        """Return the sum of every rank's `x`, with the same bits on each rank."""
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        """Returns every rank's `x`, one after another along `dim`."""
+        """Return every rank's `x`, one after another along `dim`."""
 
     @abstractmethod
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        """Returns the `x` of rank `source`."""
+        """Return the `x` of rank `source`."""
 
     def shares_rows(self, num_rows: int) -> bool:
-        """Whether each rank samples only its share of `num_rows` rows."""
-        is_multiple = num_rows % (self.size * SHARED_ROWS) == 0
+        """Return whether each rank samples only its share of `num_rows` rows."""
+        is_multiple = num_rows % (self.size * ROW_UNIT) == 0
         return self.size > 1 and num_rows > 0 and is_multiple
 
     @abstractmethod
     def exchange(self, x_SV: Tensor) -> Tensor:
-        """All-to-all: each rank has its columns of all rows [S, V] and gets all columns of its
-        share of the rows [S / size, size * V]. S is a positive multiple of the size."""
+        """All-to-all: each rank gives its columns of all rows, [S, V], and gets all columns of its
+        share of the rows, [S / size, size * V]. S is a positive multiple of the size."""
 
     def add_norm(
         self,
@@ -101,8 +102,8 @@ class DistributedCommunicator(ABC):
         return ops.add_rms_norm(x_TD, residual_TD, weight, eps)
 
     def take_rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
-        """Returns rows rows_S of the residual [S, D], on each rank. residual: from an `add_norm` of
-        `num_rows` rows."""
+        """Return the rows rows_S of a residual, [S, D], on each rank. residual: the output of
+        `add_norm` for `num_rows` rows."""
         if len(residual) == num_rows:
             return residual[rows_S]
         share = self.info.share(num_rows)
@@ -115,7 +116,7 @@ class DistributedCommunicator(ABC):
 
     @abstractmethod
     def all_min(self, value: int) -> int:
-        """Returns the smallest of the ranks' values. It is a host number, so the call waits."""
+        """Return the smallest of the ranks' values. It is a host number, so the call waits."""
 
     def close(self) -> None:  # noqa: B027 - a communicator without resources
         """Release connections and memory. No call may follow."""
@@ -148,10 +149,10 @@ def create_communicator(
 ) -> DistributedCommunicator:
     """Return rank `info.rank`'s communicator when all `info.size` ranks have called this.
 
-    store: file:///PATH (not existing yet, the same for all ranks) or tcp://HOST:PORT (rank 0
-    listens). device: of the tensors. pynccl: on GPUs, use our own binding of NCCL instead of
-    torch's; if one rank cannot, none does. Raises ConfigError (a wrong `store`; only some of the
-    ranks have GPUs) or EngineError (the ranks do not meet).
+    store: file:///PATH (a file that does not exist yet, the same for all ranks) or tcp://HOST:PORT
+    (rank 0 listens there). device: of the tensors. pynccl: on GPUs, use our own binding of NCCL
+    instead of torch's; if one rank cannot, none does. Raises ConfigError (a wrong `store`; only
+    some of the ranks have GPUs) or EngineError (the ranks do not meet).
     """
     if info.size == 1:
         return SingleRank()

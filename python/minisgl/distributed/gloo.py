@@ -1,7 +1,7 @@
-"""The collectives over gloo, of CPU tensors. Ranks with GPUs use them to agree as hosts.
+"""The collectives of CPU tensors, over gloo. Ranks with GPUs use them between their hosts.
 
-Gloo comes with every torch. It connects each pair of ranks over TCP when it is built; a rank that
-dies closes its connections, which fails the calls of the others at once.
+Gloo is part of every torch. The constructor connects each pair of ranks over TCP. When a rank dies,
+its connections close, so the calls of the others fail at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _dist: Any = torch.distributed  # whose stubs lack most of what a group is built
 
 
 class GlooCommunicator(DistributedCommunicator):
-    """Called by one thread at a time; it may be another than the one that built it."""
+    """Only one thread may call it at a time; not necessarily the thread that built it."""
 
     def __init__(self, info: DistributedInfo, rendezvous: Rendezvous) -> None:
         super().__init__(info)
@@ -84,19 +84,19 @@ class GlooCommunicator(DistributedCommunicator):
         except RuntimeError as error:
             logger.info("gloo says: %s", error)
             raise PeerLost(
-                f"rank {self.rank} of {self.size}: {what}, most likely as another rank has ended "
-                f"or was silent for {TIMEOUT.total_seconds():.0f} s; gloo's own words are in the "
-                "log, at level info"
+                f"rank {self.rank} of {self.size}: {what}, most likely because another rank has "
+                f"ended or was silent for {TIMEOUT.total_seconds():.0f} s; gloo's own message "
+                "is in the log, at level info"
             ) from error
 
 
 def _bytes_of(x: Tensor) -> Tensor:
-    """The memory of a contiguous tensor: gloo moves bytes, but not every dtype."""
+    """Return the memory of a contiguous tensor as bytes, because gloo does not move every dtype."""
     return x.view(-1).view(torch.uint8)
 
 
 def room_to_exchange(x_SV: Tensor, size: int) -> Tensor:
-    """Returns an empty tensor for what `exchange` receives from each rank: [size, S / size, V]."""
+    """Return an empty tensor for the parts that `exchange` receives: [size, S / size, V]."""
     num_rows, num_columns = x_SV.shape
     assert 0 < num_rows == num_rows // size * size, f"{num_rows} rows for {size} ranks"
     return x_SV.new_empty(size, num_rows // size, num_columns)

@@ -1,13 +1,13 @@
 """Collectives of GPU tensors over NCCL, called directly or through torch's process group.
 
 Both run on torch's current stream, can be captured in CUDA graphs, and use gloo between the hosts.
-The direct calls skip what a process group adds to each call (events, a record for its watchdog
-thread), and send small all-reduces through memory that the GPUs share (`minisgl.distributed.peer`).
-They need a C++ compiler; without one torch's process group is used.
+The direct calls save the events and records that a process group adds to each call, and send small
+all-reduces through memory that the GPUs share (`minisgl.distributed.peer`). They need a C++
+compiler; without one torch's process group is used.
 
-Closing aborts the communicator and does not wait for other ranks. An abort waits for CUDA graphs
-that captured its calls (NCCL 2.26 and later). A traceback may still hold such a graph, and a failed
-rank must end all the same, so the wait has a limit.
+Closing aborts the communicator and does not wait for other ranks. But an abort waits until all CUDA
+graphs that captured its calls are freed (NCCL 2.26 and later), and the traceback of a failed rank
+may still hold one. A failed rank must end all the same, so the wait has a limit.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NCCL_DTYPES = {
 
 
 CLOSE_S = 1.0
-"""How long closing waits for an abort. A server whose rank died ends within 2 s; aborting an idle
-communicator takes much less than this."""
+"""How long closing waits for an abort. A server with a dead rank must end within 2 s. Aborting an
+idle communicator takes much less than this."""
 
 
 class _NcclCommunicator(DistributedCommunicator):
-    """The part that both have in common: gloo between the hosts."""
+    """The common part of both: gloo between the hosts."""
 
     def __init__(self, host: GlooCommunicator) -> None:
         super().__init__(host.info)
@@ -110,15 +110,15 @@ class TorchNcclCommunicator(_NcclCommunicator):
 
 
 class PyNcclCommunicator(_NcclCommunicator):
-    """Calls NCCL through `library` (`minisgl.kernel.jit.CUDA`). `peer` does small all-reduces."""
+    """Calls NCCL by `library` (`minisgl.kernel.jit.CUDA`). `peer` computes small all-reduces."""
 
     def __init__(self, host: GlooCommunicator, library: Any, peer: PeerAllReduce | None) -> None:
         super().__init__(host)
         self._library, self._peer = library, peer
         with _errors_named(self):
             unique_id = library.nccl_unique_id() if self.rank == 0 else bytes(128)
-            shared = host.broadcast(torch.frombuffer(bytearray(unique_id), dtype=torch.uint8))
-            self._comm = library.nccl_init(shared.numpy().tobytes(), self.rank, self.size)
+            of_rank_0 = host.broadcast(torch.frombuffer(bytearray(unique_id), dtype=torch.uint8))
+            self._comm = library.nccl_init(of_rank_0.numpy().tobytes(), self.rank, self.size)
             # The first call connects each pair of ranks, which takes memory.
             self.exchange(torch.zeros(self.size, 1, device="cuda"))
             torch.cuda.synchronize()

@@ -6,7 +6,8 @@ and why it needs no barrier. In a decoder a residual addition and a norm follow 
 `add_norm` computes them in the same kernel. The memory is allocated once, opened by the other ranks
 through CUDA IPC handles, and never moved, so CUDA graphs can capture a call.
 
-The dtype and the number of bytes alone decide which path a call takes, so all ranks choose equally.
+Only the dtype and the number of bytes decide which algorithm a call takes, so all ranks choose the
+same one.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from minisgl.kernel.all_reduce import (
 )
 
 MAX_SHARE_BYTES = 2 << 20
-"""The most that a rank sends another in one trip: 1,024 blocks, which an H200 (132 multiprocessors,
-64 registers a thread at 8 ranks) runs at once. Each of N ranks allocates 8 N times as much."""
+"""The most bytes that a rank sends another in one trip: 1,024 blocks, which an H200 (132
+multiprocessors, 64 registers a thread at 8 ranks) runs at once. Each of N ranks allocates 8 N times
+as much."""
 MAX_ROWS = 1024  # the most rows that `add_norm` sends in one trip
 SECOND_TRIP_BYTES = 256 << 10
 """The bytes that a GPU sends over NVLink in the time of a second trip. `one_shot` is chosen if it
-sends at most this much more than `two_shot`. Four H200s, in a graph: one trip takes 4.6 us for 128
-KB and 7.5 us for 256 KB, two trips take 5.3 and 5.9."""
+sends at most this many bytes more than `two_shot`. On four H200s, in a graph, one trip takes 4.6 us
+for 128 KB and 7.5 us for 256 KB; two trips take 5.3 and 5.9 us."""
 
 
 def choose_algorithm(num_bytes: int, size: int, share_bytes: int) -> str | None:
@@ -91,7 +93,8 @@ class PeerAllReduce:
     def __init__(
         self, info: DistributedInfo, device: torch.device, library: Any, share_bytes: int
     ) -> None:
-        """Raises JitUnavailable or RuntimeError if the kernels or the memory are not to be had."""
+        """Raises JitUnavailable or RuntimeError if the kernels cannot be built or the memory cannot
+        be allocated."""
         self._info, self._library = info, library
         cubin = library.cubin_load(all_reduce_cubin(device, info.size))
         self._kernels = {

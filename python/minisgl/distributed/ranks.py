@@ -21,8 +21,8 @@ def connect_ranks(
     num_on_gpu = int(host.all_reduce(torch.tensor([int(device.type == "cuda")])))
     if 0 < num_on_gpu < info.size:
         raise ConfigError(
-            f"{num_on_gpu} of {info.size} ranks found a GPU, the others compute on a CPU; give "
-            "every machine its GPUs, or say --device cpu"
+            f"{num_on_gpu} of {info.size} ranks found a GPU, the others did not; give every rank a "
+            "GPU, or say --device cpu"
         )
     if device.type == "cpu":
         return host
@@ -40,7 +40,7 @@ def _over_nccl(
 
     library = None
     if pynccl:
-        # Needed next, and takes seconds, once.
+        # It is needed next, and takes seconds the first time.
         jit.build_in_thread(lambda: all_reduce_cubin(device, host.size))
         try:
             library = jit.load_library(jit.CUDA)

@@ -135,7 +135,7 @@ def _tcp_store(
 
 
 def _address_towards(host: str, port: int) -> str:
-    """The address of the interface that leads to `host`: asked of the routing table."""
+    """Return the address of the interface that leads to `host`, from the routing table."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing

@@ -1,4 +1,4 @@
-"""Memory that the GPUs of one machine open of each other: on all ranks, or on none."""
+"""Shared memory between the GPUs of one machine: either all ranks open it, or none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ logger = get_logger(__name__)
 
 
 class SharedMemory(Protocol):
-    """Memory of one rank that the others open by its `handle`, of equal length on all ranks."""
+    """Memory of one rank, which the others open by its `handle`. Handles are equally long."""
 
     @property
     def handle(self) -> bytes: ...
 
     def connect(self, handles: list[bytes]) -> None:
-        """Open the others' memory. Raises RuntimeError where a GPU cannot reach another's."""
+        """Open the others' memory. Raises RuntimeError if a GPU cannot reach another's."""
 
     def close(self) -> None: ...
 
@@ -33,14 +33,14 @@ Memory = TypeVar("Memory", bound=SharedMemory)
 
 
 def connect(host: GlooCommunicator, make: Callable[[], Memory], *, otherwise: str) -> Memory | None:
-    """Return the result of `make`, connected on all ranks; or None on all, and the log says why.
+    """Return the result of `make`, connected on all ranks; or None on all ranks, and log why.
 
-    make: may raise JitUnavailable or RuntimeError. otherwise: for the log, what is used instead.
+    make: may raise JitUnavailable or RuntimeError. otherwise: what is used instead, for the log.
     """
     memory, error = None, ""
     if len(set(_gather(host, _machine()))) > 1:
         error = "the ranks run on several machines"
-    elif os.environ.get("NCCL_P2P_DISABLE") == "1":  # what users set for GPUs that cannot
+    elif os.environ.get("NCCL_P2P_DISABLE") == "1":  # users set it for GPUs without peer access
         error = "NCCL_P2P_DISABLE=1"
     else:
         try:
@@ -67,7 +67,7 @@ def connect(host: GlooCommunicator, make: Callable[[], Memory], *, otherwise: st
 def _all_have(
     host: GlooCommunicator, memory: SharedMemory | None, otherwise: str, error: str
 ) -> bool:
-    """Return whether every rank has memory. The first that has none logs why."""
+    """Return whether every rank has memory. The first rank without it logs why."""
     first = host.all_min(host.size if memory else host.rank)
     if first == host.rank:
         logger.info("%s: %s", otherwise, error)

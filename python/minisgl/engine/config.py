@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class EngineConfig(EngineArgs):
     """The user's options, and this rank's place. The engine resolves options that are None.
 
-    folder: the checkpoint on disk; `model` and `model_source` are not read any more. rank: of `tp`.
-    num_local: the number of ranks on this machine. store: where the ranks meet
+    folder: the checkpoint on disk, which the caller found by `model` and `model_source`. rank: this
+    rank, of `tp`. num_local: the number of ranks on this machine. store: where the ranks meet
     (`minisgl.distributed.create_communicator`).
     """
 
@@ -31,7 +31,7 @@ class EngineConfig(EngineArgs):
     def of(
         cls, args: EngineArgs, folder: Path, *, rank: int = 0, num_local: int = 1, store: str = ""
     ) -> Self:
-        """The options of `args`, for one rank."""
+        """Return the options of `args` for one rank."""
         options = {field.name: getattr(args, field.name) for field in fields(EngineArgs)}
         return cls(**options, folder=folder, rank=rank, num_local=num_local, store=store)
 
@@ -44,8 +44,8 @@ class EngineConfig(EngineArgs):
 class Tuning:
     """The settings that start-up measures. All ranks have the same.
 
-    num_threads: CPU threads that steps run on; None leaves torch's number. graph_tokens: the most
-    tokens of a step with prompts that is replayed from a CUDA graph. step_times: how long steps
+    num_threads: CPU threads that steps run on; None leaves torch's number. graph_tokens: steps with
+    prompts and up to this many tokens are replayed from CUDA graphs. step_times: how long steps
     take; None if it was not measured.
     """
 

@@ -1,4 +1,4 @@
-"""The choices before an engine is built: its device, its communicator, its dtypes."""
+"""What an engine needs before it is built: its device, its communicator, its dtypes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ def closing_on_error(device: Device, comm: DistributedCommunicator) -> Iterator[
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> torch.dtype:
-    """Return `--dtype`; "auto" is the checkpoint's, but bfloat16 for float16 on a CPU without
-    float16 instructions. Logs what a dtype costs for which this CPU has no instructions."""
+    """Return the dtype that `--dtype` means. "auto" is the checkpoint's dtype; but if that is
+    float16, and the CPU has no instructions for it, it is bfloat16.
+
+    If the CPU has no instructions for the dtype, this logs what it costs.
+    """
     dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
         if dtype == torch.float16 and config.dtype == "auto":
@@ -62,6 +65,6 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> t
 
 
 def resolve_kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """Return `--kv-cache-dtype` of a model that computes in `dtype`."""
+    """Return the dtype that `--kv-cache-dtype` means for a model that computes in `dtype`."""
     by_name = {"auto": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
     return by_name[config.kv_cache_dtype]

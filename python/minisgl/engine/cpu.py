@@ -39,8 +39,8 @@ class _CpuPending:
 class CpuDevice(Device):
     """The machine's cores and memory. Mutable: it owns the thread that is its stream.
 
-    num_sharing: ranks on this machine. Each uses an equal share of cores and memory. num_threads:
-    of a step, instead of the share of the cores.
+    num_sharing: the ranks on this machine; each uses an equal share of cores and memory.
+    num_threads: the threads that a step runs on, instead of the share of the cores.
     """
 
     torch_device = torch.device("cpu")
@@ -88,8 +88,8 @@ class CpuDevice(Device):
         return RecordingRunner(ops.calls, max_graph_rows, places)
 
     def set_threads(self, count: int) -> None:
-        """Set the number for the stream's thread only: OpenMP keeps it per thread. The number of
-        other threads is the user's choice."""
+        """Set the number for the stream's thread only; OpenMP keeps one for each thread. For other
+        threads it stays as the user set it."""
         default = torch.get_num_threads()
         self._stream.submit(torch.set_num_threads, count).result()
         torch.set_num_threads(default)  # for threads that start later
@@ -107,7 +107,8 @@ class CpuDevice(Device):
         self._stream.shutdown()
 
     def release(self) -> None:
-        """Have malloc return what is free, where it can (glibc): it keeps some for each thread."""
+        """Make malloc return its free memory to the system, if it can (glibc). It keeps some for
+        each thread."""
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
@@ -117,7 +118,7 @@ def _inference(work: Callable[[], Tensor]) -> Tensor:
 
 
 def _cgroup(name: str) -> str:
-    """A file of a container's limits (cgroup v2), or nothing."""
+    """Return the text of a file with a container's limits (cgroup v2); "" if there is none."""
     path = CGROUP / name
     return path.read_text().strip() if path.is_file() else ""
 
@@ -129,7 +130,7 @@ def _cgroup_free_bytes() -> int:
 
 
 def _cgroup_cores() -> int:
-    """Return the whole cores of a container's CPU limit, at least 1; 2**62 without a limit. More
-    threads than that would all stop for the rest of a period when its time is used up."""
+    """Return the whole cores of a container's CPU limit, at least 1; 2**62 without a limit. With
+    more threads, the time of a period would be used up early, and all would stop until its end."""
     quota, _, period = _cgroup("cpu.max").partition(" ")
     return max(int(quota) // int(period), 1) if quota.isdigit() and period.isdigit() else 1 << 62

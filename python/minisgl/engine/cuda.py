@@ -30,18 +30,17 @@ _cuda: Any = torch.cuda  # whose events and streams have no annotations
 
 STAGING_BYTES = 8 << 20
 """Room for a step's arrays: 8,192 prompt tokens and 256 rows are 0.2 MB, masks over 151,936 tokens
-for 256 rows 4.9 MB. A larger step, which a user's --max-prefill-length can make, gets memory of its
-own."""
+for 256 rows 4.9 MB. A larger step, as a user's --max-prefill-length may make it, gets its own
+memory."""
 RING = 4
 """Staging buffers: at most two steps are in flight, so `upload` waits for none."""
-ALIGNMENT = 16  # bytes; what vector loads want
+ALIGNMENT = 16  # bytes, for vector loads
 WARM_UP_ROWS = sorted({*SIZES, *range(3, 16), 20, 22, 28, 30, 40, 56, 60, 320, 512})
-"""Numbers of decode rows among which are all whose kernels differ, on every GPU that is tested for:
-padded ones, and more of them for engines that do not pad."""
+"""Numbers of decode rows. Between them they use all kernels of decode steps on every GPU that is
+tested. `SIZES` are for padded steps, the others for engines that do not pad."""
 MIN_CAPABILITY = (8, 0)
-"""The oldest GPU is an Ampere: its multiprocessors copy asynchronously, and have shared memory for
-it."""
-MAX_VIEWS = 512  # layouts that are remembered: 16 sizes of graphs, 4 staging buffers, and more
+"""Ampere, the oldest GPU whose multiprocessors copy asynchronously to shared memory."""
+MAX_VIEWS = 512  # the most layouts that are kept: 16 sizes of graphs in 4 staging buffers, and more
 
 _Layout = tuple[tuple[tuple[int, ...], str], ...]
 
@@ -92,8 +91,7 @@ class CudaDevice(Device):
     """Mutable: stream, staging ring and the pinned buffers of ids. One thread enqueues."""
 
     best_chunk = 8192
-    """No larger chunk even where it would be fast: activations grow with it, throughput does
-    not."""
+    """Larger chunks need more memory for activations, and throughput does not grow with them."""
     measured_sizes = PROMPT_TOKENS
     max_graph_tokens = PROMPT_TOKENS[-1]
     can_compile_only = True
@@ -126,7 +124,7 @@ class CudaDevice(Device):
         return int(torch.cuda.max_memory_allocated(self.torch_device))
 
     def free_bytes(self) -> int:
-        self.release()  # what an earlier engine has left would be in the way of one large tensor
+        self.release()  # an earlier engine's blocks would be in the way of one large tensor
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
@@ -137,7 +135,7 @@ class CudaDevice(Device):
         views = self._views.pop(key, None) or self._make_views(ring, layout)
         staging = views.staging
         if staging is self._staging[ring]:
-            self._views[key] = views  # now the last; the first, used longest ago, goes
+            self._views[key] = views  # now the last one; the first one was used longest ago
             if len(self._views) > MAX_VIEWS:
                 del self._views[next(iter(self._views))]
         staging.copied.synchronize()

@@ -51,10 +51,10 @@ class StepSize:
 class Runner(ABC):
     """Launches the work of a step, kernel by kernel or as a CUDA graph. Mutable.
 
-    samples: whether a padded decode step ends with sampling, if its shape fixes how.
-    decode_sizes: numbers of rows to which it pads decode steps. prompt_sizes: numbers of prompt
-    tokens to which it can pad steps with prompts. beside_prompts: numbers of decode rows in such
-    steps. max_tokens: steps with prompts and more tokens than this are not padded.
+    samples: whether `run` gets the sampling of a padded decode step, too, if the step's shape fixes
+    how it samples. decode_sizes: numbers of rows to which it pads decode steps. prompt_sizes:
+    numbers of prompt tokens to which it can pad steps with prompts. beside_prompts: numbers of
+    decode rows in such steps. max_tokens: steps with prompts and more tokens are not padded.
     """
 
     samples = True
@@ -89,9 +89,10 @@ class EagerRunner(Runner):
 class Device(ABC):
     """One accelerator, or the CPU.
 
-    best_chunk: the number of prompt tokens in a step with the best prefill rate. measured_sizes:
-    prompt tokens of the steps that start-up times for the stall bound. num_threads: the most
-    threads that a step can use; start-up chooses 1 or this; 0 where there is no choice.
+    best_chunk: the number of prompt tokens of a step at which the prefill rate is best.
+    measured_sizes: the numbers of prompt tokens for which start-up times steps (the stall bound).
+    num_threads: the most threads that a step can use; start-up chooses 1 or this number; 0 if there
+    is no choice.
     max_graph_tokens: the largest of `Runner.prompt_sizes`. can_compile_only: whether `compile_only`
     is implemented.
     """
@@ -117,8 +118,8 @@ class Device(ABC):
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         """Copy host arrays to device tensors of the same dtypes, in one transfer.
 
-        Called once in `enqueue`d work. The tensors are valid until the next call. Calls with equal
-        shapes and dtypes return equal addresses, which replays need.
+        Called inside `enqueue`d work, once. The tensors are valid until the next call. Calls with
+        equal shapes and dtypes return tensors at equal addresses, which replays need.
         """
 
     @abstractmethod
@@ -148,7 +149,7 @@ class Device(ABC):
         raise AssertionError("this device cannot compile without running")
 
     def set_threads(self, count: int) -> None:
-        """Run later steps on `count` threads; only where `num_threads` is above 0."""
+        """Run later steps on `count` threads. Only if `num_threads` is above 0."""
         raise AssertionError("this device has no choice of threads")
 
     @abstractmethod

@@ -57,10 +57,9 @@ class Engine:
     ) -> None:
         """Load the model and allocate the KV pool.
 
-        This measures nothing. To serve, use `minisgl.engine.startup.start_engine`.
-        progress: called with (loaded, total) weight bytes. clock: laps after each part of the
-        start. Raises ConfigError for a checkpoint or settings that cannot work, and
-        OutOfDeviceMemory.
+        This measures nothing. To serve, use `minisgl.engine.startup.start_engine`. progress: called
+        with (loaded, total) weight bytes. clock: takes the time of each part of the start. Raises
+        ConfigError for a checkpoint or settings that cannot work, and OutOfDeviceMemory.
         """
         clock = clock or StartClock()
         self.device, self.comm = connect(config)
@@ -94,7 +93,7 @@ class Engine:
             dummy=config.dummy_weight,
             progress=progress,
         )
-        self.device.release()  # what loading took beside the weights
+        self.device.release()  # memory that only loading needed
         clock.lap("weights")
         if comm.rank == 0:  # other ranks differ little, and use the same number of pages
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory)
@@ -213,7 +212,7 @@ class Engine:
         sample = self.sampler.sample
         if self.runner.samples and plan.num_decodes == plan.num_rows and not arrays.has_options:
             sampled = self.runner.run(arrays.shape, lambda: sample(forward(), sampling))
-        else:  # the shape does not fix which rows sample and how, so the graph does not sample
+        else:  # the shape does not say which rows sample and how, so a graph cannot sample
             sampled = sample(self.runner.run(arrays.shape, forward), sampling, plan)
         return self.end_step(plan, arrays, sampled)
 
@@ -267,7 +266,7 @@ class Engine:
                     attn_metadata=attn_metadata,
                     context=context,
                     rows=inputs.rows,
-                    shared=inputs.shared if is_full else None,
+                    common_prefix=inputs.common_prefix if is_full else None,
                 )
             )
         batch = Batch(
@@ -280,7 +279,7 @@ class Engine:
     # --- start and end -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish the launched steps and release threads and memory. It is unusable afterwards."""
+        """Finish the launched steps and release threads and memory. No call may follow."""
         self.device.close()
         for name in ("runner", "model", "_contexts", "_tables", "_guard", "sampler"):
             self.__dict__.pop(name, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.executor import Flight
-from minisgl.core.masker import Mask
+from minisgl.core.req import Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
 
 SampleLate = Callable[[Sequence[Mask]], Pending]
@@ -18,7 +18,7 @@ class ForwardOutput(Flight):
     """A launched step. Mutable: `sample_late` sets `sampled`.
 
     pending: the whole step, or only its forward pass if it has late rows. sample: enqueues the
-    sampling of a step with late rows. is_alone: there is no other rank.
+    sampling of a step with late rows. is_alone: whether this is the only rank.
     """
 
     plan: Plan
@@ -58,7 +58,7 @@ class ForwardOutput(Flight):
 
 
 def _result(plan: Plan, values: list[int]) -> StepResult:
-    """values: the output of `Sampler.sample`, on the host."""
+    """Return the result of a step. values: the output of `Sampler.sample`, on the host."""
     if plan.scored:
         from minisgl.engine.prompt_scores import scored_result
 

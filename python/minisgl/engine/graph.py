@@ -1,12 +1,13 @@
 """CUDA graphs: a step whose shape was seen before is replayed as one launch.
 
-A graph remembers kernels with their addresses, so a padded step finds its inputs where an earlier
-step of its shape found them (`Device.upload`), and works in memory that all graphs share: they
-run one after another. The output of each graph has its own memory: ids, or inputs of the LM head.
+A graph contains the addresses that its kernels use. So a padded step has its inputs at the
+addresses of an earlier step of its shape (`Device.upload`). All graphs use one memory pool for
+intermediate tensors, since they run one after another. The output of each graph, ids or inputs of
+the LM head, has its own memory.
 
-A shape is captured lazily: its first step runs as it is, its second is captured and replayed. Both
-moments depend on the plans alone, so every rank reaches them at the same step. Probe steps reach
-them for most shapes before the engine serves (`minisgl.engine.startup.graphs`).
+A shape is captured lazily: its first step runs without a graph, its second is captured and
+replayed. This depends only on the plans, so all ranks capture at the same step. For most shapes,
+start-up runs both steps before the engine serves (`minisgl.engine.startup.graphs`).
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 176, 208, 256)
-"""Rows. A padding row costs little where a step takes long. The GEMMs of a layer of Qwen3-14B
+"""Numbers of rows. Padding rows cost little if a step takes long. The GEMMs of a layer of Qwen3-14B
 take 192 us for 128 rows, then 203 (144), 214 (160), 219 (176), 241 (192), 236 (208), 252 (224), 250
-(240) and 252 (256): 192, 224 and 240 cost more than a larger size, or as much."""
-SIZE_STEP = 64  # of those above
+(240) and 252 (256). So 192, 224 and 240 are left out: a larger size takes no longer."""
+SIZE_STEP = 64  # between sizes above these
 
 
 PROMPT_TOKENS = (64, 128, 256, 512, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
 BESIDE_PROMPTS = (0, 16, 64, 256)
-"""Sizes of steps with prompts, no larger than a step's prompts can be, and of decode rows beside
-them. They are few, because all of them are captured at the start. Start-up measures up to how many
-tokens a graph is used (`minisgl.engine.startup.graphs.choose_prompt_graphs`)."""
+"""Numbers of prompt tokens, and of decode rows beside them, of graphs with prompts. Both are few,
+because all combinations are captured at the start. Start-up measures up to how many tokens a graph
+is faster (`minisgl.engine.startup.graphs.choose_prompt_graphs`)."""
 TOKENS_PER_PROMPT, MAX_PROMPTS = 16, 64
-"""A graph of 64 tokens has rows for 4 prompts, one of 1,024 and more for 64. A graph has fewer rows
-than tokens, because equal numbers would mean that every token samples."""
+"""A graph of 64 tokens has rows for 4 prompts; a graph of 1,024 or more tokens has rows for 64.
+There must be fewer rows than tokens, because equal numbers would mean that every token samples."""
 MAX_CONTEXT = 8192
-"""Tokens of the longest context among the prompts of such a step. A graph's attention splits the
-work as if each prompt had this length, so a step with a longer context runs without a graph."""
-MAX_NEW_PAGES = 32768  # of a step with prompts: they fit the staging buffers
+"""The longest context of a prompt in such a step, in tokens. A graph's attention splits the work as
+if each prompt had this length, so a step with a longer context runs without a graph."""
+MAX_NEW_PAGES = 32768  # of a step with prompts, so that they fit the staging buffers
 
 
 def graph_sizes(max_rows: int) -> list[int]:
-    """Padded numbers of rows, ascending, up to and with `max_rows`."""
+    """Return the padded numbers of rows, ascending. The last one is `max_rows`."""
     return _up_to(max_rows, (*SIZES, *range(SIZES[-1] + SIZE_STEP, max_rows, SIZE_STEP)))
 
 
@@ -92,7 +93,7 @@ class GraphRunner(Runner):
             return compute()
         if shape not in self._seen:
             output = compute()
-            self._seen.add(shape)  # not a step that failed: a capture needs what the first run does
+            self._seen.add(shape)  # only now: after a failed first run, a capture could fail
             return output
         if shape not in self._graphs:
             self._graphs[shape] = self._capture(shape, compute)

@@ -1,13 +1,14 @@
-"""A debug mode (`MINISGL_CHECK_PAGES=1`): a wrong page is found in the step that touches it.
+"""A debug mode (`MINISGL_CHECK_PAGES=1`) that finds a wrong page in the step that touches it.
 
-Memory checkers see a KV pool as one allocation, so they miss a row that reads or writes a page of
-another row. Two checks see it. On the host, from the plan alone: a row writes only pages that it
-alone has. On the device: a page that is handed out again is filled with NaN, and the logits of each
-step are searched for NaN, which reading a slot that no step wrote would cause. With several ranks,
-the one that samples the row finds it, and all end with it. A step waits for the device each time.
+To memory checkers a KV pool is one allocation, so they miss a row that reads or writes a page of
+another row. Two checks find it. On the host, from the plan: a row may write only pages that no
+other row has. On the device: each newly allocated page is filled with NaN, and the logits of each
+step are searched for NaN. A row that reads a slot which no step wrote has NaN in its logits. With
+several ranks, the rank that samples the row finds it, and then all end. Every step waits for the
+device.
 
-Some attention kernels read blocks that begin behind a window, where pages may belong to other
-rows, and mask them. The pages of their window groups are not filled.
+Some attention kernels read whole blocks at the start of a window and mask the keys before it, whose
+pages may belong to other rows. Pages of such window groups are not filled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from minisgl.models.recurrent import RecurrentPoolSpec
 
 
 class PageGuard:
-    """Mutable: which table rows have each page, and a flag on the device."""
+    """Mutable: it keeps which table rows have each page, and a flag on the device."""
 
     def __init__(
         self,
@@ -49,8 +50,8 @@ class PageGuard:
                     self._filled[pool.group] += (x.unflatten(0, (num_pages, -1)) for x in rows)
             elif groups[pool.group].kind == "full" or context.attn.reads_window_only:
                 self._filled[pool.group] += (x for layer in layers for x in _fillable(layer))
-        # By cache group: the rows that have a page since it was handed out, and by table row the
-        # page at each page index.
+        # For each cache group: page -> the rows that have it since it was last allocated; and table
+        # row -> page index -> page.
         self._holders: list[dict[int, set[int]]] = [{} for _ in groups]
         self._pages: list[dict[int, dict[int, int]]] = [{} for _ in groups]
         self._saw_nan = torch.zeros((), dtype=torch.bool, device=contexts[0].page_table.device)
@@ -58,9 +59,10 @@ class PageGuard:
         self._follows_a_failed_one = False
 
     def before(self, plan: Plan) -> None:
-        """Record the plan's pages and fill the new ones. Raises EngineError for a shared write.
+        """Record the plan's pages and fill the new ones.
 
-        Probes of the start, whose number is below 0, are not checked: they may read any page.
+        Probes, whose step number is below 0, are not checked: they may read any page. Raises
+        EngineError if a row would write a page that another row has.
         """
         if plan.step < 0:
             return
@@ -95,7 +97,7 @@ class PageGuard:
                         f"step {plan.step}: table row {table_idx} writes page {page}, which rows "
                         f"{sorted(holders[page])} have"
                     )
-        for page, table_idx in cached:  # also pages that another row writes in this very step
+        for page, table_idx in cached:  # another row may write them in this same step
             holders.setdefault(page, set()).add(table_idx)
         if fresh:
             where = torch.tensor(fresh, device=self._saw_nan.device)
@@ -103,7 +105,7 @@ class PageGuard:
                 pages[where] = torch.nan
 
     def _written(self, group: CacheGroup, start: int, end: int) -> range:
-        """The page indices that a row [start, end) writes in the group."""
+        """Return the page indices that a row [start, end) writes in the group."""
         page_size = self._page_size
         if group.kind == "state":
             last = group.newest(end) // page_size
@@ -117,7 +119,7 @@ class PageGuard:
 
     def after(self, plan: Plan) -> None:
         """Raise EngineError if the step read a slot that no step wrote. The step after a failed one
-        may: it does not count (docs/decisions/0005)."""
+        may do so, because its results are discarded (docs/decisions/0005)."""
         if plan.step < 0:
             self._saw_nan.zero_()
             return

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs, Plan
 from minisgl.core.batch_sampling import SAMPLING_COLUMNS
-from minisgl.core.masker import Mask
+from minisgl.core.req import Mask
 from minisgl.engine.device import StepSize
 from minisgl.engine.tables import RequestTables
 
@@ -52,16 +52,16 @@ COLUMNS = frozenset((*SAMPLING_COLUMNS, "output_idxs"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """Everything that decides which kernels the graph of a padded decode step launches.
+    """Everything that decides which kernels a padded decode step launches.
 
-    is_shared: the step reads a common prefix once. samples: False if the step has late rows or
-    options. Then its graph ends with the forward pass, and the fields after it are False.
+    has_common_prefix: the step reads a common prefix once. samples: False if the step has late rows
+    or options. Then its graph ends with the forward pass, and the fields after it are False.
     is_filtered: a row uses top-k, top-p or min-p. The shape of a padded step with prompts is its
     `StepSize`, since its graph never samples.
     """
 
     size: StepSize
-    is_shared: bool
+    has_common_prefix: bool
     samples: bool
     all_greedy: bool
     is_filtered: bool
@@ -97,9 +97,9 @@ class ForwardTensors:
 
     token_ids: int32 [T]; `PROMISED` where only the tables have the id. slots: int32 [G, T], one row
     for each of G cache groups. positions: int32 [T]. rows: int32 [4, B], each row's table index,
-    first token in the batch, number of tokens, and end position. shared: int32 [1], the length of
-    the decode rows' common prefix, if they have it in the same pages. sample_positions: int64, the
-    indices of the tokens that sample, followed in a padded step by arbitrary ones.
+    first token in the batch, number of tokens, and end position. common_prefix: see `PoolBatch`.
+    sample_positions: int64, the indices of the tokens that sample; in a padded step arbitrary ones
+    follow.
     """
 
     num_decodes: int
@@ -108,7 +108,7 @@ class ForwardTensors:
     slots: Tensor
     rows: Tensor
     sample_positions: Tensor
-    shared: Tensor | None = None
+    common_prefix: Tensor | None = None
 
     @classmethod
     def of(cls, step: StepArrays, tensors: Mapping[str, Tensor]) -> ForwardTensors:
@@ -208,7 +208,7 @@ def make_arrays(
         padding = np.array([(tables.padding_idx, 0, 0)])
         count = (1 << (len(new_pages) - 1).bit_length()) - len(new_pages)
         new_pages = np.concatenate((new_pages, padding.repeat(count, axis=0)))
-    shared = tables.shared_tokens(plan, page_size) if decodes_alone else 0
+    num_common = tables.common_tokens(plan, page_size) if decodes_alone else 0
     forward: dict[str, Array] = {
         "token_ids": token_ids,
         "positions": _pad(positions, size.num_tokens - num_kept, 0),
@@ -216,8 +216,8 @@ def make_arrays(
         "rows": np.stack((table_idxs, firsts, lengths, ends)),
         "sample_positions": sample_positions,
     }
-    if shared:
-        forward["shared"] = np.array([shared], np.int32)
+    if num_common:
+        forward["common_prefix"] = np.array([num_common], np.int32)
     columns, is_filtered = tables.sampling_columns(sample_table_idxs)
     if columns:
         columns["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), num_extra, 0)
@@ -228,7 +228,7 @@ def make_arrays(
         sample["top_rows"] = np.array(plan.top_rows, np.int64)
     shape = StepShape(
         size=size,
-        is_shared=shared > 0,
+        has_common_prefix=num_common > 0,
         samples=samples,
         all_greedy=samples and not columns,
         is_filtered=samples and is_filtered,

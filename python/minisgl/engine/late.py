@@ -1,7 +1,7 @@
 """Steps with late rows, whose masks depend on the tokens of the step before.
 
-The forward pass and the LM head are enqueued at once, the sampling when the host has the masks
-(docs/decisions/0021). They need no masks, so the device computes the logits of all rows meanwhile.
+The forward pass and the LM head need no masks, so they are enqueued at once. The sampling is
+enqueued when the host has the masks (docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from minisgl.core import Plan
-from minisgl.core.masker import Mask
+from minisgl.core.req import Mask
 from minisgl.engine.device import Pending
 from minisgl.engine.engine import Engine, no_ids
 from minisgl.engine.flight import ForwardOutput
@@ -34,8 +34,9 @@ def launch_late(engine: Engine, plan: Plan) -> ForwardOutput:
 
 
 def _forward(engine: Engine, plan: Plan) -> tuple[StepArrays, Tensor]:
-    """Run the forward pass, in stream order. Returns the logits of this rank's rows too; if prompt
-    tokens are scored, the hidden states instead, because their logits are made block by block."""
+    """Run the forward pass, in stream order. Returns the step's arrays, and the logits of this
+    rank's rows. If prompt tokens are scored, it returns hidden states instead of logits, because
+    those logits are computed block by block."""
     arrays = engine.begin_step(plan)
     inputs = ForwardTensors.of(arrays, engine.upload(arrays, arrays.forward))
     forward = partial(engine.forward, plan, arrays.padded, inputs)

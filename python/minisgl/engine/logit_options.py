@@ -1,13 +1,14 @@
 """Options of requests that change the logits: penalties, biases, allowed and forbidden tokens.
 
-The tokens of such a request so far are kept on the device, a row for each row of the request
-tables. A step counts them and writes the tokens that it samples behind them, in stream order: so
-the next step counts a token that the host does not have yet. A request that starts or resumes
-brings its tokens along (`Plan.histories`), whatever the prefix cache has.
+The device keeps the tokens so far of such a request, in a row for each row of the request tables. A
+step counts them and appends the tokens that it samples, in stream order. So the next step counts a
+token that the host does not have yet. A request that starts or resumes brings all its tokens along
+(`Plan.histories`), because the prefix cache has none.
 
-The rows take 4 bytes a token; a table of counts would take 4 bytes for each vocabulary id. Nothing
-is allocated before a request asks. Axes: M rows with options, L tokens, V vocabulary, S rows that
-sample, N biases, W forbidden sequences, P tokens of the longest of them without its last.
+A row takes 4 bytes for each token. (A table of counts would take 4 bytes for each vocabulary id.)
+Nothing is allocated until a request uses an option. Axes: M rows with options, L tokens, V
+vocabulary, S rows that sample, N biases, W forbidden sequences, P tokens of the longest sequence
+without its last.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from torch import Tensor
 from minisgl.core import Plan, SamplingParams
 
 FORBIDDEN = -1e30
-"""Added to the last token of a forbidden sequence. It stays finite: where a grammar or other
-options leave no other token, that one is sampled, and the request does not fail."""
+"""Added to the logit of a forbidden sequence's last token. It is finite, so that this token can be
+sampled if a grammar or other options leave no other token. The request then does not fail."""
 ROWS_AT_ONCE = 16
 """Rows that are counted at once: 16 rows of 152,000 float32 counts take 10 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """forbidden: bool [V] on the device, None if all tokens are allowed. bad_words: None if the
-    request has none."""
+    """The options of a running request. forbidden: bool [V] on the device; None if all tokens are
+    allowed."""
 
     num_prompt: int
     sampling: SamplingParams
@@ -46,8 +47,9 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BadWords:
-    """Forbidden sequences. prefixes: [W, P], the tokens before the last, on the right; -1 before
-    them. last: int64 [W]. lengths: of the prefixes, int64 [W]."""
+    """Forbidden sequences. prefixes: [W, P], all tokens of each except its last, aligned to the
+    right and padded with -1. last: int64 [W], the last tokens. lengths: int64 [W], of the
+    prefixes."""
 
     prefixes: Tensor
     last: Tensor
@@ -87,9 +89,9 @@ class LogitOptions:
                 self._tokens_RL[table_idx, : len(ids_L)] = ids_L.to(self._device)
 
     def apply(self, logits_SV: Tensor, plan: Plan) -> Tensor:
-        """A float32 copy of the logits of the plan's `sample_rows`, with the rows' options applied.
+        """Return a float32 copy of the logits of the plan's `sample_rows`, with the rows' options.
 
-        First the repetition penalty, then frequency and presence penalty, then the biases and the
+        The order: the repetition penalty, the frequency and presence penalties, the biases and the
         forbidden sequences, then -inf for the tokens that a row must not sample.
         """
         x_SV = logits_SV.to(torch.float32, copy=True)
@@ -117,15 +119,15 @@ class LogitOptions:
         return x_SV
 
     def append(self, plan: Plan, ids_S: Tensor) -> None:
-        """Write the sampled tokens behind the others."""
+        """Append the sampled tokens to those of their rows."""
         if kept := self._with_tokens(plan):
             indices, table_idxs, lengths = zip(*kept, strict=True)
             at_M = (self._tensor(table_idxs, torch.int64), self._tensor(lengths, torch.int64))
             self._tokens_RL[at_M] = ids_S[self._tensor(indices, torch.int64)]
 
     def _with_tokens(self, plan: Plan) -> list[tuple[int, int, int]]:
-        """(index into `sample_rows`, table row, number of tokens so far) of the rows whose tokens
-        are kept."""
+        """Return (index into `sample_rows`, table row, number of tokens so far) of each row whose
+        tokens are kept."""
         found = []
         for index in plan.option_rows:
             table_idx = _table_idx(plan, index)
@@ -146,7 +148,8 @@ class LogitOptions:
         )
 
     def _forbidden_words(self, plan: Plan, index: int, row: _Row, words: _BadWords) -> Tensor:
-        """Return the summand of a row's logits, float32 [V]. Only the output's tokens count."""
+        """Return the numbers to add to a row's logits, float32 [V]. Sequences match only tokens of
+        the output."""
         end = row.num_prompt + plan.output_idxs[index]
         longest = words.prefixes.shape[1]
         first = max(end - longest, 0)

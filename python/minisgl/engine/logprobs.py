@@ -1,4 +1,4 @@
-"""The log-probabilities of sampled tokens, for requests that ask for them, beside the sampled ids.
+"""The log-probabilities of sampled tokens, for requests that ask for them.
 
 Axes: S rows that sample, R those of this rank, V vocabulary, M rows that ask for the K most likely
 tokens.
@@ -26,9 +26,10 @@ def with_logprobs(
     gather: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     """Return int32 [2, S]: the ids, and the bits of the float32 log-probabilities of `known_R`. If
-    rows ask for the most likely tokens, return these values flat, and then ids and bits of [M, K].
+    rows ask for the most likely tokens, return these values flat, and then the ids and the bits of
+    the log-probabilities of these tokens, [M, K] each.
 
-    gather: joins the ranks' rows; None where this rank has all.
+    gather: joins the rows of all ranks; None if this rank has all rows.
     """
     logprobs_R = ops.logprobs(logits_RV, known_R).view(torch.int32)
     logprobs_S = gather(logprobs_R) if gather else logprobs_R

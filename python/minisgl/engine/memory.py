@@ -31,7 +31,8 @@ class MemoryPlan:
     free_bytes: free memory before loading. activation_bytes: an upper bound for one step. groups:
     the cache groups with their numbers of pages. group_page_bytes: bytes of one page of each group,
     over all its layers. num_pages, num_tokens: those of the first group. chunk: the most prompt
-    tokens in a step. max_seq_len: the most tokens of a request. max_running: requests.
+    tokens in a step. max_seq_len: the most tokens of a request. max_running: the most running
+    requests.
     """
 
     free_bytes: int
@@ -60,7 +61,7 @@ class MemoryPlan:
 
     @property
     def num_requests(self) -> int:
-        """The number of requests of full length that fit."""
+        """The number of requests of `max_seq_len` tokens that fit."""
         return min(
             self.num_tokens // self.max_seq_len
             if group.kind == "full"
@@ -82,7 +83,7 @@ class MemoryPlan:
                 num_pages, self.max_running, self.chunk, self.page_size, saved_every
             )
             groups.append(replace(group, num_pages=count))
-        if groups[0].kind == "window":  # pages that no request needs hold cached prefixes
+        if groups[0].kind == "window":  # all pages; those that no request needs cache prefixes
             groups[0] = replace(groups[0], num_pages=num_pages)
         return replace(self, groups=tuple(groups))
 
@@ -94,10 +95,10 @@ class MemoryPlan:
 
 
 def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:
-    """Return the plan with its pages. Raises ConfigError, with the sizes, if not even one fits.
+    """Return the plan with its pages. Raises ConfigError, which states the sizes, if none fits.
 
-    num_pages: pages of the first group; None for as many as the memory ratio allows, up to what
-    `max_running` requests of full length can fill.
+    num_pages: pages of the first group. None is as many as the memory ratio allows, but no more
+    than `max_running` requests of full length fill.
     """
 
     def kv_bytes(num_pages: int) -> int:
@@ -142,7 +143,8 @@ def plan_engine_memory(
 ) -> MemoryPlan:
     """Plan the memory of a model that is not loaded yet. `--dry-run` prints the plan.
 
-    ops: decide which weights are quantised. All ranks use the smallest number of pages of any rank.
+    ops: they decide in which formats weights are held. All ranks use the number of pages of the
+    rank that has the fewest.
     """
     max_seq_len = model.max_context
     if config.max_seq_len is not None:
@@ -194,8 +196,8 @@ def _activation_bytes(
     config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
 ) -> int:
     """Return an upper bound of a step's activations: the tensors of the widest layer, and three
-    times the float32 logits, because filters and noise copy them. A step in a CUDA graph and a step
-    outside of graphs are both counted, because they use separate memory pools."""
+    times the float32 logits, because filters and noise copy them. If there are CUDA graphs, a step
+    in a graph and a step outside of graphs both count, because they use separate memory pools."""
     model = spec.config
     heads = max(layer.width for layer in spec.layers)
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads)

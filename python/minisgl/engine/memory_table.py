@@ -1,4 +1,4 @@
-"""The table of a `MemoryPlan`: where the memory goes, and what fits."""
+"""Formats a `MemoryPlan` as the table that the log and `--dry-run` show."""
 
 from __future__ import annotations
 

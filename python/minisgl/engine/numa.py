@@ -1,6 +1,6 @@
-"""Memory of a CPU with several nodes (NUMA): weights and caches lie on all of them in turn.
+"""On a CPU with several NUMA nodes, interleaves the pages of weights and caches over the nodes.
 
-Each thread reads all weights, so pages on one node would have all cores wait for its memory.
+Each thread reads all weights. If they were on one node, all cores would wait for its memory.
 `set_mempolicy(2)` interleaves the pages that this thread, and threads that it starts, touch first.
 """
 
@@ -17,13 +17,13 @@ logger = get_logger(__name__)
 
 ONLINE: Final = Path("/sys/devices/system/node/online")
 SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}
-"""Numbers of the system call, which glibc has no function for."""
+"""Machine -> the number of the system call, for which glibc has no function."""
 INTERLEAVE: Final = 3
 WORD: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def online_nodes(text: str) -> list[int]:
-    """The nodes of a list like "0-1,3"."""
+    """Return the numbers in a list like "0-1,3"."""
     nodes: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -32,7 +32,8 @@ def online_nodes(text: str) -> list[int]:
 
 
 def interleave(online: Path = ONLINE) -> bool:
-    """Interleave what is allocated from now on, and log it. Returns whether the system does."""
+    """Interleave memory that is allocated from now on, and log it. Returns whether the system
+    does."""
     nodes = online_nodes(online.read_text())
     mask = (ctypes.c_ulong * (max(nodes) // WORD + 1))()
     for node in nodes:

@@ -1,7 +1,7 @@
-"""A torch profile of some steps, each named with what it computes and for whom.
+"""A torch profile of some steps. Each step's name says what it computes, and for which requests.
 
-Chrome's trace format: open it in https://ui.perfetto.dev. While a profile runs, each step is an
-NVTX range too, for Nsight Systems.
+The file has Chrome's trace format: open it in https://ui.perfetto.dev. While a profile runs, each
+step is also an NVTX range, for Nsight Systems.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minisgl.utils.text import counted
 
 logger = get_logger(__name__)
 
-NUM_NAMED: Final = 16  # uids in a step's name; more would not be read
+NUM_NAMED: Final = 16  # the most uids in a step's name
 
 
 class StepProfiler:
@@ -35,17 +35,18 @@ class StepProfiler:
         self._num_steps = 0
 
     def named(self, plan: Plan, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return `work`, the step of `plan`, under a name while a profile runs."""
+        """Return `work`, the step of `plan`; while a profile runs, with a name."""
         if self._profile is None:
             return work
         self._num_steps += 1
         return partial(_run_named, _name(plan), work)
 
     def start(self) -> None:
-        """Raises InvalidRequest (409) if a profile runs already, EngineError if torch's fails."""
+        """Start a profile. Raises InvalidRequest (409) if one is running, EngineError if torch
+        cannot start one."""
         if self._profile is not None:
             raise _conflict("a profile is running already; POST /stop_profile ends it")
-        # The CPU's stream is a thread of its own, and the loop's thread is worth seeing, too.
+        # The profile shows the thread that is the CPU's stream, and the loop's thread.
         all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         try:
             profile = torch.profiler.profile(experimental_config=all_threads)
@@ -55,7 +56,7 @@ class StepProfiler:
         self._profile, self._num_steps = profile, 0
 
     def stop(self, folder: Path, rank: int) -> tuple[Path, int]:
-        """Write the trace; returns it with its number of steps. No step may be in flight.
+        """Write the trace. Returns its path and its number of steps. No step may be in flight.
 
         Raises InvalidRequest (409) if no profile runs, EngineError if the file cannot be written.
         """
@@ -80,10 +81,9 @@ class StepProfiler:
 
 
 def _write(profile: torch.profiler.profile, path: Path) -> None:
-    """Write the whole trace or nothing. Raises OSError where torch would only log a failure.
+    """Write the whole trace or nothing. Raises OSError also for failures that torch only logs.
 
-    path: exists, and is empty. torch writes another file and renames it, so what is at `path` is
-    whole.
+    path: an empty file. torch writes another file and renames it, so `path` is never half-written.
     """
     try:
         profile.export_chrome_trace(str(path))

@@ -1,11 +1,11 @@
 """Log-probabilities of the prompt's own tokens.
 
-A step with rows in `Plan.scored` takes more tokens of the forward pass than those that sample. It
+A step with rows in `Plan.scored` needs the hidden states of more tokens than those that sample. It
 runs without padding, outside of CUDA graphs. The LM head is applied to a bounded number of tokens
-at a time, which the memory plan has room for, so the logits of a whole chunk never exist.
+at a time, for which the memory plan has room, so the logits of a whole chunk never exist.
 
 Axes: T tokens of the step, U of them that sample or are scored, S that sample, N that are scored,
-R at a time, V vocabulary, D hidden size, K most likely tokens.
+R of these at a time, V vocabulary, D hidden size, K most likely tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Indices = npt.NDArray[np.int64]
 def with_scored(plan: Plan) -> Indices:
     """Return the indices of the tokens that sample or are scored, int64 [U].
 
-    They ascend, so if they are all tokens of the step, the model need not select any.
+    They ascend, so if they are all tokens of the step, the model need not select tokens.
     """
     return np.sort(np.concatenate(_places(plan)))
 
@@ -49,8 +49,8 @@ def sample_and_score(
     inputs: SampleTensors,
     plan: Plan,
 ) -> Tensor:
-    """Return the output of `Sampler.sample`, flat, then the bits of N log-probabilities, then, if
-    K is not 0, ids [N, K] and the bits of their log-probabilities."""
+    """Return one flat tensor: the output of `Sampler.sample`, the bits of N log-probabilities, the
+    ids of the most likely tokens, [N, K], and the bits of their log-probabilities."""
     sampled_S, scored_N = _places(plan)
     places_U = with_scored(plan)
     device = x_UD.device
@@ -73,7 +73,8 @@ def sample_and_score(
 def scored_result(
     plan: Plan, values: list[int], result: Callable[[Plan, list[int]], StepResult]
 ) -> StepResult:
-    """Read the output of `sample_and_score`. result: reads the part of the sampled rows."""
+    """Return the result of a step from the output of `sample_and_score`. result: the function that
+    reads the part of the sampled rows."""
     counts, num_top = [len(ids) for _, ids, _ in plan.scored], _num_top(plan)
     num_scored = sum(counts)
     first = len(values) - num_scored * (1 + 2 * num_top)

@@ -1,4 +1,5 @@
-"""The contexts of recurrent layers and short convolutions, imported for models that have them."""
+"""Builds the contexts of recurrent layers and short convolutions. Imported for models that have
+them."""
 
 from __future__ import annotations
 

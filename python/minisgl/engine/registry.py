@@ -1,4 +1,4 @@
-"""The devices by name, and the one place that chooses."""
+"""Creates the device by name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from minisgl.errors import ConfigError
 def create_device(name: str, index: int = 0, count: int = 1, threads: int | None = None) -> Device:
     """Return the device that `--device` names; auto is a GPU if torch finds one.
 
-    index: of this rank among the `count` ranks on this machine. Each has a GPU of its own; they
-    share a CPU. threads: of a CPU's steps; None leaves the choice to the CPU. Raises ConfigError
-    for too few GPUs, and for `threads` with a GPU.
+    index: this rank's number among the `count` ranks on this machine. On GPUs each rank has its
+    own; a CPU's cores are split over the ranks. threads: the threads of a CPU's steps; with None,
+    start-up chooses between one and the rank's share of the cores. Raises ConfigError for too few
+    GPUs, and for `threads` with a GPU.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {name!r}; one of auto, cpu, cuda")

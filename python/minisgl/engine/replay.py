@@ -1,7 +1,8 @@
 """Decode steps on a CPU, replayed from recordings of their calls (`minisgl.kernel.recording`).
 
-A recording holds for one number of rows and of threads. Its first step runs as it is, its second is
-recorded. It ends with the forward pass: sampling is few calls, which depend on the rows' options.
+A recording is valid for one number of rows and one number of threads. The first such step runs
+normally, the second is recorded. A recording ends with the forward pass: sampling takes few calls,
+which depend on the rows' options.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 MOST_ROWS = 64
-"""The most rows of a recorded step. With more rows the time between calls hardly counts."""
+"""The most rows of a recorded step. With more rows, the time between calls is a small part."""
 
 
 UPLOAD_BYTES = 1 << 20
-"""Arrays beyond this are not copied, so their addresses vary; those of a decode step are first and
-small."""
+"""The bytes of a step's arrays that get fixed addresses. Later arrays are not copied, so their
+addresses vary. The arrays of a decode step's forward pass come first, and are small."""
 
 
 class Places:
-    """Fixed addresses of a step's arrays: arrays of equal sizes always have the same. Mutable.
+    """Fixed addresses for a step's arrays: equal sizes give equal addresses. Mutable.
 
-    are_needed: False once no step is recorded. Arrays then stay where they are.
+    are_needed: False once it is clear that no step can be recorded. Arrays are then not copied.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class RecordingRunner(Runner):
         key = (shape.size.num_rows, torch.get_num_threads())
         if key not in self._recordings:
             output = compute()
-            self._recordings[key] = None  # not for a step that failed
+            self._recordings[key] = None  # only now: after a failed step the next one is the first
             return output
         recording = self._recordings[key]
         if recording:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Sampler:
-    """tables: get the sampled ids. guard: watches the logits. Mutable: it has the tokens of
-    requests with options, up to `max_running`. Used in stream order."""
+    """tables: get the sampled ids. guard: watches the logits. max_running: the most running
+    requests. Mutable: `options` keeps the tokens of requests with options. Used in stream order."""
 
     model: BaseLLMModel
     tables: RequestTables
@@ -38,7 +38,7 @@ class Sampler:
     options: LogitOptions | None = None
 
     def begin_options(self, plan: Plan) -> None:
-        """Take the histories that a plan brings along."""
+        """Keep the tokens so far that a plan brings along (`Plan.histories`)."""
         if self.options is None:
             from minisgl.engine.logit_options import LogitOptions
 
@@ -49,14 +49,13 @@ class Sampler:
     def sample(self, x_SD: Tensor, inputs: SampleTensors, plan: Plan | None = None) -> Tensor:
         """Sample a token for each row and write it to the tables as the row's last token.
 
-        Returns int32 ids [S], padding included. If a row asks for log-probabilities, returns
-        [2, S]: the ids, and the bits of the float32 log-probabilities. If rows ask for the most
-        likely tokens, returns these values flat, and then ids and bits of [M, K]. The id of a row
-        whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid id.
+        Returns int32 ids [S], padding included; if a row asks for log-probabilities, the output of
+        `with_logprobs`. The id of a row whose logits are not finite is -1 (`Ops.sample`); the
+        tables then have 0, a valid id.
 
-        If S is large, each rank samples its part R of the rows and the ranks gather the ids. If S
-        is small, every rank samples all rows and rank 0's ids are broadcast: two devices may
-        compute logits that differ in the last bit. So it does if a row has options.
+        If S is large, each rank samples its part R of the rows, and the ranks gather the ids. If S
+        is small, or a row has options, every rank samples all rows and rank 0's ids are broadcast,
+        because two devices may compute logits that differ in the last bit.
         """
         if plan and plan.scored:
             from minisgl.engine.prompt_scores import sample_and_score

@@ -27,9 +27,10 @@ from minisgl.core.batch_sampling import SAMPLING_COLUMNS, sampling_row
 from minisgl.core.groups import FULL, CacheGroup
 from minisgl.engine.device import Device
 
-MIN_SHARED_ROWS = 4
-MIN_SHARED_TOKENS = 256
-"""With fewer rows or tokens, reading the common prefix once saves less time than it costs."""
+MIN_COMMON_ROWS = 4
+MIN_COMMON_TOKENS = 256
+"""A common prefix is read once for all rows only if there are so many rows, and tokens in it. With
+fewer, this costs more time than it saves."""
 
 
 class RequestTables:
@@ -43,8 +44,8 @@ class RequestTables:
         max_pages: int,
         groups: Sequence[CacheGroup] = (FULL,),
     ) -> None:
-        """page_table: int32 [G * R, P], the tables of G cache groups one after another, R rows of
-        P pages each. Padding rows use the last row of a group."""
+        """page_table: int32 [G * R, P], the tables of G cache groups one below the other, R rows of
+        P pages each. Padding rows use the last row of each group."""
         self.padding_idx = max_running
         self.groups = groups
         if len(groups) > 1:
@@ -83,25 +84,25 @@ class RequestTables:
         self._pages[new_pages[:, 0], new_pages[:, 1]] = new_pages[:, 2]
         return new_pages
 
-    def shared_tokens(self, plan: Plan, page_size: int) -> int:
+    def common_tokens(self, plan: Plan, page_size: int) -> int:
         """Return the length of the common prefix that all rows of a decode step have in the same
         pages.
 
         Returns 0 if it is too short or the rows are too few, or if the first group is not full.
         """
-        if self.groups[0].kind != "full" or plan.num_rows < MIN_SHARED_ROWS:
+        if self.groups[0].kind != "full" or plan.num_rows < MIN_COMMON_ROWS:
             return 0
         idxs = np.array(plan.table_idxs, np.int64)
         num_pages = min(plan.starts) // page_size  # whole pages, with a token left for each row
-        if num_pages * page_size < MIN_SHARED_TOKENS:
+        if num_pages * page_size < MIN_COMMON_TOKENS:
             return 0
-        least = -(-MIN_SHARED_TOKENS // page_size) - 1  # the page of the last of these tokens
+        least = -(-MIN_COMMON_TOKENS // page_size) - 1  # the page of the last of these tokens
         if (self._pages[idxs, least] != self._pages[idxs[0], least]).any():
             return 0  # the usual case compares one column only
         pages = self._pages[idxs, :num_pages]
         same = (pages == pages[0]).all(axis=0)
         count = num_pages if same.all() else int(same.argmin())
-        return count * page_size if count * page_size >= MIN_SHARED_TOKENS else 0
+        return count * page_size if count * page_size >= MIN_COMMON_TOKENS else 0
 
     def slots(
         self,
@@ -120,9 +121,9 @@ class RequestTables:
     def sampling_columns(
         self, table_idxs_S: npt.NDArray[np.int64]
     ) -> tuple[dict[str, npt.NDArray[Any]], bool]:
-        """The columns [S] that these rows need, by name, and whether filters are among them.
+        """Return the columns [S] that these rows need, by name, and whether filters are among them.
 
-        A step of greedy rows needs none.
+        If all rows are greedy, they need none.
         """
         if not self._sampling["temperatures"][table_idxs_S].any():
             return {}, False

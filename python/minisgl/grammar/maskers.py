@@ -19,7 +19,7 @@ import llguidance
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
-from minisgl.core.masker import Mask
+from minisgl.core.req import Mask
 from minisgl.errors import InvalidSampling, RequestError, shortened
 from minisgl.grammar.trial import LIMITS
 
@@ -124,7 +124,7 @@ class _Matcher:
 
 
 class GrammarMasker:
-    """A `minisgl.core.masker.Masker`. Its first mask waits until the grammar is compiled."""
+    """A `minisgl.core.req.Masker`. Its first mask waits until the grammar is compiled."""
 
     def __init__(self, matcher: Future[_Matcher]) -> None:
         self._matcher = matcher

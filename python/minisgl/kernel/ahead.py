@@ -1,10 +1,10 @@
-"""C++ kernels that a wheel contains, compiled ahead for common instruction sets.
+"""C++ kernels inside a wheel, which are compiled ahead for common instruction sets.
 
-`python -m minisgl.kernel.build --ahead` writes them to FOLDER, and a wheel that is built then
-contains them, so that an installation needs no compiler. A file's name has its instruction set and
-the hash of the sources, so an old file is never loaded with a changed source. The first file in the
-order below that the processor can run is loaded. If there is none, the kernels are compiled at the
-first start.
+`python -m minisgl.kernel.build --ahead` writes them to FOLDER, and a wheel that is built after that
+contains them, so an installation needs no compiler. A file's name has its instruction set and the
+hash of the sources, so a file of other sources is never loaded. The first file in the order of
+`SETS` that the processor can run is loaded. If there is none, the kernels are compiled at the first
+start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER: Final = Path(__file__).parent / "prebuilt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSet:
-    """flags: of the compiler. needs: the features that /proc/cpuinfo must name."""
+    """flags: for the compiler. needs: the features that /proc/cpuinfo must name."""
 
     flags: Sequence[str]
     needs: frozenset[str]
@@ -48,7 +48,7 @@ SETS: Final[Mapping[str, Mapping[str, InstructionSet]]] = {
         "neon": InstructionSet(flags=("-march=armv8-a",), needs=frozenset()),
     },
 }
-"""By machine; the best first."""
+"""Machine -> its instruction sets, the best first."""
 
 
 def flags_of_sets() -> dict[str, Sequence[str]]:

@@ -1,4 +1,4 @@
-"""The host side of `csrc/cuda/all_reduce.cu`: how to compile it, constants, arguments."""
+"""The host side of `csrc/cuda/all_reduce.cu`: compilation, constants, arguments."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import torch
 from minisgl.kernel.jit import load_cubin
 
 THREADS = 128
-"""In a block, each with a pack: so 10 KB, a row of Qwen3-32B, are shared by 5 multiprocessors."""
+"""The threads of a block, each with a pack. So the 10 KB of a row of Qwen3-32B are spread over 5
+multiprocessors."""
 ROW_THREADS = 640
 """The most threads of a block that has a row: a row of Qwen3-32B is one pack for each."""
-ROW_ITEMS = 4  # packs of a row that a thread holds, at most
-PACK_BYTES = 16  # the widest that one thread loads or stores
+ROW_ITEMS = 4  # the most packs of a row that a thread holds
+PACK_BYTES = 16  # the widest load or store of one thread
 EMPTY = 0xFFFFFFFF  # a word of the shared memory where nothing has arrived
 ALGORITHMS = ("one_shot", "two_shot")
 TYPES = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 
 
 class Rows(ctypes.Structure):
-    """struct Rows: addresses of x, residual and weight; rows, packs in each, whether there is a
-    residual, and whether the weight is float32 where x is not; eps."""
+    """struct Rows: the addresses of x, residual and weight; the number of rows; the packs of a row;
+    whether there is a residual; whether the weight is float32 and x is not; eps."""
 
     _fields_ = (
         ("x", ctypes.c_int64),

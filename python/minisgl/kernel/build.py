@@ -1,8 +1,8 @@
 """``python -m minisgl.kernel.build`` compiles now what the first start would compile.
 
-These are the C++ kernels; with a CUDA build of torch also the calls of NCCL and the CUDA driver;
-and on a machine with GPUs the all-reduce of 2, 3, ... ranks up to their number (NVRTC). Triton
-compiles its kernels when they are first used, and keeps them itself. Exits with 1 if anything did
+These are the C++ kernels; with a CUDA build of torch also the calls of NCCL and the CUDA driver; on
+a machine with GPUs also the all-reduce for 2 ranks up to the number of GPUs (NVRTC). Triton
+compiles its kernels when they are first used, and caches them itself. Exits with 1 if anything does
 not compile.
 """
 

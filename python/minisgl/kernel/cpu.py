@@ -1,6 +1,6 @@
 """The C++ twins of the ops, for the CPU: `Ops` with the ops that `kernel/csrc/` computes faster.
 
-The others are inherited: torch computes them as fast, or the C++ attention includes them
+Other ops are inherited: torch computes them just as fast, or the C++ attention includes them
 (`store_kv`).
 """
 
@@ -18,10 +18,10 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.recording import Calls
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
-"""`Gate` of csrc/product.h."""
+"""The values of `Gate` in csrc/product.h."""
 PANEL = 16  # outputs, see csrc/panels.h
 FEW_ROWS = 64
-"""On a processor with tiles (AMX), torch computes GEMMs of more rows than this."""
+"""On a processor with AMX tiles, torch computes GEMMs of more rows than this."""
 
 
 class CpuOps(Ops):
@@ -67,11 +67,11 @@ class CpuOps(Ops):
         return dtype == torch.bfloat16
 
     def pack(self, weight: Tensor) -> None:
-        """Pack a bfloat16 matrix [O, I] in its place."""
+        """Pack a bfloat16 matrix [O, I] in place."""
         self._pack(weight, torch.get_num_threads())
 
     def unpack(self, weight: Tensor) -> Tensor:
-        """Return a packed matrix, unpacked in new memory."""
+        """Return a packed matrix as a plain one, in new memory."""
         plain = weight.clone()
         self._unpack(plain, torch.get_num_threads())
         return plain

@@ -1,4 +1,4 @@
-"""The GPU's twins of `Ops`, in Triton and CUDA. The other ops are torch's."""
+"""The GPU's twins of the ops, in Triton and CUDA. Other ops are inherited from `Ops`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class CudaOps(Ops):
-    """As `Ops`. Safe to capture in a CUDA graph: nothing waits for the device."""
+    """Its ops can be captured in a CUDA graph: none waits for the device."""
 
     name = "triton"
 
     def __init__(
         self, skinny: SkinnyGemms | None = None, packed_skinny: PackedSkinny | None = None
     ) -> None:
-        """skinny: None leaves GEMMs of more than two rows to cuBLAS. packed_skinny: None leaves
-        those by packed weights to Triton."""
+        """skinny: for GEMMs of more than two rows; None leaves them to cuBLAS. packed_skinny: the
+        same for packed weights; None leaves them to Triton."""
         self._skinny = skinny
         self.packed_skinny = packed_skinny
 

@@ -1,9 +1,8 @@
-"""Compiles C++ and CUDA when they are first used, and loads them, with a cache that processes
-share.
+"""Compiles C++ and CUDA when they are first used; all processes use one cache.
 
-tvm-ffi builds and loads; this module decides what to build, and `once` whether it must be built. A
-built file is named by a hash of everything that it depends on (sources, flags, compiler, processor
-or GPU), so a changed source or another machine never loads a stale file.
+tvm-ffi builds and loads; this module decides what to build, and `once` whether it must be built.
+The name of a built file has a hash of everything that it depends on (sources, flags, compiler,
+processor or GPU), so a stale file is never loaded.
 
 The machine's compiler compiles C++. NVRTC, which comes with a CUDA build of torch, compiles CUDA,
 so no CUDA toolkit is needed.
@@ -71,14 +70,14 @@ def load_library(library: Library = CPU) -> Any:
         raise JitUnavailable(f"{path} does not load: {error}") from error
 
 
-def begin_building(library: Library = CPU) -> threading.Thread:
-    """Build the library in a thread, if it is not built yet."""
-    return build_in_thread(lambda: _build_library(library))
+def begin_building() -> threading.Thread:
+    """Build the C++ kernels in a thread, if they are not built yet."""
+    return build_in_thread(lambda: _build_library(CPU))
 
 
 def build_in_thread(build: Callable[[], object]) -> threading.Thread:
-    """Build something in a thread, if it is not built yet. A caller that calls `build` meanwhile
-    waits for it, and gets its error."""
+    """Call `build`, which uses `build_once`, in a thread. Who calls `build` meanwhile waits for the
+    thread, and gets its error."""
 
     def build_quietly() -> None:
         with suppress(JitUnavailable):
@@ -92,8 +91,8 @@ def build_in_thread(build: Callable[[], object]) -> threading.Thread:
 def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = "") -> bytes:
     """Compile `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"). Returns a cubin.
 
-    defines: macros as NAME=VALUE. before: text in front of the source, which includes no files, as
-    there may be no CUDA headers. Raises JitUnavailable.
+    defines: macros as NAME=VALUE. before: text in front of the source. (The source includes no
+    files, because there may be no CUDA headers.) Raises JitUnavailable.
     """
     refuse_if_disabled()
     try:
@@ -102,7 +101,7 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
         version = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise JitUnavailable(
-            f"no NVRTC, which CUDA builds of torch bring along: {gist(str(error))}"
+            f"no NVRTC, which comes with CUDA builds of torch: {gist(str(error))}"
         ) from error
     from tvm_ffi.cpp.nvrtc import nvrtc_compile
 
@@ -130,8 +129,8 @@ def _build_library(library: Library) -> Path:
 
 
 def build_ahead() -> list[Path]:
-    """Compile the C++ kernels for each instruction set (`minisgl.kernel.ahead`), to be part of a
-    wheel. Returns the files. Raises JitUnavailable."""
+    """Compile the C++ kernels for each instruction set (`minisgl.kernel.ahead`), for a wheel.
+    Returns the files. Raises JitUnavailable."""
     refuse_if_disabled()
     _compiler()
     made = []
@@ -154,7 +153,7 @@ def _compiler() -> str:
 
 
 def _library_path(library: Library, compiler: str) -> Path:
-    # Asking the compiler for its version costs a process; its file changes when it does.
+    # The file's time stands for the compiler's version, because asking for that costs a process.
     binary = Path(compiler).resolve()
     parts = (_sources(library), str(binary), binary.stat().st_mtime_ns, NATIVE, _processor())
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -176,7 +175,7 @@ def _sources(library: Library) -> str:
 def _compile_library(library: Library, folder: Path, flags: Sequence[str] = NATIVE) -> Path:
     from tvm_ffi import cpp
 
-    with _BUILDING, _ninja_on_path():  # threads have one PATH
+    with _BUILDING, _ninja_on_path():  # one thread at a time, because all threads have one PATH
         return Path(
             cpp.build(
                 library.name,
@@ -200,7 +199,8 @@ def _processor() -> str:
 
 @contextmanager
 def _ninja_on_path() -> Iterator[None]:
-    """tvm-ffi runs "ninja" from the PATH; ours may sit in an environment that is not activated."""
+    """Put our ninja on the PATH, from which tvm-ffi runs it. It may be in an environment that is
+    not activated."""
     if shutil.which("ninja"):
         yield
         return

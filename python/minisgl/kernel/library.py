@@ -9,7 +9,7 @@ from minisgl.errors import MinisglError
 
 
 class JitUnavailable(MinisglError):
-    """Something cannot be compiled or loaded here; the message says why, in one line."""
+    """Raised if something cannot be compiled or loaded here. The message says why, in one line."""
 
 
 def refuse_if_disabled() -> None:
@@ -18,7 +18,7 @@ def refuse_if_disabled() -> None:
 
 
 def load_cpu_library() -> Any:
-    """Returns the C++ kernels (`minisgl.kernel.jit.load_library`). Raises JitUnavailable."""
+    """Return the C++ kernels (`minisgl.kernel.jit.load_library`). Raises JitUnavailable."""
     refuse_if_disabled()
     from minisgl.kernel import jit
 

@@ -1,8 +1,8 @@
-"""Builds a file once, in a folder that processes share.
+"""Builds a file once, in a folder that all processes use.
 
-The file appears under its name in one rename, complete, next to its checksum, so a damaged file is
-noticed before the loader maps it, and built again. Processes that start together wait for one
-build. If it fails, neither they nor this process try again.
+A built file is renamed to its final name only when it is complete. A checksum beside it detects a
+damaged file before it is loaded; such a file is built again. Processes that start together wait for
+one build. If it fails, none of them tries again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ NO_SPACE: Final = "No space left on device"
 def build_once(
     path: Path, what: str, compile_into: Callable[[Path], Path], level: int = logging.INFO
 ) -> None:
-    """Make sure that `path` is there and whole; if it is not, `compile_into(an empty folder)` makes
-    it. level: of the log lines. Raises JitUnavailable with the reason in one line."""
+    """Make sure that the file `path` exists and is undamaged.
+
+    compile_into: builds the file in an empty folder, and returns where. level: of the log lines.
+    Raises JitUnavailable with the reason in one line.
+    """
     if _is_whole(path):
         return
     if reason := _failures().get(path):
@@ -79,7 +82,7 @@ def _build(path: Path, what: str, compile_into: Callable[[Path], Path], level: i
 
 @cache
 def _failures() -> dict[Path, str]:
-    """Why builds of this process failed."""
+    """Return the mutable table of this process's failed builds: path -> reason."""
     return {}
 
 

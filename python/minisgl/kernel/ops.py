@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
 
 Activation = Literal["silu", "gelu_tanh"]
-"""The activation of a gated linear layer (GLU variants, Shazeer 2020): its outputs are a gate half
-and an up half, and activation(gate) * up comes out. GELU is in its tanh form."""
+"""The activation of a gated linear layer (GLU variants, Shazeer 2020), which computes two halves,
+gate and up, and returns activation(gate) * up. GELU is in its tanh form."""
 
 
 class Ops:
@@ -34,18 +34,16 @@ class Ops:
     name = "torch"
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return `torch.empty`, for a weight."""
+        """Return a new tensor for a weight, as `torch.empty` does."""
         return torch.empty(shape, dtype=dtype, device=device)
 
     def embed(self, ids_T: Tensor, weight_VD: Tensor) -> Tensor:
-        """Rows of the table; ids are trusted to be in [0, V)."""
+        """Return rows of the table; ids are trusted to be in [0, V)."""
         return F.embedding(ids_T, weight_VD)
 
     def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
-        """`embed` from rows `share` of the table; ids outside of them give zeros.
-
-        weight_LD: these rows; rows of padding may follow.
-        """
+        """Return rows of the table, of which weight_LD has only the rows `share`. Other ids give
+        zeros. weight_LD: rows of padding may follow."""
         elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
         x_TD = F.embedding((ids_T - share.start).masked_fill(elsewhere_T, 0), weight_LD)
         return x_TD.masked_fill(elsewhere_T[:, None], 0)
@@ -57,11 +55,11 @@ class Ops:
         return self.all_finite(target)
 
     def all_finite(self, x: Tensor) -> bool:
-        """Whether contiguous floats have neither NaN nor infinity. Waits for the device."""
+        """Return whether contiguous floats have neither NaN nor infinity. Waits for the device."""
         return bool((x.float() if x.itemsize == 1 else x).isfinite().all())
 
     def packs(self, dtype: torch.dtype) -> bool:
-        """Whether plain matrices of `dtype` are to be packed (`minisgl.quantization.packed`)."""
+        """Return whether plain matrices of `dtype` are packed (`minisgl.quantization.packed`)."""
         return False
 
     def linear(
@@ -71,7 +69,7 @@ class Ops:
         bias: Tensor | None = None,
         gate: Activation | None = None,
     ) -> Tensor:
-        """x @ weight.T + bias over the last axis; with a `gate`, then `gated`."""
+        """Return x @ weight.T + bias over the last axis; with a `gate`, the result of `gated`."""
         y = F.linear(x, weight, bias)
         return self.gated(y, gate) if gate else y
 
@@ -80,10 +78,10 @@ class Ops:
         return self.silu_and_mul(gate_up) if gate == "silu" else self.gelu_and_mul(gate_up)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm of the last axis (Zhang & Sennrich 2019), of any leading shape.
+        """Return the root-mean-square norm of the last axis (Zhang & Sennrich 2019).
 
-        weight: of x's dtype or float32. Computed in float32 and rounded once. Hugging Face also
-        rounds before it multiplies by the weight, in many families.
+        x: any leading shape. weight: of x's dtype or float32. Computed in float32 and rounded once.
+        (In many families Hugging Face also rounds before it multiplies by the weight.)
         """
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
@@ -92,7 +90,7 @@ class Ops:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual)."""
+        """Return (rms_norm(x + residual), x + residual)."""
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
 
@@ -100,22 +98,25 @@ class Ops:
         self, x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float,
         weight: Tensor, bias: Tensor | None, gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Apply add_rms_norm, then linear. Returns (output, x + residual).
-
-        residual: None counts as zero. norm_weight: None if x is normed already; then there is no
-        residual.
-        """
-        if norm_weight is None:
-            return self.linear(x, weight, bias, gate), x
-        if residual is None:
-            return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias, gate), x
-        x, residual = self.add_rms_norm(x, residual, norm_weight, eps)
+        """Apply `normed`, then linear. Returns (output, x + residual)."""
+        x, residual = self.normed(x, residual, norm_weight, eps)
         return self.linear(x, weight, bias, gate), residual
+
+    def normed(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`add_rms_norm` with optional arguments. residual: None counts as zero. weight: None if x
+        is normed already; then there is no residual."""
+        if weight is None:
+            return x, x
+        if residual is None:
+            return self.rms_norm(x, weight, eps), x
+        return self.add_rms_norm(x, residual, weight, eps)
 
     def apply_rope(
         self, q_TNH: Tensor, k_TKH: Tensor, cos_sin_PR: Tensor, positions_T: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Rotate pairs (i, i + R/2) of the first R of H dims (RoFormer, the "neox" layout).
+        """Rotate the pairs (i, i + R/2) of the first R of H dims (RoFormer, the "neox" layout).
 
         cos_sin_PR: float32, R/2 cosines, then R/2 sines. positions_T: any integer type, trusted to
         be in [0, P). Cosines and sines are rounded to q's dtype before they multiply, as in HF.
@@ -138,16 +139,18 @@ class Ops:
         return F.silu(gate) * up
 
     def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """As `silu_and_mul`, with the tanh form of GELU."""
+        """Do `silu_and_mul` with the tanh form of GELU instead of SiLU."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh") * up
 
     def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-        """Each token's experts: (weights float32 [T, top_k], ids int32 [T, top_k]), largest first.
+        """Return each token's experts: (weights float32 [T, top_k], ids int32 [T, top_k]), the
+        largest weight first.
 
-        The weights are those of a softmax over all E, which `renormalise` scales to a sum of 1. If
-        logits are equal, the first expert goes first. Weights stay float32 (transformers rounds
-        them to the logits' dtype in some families). Both are contiguous.
+        The weights come from a softmax over all E; with `renormalise` they are scaled to a sum of
+        1. Of equal logits, the expert with the lower id goes first. Weights stay float32
+        (transformers rounds them to the logits' dtype in some families). Both tensors are
+        contiguous.
         """
         sorted_TE, ids_TE = logits_TE.float().sort(dim=-1, descending=True, stable=True)
         weights_TK = sorted_TE.softmax(-1)[:, :top_k]
@@ -167,28 +170,28 @@ class Ops:
         pool.write(slots_T[taken], k_TKH[taken], v_TKH[taken])
 
     def take_ids(self, token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
-        """Returns the ids of a step: a negative id (promised) among the first D becomes the last
-        token of its table row."""
+        """Return the ids of a step. A negative (promised) id among the first D is replaced by the
+        last token of its table row."""
         ids_D = token_ids_T[: len(table_idxs_D)]
         taken_D = torch.where(ids_D < 0, last_token_R[table_idxs_D], ids_D)
         return torch.cat([taken_D, token_ids_T[len(taken_D) :]])
 
     def write_pages(self, page_table_RP: Tensor, new_pages_3N: Tensor) -> None:
-        """page_table[row, index] = page for N (row, index, page), int64 [3, N], in place."""
+        """Set page_table[row, index] = page for each of N (row, index, page), int64 [3, N]."""
         rows_N, columns_N, pages_N = new_pages_3N
         page_table_RP[rows_N, columns_N] = pages_N.int()
 
     def logits(self, x_SV: Tensor) -> Tensor:
-        """Convert the LM head's output to the dtype that `sample` wants: here float32."""
+        """Convert the LM head's output to the dtype that `sample` needs: here float32."""
         return x_SV.float()
 
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
-        """The next token id of each row, int32 [S].
+        """Return the next token id of each row, int32 [S].
 
-        A greedy row takes the first of its largest logits. Any other row: logits / temperature,
-        then top-k, top-p and min-p, each on what the one before left, then the largest of
-        log-probability + Gumbel noise, which is a draw from the distribution. Each filter is a
-        threshold on the logits, so equal logits stay or go together.
+        A greedy row takes the first of its largest logits. For any other row, logits are divided by
+        the temperature; then top-k, top-p and min-p apply, each to what the filter before it left;
+        then the largest of log-probability + Gumbel noise is chosen, which is a draw from the
+        distribution. Each filter is a threshold on the logits, so equal logits stay or go together.
 
         The noise of an entry is a function of (seed, output index, vocabulary id) alone: it does
         not depend on the row, the other rows, or V.
@@ -205,9 +208,9 @@ class Ops:
         return ids_S.where(largest_S.isfinite(), -1).int()
 
     def mask(self, logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:
-        """A copy of the logits with -inf for the tokens that a mask forbids.
+        """Return a copy of the logits with -inf for the tokens that a mask forbids.
 
-        rows_M: int64, the rows with a mask. masks_MW: int32 words, see `minisgl.core.masker.Mask`.
+        rows_M: int64, the rows with a mask. masks_MW: int32 words, see `minisgl.core.req.Mask`.
         """
         bits_32 = torch.arange(32, dtype=torch.int32, device=masks_MW.device)
         is_allowed_MV = ((masks_MW[:, :, None] >> bits_32) & 1).bool().flatten(1)
@@ -218,21 +221,22 @@ class Ops:
         return masked_SV
 
     def logprobs(self, logits_SV: Tensor, ids_S: Tensor) -> Tensor:
-        """float32 [S]: the log-softmax of each row's logits, in float32, at the row's id."""
+        """Return float32 [S]: the log-softmax of each row's logits at the row's id."""
         x_SV = logits_SV.float()
         chosen_S = x_SV.gather(1, ids_S.long()[:, None])[:, 0]
         return chosen_S - x_SV.logsumexp(-1)
 
     def top_logprobs(self, logits_SV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The ids, int32 [S, K], and the log-softmax, float32 [S, K], of each row's K largest
-        logits, the largest first. K is `count`, or the vocabulary if that is smaller."""
+        """Return the ids, int32 [S, K], and the log-softmax, float32 [S, K], of each row's K
+        largest logits, the largest first. K is `count`, or the vocabulary's size if that is
+        smaller."""
         x_SV = logits_SV.float()
         top = x_SV.topk(min(count, x_SV.shape[1]))
         return top.indices.int(), top.values - x_SV.logsumexp(-1, keepdim=True)
 
 
 def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:
-    """Raises ValueError where `store_kv` cannot write these tensors into this pool."""
+    """Raise ValueError if `store_kv` cannot write these tensors into this pool."""
     for name, x, store in (("k", k_TKH, pool.k), ("v", v_TKH, pool.v)):
         fits = x.dtype == store.dtype or store.dtype.itemsize == 1
         if not fits or x.shape[1:] != store.shape[2:]:

@@ -1,6 +1,6 @@
-"""Weights of few bits for the CPU: the layout of `csrc/numbers.h`, and the GEMMs with them.
+"""Quantised weights in panels, the layout of `csrc/numbers.h`, for GEMMs on a CPU.
 
-Packing permutes a weight's bytes in their place, some panels at a time.
+Packing permutes a weight's bytes in place, some panels at a time.
 
 Axes: O outputs, I inputs, G groups of inputs, P panels of 16 outputs.
 """
@@ -18,20 +18,20 @@ from minisgl.kernel.ops import Activation
 
 Kind = Literal["int8", "int4", "fp4", "fp8"]
 KINDS: Final[tuple[Kind, ...]] = ("int8", "int4", "fp4", "fp8")
-"""As `csrc/numbers.cpp` numbers them."""
-PIECE_BYTES = 1 << 18  # packed at a time: what is made on the way is five times as many
-MOST = 128  # inputs of a block of integers, see csrc/numbers.cpp
+"""The index is the number of the kind in `csrc/numbers.cpp`."""
+PIECE_BYTES = 1 << 18  # packed at a time; the intermediate tensors take five times as many
+MOST = 128  # the most inputs of a block of integers, see csrc/numbers.cpp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panels:
-    """A matrix, or matrices of equal shape one after another: value = (number - zero) * scale.
+    """A matrix, or several of equal shape one after another: value = (number - zero) * scale.
 
-    numbers: packed. group: inputs of a scale. scales: float, or for fp4 exponents + 127 as uint8.
-    factors: int8, one for each group; then a scale is of several groups, times these. zeros: uint8,
-    where `middle` stands for no offset. steps: of the shape of scales; then the value is
-    (number + middle) * scale - zero * step, where no zeros are ones. All as `pack_rows` leaves
-    them. outputs, inputs: of one matrix.
+    numbers: packed. group: inputs of a group. scales: float; for fp4 exponents + 127 as uint8; one
+    for each group, or with factors one for several groups. factors: int8, one for each group, which
+    multiply the scales. zeros: uint8, one for each group; `middle` stands for no offset. steps: of
+    the shape of scales; with them the value is (number + middle) * scale - zero * step, and absent
+    zeros are ones. All tensors are packed by `pack_rows`. outputs, inputs: of one matrix.
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ class Panels:
     steps: Tensor | None = None
 
     def __getitem__(self, index: int) -> Panels:
-        """Matrix `index`."""
+        """Return matrix `index`."""
         count = self.numbers.numel() // _row_bytes(self) // self.outputs
 
         def matrix(tensor: Tensor) -> Tensor:
@@ -74,19 +74,19 @@ class Panels:
     def linear_into(
         self, ops: CpuOps, rows: Tensor, bias: Tensor | None, gate: Activation | None, out: Tensor
     ) -> None:
-        """rows: [M, I], contiguous. gate: only of whole pairs of panels. out: rows may have gaps
-        between them."""
+        """Do `linear` for rows [M, I], which are contiguous, and write to `out`, whose rows may
+        have gaps between them. gate: only if the outputs are pairs of whole panels."""
         ops.numbers_linear(rows, *self._tensors(), bias, GATES[gate], out, torch.get_num_threads())
 
     def rows(self, ops: CpuOps, ids_T: Tensor) -> Tensor:
-        """Rows of a matrix of integers, in bfloat16."""
+        """Return rows of a matrix of integers, in bfloat16."""
         out_TD = torch.empty(len(ids_T), self.inputs, dtype=torch.bfloat16)
         num_threads = torch.get_num_threads()
         ops.numbers_rows(ids_T, *self._tensors(), self.outputs, out_TD, num_threads)
         return out_TD
 
     def _tensors(self) -> tuple[Tensor | int | None, ...]:
-        """As both C++ functions take them."""
+        """Return the arguments that both C++ functions take."""
         return (
             self.numbers, KINDS.index(self.kind), self.group, self.scales, self.factors,
             self.zeros, self.steps, self.middle,
@@ -94,7 +94,8 @@ class Panels:
 
 
 def takes(outputs: int, inputs: int, group: int, dtype: torch.dtype, kind: Kind) -> bool:
-    """Whether the kernels multiply such matrices by inputs of `dtype`. group: 0 for all inputs."""
+    """Return whether the kernels multiply such matrices by inputs of `dtype`. group: 0 means all
+    inputs."""
     if dtype != torch.bfloat16 or outputs % PANEL or inputs % 8 or group % 8:
         return False
     return kind == "fp8" or group <= MOST or group % MOST == 0
@@ -105,19 +106,19 @@ def _row_bytes(panels: Panels) -> int:
 
 
 def pack_rows(values: Tensor) -> None:
-    """[..., O, G] of scales or zeros to [..., P, G, 16], in its place."""
+    """Pack scales or zeros in place: [..., O, G] -> [..., P, G, 16]."""
     columns = values.shape[-1]
     values.view(-1, columns, PANEL).copy_(values.view(-1, PANEL, columns).transpose(1, 2).clone())
 
 
 def unpack_rows(values: Tensor) -> Tensor:
-    """The opposite of `pack_rows`, in new memory."""
+    """Undo `pack_rows`, in new memory."""
     columns = values.shape[-1]
     return values.view(-1, columns, PANEL).transpose(1, 2).reshape(values.shape)
 
 
 def pack_bytes(numbers: Tensor, kind: Kind) -> None:
-    """int8 or fp8 [..., O, I], in its place."""
+    """Pack int8 or fp8 numbers [..., O, I] in place."""
     for bytes_ in _pieces(numbers.view(torch.uint8)):
         outputs, inputs = bytes_.shape
         panels = bytes_.view(outputs // PANEL, PANEL, inputs // 2, 2).transpose(1, 2)
@@ -128,13 +129,13 @@ def pack_bytes(numbers: Tensor, kind: Kind) -> None:
 
 
 def _pieces(bytes_: Tensor) -> tuple[Tensor, ...]:
-    """Whole panels of [..., O, bytes], as views [some O, bytes] of about `PIECE_BYTES`."""
+    """Split [..., O, bytes] into views of whole panels, [some O, bytes], of about `PIECE_BYTES`."""
     rows = bytes_.flatten(0, -2)
     return torch.split(rows, max(PIECE_BYTES // (rows.shape[1] * PANEL), 1) * PANEL)
 
 
 def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
-    """The opposite of `pack_bytes`, in new memory."""
+    """Undo `pack_bytes`, in new memory."""
     bytes_ = numbers.view(torch.uint8).flatten(0, -2)
     outputs, inputs = bytes_.shape
     panels = bytes_.view(outputs // PANEL, inputs // 2, PANEL, 2).transpose(1, 2)
@@ -145,9 +146,8 @@ def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
 
 
 def pack_nibbles(packed: Tensor, *, offset: int) -> None:
-    """uint8 [..., O, I / 2], the number of the even column in the low bits, in its place.
-
-    offset: 8 makes 0 to 15 two's complement of -8 to 7.
+    """Pack 4-bit numbers in place: uint8 [..., O, I / 2], the number of the even column in the low
+    bits. offset: with 8, numbers from 0 to 15 become the two's complement of -8 to 7.
     """
     for rows in _pieces(packed):
         half = rows.shape[-1]
@@ -161,7 +161,7 @@ def pack_nibbles(packed: Tensor, *, offset: int) -> None:
 
 
 def unpack_nibbles(packed: Tensor, *, offset: int) -> Tensor:
-    """The opposite of `pack_nibbles`, in new memory."""
+    """Undo `pack_nibbles`, in new memory."""
     half = packed.shape[-1]
     words = packed.view(-1, half // 4, PANEL, 4).transpose(1, 2).reshape(-1, half // 4, 2, 2)
     low, high = words & 15, words >> 4

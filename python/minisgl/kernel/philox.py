@@ -1,9 +1,9 @@
 """Noise that is a function of its coordinates: Philox4x32-10, turned into Gumbel noise.
 
-Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). A generator
-with a state would make a request's noise depend on what else is in its batch; a counter-based one
-is read at (seed, output index, vocabulary id) in any order, on any device. The layout is the one
-of Triton's `tl.philox(seed, c0, c1, c2, c3)`:
+Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). With a
+generator that has a state, a request's noise would depend on the other requests of its batch. A
+counter-based one gives the noise at (seed, output index, vocabulary id) in any order, on any
+device. The layout is that of Triton's `tl.philox(seed, c0, c1, c2, c3)`:
 
     key     = low, high half of the seed
     counter = vocabulary id // 4, low, high half of the output index, 0
@@ -22,7 +22,7 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 
 LARGEST_UNIFORM = 1 - 2**-24
-"""The largest float32 below 1: log(1 - u) must stay finite."""
+"""The largest float32 below 1, with which log(1 - u) is finite."""
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
-"""The number of leading ids that two runs of token ids have in common, for the prefix tree.
+"""The length of the common prefix of two runs of token ids, for the prefix tree.
 
-Importing this module imports no torch; `load_common_prefix` does, when it loads the C++ twin.
+This module imports no torch. `load_common_prefix` does, when it loads the C++ twin.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 That Python takes 3.4 of the 29 ms of a decode step of Qwen3-0.6B on 2 cores. A recording has calls
 with their arguments, so each later step must have its inputs at the same addresses. Tensors that
-`torch.empty` makes while recording lie in blocks that all recordings share, since only one is
-replayed at a time. An op of torch that computes cannot be replayed: such steps are not recorded.
+`torch.empty` makes while recording are in blocks that all recordings use, since only one is
+replayed at a time. Ops of torch that compute cannot be replayed, so a step that has such ops is not
+recorded.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from torch.utils._pytree import tree_leaves
 
 LEAST_BYTES = 64
 READS_ON_HOST = {torch.ops.aten.resolve_conj.default}
-"""The first call of `Tensor.numpy` and `Tensor.tolist`."""
+"""The first op that `Tensor.numpy` and `Tensor.tolist` call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """output: of the recorded work, in memory of its own. Each replay overwrites it."""
+    """output: the output of the recorded work, in its own memory. Each replay overwrites it."""
 
     calls: Sequence[tuple[Callable[..., object], Sequence[Any]]]
     output: Tensor
@@ -39,8 +40,8 @@ class Recording:
 
 
 class Calls:
-    """The functions of a library, as `minisgl.kernel.jit.load_library` returns it. Mutable: the
-    recorder, if there is one, and the blocks. One thread records."""
+    """Calls the functions of a library (`minisgl.kernel.jit.load_library`) and can record the
+    calls. Mutable: it has a recorder while it records, and the blocks. One thread records."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -59,8 +60,9 @@ class Calls:
         return call
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """Returns `compute()`, and a recording unless it has ops that cannot be replayed. Requires
-        inference mode: without it torch does not show when `Tensor.tolist` reads numbers."""
+        """Return `compute()` and its recording; None instead if it has ops that cannot be replayed.
+        Requires inference mode: without it torch does not show when `Tensor.tolist` reads numbers.
+        """
         assert torch.is_inference_mode_enabled(), "recording outside of inference mode"
         self._recorder = recorder = _Recorder(self._blocks)
         try:
@@ -92,7 +94,7 @@ class _Blocks:
         return tensor.view(shape) if num_bytes else tensor[:0].view(shape)
 
     def unlent(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the same memory that does not keep its block from being lent again."""
+        """Return a tensor with the same memory, whose block can be lent again while it exists."""
         block = self._by_address.get(tensor.untyped_storage().data_ptr())
         if block is None:
             return tensor
@@ -101,7 +103,7 @@ class _Blocks:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, not annotated
-    """computes: whether an op was seen that neither makes an empty tensor nor a view."""
+    """computes: whether there was an op that makes neither an empty tensor nor a view."""
 
     def __init__(self, blocks: _Blocks) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's, not annotated
@@ -112,8 +114,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, since nothing here is compiled: otherwise torch imports its compiler, which
-        takes 73 MB and some seconds."""
+        """Return False. Otherwise torch would import its compiler, which nothing here uses, and
+        which takes 73 MB and some seconds."""
         return False
 
     def add(self, function: Callable[..., object], args: Sequence[Any]) -> None:
@@ -121,7 +123,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
         self.calls.append((function, kept))
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        """Return the tensor as a recording keeps it: one object for all layers that use its
+        """Return the tensor that the recording keeps: one object for all layers that use the same
         memory."""
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in self._seen:

@@ -12,8 +12,8 @@ logger = get_logger(__name__)
 
 
 def create_ops(device: torch.device) -> Ops:
-    """Returns the fastest ops for `device`; of several GPUs it must be the current one. Called
-    once, where the engine is built."""
+    """Return the fastest ops for `device`, which must be the current GPU if it is one. The engine
+    calls this once."""
     return _create_cuda_ops() if device.type == "cuda" else _create_cpu_ops()
 
 
@@ -30,15 +30,15 @@ def _create_cpu_ops() -> Ops:
 
 def _create_cuda_ops() -> Ops:
     """Return the ops of the current device."""
-    from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU build of torch lacks
+    from minisgl.kernel.cuda import CudaOps  # imports Triton, which CPU builds of torch lack
     from minisgl.kernel.hopper import on_hopper
     from minisgl.kernel.jit import begin_building
     from minisgl.kernel.packed_skinny import PackedSkinny
     from minisgl.kernel.skinny import SkinnyGemms
 
     ops = CudaOps(
-        on_hopper(SkinnyGemms, "skinny GEMMs are cuBLAS's"),
-        on_hopper(PackedSkinny, "skinny GEMMs by packed weights are Triton's"),
+        on_hopper(SkinnyGemms, "cuBLAS computes skinny GEMMs"),
+        on_hopper(PackedSkinny, "Triton computes skinny GEMMs by packed weights"),
     )
-    begin_building()  # the C++ for the prefix tree; a first start compiles more meanwhile
+    begin_building()  # the C++ for the prefix tree, in parallel to the rest of the start
     return ops

@@ -1,4 +1,4 @@
-"""Sizes that kernels are compiled for."""
+"""The sizes for which kernels are compiled."""
 
 from __future__ import annotations
 

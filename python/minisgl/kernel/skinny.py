@@ -1,8 +1,8 @@
 """Skinny GEMMs, of up to 64 rows, on Hopper: the host side of `csrc/cuda/skinny.cu`.
 
-A model of a GEMM's time chooses its kernel config, by the shape of the weights and the device. The
-number of rows does not count, so a row has the same result in every batch, and few kernels are
-compiled. NVRTC compiles a kernel when it is first used, and caches it on disk.
+A model of a GEMM's time chooses its kernel config from the shape of the weights and the device. It
+does not use the number of rows, so a row has the same result in every batch, and few kernels are
+compiled. NVRTC compiles a kernel when it is first used; the result is cached on disk.
 
 Axes: M rows, D inputs, F outputs.
 """
@@ -20,16 +20,18 @@ from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, TYPES, Kernels, load_gem
 
 MAX_ROWS = 64
 SMALL, LARGE = 16 << 20, 60 << 20
-"""Numbers of weights. Between the two cuBLAS is faster. With 64 rows, the GEMMs of a layer of
-Qwen3-0.6B, all small, took 22.9 us instead of 33.6 with cuBLAS. Those of 14B, of which gate-up and
-down are large, took 178 instead of 198. With 128 to 192 rows neither gained anything."""
-LEFT_BYTES = 16 << 10  # of shared memory, for the kernel before, during which weights are fetched
+"""Numbers of weights between which cuBLAS is faster. With 64 rows, the GEMMs of a layer of
+Qwen3-0.6B, all below SMALL, took 22.9 us instead of 33.6 with cuBLAS. Those of 14B, of which
+gate-up and down are above LARGE, took 178 instead of 198. With 128 to 192 rows neither gained
+anything."""
+LEFT_BYTES = 16 << 10  # shared memory for the kernel before this one, while weights are fetched
 NUM_THREADS = 288  # two warpgroups and a warp
-MAX_SPLIT = 8  # blocks of a cluster, on every GPU that has clusters
+MAX_SPLIT = 8  # blocks that a cluster may have on every GPU with clusters
 
 
 class _Product(ctypes.Structure):
-    """struct Product: addresses of the outputs and the bias or 0, rows, outputs."""
+    """struct Product: the addresses of the outputs and of the bias (or 0); the number of rows, and
+    of outputs."""
 
     _fields_ = (
         ("out", ctypes.c_int64),
@@ -43,7 +45,7 @@ class _Product(ctypes.Structure):
 class GemmConfig:
     """The kernel config of a GEMM; see skinny.cu.
 
-    columns: N of its matrix instructions. split: blocks that share the inputs of a tile.
+    columns: N of its matrix instructions. split: the number of blocks that split a tile's inputs.
     """
 
     columns: int
@@ -65,7 +67,7 @@ class GemmConfig:
         return -(-outputs // self.outputs) * self.split
 
     def num_turns(self, inputs: int) -> int:
-        """Iterations of the block that has most."""
+        """The iterations of the block that has the most."""
         return -(-inputs // INPUTS // self.split)
 
     def stage_bytes(self, rows: int) -> int:
@@ -74,9 +76,9 @@ class GemmConfig:
     def stages(self, rows: int, inputs: int) -> int:
         """Return the number of pipeline stages that fit and are used.
 
-        It is even if warpgroups take turns, so that a stage always belongs to the same warpgroup. A
-        barrier cannot tell an iteration from the one two rounds before in the same stage, which a
-        warpgroup that skipped a round could meet.
+        If warpgroups take turns, the number is even, so that a stage always belongs to the same
+        warpgroup. Otherwise a warpgroup could skip a round of a stage, and a barrier cannot tell an
+        iteration from the one two rounds before.
         """
         room = SHARED_BYTES - LEFT_BYTES - 1040 - self._beyond_bytes(rows) - self._sums_bytes()
         room //= self.stage_bytes(rows) + 16
@@ -86,21 +88,21 @@ class GemmConfig:
         return max(min(room - room % 2, turns + turns % 2), 2)
 
     def shared_bytes(self, rows: int, inputs: int) -> int:
-        """Return the bytes of shared memory: stages with two barriers each, in whose place the sums
-        between warpgroups are later, and sums from other blocks."""
+        """Return the bytes of shared memory: the stages, with two barriers each (the sums between
+        warpgroups use their memory later), and the sums from other blocks."""
         ring = self.stages(rows, inputs) * (self.stage_bytes(rows) + 16) + self._beyond_bytes(rows)
         between_groups = self.columns * 256
         return max(ring, between_groups) + self._sums_bytes() + 1040  # to align them
 
     def _sums_bytes(self) -> int:
-        """Bytes that the other blocks of a cluster send to one."""
+        """The bytes that a block gets from the other blocks of its cluster."""
         chunks = self.columns // 8
         pairs = chunks // 2 if self.gated and not self.halves else chunks
         owned = -(-pairs // self.split) * (chunks // pairs)
         return (self.split - 1) * owned * 2048
 
     def _beyond_bytes(self, rows: int) -> int:
-        """Bytes that matrix instructions read beyond the last stage, if a tile is not full."""
+        """The bytes that matrix instructions read beyond the last stage if a tile is not full."""
         return max(MAX_ROWS * INPUTS * 2 - self.stage_bytes(rows), 0)
 
 
@@ -111,7 +113,7 @@ def choose_config(
     """Return the fastest config by the model. None if cuBLAS is faster or the shape does not fit.
 
     outputs: of the GEMM; a gated one has twice as many rows of weights. max_blocks: how many blocks
-    the device runs at once, in clusters of 1, 2, ...
+    the device can run at once, in clusters of 1, 2, ...
     """
     numbers = outputs * inputs * (2 if gated else 1)
     if inputs % INPUTS or outputs % 8 or SMALL < numbers < LARGE:
@@ -150,7 +152,7 @@ def _seconds(config: GemmConfig, outputs: int, inputs: int) -> float:
 
 
 def kernel_cubin(kind: tuple[GemmConfig, torch.dtype]) -> bytes:
-    """Raises JitUnavailable."""
+    """Return the compiled kernel. Raises JitUnavailable."""
     config, dtype = kind
     numbers = {
         "N": config.columns,
@@ -164,12 +166,14 @@ def kernel_cubin(kind: tuple[GemmConfig, torch.dtype]) -> bytes:
 class SkinnyGemms:
     """The kernels on the current device.
 
-    A kernel fetches its weights while the kernel before still runs, which must not write them.
+    A kernel fetches its weights while the kernel before it still runs. That one must not write
+    them.
     """
 
     def __init__(self) -> None:
-        """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
-        self._kernels = Kernels("skinny_gemm", kernel_cubin, "some GEMMs of few rows are cuBLAS's")
+        """Raises JitUnavailable if nothing can be compiled, RuntimeError without a device."""
+        instead = "cuBLAS computes some GEMMs of few rows"
+        self._kernels = Kernels("skinny_gemm", kernel_cubin, instead)
         probe = self._kernels.make((GemmConfig(64, 1, gated=False, halves=False), torch.bfloat16))
         self._max_blocks = tuple(
             size * self._kernels.library.kernel_clusters(probe, NUM_THREADS, SHARED_BYTES, size)
@@ -218,5 +222,5 @@ class SkinnyGemms:
 
 
 def _in_8s(rows: int) -> int:
-    """Return the rows in shared memory: its swizzle repeats after 8."""
+    """Return the rows in shared memory: a multiple of 8, after which its swizzle repeats."""
     return -(-rows // 8) * 8

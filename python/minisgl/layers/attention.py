@@ -38,7 +38,7 @@ class AttentionLayer(StateLessOP):
         self.sizes = [q_size, kv_size, kv_size]
 
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
-        """Takes q, k and v side by side, [T, (N + 2K) * H]. Returns [T, N * H]."""
+        """qkv: q, k and v side by side, [T, (N + 2K) * H]. Returns [T, N * H]."""
         view = batch.pools[self.layer.pool]
         attn: BaseAttnBackend = view.context.attn
         return attn.forward_qkv(qkv, self, view)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """The constructor argument that all layers of a model share.
+    """The constructor argument of all layers of a model.
 
     dtype: of the activations and of plain parameters. formats: the formats of the weights.
-    expert_parallel: each rank holds some whole experts of a mixture, not some columns of each.
+    expert_parallel: each rank holds whole experts of a mixture instead of some columns of each.
     """
 
     ops: Ops
@@ -37,8 +37,8 @@ class BuildContext:
     expert_parallel: bool = False
 
     def columns(self, width: int, *modules: str) -> range:
-        """Return this rank's share of the columns of linear layers, see `split_columns`. modules:
-        their names in the checkpoint."""
+        """Return this rank's share of the columns of linear layers, by `split_columns`. modules:
+        the layers' names in the checkpoint."""
         unit = self.formats.of(modules, "Linear").unit
         return split_columns(width, self.comm.size, unit)[self.comm.rank]
 

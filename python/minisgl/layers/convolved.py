@@ -15,7 +15,7 @@ from minisgl.quantization import Part
 
 
 class ConvolvedOP(BaseOP):
-    """conv: [W, D], as the backends read it. conv_bias: [D] or None."""
+    """conv: [W, D], the layout that the backends read. conv_bias: [D] or None."""
 
     conv: Tensor
     conv_bias: Tensor | None = None
@@ -24,8 +24,8 @@ class ConvolvedOP(BaseOP):
         self, build: BuildContext, *, name: str, spans: Iterable[range], size: tuple[int, int],
         bias: bool = False,
     ) -> None:  # fmt: skip
-        """Declare the weight, and the bias if there is one, of the module `name`. spans: this
-        rank's channels, in order. size: channels of all ranks, and taps."""
+        """Declare the tensors of the convolution `name`. spans: this rank's channels, in order.
+        size: (channels of all ranks, taps)."""
         width, taps = size
         shapes: dict[str, tuple[int, ...]] = {"weight": (width, 1, taps)}
         if bias:

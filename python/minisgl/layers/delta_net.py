@@ -1,12 +1,12 @@
-"""A gated delta net (Yang et al., 2024), which replaces attention in Qwen3-Next.
+"""A gated delta net (Yang et al., 2024), which replaces attention in Qwen's hybrids.
 
-One projection makes queries, keys, values and an output gate z; another makes beta and the decay.
-Queries, keys and values go through a short convolution and the gated delta rule
-(`minisgl.attention.recurrent`), which read the layer's pool. The output is normed per head, gated,
+One projection computes queries, keys, values and an output gate z; another computes beta and the
+decay. Queries, keys and values go through a short convolution and the gated delta rule
+(`minisgl.attention.recurrent`), which use the layer's pool. The output is normed per head, gated,
 and projected.
 
 Heads are split over ranks like those of attention: a key head stays with the value heads that read
-it, or with a share of them.
+it, or with some of them.
 
 Axes: T tokens, N value heads, K key heads, H key dim, V value dim, D inputs of the convolution.
 """
@@ -33,17 +33,16 @@ if TYPE_CHECKING:
 
 
 class Projections:
-    """The parts of the two projections: for each, rows [from, to) of a tensor of the checkpoint.
+    """Where the checkpoint has the rows of both projections that belong to this rank's heads.
 
-    A rank takes the rows of its heads. This class has the names of Qwen3.5, a subclass those of
-    others.
+    This class is for the layout of Qwen3.5, a subclass for another layout.
     """
 
     def __init__(
         self, prefix: str, heads: HeadShare, totals: tuple[int, int], sizes: tuple[int, int, int]
     ) -> None:
-        """prefix: of the layer's tensors. totals: value heads and key heads of all ranks. sizes:
-        key dim, value dim, hidden size."""
+        """prefix: begins the tensors' names. totals: (value heads, key heads) of all ranks. sizes:
+        (key dim, value dim, hidden size)."""
         self.prefix, self.heads = prefix, heads
         self.num_heads, self.num_key_heads = totals
         self.key_dim, self.value_dim, self.hidden_size = sizes
@@ -53,8 +52,8 @@ class Projections:
         return Part(name=f"{self.prefix}.{name}.weight", shape=shape, axis=0, share=share)
 
     def qkvz(self) -> list[Part]:
-        """Return the parts of queries, keys and values, which are one tensor, and of z, another
-        one."""
+        """Return the parts of queries, keys and values, which are in one tensor, and of z, which is
+        another tensor."""
         keys, values = self.num_key_heads * self.key_dim, self.num_heads * self.value_dim
         firsts = (0, keys, 2 * keys)
         qkv = [shift(share, first) for share, first in zip(self.conv(), firsts, strict=True)]
@@ -62,6 +61,7 @@ class Projections:
         return [*(self._rows("in_proj_qkv", 2 * keys + values, rows) for rows in qkv), z]
 
     def ba(self) -> list[Part]:
+        """Return the parts of beta and of the decay."""
         names = ("in_proj_b", "in_proj_a")
         return [self._rows(name, self.num_heads, self.heads.q) for name in names]
 
@@ -72,8 +72,8 @@ class Projections:
 
 
 class FusedProjections(Projections):
-    """One tensor has queries, keys, values and z, one has beta and decay, both head after head, as
-    in Qwen3-Next."""
+    """The layout of Qwen3-Next: one tensor has queries, keys, values and z, another one has beta
+    and decay; both are ordered by key head."""
 
     def qkvz(self) -> list[Part]:
         group, key_dim, value_dim = self._group, self.key_dim, self.value_dim
@@ -102,8 +102,8 @@ class FusedProjections(Projections):
 
     @property
     def _own(self) -> list[tuple[int, range]]:
-        """Return (key head, which of its value heads, counted from 0, the rank has) for each key
-        head of the rank."""
+        """Return (key head, the range of its value heads that this rank has) for each key head of
+        the rank. A key head's value heads are counted from 0."""
         group, q = self._group, self.heads.q
         return [
             (
@@ -134,8 +134,8 @@ class GatedDeltaNet(ConvolvedOP):
         projections: Callable[..., Projections],
         place: tuple[int, int],
     ) -> None:
-        """prefix: of the tensors' names. num_heads, num_key_heads: of all ranks. projections:
-        `Projections` or a subclass. place: the layer's pool, and its index in it."""
+        """prefix: begins the tensors' names. num_heads, num_key_heads: of all ranks. projections:
+        `Projections` or a subclass. place: (the layer's pool, its index in that pool)."""
         super().__init__()
         heads = split_heads(num_heads, num_key_heads, build.comm.size)[build.comm.rank]
         self.layer = DeltaLayer(
@@ -174,8 +174,8 @@ class GatedDeltaNet(ConvolvedOP):
         )
 
     def declare_projections(self, build: BuildContext, parts: Projections) -> None:
-        """Declare both projections as one weight if neither is quantised; `ba` is None then.
-        Quantised checkpoints do not quantise `ba`, so it is a weight of its own."""
+        """Declare both projections as one weight if neither is quantised; then `ba` is None.
+        Quantised checkpoints leave `ba` unquantised, so there it is a separate weight."""
         groups = [parts.qkvz(), parts.ba()]
         formats = [build.formats.of([part.module for part in group], "Linear") for group in groups]
         if all(format is PLAIN for format in formats):

@@ -57,7 +57,7 @@ class VocabParallelEmbedding(_VocabShare):
 
 
 class ParallelLMHead(StateLessOP):
-    """[S, D] -> logits [S, V] as `Ops.sample` takes them. table: the embedding when tied."""
+    """[S, D] -> logits [S, V] (see `Ops.logits`). table: its weight; the embedding if tied."""
 
     def __init__(self, table: _VocabShare) -> None:
         super().__init__()
@@ -67,14 +67,14 @@ class ParallelLMHead(StateLessOP):
     def untied(
         cls, build: BuildContext, *, vocab_size: int, hidden_size: int, name: str
     ) -> ParallelLMHead:
-        """An LM head with a table of its own."""
+        """Return an LM head with its own table."""
         return cls(_VocabShare(build, vocab_size=vocab_size, hidden_size=hidden_size, name=name))
 
-    def forward(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        """shared: return only this rank's share of the rows
+    def forward(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
+        """own_rows: return only this rank's share of the rows
         (`DistributedCommunicator.shares_rows`)."""
         table = self.table
         columns = table.weight.linear(x_SD)
         comm = table.comm
-        whole = comm.exchange(columns) if shared else comm.all_gather(columns, dim=-1)
+        whole = comm.exchange(columns) if own_rows else comm.all_gather(columns, dim=-1)
         return table.ops.logits(whole[:, : table.vocab_size])

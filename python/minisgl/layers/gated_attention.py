@@ -1,4 +1,4 @@
-"""Attention whose output is multiplied by a sigmoid gate. The query projection makes the gate too.
+"""The projection of attention whose output is multiplied by a gate: it also computes the gate.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """
@@ -15,7 +15,7 @@ from minisgl.quantization import Part
 
 
 class LinearGatedQKV(Linear):
-    """`LinearQKVMerged` whose query tensor has, head after head, a query and a gate."""
+    """`LinearQKVMerged` for a query tensor that has a query and a gate for each head."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Linear layers, split over ranks by columns (outputs) or rows (inputs) as in Megatron-LM (2019).
 
 A column-parallel layer returns this rank's share of the outputs. A row-parallel layer takes such a
-share and returns this rank's partial sum, which the next norm all-reduces. So a pair of them (q/k/v
-then o, gate/up then down) costs one all-reduce. Weights are [out, in], as in checkpoints.
+share and returns this rank's partial sum, which the next norm all-reduces. So such a pair (q/k/v
+and o, or gate/up and down) costs one all-reduce. Weights are [out, in], as in checkpoints.
 
 Axes: T tokens, D hidden size, F intermediate size, N query heads, K key/value heads, H head dim.
 """

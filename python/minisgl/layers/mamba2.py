@@ -1,8 +1,8 @@
 """A Mamba2 mixer (Dao & Gu, 2024), which replaces attention or runs beside it.
 
-One projection makes the inputs of a short convolution (C, B and x, in the places of queries, keys
-and values), an output gate z and the time steps. The state of a head fades by exp(A dt) and gets
-dt B x^T; the output C^T S + D x is gated, normed per group, and projected.
+One projection computes the inputs of a short convolution (C, B and x, in the places of queries,
+keys and values), an output gate z and the time steps dt. The state S of a head decays by exp(A dt),
+then dt B x^T is added; the output C^T S + D x is gated, normed per group, and projected.
 
 Heads are split over ranks like those of attention, with the group (B and C) that they read.
 
@@ -54,9 +54,9 @@ class Mamba2(ConvolvedOP):
         norm_eps: float,
         place: tuple[int, int],
     ) -> None:
-        """prefix: of the tensors' names. num_heads, num_groups: of all ranks. bias, out_bias: of
-        the projections. norm: of each group, after the gate or before it. place: the layer's pool,
-        and its index in it."""
+        """prefix: begins the tensors' names. num_heads, num_groups: of all ranks. bias, out_bias:
+        whether the projections have biases. norm: whether each group is normed after the gate,
+        before it, or not. place: (the layer's pool, its index in that pool)."""
         super().__init__()
         self.comm = comm = build.comm
         heads = split_heads(num_heads, num_groups, comm.size)[comm.rank]

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """Names of one layer's tensors.
+    """The names of one layer's tensors.
 
-    A checkpoint has tensors for each expert (in gate, up and down {} is its number), or tensors for
-    all experts: all_gate_up [E, 2F, D], gate then up, and all_down [E, D, F], with biases called
-    NAME_bias. gate: None for experts without one, whose all_gate_up is [E, F, D].
+    A checkpoint has either tensors for each expert (gate, up and down, where {} is the expert's
+    number), or tensors for all experts: all_gate_up [E, 2F, D], gate then up, and all_down [E, D,
+    F], with biases called NAME_bias. gate: None for experts without a gate, whose all_gate_up is
+    [E, F, D].
     """
 
     router: str
@@ -72,8 +73,8 @@ class MoELayer(BaseOP):
         bias: bool = False,
         expert_size: int | None = None,
     ) -> None:
-        """backends: the backend for experts of a kind of weight. bias: of router and experts.
-        expert_size: of an expert's inputs and outputs; None is hidden_size."""
+        """backends: class of the experts' weights -> the backend. bias: whether router and experts
+        have biases. expert_size: the size of an expert's input and output; None is hidden_size."""
         super().__init__()
         self.shared, self._activation = shared, activation
         self._top_k, self._renormalise, self._total = top_k, renormalise, num_experts
@@ -187,11 +188,11 @@ class SharedExpert(BaseOP):
         self.gate = build.weight(Part.whole(name, 1, hidden_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """Returns the MLP's output, without the gate."""
+        """Return the MLP's output, without the gate."""
         return self.down.linear(self.gate_up.linear(x_TD, gate="silu"))
 
     def add(self, routed_TD: Tensor, x_TD: Tensor) -> Tensor:
-        """Returns the routed experts' sum plus this expert's output for normed x."""
+        """Return the routed experts' sum plus this expert's output for normed x."""
         out_TD = self.forward(x_TD)
         if not self.gate:
             return routed_TD + out_TD
@@ -221,5 +222,5 @@ def _bias(part: Part) -> Part:
 
 
 def _module(name: str) -> str:
-    """Return the module of the first expert, whose format is that of all."""
+    """Return the module of the first expert. All experts have its format."""
     return name.format(0).removesuffix(".weight")

@@ -13,7 +13,7 @@ from minisgl.quantization import Part, Weight
 
 
 class _Norm(BaseOP):
-    """Norms the last axis. size: elements of it. name: the weight's name in the checkpoint."""
+    """Norms the last axis, of `size` elements. name: the weight's name in the checkpoint."""
 
     weight: Tensor
 
@@ -44,7 +44,7 @@ class RMSNormFused(_Norm):
         self.comm = build.comm
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """With s = all_reduce(x) + residual, returns (norm(s), s). The first block passes no
+        """Return (norm(s), s), where s = all_reduce(x) + residual. The first block passes no
         residual."""
         return self.comm.add_norm(self.ops, x, residual, self.weight, self.eps)
 
@@ -54,7 +54,7 @@ class RMSNormFused(_Norm):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Apply this norm, then `weight.linear`. Returns (output, residual).
 
-        One rank does this as one op. Several ranks do it as two, since the norm all-reduces x.
+        On one rank this is one op. On several ranks it is two, because the norm all-reduces x.
         """
         if self.in_projection and self.comm.size == 1:
             return weight.norm_linear(x, residual, self.weight, self.eps, bias, gate)
@@ -62,5 +62,6 @@ class RMSNormFused(_Norm):
         return weight.linear(x, bias, gate), residual
 
     def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
-        """Returns rows rows_S [S, D] of a residual that `forward` returned for `num_rows` rows."""
+        """Return the rows rows_S of a residual, [S, D]. `forward` returned it for `num_rows`
+        rows."""
         return self.comm.take_rows(residual, rows_S, num_rows)

@@ -3,11 +3,11 @@
 Each type maps the plain frequencies to scaled ones. Formulas and rounding (float32) are those of
 Hugging Face's `ROPE_INIT_FUNCTIONS`, for which checkpoints are made.
 
-`dynamic` (NTK-aware, bloc97 and emozilla 2023) depends on the sequence's length in Hugging Face: it
-is computed again as the sequence grows, while cached keys keep their rotation. In a cache that
-requests share, a position must have one rotation. So an engine that serves at most the trained
-length uses the plain rotation, as Hugging Face does. An engine that serves longer contexts uses the
-rotation for that length at all positions, and logs it.
+`dynamic` (NTK-aware, bloc97 and emozilla 2023) depends on the sequence's length in Hugging Face:
+the rotation is computed again as the sequence grows, while cached keys keep theirs. Here requests
+share cached keys, so a position must always have the same rotation. An engine that serves at most
+the trained length uses the plain rotation, as Hugging Face does. An engine that serves longer
+contexts uses the rotation for that length at all positions, and logs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 
 def _linear(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """Positions squeezed by `factor` (Chen et al. 2023; kaiokendev)."""
+    """Positions are divided by `factor` (Chen et al. 2023; kaiokendev)."""
     return plain(config.theta, config.rotary_dim) / config.factor, 1.0
 
 
@@ -54,7 +54,7 @@ def _yarn(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
     dim, theta = config.rotary_dim, config.theta
 
     def dim_of(rotations: float) -> float:
-        """The dim that turns this often over the original length."""
+        """Return the dim whose pair rotates this many times over the original length."""
         turns = config.original_max_position / (rotations * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(theta))
 
@@ -62,7 +62,7 @@ def _yarn(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    width = high - low or 0.001  # as Hugging Face avoids the division by zero
+    width = high - low or 0.001  # Hugging Face's number, which avoids a division by zero
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     powers = theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     inv_freq = 1.0 / (config.factor * powers) * ramp + 1.0 / powers * (1 - ramp)
@@ -81,9 +81,9 @@ def _yarn_scale(config: RotaryConfig) -> float:
 
 
 def _longrope(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """A factor for each pair of dims, and a temperature (LongRoPE, Ding et al. 2024). There are two
-    lists of factors: one for the trained length, one for longer contexts. As with `dynamic`, the
-    length served decides for all positions."""
+    """A factor for each pair of dims, and a temperature (LongRoPE, Ding et al. 2024). One list of
+    factors is for the trained length, one for longer contexts. As with `dynamic`, the length that
+    the engine serves decides for all positions."""
     is_long = num_positions > config.original_max_position
     if is_long:
         logger.info(
@@ -103,7 +103,7 @@ def _longrope(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
 
 
 def _proportional(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """A part of the pairs rotates, with the frequencies of a head that rotates whole (Gemma 4)."""
+    """Some of the pairs rotate, with the frequencies that they have if all rotate (Gemma 4)."""
     inv_freq = plain(config.theta, config.rotary_dim) / config.factor
     inv_freq[int(config.proportion * config.rotary_dim // 2) :] = 0
     return inv_freq, 1.0

@@ -27,7 +27,7 @@ class RotaryConfig:
 
     rope_type: one of ROPE_TYPES, or "none" for layers without rotation. rotary_dim: the dims of a
     head that rotate, an even number. max_position: `max_position_embeddings`.
-    original_max_position: the length before stretching, `max_position` where none is given.
+    original_max_position: the length before stretching; `max_position` if config.json has none.
     """
 
     rope_type: str = "default"
@@ -50,10 +50,11 @@ class RotaryConfig:
 
     @property
     def max_context(self) -> int:
-        """Positions that the checkpoint was made for.
+        """The positions that the checkpoint was made for.
 
-        Hugging Face's convention is that `max_position_embeddings` is not multiplied for `linear`,
-        may be for `yarn`, and is for `llama3`. `dynamic` stays within the trained length.
+        In Hugging Face's convention, `max_position_embeddings` does not include the factor for
+        `linear`, may include it for `yarn`, and includes it for `llama3`. `dynamic` stays within
+        the trained length.
         """
         if self.rope_type == "linear":
             return int(self.max_position * self.factor)
@@ -87,7 +88,7 @@ class RotaryEmbedding(StateLessOP):
 
 
 def get_rope(build: BuildContext, config: RotaryConfig, num_positions: int) -> RotaryEmbedding:
-    """Returns the rotation that all layers of a model share."""
+    """Return the rotary embedding for `config`. Layers with equal configs use the same one."""
     if config.rope_type == "dynamic" and num_positions > config.max_position:
         logger.warning(
             "dynamic rope: serving %d positions, more than the %d of training, so every position "
@@ -100,8 +101,8 @@ def get_rope(build: BuildContext, config: RotaryConfig, num_positions: int) -> R
 
 
 def frequencies(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """Returns (radians per position of each pair of dims, float32 [R/2]; the factor of cos and
-    sin)."""
+    """Return (radians per position of each pair of dims, float32 [R/2]; the factor of cosines and
+    sines)."""
     if config.rope_type == "default":
         return plain(config.theta, config.rotary_dim), 1.0
     from minisgl.layers.rope_scaling import STRETCHED

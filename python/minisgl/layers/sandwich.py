@@ -1,4 +1,4 @@
-"""One layer for the norm of an output, the residual addition and the norm of the next input.
+"""One layer for three steps: the norm of an output, the residual addition, the norm of its sum.
 
 Axes: T tokens, S rows that sample, D hidden size.
 """
@@ -16,8 +16,8 @@ from minisgl.quantization import Part
 class SandwichNorm(RMSNormFused):
     """All-reduce x, norm it, add the residual, multiply by a factor, norm the sum.
 
-    Every rank holds all rows of the sum. pre, post: the norms; None for none. factor: the
-    checkpoint's name of a number, or None for 1.
+    Every rank holds all rows of the sum. post: the norm of x. pre: the norm of the sum, for the
+    next layer. Either may be None. factor: the checkpoint's name of the factor; None for 1.
     """
 
     in_projection = False
@@ -38,20 +38,20 @@ class SandwichNorm(RMSNormFused):
             self.declare("factor", build.dtype, Part.whole(factor, 1))
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns (the normed sum, or the sum itself without `pre`; the sum)."""
+        """Return (the normed sum, or the sum if there is no `pre`; the sum)."""
         normed, total = self.forward_each(x, residual, *([self.pre] if self.pre else []))
         return normed[0] if normed else total, total
 
     def forward_each(
         self, x: Tensor, residual: Tensor | None, *pre: RMSNorm
     ) -> tuple[list[Tensor], Tensor]:
-        """As `forward`, with several norms instead of `pre`. Returns (the sum after each norm, the
-        sum)."""
+        """Do `forward` with these norms instead of `self.pre`. Returns (the sum after each norm,
+        the sum)."""
         x, norms = self.comm.all_reduce(x), [Norm(norm.weight, norm.eps) for norm in pre]
         return self.sandwich.norm(x, residual, _norm(self.post), self.factor, norms)
 
     def add(self, x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:
-        """Returns the sum of x and y, each after its norm."""
+        """Return the sum of x and y, each after its norm."""
         return self.sandwich.add(
             x, Norm(x_norm.weight, x_norm.eps), y, Norm(y_norm.weight, y_norm.eps)
         )

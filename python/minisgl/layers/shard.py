@@ -1,9 +1,9 @@
 """Tensor parallelism: how heads, columns and vocabulary are split over the ranks.
 
-The functions return the half-open interval of each rank as a `range`; all ranks compute the same.
-Heads are split so that all local key/value heads have the same number of local query heads, as
-attention kernels require: with N query heads and K key/value heads, query head n reads key/value
-head n // (N / K).
+The functions return the half-open interval of each rank as a `range`; all ranks compute the same
+intervals. With N query heads and K key/value heads, query head n reads key/value head n // (N / K).
+Attention kernels require that all key/value heads of a rank have the same number of the rank's
+query heads.
 
 With at most as many ranks as key/value heads, each rank holds whole groups (8 key/value heads with
 2 query heads each, on 3 ranks)::
@@ -12,10 +12,10 @@ With at most as many ranks as key/value heads, each rank holds whole groups (8 k
     query heads   |== 0 .. 5 =|== 6 .. 11 =|= 12 .. 15|
     rank                0            1           2
 
-With more ranks, each holds one key/value head, which its neighbours may hold too, and a share of
-the query heads that read it (2 key/value heads with 7 query heads each, on 4 ranks). If the ranks
-do not divide evenly among the key/value heads, the first ones get one rank more (on 3 ranks: 4, 3
-and 7 query heads)::
+With more ranks than key/value heads, each rank holds one key/value head, and some of the query
+heads that read it. Other ranks may hold the same key/value head (2 key/value heads with 7 query
+heads each, on 4 ranks). If the ranks do not divide evenly, the first key/value heads get one rank
+more (on 3 ranks: 4, 3 and 7 query heads)::
 
     KV heads      |========== 0 ==========|=========== 1 ===========|
     query heads   |= 0 1 2 3 =|== 4 5 6 ==|= 7 8 9 10 =|= 11 12 13 =|
@@ -30,13 +30,14 @@ from minisgl.errors import ConfigError
 from minisgl.utils.text import counted
 
 COLUMN_UNITS = (64, 32, 16, 8, 4, 2, 1)
-"""Columns that stay together, best first. 64 columns of 16 bits are the 128 bytes to which NVIDIA's
-guide ("Matrix Multiplication Background") rounds the sizes of a GEMM; 8 is the least for speed."""
+"""Numbers of columns that stay together, best first. 64 columns of 16 bits are 128 bytes, the
+multiple that NVIDIA's guide ("Matrix Multiplication Background") advises for a GEMM's sizes; 8 is
+the least for speed."""
 MOST_UNEVEN = 1 / 16
 """A larger unit is used if the largest share exceeds the mean by at most this fraction."""
 VOCAB_UNIT = 16
-"""Rows of a vocabulary share: aligned as above, and small enough that the vocabularies of Llama 3
-and Qwen need no padding on up to 8 ranks."""
+"""The rows of a vocabulary share are a multiple of this: aligned as above, and small enough that
+the vocabularies of Llama 3 and Qwen need no padding on up to 8 ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +56,15 @@ def split(count: int, num_shares: int) -> list[range]:
 
 
 def times(span: range, size: int) -> range:
-    """Return the elements of the items `span`, each of `size` elements."""
+    """Return the range of elements of the items in `span`, which have `size` elements each."""
     return range(span.start * size, span.stop * size)
 
 
 def split_columns(width: int, num_ranks: int, block: int = 1) -> list[range]:
-    """Split a layer's columns, in the largest units that keep the shares about even.
+    """Split a layer's columns in the largest units with which the shares are about even.
 
-    block: columns that must stay together (a block of a quantised weight); the last block may be
-    smaller. Raises ConfigError if a rank would have no columns.
+    block: this many columns must stay together (a block of a quantised weight); the last block may
+    be smaller. Raises ConfigError if a rank would have no columns.
     """
     num_blocks = -(-width // block)
     if num_blocks < num_ranks:

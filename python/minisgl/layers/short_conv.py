@@ -1,7 +1,7 @@
 """A gated short convolution, which replaces attention in LFM2.
 
-One projection makes b, c and x. b * x goes through a causal convolution of a few taps, channel by
-channel; its output times c is projected.
+One projection computes b, c and x. b * x goes through a causal convolution of a few taps, channel
+by channel; its output, times c, is projected.
 
 Channels are split over ranks in units of a head.
 
@@ -36,8 +36,8 @@ class ShortConv(ConvolvedOP):
         bias: bool,
         place: tuple[int, int],
     ) -> None:
-        """prefix: of the tensors' names. channels: this rank's share. bias: of the projections and
-        the convolution. place: the layer's pool, and its index in it."""
+        """prefix: begins the tensors' names. channels: this rank's share. bias: whether projections
+        and convolution have biases. place: (the layer's pool, its index in that pool)."""
         super().__init__()
         self.pool, self.layer_id = place
         shape = (3 * hidden_size, hidden_size)

@@ -1,7 +1,7 @@
-"""Attention with a step between projection and attention that no fused kernel has.
+"""Attention with a step between projection and attention that no fused kernel supports.
 
-The backends' `forward_qkv` norms, rotates and stores in one kernel. Here `split` does all of it in
-plain torch, and the backend gets q, k and v.
+The backends' `forward_qkv` norms, rotates and stores in one kernel. Here `split` norms and rotates
+in plain torch, and the backend gets q, k and v.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """

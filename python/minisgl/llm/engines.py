@@ -16,7 +16,7 @@ from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
 
 if TYPE_CHECKING:
-    from minisgl.core.masker import Masker
+    from minisgl.core.req import Masker
     from minisgl.message import UserMsg
     from minisgl.runtime.grammars import Grammars
 

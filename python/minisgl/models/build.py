@@ -30,8 +30,8 @@ def build_model(
     """Build this rank's part of the model on `meta`, where it has sizes and no memory.
 
     max_context: positions to serve, `config.max_context` by default. expert_parallel: see
-    `BuildContext`. Raises ConfigError where the family refuses the config or the ranks cannot share
-    the model.
+    `BuildContext`. Raises ConfigError if the family refuses the config or the model cannot be split
+    over the ranks.
     """
     spec = config.family.spec(config)
     if expert_parallel:
@@ -64,8 +64,9 @@ def load_model(
 ) -> BaseLLMModel:
     """Load the model of a checkpoint folder, ready to run on `device`.
 
-    dummy: draw random weights from `seed`; no weight file is read. For the others see
-    `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
+    quantization: see `ModelConfig.from_folder`. dummy: draw random weights from `seed`; no weight
+    file is read. For the others see `build_model`. Raises UnsupportedModel, ConfigError and
+    CheckpointError.
     """
     config = ModelConfig.from_folder(folder, quantization)
 

@@ -27,15 +27,16 @@ def check_model(
     dtype: torch.dtype,
     ops: Ops,
     comm: DistributedCommunicator,
-    expert_parallel: bool = False,
-    quantization: Quantization | None = None,
+    expert_parallel: bool,
+    quantization: Quantization | None,
 ) -> None:
-    """Raise what `load_model` would raise before it reads a tensor.
+    """Raise the errors that `load_model` would raise before it reads a tensor.
 
-    For a folder without weights it logs a warning. Weights in another format are an error.
+    A folder without weights gets a warning in the log. Weights in another format are an error.
     """
-    if not any(folder.glob("*.safetensors*")) and not other_format(folder):
-        logger.warning("%s has no weights yet, which a start needs", folder)
+    has_weights = any(folder.glob("*.safetensors*")) or any(folder.glob("*.gguf"))
+    if not has_weights and not other_format(folder):
+        logger.warning("%s has no weights yet; a start needs them", folder)
         return
     config = ModelConfig.from_folder(folder, quantization)
     model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)

@@ -42,7 +42,7 @@ MAX_LAYERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Typed access to a JSON object. An absent or null field takes `default`, if one is given."""
+    """Typed access to a JSON object. An absent or null field has the value `default`, if given."""
 
     values: Mapping[str, Any]
     where: str
@@ -56,7 +56,7 @@ class Fields:
         return value
 
     def optional_integer(self, name: str) -> int | None:
-        """None where the field is null or absent."""
+        """Return the field, or None if it is null or absent."""
         return None if self.values.get(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -88,9 +88,9 @@ class Fields:
 class ModelConfig:
     """The sizes of a decoder.
 
-    fields: all of config.json, with the family's defaults and its names of fields replaced by ours.
-    dtype: that of the checkpoint's tensors. formats: how they are quantised. is_wrapped: whether
-    the decoder is the text model of a larger model.
+    fields: all of config.json under our names of fields, with the family's defaults. dtype: of the
+    checkpoint's tensors. formats: of its weights. is_wrapped: whether the decoder is the text model
+    of a larger model.
     """
 
     architecture: str
@@ -112,7 +112,7 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
-        """Positions that the checkpoint was made for, with a stretched rotation if it has one."""
+        """The positions that the checkpoint was made for, with its RoPE scaling if it has one."""
         return self.rope.max_context
 
     @property
@@ -124,8 +124,8 @@ class ModelConfig:
         """Read `folder`/config.json, and the weights' headers only if it does not name the dtype.
 
         quantization: the format into which plain weights are converted while they are read.
-        Raises UnsupportedModel where no family has the architecture, CheckpointError where the file
-        is no JSON object, and ConfigError for a wrong field.
+        Raises UnsupportedModel if no family has the architecture, CheckpointError if the file is no
+        JSON object, and ConfigError for a wrong field.
         """
         file = folder / "config.json"
         values = read_json(file)
@@ -155,7 +155,9 @@ class ModelConfig:
                 "num_key_value_heads", f"a divisor of {counted(num_heads, 'query head')}"
             )
         if config.values.get("head_dim") is None and hidden_size % num_heads:
-            raise config.error("head_dim", f"one, as {num_heads} heads do not divide {hidden_size}")
+            raise config.error(
+                "head_dim", f"an integer, since {num_heads} heads do not divide {hidden_size}"
+            )
         head_dim = config.integer("head_dim", hidden_size // num_heads)
         if head_dim > MAX_HEAD_DIM:
             raise ConfigError(
@@ -193,7 +195,7 @@ class ModelConfig:
         )
         if stored is None or formats is not UNQUANTISED:
             return made
-        # A GGUF file's formats: the names of its tensors depend on the other fields.
+        # A GGUF file: the names of its tensors, and so their formats, depend on the other fields.
         from minisgl.models.gguf_formats import GgufFormats
 
         return replace(made, formats=GgufFormats.read(made))

@@ -63,7 +63,7 @@ class BaseLLMModel(BaseOP, ABC):
     @property
     @abstractmethod
     def pools(self) -> tuple[PoolSpec, ...]:
-        """The KV pools of `layout`, with the key/value heads that this rank caches."""
+        """The pools of `layout`, with the number of key/value heads that this rank caches."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
@@ -71,10 +71,10 @@ class BaseLLMModel(BaseOP, ABC):
         `batch.sample_positions`."""
 
     @abstractmethod
-    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         """Return the logits [S, V] (see `Ops.logits`) of hidden states x_SD.
 
-        shared: return only this rank's share of the rows. Requires
+        own_rows: return only this rank's share of the rows. Requires
         `DistributedCommunicator.shares_rows(S)`.
         """
 
@@ -158,8 +158,8 @@ class Decoder(BaseLLMModel):
         """Return the input of the first block, [T, D]."""
         return self.embedding.forward(ids_T)
 
-    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
-        return self.lm_head.forward(x_SD, shared)
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
+        return self.lm_head.forward(x_SD, own_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +239,8 @@ class Block(BaseOP):
 class Attention(BaseOP):
     """Query/key/value projection, attention, output projection."""
 
+    head_norm_type: ClassVar[type[RMSNorm]] = RMSNorm
+
     def __init__(self, at: LayerBuild) -> None:
         super().__init__()
         spec, layer, build = at.spec, at.layer, at.build
@@ -254,7 +256,7 @@ class Attention(BaseOP):
         )
 
         def head_norm(name: str) -> RMSNorm | Identity:
-            return at.head_norm(RMSNorm, name) if spec.qk_norm else Identity()
+            return at.head_norm(self.head_norm_type, name) if spec.qk_norm else Identity()
 
         self.attend = AttentionLayer(
             AttnLayer(

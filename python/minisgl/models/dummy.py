@@ -22,20 +22,19 @@ def load_dummy(
     *,
     device: torch.device,
     ops: Ops,
-    seed: int = 0,
-    progress: Progress | None = None,
+    seed: int,
+    progress: Progress | None,
 ) -> None:
-    """Fill the model with random weights, which depend on seed, shapes and device alone.
+    """Fill the model with random weights, which depend only on seed, shapes and device.
 
-    Ranks therefore hold equal values, so the ranks together are not a model that one rank would
-    have.
+    So all ranks draw equal values. Two ranks are then not the same model as one rank.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(parameter: Parameter) -> Tensor:
         tensor = ops.empty(parameter.shape, parameter.dtype, device)
         if parameter.dtype == torch.int32:
-            return tensor.zero_()  # numbers of groups
+            return tensor.zero_()  # the group of each input, which must exist
         if parameter.dtype in (torch.int8, torch.uint8):
             return tensor.random_(0, 128, generator=generator)
         if parameter.dtype in QUANTISED:

@@ -1,5 +1,5 @@
-"""EXAONE 4: norms after attention and MLP, norms on heads. Where some layers have a window, only
-those rotate."""
+"""EXAONE 4: norms after attention and MLP, norms on heads. If some layers have a window, only those
+rotate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     types = (FULL,) * config.num_layers
     ropes = [config.rope] * config.num_layers
     if window is not None:
-        # The files of the 32B spell the period out, as LLLG.
+        # The files of the 32B spell the period out as LLLG: three local layers, one global.
         pattern = fields.values.get("sliding_window_pattern")
         period = 4 if pattern == "LLLG" else fields.integer("sliding_window_pattern", 4)
         types = layer_types(config, period)

@@ -1,5 +1,4 @@
-"""Falcon-H1: Mamba2 and attention side by side on one norm, with constant factors everywhere, which
-the tensors take while they are read."""
+"""Falcon-H1: Mamba2 and attention side by side after one norm, with constant factors everywhere."""
 
 from __future__ import annotations
 
@@ -7,52 +6,31 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from minisgl.models.mamba2 import MambaSpec, check_mamba, mamba_sizes
+from minisgl.models.falcon_h1_view import view
+from minisgl.models.mamba2 import as_mamba
 from minisgl.models.scaled import ScaledDecoder
-from minisgl.models.scaled_view import ScaledView
 from minisgl.models.side_block import SideBlock, SidePlace
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
-    check_mamba(fields)
-    num_heads, head_dim, num_groups, state_size = mamba_sizes(config)
-    norm_first = fields.flag("mamba_norm_before_gate", True)
-    mamba = MambaSpec(
-        value_dim=head_dim,
-        taps=fields.integer("mamba_d_conv", minimum=2),
-        fused=False,
-        bias=fields.flag("mamba_proj_bias", False),
-        out_bias=fields.flag("projectors_bias", False),
-        norm=("before" if norm_first else "after")
-        if fields.flag("mamba_rms_norm", False)
-        else None,
-    )
-    layers = [
-        (
-            replace(
-                layer,
-                num_heads=num_heads,
-                num_kv_heads=num_groups,
-                head_dim=state_size,
-                block=SidePlace,
-                recurrent=mamba,
-            ),
-            replace(layer, block=SideBlock),
-        )
+    norm = "before" if fields.flag("mamba_norm_before_gate", True) else "after"
+    mamba = {
+        "norm": norm if fields.flag("mamba_rms_norm", False) else None,
+        "out_bias": fields.flag("projectors_bias", False),
+    }
+    pairs = [
+        (as_mamba(config, layer, SidePlace, **mamba), replace(layer, block=SideBlock))
         for layer in layers_of(config)
     ]
     bias = fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=tuple(layer for pair in layers for layer in pair),
+        layers=tuple(layer for pair in pairs for layer in pair),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
@@ -70,39 +48,6 @@ NAMES = {
     ".feed_forward.": ".mlp.",
     ".mamba.norm.": ".mamba.gated_norm.",
 }
-
-
-def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    fields = config.fields
-
-    def numbers(name: str, count: int) -> list[float]:
-        found = fields.values.get(name) or [1.0] * count
-        if not isinstance(found, list) or [*map(type, found)] != [float] * count:
-            raise fields.error(name, f"a list of {count} numbers")
-        return found
-
-    attend, key = (fields.number(f"{x}_multiplier", 1.0) for x in ("attention_in", "key"))
-    gate, down = numbers("mlp_multipliers", 2)
-    factors = {
-        ".q_proj.weight": attend,
-        ".k_proj.weight": attend * key,
-        ".k_proj.bias": key,
-        ".v_proj.weight": attend,
-    }
-    outputs = {
-        ".o_proj": fields.number("attention_out_multiplier", 1.0),
-        ".mamba.out_proj": fields.number("ssm_out_multiplier", 1.0),
-        ".gate_proj": gate,
-        ".down_proj": down,
-    }
-    factors |= {f"{end}.{x}": y for end, y in outputs.items() for x in ("weight", "bias")}
-    num_heads, head_dim, num_groups, state_size = mamba_sizes(config)
-    inner, groups = num_heads * head_dim, num_groups * state_size
-    counts = torch.tensor([inner, inner, groups, groups, num_heads])  # of z, x, B, C and dt
-    rows = torch.tensor(numbers("ssm_multipliers", 5)).repeat_interleave(counts)
-    scaled = rows * fields.number("ssm_in_multiplier", 1.0)
-    in_rows = {".mamba.in_proj.weight": scaled, ".mamba.in_proj.bias": rows}
-    return ScaledView(view, factors, in_rows)
 
 
 FAMILY = Family(

@@ -22,8 +22,8 @@ def formats_of(
     family: Family,
     is_wrapped: bool,
 ) -> Formats:
-    """Return the formats that `quantization` makes of plain weights, or those that the checkpoint
-    has. Raises ConfigError.
+    """Return the formats into which `quantization` converts plain weights, or else the formats that
+    the checkpoint has. Raises ConfigError.
 
     modelopt: the path of ModelOpt's file, which is read if config.json describes no quantisation.
     """
@@ -32,8 +32,8 @@ def formats_of(
         from minisgl.models.gguf_formats import has_mxfp4
 
         if not quantization:
-            return UNQUANTISED  # until the whole config is known, which names the tensors
-        values = values if has_mxfp4(values) else None  # others are dequantised, and made anew
+            return UNQUANTISED  # `ModelConfig.from_folder` reads them once the config is complete
+        values = values if has_mxfp4(values) else None  # others are dequantised and quantised anew
     if quantization:
         from minisgl.quantization.online_formats import OnlineFormats
 
@@ -53,8 +53,8 @@ def formats_of(
 
 
 def names_in_files(renames: Mapping[str, str], is_wrapped: bool, module: str) -> list[str]:
-    """Return all names that a checkpoint may have for a module. Its files use one of them, and the
-    lists in its quantization_config one that may differ."""
+    """Return all names that a checkpoint may use for a module. Its files use one of them, and its
+    quantization_config may use another one."""
     names = [f"{module}."]
     for part, declared in [*renames.items()][::-1]:
         names += [name.replace(declared, part) for name in names if declared in name]

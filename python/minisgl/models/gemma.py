@@ -16,12 +16,12 @@ from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.layers.base import BuildContext
-    from minisgl.models.config import ModelConfig
+    from minisgl.models.config import Fields, ModelConfig
 
 
 class _PlusOne(_Norm):
-    """Checkpoints hold a norm's weight minus 1. The sum stays float32: in bfloat16 it would lose
-    what the file has, and logits would be up to 1.1 times as far from float32."""
+    """A norm whose checkpoint holds its weight minus 1. The sum stays float32: rounded to bfloat16
+    it would lose digits of the file, and logits would be up to 1.1 times as far from float32's."""
 
     def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
         super().__init__(replace(build, dtype=torch.float32), size=size, eps=eps, name=name)
@@ -42,9 +42,14 @@ class GemmaBlock(Block):
     norm_type = GemmaNormFused
 
 
+def check_causal(fields: Fields) -> None:
+    """Raise ConfigError for an encoder."""
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention", "false: a decoder is causal")
+
+
 def spec(config: ModelConfig) -> ModelSpec:
-    if config.fields.flag("use_bidirectional_attention", False):
-        raise config.fields.error("use_bidirectional_attention", "false: a decoder is causal")
+    check_causal(config.fields)
     bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,

@@ -1,5 +1,5 @@
-"""Gemma 2: norms before and after attention and MLP, windows in every other layer, softcaps of
-attention scores and of logits."""
+"""Gemma 2: norms before and after attention and MLP, windows in every other layer, softcaps on
+attention scores and on logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention.names import SOFTCAP
 from minisgl.models.decoder import Attention
-from minisgl.models.gemma import GemmaNorm
+from minisgl.models.gemma import GemmaNorm, check_causal
 from minisgl.models.layer_types import layer_types, layers_of_types
 from minisgl.models.post_norm import SandwichBlock
 from minisgl.models.scaled import ScaledDecoder
@@ -34,8 +34,7 @@ class Gemma2Block(SandwichBlock):
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
-    if fields.flag("use_bidirectional_attention", False):
-        raise fields.error("use_bidirectional_attention", "false: a decoder is causal")
+    check_causal(fields)
     bias = fields.flag("attention_bias", False)
     is_capped = fields.optional_number("attn_logit_softcapping") is not None
     return ModelSpec(

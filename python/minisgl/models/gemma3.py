@@ -1,13 +1,13 @@
-"""Gemma 3 (text): norms before and after attention and MLP, windows in five of six layers, which
-have a rotation of their own."""
+"""Gemma 3 (text): norms before and after attention and MLP; five of six layers have a window and
+their own rotation."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.layers import AttentionLayer
-from minisgl.models.gemma import GemmaNorm
+from minisgl.models.decoder import Attention
+from minisgl.models.gemma import GemmaNorm, check_causal
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.post_norm import SandwichBlock
 from minisgl.models.rotation import sliding_rope
@@ -16,20 +16,15 @@ from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
+
+
+class Gemma3Attention(Attention):
+    head_norm_type = GemmaNorm
 
 
 class Gemma3Block(SandwichBlock):
+    attention_type = Gemma3Attention
     rms_norm_type = GemmaNorm
-
-    def __init__(self, at: LayerBuild) -> None:
-        super().__init__(at)
-        self.attention.attend = AttentionLayer(
-            self.attention.attend.layer,
-            rope=at.rope,
-            q_norm=at.head_norm(GemmaNorm, "q_norm"),
-            k_norm=at.head_norm(GemmaNorm, "k_norm"),
-        )
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -37,22 +32,22 @@ def spec(config: ModelConfig) -> ModelSpec:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if fields.values.get(name) is not None:
             raise fields.error(name, "null: Gemma 3 was released without")
-    if fields.flag("use_bidirectional_attention", False):
-        raise fields.error("use_bidirectional_attention", "false: a decoder attends causally")
+    check_causal(fields)
     types = layer_types(config, period=fields.integer("sliding_window_pattern", 6))
-    near = sliding_rope(config, fields.number("rope_local_base_freq", 10_000.0))
+    windowed = sliding_rope(config, fields.number("rope_local_base_freq", 10_000.0))
     bias = fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
         layers=layers_of_types(
             config,
             types,
-            ropes=[near if kind == SLIDING else config.rope for kind in types],
+            ropes=[windowed if kind == SLIDING else config.rope for kind in types],
             block=Gemma3Block,
             scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         ),
         qkv_bias=bias,
         o_bias=bias,
+        qk_norm=True,
         decoder=partial(ScaledDecoder, embedding_scale=config.hidden_size**0.5),
     )
 
@@ -60,7 +55,7 @@ def spec(config: ModelConfig) -> ModelSpec:
 FAMILY = Family(
     architectures=("Gemma3ForCausalLM",),
     spec=spec,
-    # The released files of the larger sizes leave out what is so here.
+    # The released files of the larger sizes leave out fields with these values.
     defaults={
         "vocab_size": 262_208,
         "hidden_size": 2304,

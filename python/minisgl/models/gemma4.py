@@ -1,70 +1,39 @@
-"""Gemma 4 (text): layers without a window have wide heads; keys may be values, or another layer's;
-parts of the embedding for each layer; a mixture beside the MLP."""
+"""Gemma 4 (text): layers without a window have wide heads; keys may serve as values, and layers may
+share them; each layer may have its own embedding; a mixture may run beside the MLP."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.attention.names import SHARED
-from minisgl.models.config import Fields, rotary_config
-from minisgl.models.gemma4_block import Gemma4Block, Gemma4Decoder
+from minisgl.attention.names import KV_SHARING
+from minisgl.models.gemma4_block import Gemma4Decoder
 from minisgl.models.gemma4_experts import experts_beside
-from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
+from minisgl.models.gemma4_layers import gemma4_layers
+from minisgl.models.layer_types import FULL, SLIDING, layer_types
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
     if fields.values.get("use_bidirectional_attention") == "all":
         raise fields.error("use_bidirectional_attention", "null: a decoder is causal")
-    types = (*layer_types(config, period=6)[:-1], FULL)  # the last is, whatever the file says
+    types = (*layer_types(config, period=6)[:-1], FULL)  # the last is full, whatever the file says
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0)
     if len(set(types[: config.num_layers - num_shared])) < len(set(types)):
         raise fields.error("num_kv_shared_layers", "fewer: one layer of each type must have keys")
-    layers = layers_of_types(config, types, block=Gemma4Block, scale=1.0)
     bias = fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=tuple(
-            _layer(config, types, index, layer, config.num_layers - num_shared)
-            for index, layer in enumerate(layers)
-        ),
+        layers=gemma4_layers(config, types, config.num_layers - num_shared),
         qkv_bias=bias,
         o_bias=bias,
-        attention=(SHARED,) if num_shared else (),
+        attention=(KV_SHARING,) if num_shared else (),
         moe=experts_beside(config),
         decoder=Gemma4Decoder,
     )
-
-
-def _layer(
-    config: ModelConfig, types: tuple[str, ...], index: int, layer: LayerSpec, num_own: int
-) -> LayerSpec:
-    """num_own: layers with keys of their own, which come first."""
-    fields, kind = config.fields, types[index]
-    head_dim, num_kv_heads = layer.head_dim, layer.num_kv_heads
-    if kind == FULL:
-        head_dim = fields.integer("global_head_dim", 512)
-        if fields.flag("attention_k_eq_v", False):
-            num_kv_heads = fields.integer("num_global_key_value_heads", num_kv_heads)
-    each = fields.values.get("per_layer_config") or {}  # from transformers 5.23 on
-    own = each.get(str(index)) if isinstance(each, dict) else each
-    if own is not None:
-        if not isinstance(own, dict):
-            raise fields.error("per_layer_config", "an object of objects, by the layer's number")
-        sizes = Fields(own, f"{fields.where}: per_layer_config.{index}")
-        head_dim = sizes.integer("head_dim", layer.head_dim)
-        num_kv_heads = sizes.integer("num_key_value_heads", layer.num_kv_heads)
-    shares = None
-    if index >= num_own:
-        shares = max(i for i in range(num_own) if types[i] == kind)
-    rope = rotary_config(fields, head_dim, kind)
-    return replace(layer, head_dim=head_dim, num_kv_heads=num_kv_heads, rope=rope, shares=shares)
 
 
 FAMILY = Family(

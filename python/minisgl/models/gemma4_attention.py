@@ -1,5 +1,5 @@
-"""Gemma 4's attention: queries, keys and values are normed per head; keys may be values before
-their norms, and later layers may read the keys and values of an earlier one.
+"""Gemma 4's attention: queries, keys and values are normed per head. One projection may serve as
+keys and as values, and later layers may read the keys and values of an earlier one.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """
@@ -44,7 +44,7 @@ class UnitNorm(RMSNorm):
 
 
 class NormedValues(AttentionLayer):
-    """Attention that norms values too."""
+    """Attention that also norms the values."""
 
     norms_values = True
 
@@ -66,7 +66,7 @@ class NormedValues(AttentionLayer):
 
 
 class ReadsAnother(AttentionLayer):
-    """Queries alone, over the keys and values that another layer stores in this step."""
+    """Attention of this layer's queries to the keys and values that another layer stores."""
 
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
         view = batch.pools[self.layer.pool]
@@ -82,7 +82,8 @@ class ReadsAnother(AttentionLayer):
 
 
 class Gemma4Attention(Attention):
-    """Keys are values where the field attention_k_eq_v says so, in layers without a window."""
+    """With the field attention_k_eq_v, layers without a window have one projection for keys and
+    values."""
 
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
@@ -115,8 +116,8 @@ class Gemma4Attention(Attention):
 
 
 def query_projection(spec: ModelSpec, layer: LayerSpec, build: BuildContext) -> Linear:
-    """Return the projection of queries alone. Tensors of keys and values, which released files
-    have although nothing reads them, count as known."""
+    """Return a projection for queries only. Released files also have tensors of keys and values,
+    which no layer reads; they are declared as unread."""
     prefix = f"{layer.prefix}.self_attn"
     heads = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)[build.comm.rank]
     others = ("k_proj.weight", "v_proj.weight", "k_norm.weight")

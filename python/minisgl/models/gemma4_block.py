@@ -1,5 +1,5 @@
-"""Gemma 4's block and decoder: each layer may have a part of the token's embedding of its own, and
-its output is scaled, by the `SandwichNorm` that follows it.
+"""Gemma 4's block and decoder. Each layer may have its own part of the token's embedding, and the
+`SandwichNorm` after a block scales its output.
 
 Axes: T tokens of this step, S rows that sample, D hidden size, L layers, P width of a layer's part.
 """
@@ -48,7 +48,7 @@ class LayerInput(BaseOP):
         self.projection = build.weight(Part.whole(projection, size, width))
 
     def forward(self, x_TD: Tensor, h_TD: Tensor, part_TP: Tensor) -> tuple[Tensor, Tensor]:
-        """Takes the MLP's output and the residual. Returns (output, h)."""
+        """x, h: the MLP's output and the residual. Returns (output, h)."""
         gate_TP, h_TD = self.before.linear(self.gate, x_TD, h_TD)
         gated = self.ops.gated(torch.cat((gate_TP, part_TP), -1), "gelu_tanh")
         return self.projection.linear(gated), h_TD
@@ -99,7 +99,8 @@ class Gemma4Block(SandwichBlock):
         batch: Batch,
         rows_S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """`forward`, with the layer's part of the embedding of the tokens to return."""
+        """`forward` with one more argument: the layer's part of the embedding, for the tokens to
+        return."""
         x_TD, h_TD = self.attention.forward(self.attention_norm, x_TD, h_TD, batch, rows_S)
         if self.experts:
             x_TD, h_TD = self._mixed(self.experts, x_TD, h_TD)
@@ -110,7 +111,7 @@ class Gemma4Block(SandwichBlock):
         return x_TD, h_TD
 
     def _mixed(self, experts: Gemma4Experts, x_TD: Tensor, h_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """MLP and mixture side by side. Returns (their sum on every rank, residual)."""
+        """Run MLP and mixture side by side. Returns (their sum, whole on every rank; residual)."""
         norm = self.mlp_norm
         assert norm.pre is not None
         norms = (norm.pre, experts.router_norm, self.before_experts)

@@ -1,4 +1,4 @@
-"""Gemma 4's mixture, which runs beside an MLP: a router with norms and scales of its own."""
+"""Gemma 4's mixture, which runs beside an MLP: its router has its own norm, each expert a scale."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RouterNorm(RMSNorm):
 
 
 class Gemma4Experts(MoELayer):
-    """A mixture whose router has a norm of its own, and whose experts have scales."""
+    """A mixture whose router has its own norm, and whose experts have scales."""
 
     per_expert_scale: Tensor
 
@@ -49,8 +49,8 @@ class Gemma4Experts(MoELayer):
         self.router_norm = RouterNorm(build, size=hidden_size, name=f"{prefix}.scale")
 
     def beside(self, routed_TD: Tensor, x_TD: Tensor) -> Tensor:
-        """Route by routed_TD, which `router_norm` normed. Returns the weighted sum of this rank's
-        experts of x."""
+        """Route by routed_TD, the output of `router_norm`. Returns the weighted sum of this rank's
+        experts, computed from x."""
         return self._backend.forward(x_TD, self.router.linear(routed_TD), self.experts)
 
     @property
@@ -59,7 +59,7 @@ class Gemma4Experts(MoELayer):
 
 
 def experts_beside(config: ModelConfig) -> MoeSpec | None:
-    """The mixture of each layer, if config.json has one."""
+    """Return the mixture that config.json describes, or None. Every layer has it."""
     if not config.fields.flag("enable_moe_block", False):
         return None
     num_experts, top_k = read_experts(config, "num_experts", "gelu_tanh")

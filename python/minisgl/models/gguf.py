@@ -1,7 +1,7 @@
-"""The weights of a GGUF file under the names that our layers declare.
+"""The weights of a GGUF file, under the names that our layers declare.
 
-Experts are one stack for each of gate, up and down in the file. `minisgl.models.gguf_changes` has
-what else differs.
+In the file, the experts of a layer are three stacks: gate, up and down. Other differences are in
+`minisgl.models.gguf_changes`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.models.gguf_names import OF_EXPERTS, STACKED
 from minisgl.models.gguf_places import Places, place_of
-from minisgl.models.gguf_tensors import Blocks, Dequantised, Stack, mx_blocks, mx_scales
+from minisgl.models.gguf_tensors import Blocks, Dequantised, MxBytes, Stack
 from minisgl.models.weight import Checkpoint
 from minisgl.quantization.gguf import BLOCKS
 from minisgl.quantization.gguf_blocks import LAYOUTS
 from minisgl.utils.gguf import open_weights
-from minisgl.utils.gguf_values import is_mxfp4
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 class GgufCheckpoint(Checkpoint):
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Raises ConfigError and CheckpointError as `open_weights`."""
+        """Raises the errors of `open_weights`."""
         self.folder = folder
         fields, tensors = open_weights(folder)
         arch = fields["general.architecture"].contents()
@@ -37,7 +36,7 @@ class GgufCheckpoint(Checkpoint):
         for tensor in tensors:
             layer, part = place_of(tensor.name)
             if tensor.name.startswith("rope_") or layer in unread:
-                continue  # in config.json; of a layer that predicts several tokens
+                continue  # config.json has the former; multi-token prediction is not served
             if part.partition(".")[0] in OF_EXPERTS and arch in STACKED:
                 stacks.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
             else:
@@ -52,16 +51,18 @@ class GgufCheckpoint(Checkpoint):
 
 
 def _stacks(tensors: dict[str, Any]) -> dict[str, Stack]:
-    """The stacks of a layer's experts by their names: gate's rows, then up's; and down's."""
+    """Return the stacks of a layer's experts as gpt-oss's checkpoint has them, by name: the rows of
+    gate then up, and those of down."""
     stacks = {}
     for name, kinds in (
         ("gate_up_proj", ("ffn_gate_exps", "ffn_up_exps")),
         ("down_proj", ("ffn_down_exps",)),
     ):
         parts = [tensors[f"{kind}.weight"] for kind in kinds]
-        if all(map(is_mxfp4, parts)):
-            stacks[f"{name}_blocks"] = Stack([mx_blocks(part.data) for part in parts])
-            stacks[f"{name}_scales"] = Stack([mx_scales(part.data) for part in parts])
+        if all(part.tensor_type.name == "MXFP4" for part in parts):
+            for end, is_scale in (("blocks", False), ("scales", True)):
+                read = [MxBytes(part.data, is_scale=is_scale) for part in parts]
+                stacks[f"{name}_{end}"] = Stack(read)
         else:
             stacks[name] = Stack([Dequantised(part.data, part.tensor_type) for part in parts])
         biases = [tensors[f"{kind}.bias"] for kind in kinds]

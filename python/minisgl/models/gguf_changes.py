@@ -1,4 +1,4 @@
-"""What llama.cpp's files change in tensors, undone: see `change_of`.
+"""Undoes the changes that llama.cpp's converter makes to tensors: see `change_of`.
 
 Axes: K key heads, V value heads of a gated delta net.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALL: Final = slice(None)
 PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose files have 1 + the weight of each norm, but for the gated one."""
+"""Architectures whose files have 1 + the weight of each norm, except the gated one."""
 DELTA: Final = ("qwen3next", "qwen35", "qwen35moe")
 INTERLEAVED: Final = (
     *("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3"),
@@ -31,8 +31,8 @@ FUSED: Final = ("phi3", "chatglm", "glm4")
 
 
 def parts_of(arch: str, kind: str, rows: int, config: ModelConfig) -> list[tuple[str, slice]]:
-    """The kinds that a tensor of several is of, and the rows of each: q, k and v; gate and up; b
-    and a of a gated delta net."""
+    """Return the kinds of matrices that a tensor of the file has, and the rows of each. One tensor
+    may have q, k and v; gate and up; or b and a of a gated delta net."""
     if kind == "attn_qkv" and arch not in DELTA:
         q = config.num_heads * config.head_dim
         kv = config.num_kv_heads * config.head_dim
@@ -46,11 +46,14 @@ def parts_of(arch: str, kind: str, rows: int, config: ModelConfig) -> list[tuple
 
 
 def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
-    """kind: of the tensor, such as attn_q. Returns None where nothing is changed.
+    """Return the function that turns a tensor of the file into the checkpoint's; None if they are
+    the same. kind: such as attn_q.
 
-    Rows of q and k are put in our order, and norms have their weight without 1. A decay is
-    -exp(A_log). Qwen3.5: the value heads of all key heads take turns, where the checkpoint has
-    those of a key head side by side. Qwen3-Next: b and a of each key head take turns.
+    - Rows of q and k may be in the order of interleaved pairs, and norms may have 1 + the weight.
+    - The file has -exp(A_log) in place of A_log.
+    - Qwen3.5: the file has the first value head of each key head, then the second of each. The
+      checkpoint has the value heads of a key head side by side.
+    - Qwen3-Next: b and a alternate, key head by key head.
     """
     if arch in INTERLEAVED and kind in ("attn_q", "attn_k"):
         return partial(deinterleave, head_dim=config.head_dim, rotary_dim=config.rope.rotary_dim)
@@ -64,7 +67,7 @@ def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
 
 
 def reorders_columns(arch: str, kind: str) -> bool:
-    """Whether `change_of` does, which blocks along a row do not survive."""
+    """Whether `change_of` reorders columns. A row's blocks do not survive that."""
     return kind == "ssm_out" and arch in ("qwen35", "qwen35moe")
 
 
@@ -75,7 +78,8 @@ OF_MAMBA: Final[dict[str, Change]] = {
     "ssm_conv1d": lambda taps: taps[:, None] if taps.dim() == 2 else taps,
     "shortconv.conv": lambda taps: taps[:, None] if taps.dim() == 2 else taps,
 }
-"""Of a convolution: weights [channels, taps], and the bias."""
+"""The changes for Mamba2 and short convolutions. A convolution's tensor is [channels, taps], or its
+bias."""
 
 
 def _minus_one(weight: Tensor) -> Tensor:
@@ -109,11 +113,13 @@ def _of_delta_net(arch: str, kind: str, config: ModelConfig) -> Change | None:
 
 
 def _of_pair(rows: Tensor, which: int, *, keys: int) -> Tensor:
-    """rows: of each key head first those of one projection, then as many of the other."""
+    """Return the rows of projection `which`. For each key head, `rows` has those of projection 0,
+    then as many of projection 1."""
     return rows.reshape(keys, 2, -1, *rows.shape[1:])[:, which].flatten(0, 1)
 
 
 def _side_by_side(rows: Tensor, size: int, *, keys: int, values: int) -> Tensor:
-    """rows: [values * size, ...]: the first value head of each key head, then the second ones."""
+    """Put the value heads of each key head side by side. rows: [values * size, ...], the first
+    value head of each key head, then the second of each, and so on."""
     heads = rows.reshape(values // keys, keys, size, *rows.shape[1:])
     return heads.transpose(0, 1).reshape(rows.shape)

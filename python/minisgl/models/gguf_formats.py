@@ -1,5 +1,4 @@
-"""The formats of a GGUF file's matrices, from the section that `utils.gguf` writes into
-config.json."""
+"""The formats of a GGUF file's matrices. `utils.gguf` writes them into config.json."""
 
 from __future__ import annotations
 
@@ -27,14 +26,15 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFormats(Formats):
-    """has_mxfp4: whether the experts are those of gpt-oss, in MXFP4."""
+    """types: the formats of all matrices. has_mxfp4: whether they have experts of gpt-oss in
+    MXFP4."""
 
     types: FileTypes
     has_mxfp4: bool
 
     @classmethod
     def read(cls, config: ModelConfig) -> GgufFormats:
-        """config: its fields have the section."""
+        """Read the `quantization_config` in the config's fields."""
         section = config.fields.values["quantization_config"]
         arch, places = section["arch"], Places(section["arch"], config)
         types: dict[str, str] = {}
@@ -63,7 +63,7 @@ class GgufFormats(Formats):
         return Format(name="GGUF", weight=self.types)
 
     def log(self, model: TensorOwner) -> None:
-        """Log what stays packed, and what is dequantised and why."""
+        """Log which formats stay packed, and which are dequantised and why."""
         packed: Counter[str] = Counter()
         dequantised: Counter[tuple[str, str]] = Counter()
         for parameter in model.parameters():
@@ -86,10 +86,11 @@ class GgufFormats(Formats):
 
 
 def _of_numbers(parts: Sequence[Part]) -> list[Part]:
-    """The parts as their matrices are called."""
+    """Return the parts under the names of their matrices."""
     return [replace(part, name=part.name.removesuffix(BLOCKS)) for part in parts]
 
 
 def has_mxfp4(section: Mapping[str, Any]) -> bool:
+    """Whether a `quantization_config` of `utils.gguf` has experts of gpt-oss in MXFP4."""
     types = section["types"]
     return section["arch"] in STACKED and types.get("blk.0.ffn_gate_exps.weight") == "MXFP4"

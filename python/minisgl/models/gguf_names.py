@@ -1,7 +1,7 @@
-"""The names of a GGUF file's tensors, and those of the tensors that our layers declare.
+"""From the names of a GGUF file's tensors to the names that our layers declare.
 
-A kind is a name without its layer and its last part: `attn_q` of `blk.3.attn_q.weight`. Names of
-routers and experts come from the family's spec.
+The kind of a tensor is its name without the layer and the last part: `attn_q` for
+`blk.3.attn_q.weight`. Names of routers and experts come from the family's spec.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 GLOBAL: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
-    "token_embd_norm": "model.norm",  # LFM2's, which is the last norm in spite of its name
+    "token_embd_norm": "model.norm",  # LFM2's last norm, in spite of its name
     "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -38,14 +38,16 @@ SANDWICH: Final = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 AFTER: Final = {"post_attention_norm": "post_attention_layernorm"}
-SHARED: Final = {f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}
-SHARED_QWEN: Final = {
+SHARED_EXPERTS: Final = {
+    f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")
+}
+QWEN_SHARED_EXPERT: Final = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
 }
 DELTA: Final = {
     **AFTER,
-    **SHARED_QWEN,
+    **QWEN_SHARED_EXPERT,
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_alpha": "linear_attn.in_proj_a",
@@ -83,7 +85,7 @@ def _mamba(mixer: str) -> dict[str, str]:
     }
 
 
-GRANITE: Final = {**_mamba("mamba"), **SHARED}
+GRANITE: Final = {**_mamba("mamba"), **SHARED_EXPERTS}
 NEMOTRON: Final = {
     **_mamba("mixer"),
     "attn_norm": "norm",
@@ -106,8 +108,8 @@ OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, str]]] = {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
-    "glm4moe": {**AFTER, **SHARED},
-    "qwen2moe": SHARED_QWEN,
+    "glm4moe": {**AFTER, **SHARED_EXPERTS},
+    "qwen2moe": QWEN_SHARED_EXPERT,
     "qwen3next": DELTA,
     "qwen35": DELTA,
     "qwen35moe": DELTA,
@@ -124,14 +126,15 @@ OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, str]]] = {
     "nemotron_h": NEMOTRON,
     "nemotron_h_moe": NEMOTRON,
 }
-"""What differs from `OF_LAYER`."""
+"""Architecture -> the names that differ from `OF_LAYER`."""
 OF_EXPERTS: Final = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
-"""[E, O, I] in the file, a tensor for each expert here: the field of `ExpertNames`."""
+"""Kinds of [E, O, I], of which our layers declare a tensor for each expert -> the field of
+`ExpertNames`."""
 STACKED: Final = ("gpt-oss",)
 """Architectures whose checkpoints have one tensor for all experts."""
 
 
 def names_of(arch: str) -> dict[str, str]:
-    """Of a layer's tensors: by kind, or with the last part of the name, which the other side then
-    has, too."""
+    """Return the names for a layer's tensors, without their last part. A key is a kind; or a kind
+    with the last part, and then its name is whole, too."""
     return {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}

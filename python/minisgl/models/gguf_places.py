@@ -1,4 +1,4 @@
-"""Where the tensors of a GGUF file belong among those that our layers declare."""
+"""Which tensors that our layers declare a tensor of a GGUF file becomes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A declared name, and what of the file's tensor it has. index: of its rows, or of an expert
-    and perhaps its rows. change: see `change_of`."""
+    """A declared name, and the part of the file's tensor that it names. index: rows of the tensor,
+    or an expert, or an expert and its rows. change: see `change_of`."""
 
     name: str
     index: int | slice | tuple[int, slice]
@@ -26,14 +26,14 @@ class Place:
 
 
 class Places:
-    """Of one model."""
+    """The places of one model's tensors."""
 
     def __init__(self, arch: str, config: ModelConfig) -> None:
         self._arch, self._config = arch, config
         self._of_layer, self._routed = names_of(arch), _routed(config)
 
     def of(self, name: str, shape: Sequence[int]) -> Iterator[Place]:
-        """The places of a file's tensor of `shape`, whose first axis has rows or experts."""
+        """Yield the places of a file's tensor. shape: its first axis has rows or experts."""
         layer, part = place_of(name)
         kind, _, suffix = part.rpartition(".") if "." in part else (part, "", "weight")
         names = self._routed.get(layer)
@@ -60,7 +60,7 @@ class Places:
 
 
 def _routed(config: ModelConfig) -> dict[str, ExpertNames]:
-    """The names of each layer's router and experts, by the layer's prefix."""
+    """Return a layer's prefix -> the names of its router and experts."""
     moe = config.family.spec(config).moe
     if moe is None:
         return {}

@@ -1,6 +1,6 @@
-"""Tensors of a GGUF file, indexed as slices of safetensors are.
+"""Memory-mapped tensors of a GGUF file, which are indexed like slices of safetensors.
 
-Each is memory-mapped. Axes: E experts, O outputs, I inputs.
+Axes: E experts, O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 Index = tuple[int | slice, ...]
 Change = Callable[[Tensor], Tensor]
 MX_BYTES: Final = 17
-"""Of a block of 32 numbers of MXFP4: the exponent, then the numbers 0 and 16, 1 and 17, ... of 4
-bits, the first in the low bits."""
+"""The bytes of a block of 32 numbers of MXFP4: the exponent, then 4 bits for each of the numbers 0
+and 16, 1 and 17, ..., the first of a pair in the low bits."""
 
 
 class Slice(Protocol):
@@ -31,11 +31,11 @@ class Slice(Protocol):
 
 
 class Dequantised:
-    """One tensor in float32; dequantised when indexed."""
+    """A tensor that is dequantised to float32 when it is indexed."""
 
     def __init__(self, data: Any, kind: Any, change: Change | None = None) -> None:
-        """data: rows of blocks where it is quantised. change: from the file's tensor to the one
-        that a Hugging Face checkpoint has."""
+        """data: numbers, or rows of blocks. kind: the gguf package's type of it. change: see
+        `minisgl.models.gguf_changes.change_of`."""
         from gguf import quants
 
         self._data, self._kind, self._change = data, kind, change
@@ -55,8 +55,9 @@ class Dequantised:
         return list(self._change(torch.empty(shape, device="meta")).shape)
 
     def __getitem__(self, index: Index) -> Tensor:
-        """index: a slice for each axis, or a number for the first. A share of rows is dequantised
-        alone; a share of columns, and a tensor that is changed, whole."""
+        """index: a slice for each axis, or a number for the first one. Of rows, only those asked
+        for are dequantised. Columns are cut after whole rows, and a change needs the whole
+        tensor."""
         if self._change is not None:
             return self._change(self._values(self._data))[index]
         *rows, columns = index
@@ -70,10 +71,10 @@ class Dequantised:
 
 
 class Blocks:
-    """The blocks of a matrix as they are, uint8 [O, bytes]."""
+    """The blocks of a matrix as the file has them, uint8 [O, bytes]."""
 
     def __init__(self, data: Any, change: Change | None) -> None:
-        """change: of the order of rows."""
+        """change: a change of the order of rows, or None."""
         self._data, self._change = data, change
 
     def get_slice(self, name: str) -> Blocks:
@@ -88,19 +89,24 @@ class Blocks:
     def __getitem__(self, index: Index) -> Tensor:
         """A view of the mapped file, unless the rows are reordered."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the mapping is read-only, and so are its users
+            warnings.simplefilter("ignore")  # torch warns that the mapping is read-only
             rows = torch.from_numpy(self._data)
         return (self._change(rows) if self._change else rows)[index]
 
 
-class Bytes:
-    """Bytes of the blocks of a stack [E, O, blocks, bytes], rearranged when indexed."""
+class MxBytes:
+    """The numbers or the exponents of a stack of MXFP4, which are rearranged when they are indexed.
+
+    data: uint8 [E, O, I / 32 * 17]. is_scale: the exponents, [E, O, I / 32]. Else the numbers as
+    gpt-oss was released, [E, O, I / 32, 16]: columns 2j and 2j + 1 in byte j, the first in the low
+    bits.
+    """
 
     def __init__(self, data: Any, *, is_scale: bool) -> None:
         self._data = data.reshape(*data.shape[:2], -1, MX_BYTES)
         self._is_scale = is_scale
 
-    def get_slice(self, name: str) -> Bytes:
+    def get_slice(self, name: str) -> MxBytes:
         return self
 
     def get_dtype(self) -> str:
@@ -121,7 +127,7 @@ class Bytes:
 
 
 class Stack:
-    """Tensors [E, O, ...] that are one along O."""
+    """Tensors [E, O, ...] that are concatenated along O."""
 
     def __init__(self, parts: Sequence[Slice]) -> None:
         self._parts = parts
@@ -137,7 +143,7 @@ class Stack:
         return [shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]]
 
     def __getitem__(self, index: Index) -> Tensor:
-        """index: an expert or a slice of them, then a slice for each axis."""
+        """index: an expert or a slice of experts, then a slice for each axis."""
         experts, rows, *others = index
         assert isinstance(rows, slice)
         axis = 0 if isinstance(experts, int) else 1
@@ -150,14 +156,3 @@ class Stack:
                 taken.append(part[(experts, slice(start, stop), *others)])
             first += count
         return torch.cat(taken, axis) if len(taken) > 1 else taken[0]
-
-
-def mx_blocks(data: Any) -> Bytes:
-    """data: blocks of MXFP4, uint8 [E, O, I / 32 * 17]. Returns the numbers as gpt-oss is released,
-    [E, O, I / 32, 16]: columns 2j and 2j + 1 in byte j, the first in the low bits."""
-    return Bytes(data, is_scale=False)
-
-
-def mx_scales(data: Any) -> Bytes:
-    """The exponents, [E, O, I / 32]."""
-    return Bytes(data, is_scale=True)

@@ -1,5 +1,5 @@
-"""GLM-4.5, GLM-4.6 and GLM-4.7: a sigmoid router, with a correction for the choice alone, beside an
-expert that every token takes; dense layers first."""
+"""GLM-4.5, GLM-4.6 and GLM-4.7: all but the first layers have a mixture, whose router has sigmoids
+and a correction, and an expert that every token takes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 
 def _without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """Leave out the layers behind the last one, which draft several tokens."""
+    """Leave out the layers of multi-token prediction, which follow the last layer."""
     for index in range(config.fields.integer("num_nextn_predict_layers", 1, minimum=0)):
         view.drop(f"model.layers.{config.num_layers + index}.")
     return view

@@ -1,5 +1,5 @@
-"""Granite 3 (dense): a Llama with a multiplier for the embedding, the attention scores, what each
-layer adds, and the logits."""
+"""Granite 3 (dense): a Llama with multipliers: for the embedding, for attention scores, for the
+outputs of attention and MLP, and for the logits."""
 
 from __future__ import annotations
 

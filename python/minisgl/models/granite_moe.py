@@ -19,7 +19,7 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 
 def granite_names(layer: int) -> ExpertNames:
-    """Returns the names as released: one tensor for all experts."""
+    """Return the names in released files, which have one tensor for all experts."""
     prefix = f"model.layers.{layer}.block_sparse_moe"
     return replace(
         expert_names(prefix, router="router.layer"),
@@ -33,7 +33,7 @@ NAMES = {
     ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
     ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
 }
-"""Names that transformers 5 keeps -> as released."""
+"""Parts of names as transformers 5 writes them -> as in released files."""
 
 
 FAMILY = replace(

@@ -1,5 +1,5 @@
-"""Hunyuan (dense): a Llama whose queries and keys are normed per head after they rotate; files
-stretch the rotation by a constant power of its base."""
+"""Hunyuan (dense): a Llama whose queries and keys are normed per head after their rotation; files
+may give a number alpha that raises the rotation's base."""
 
 from __future__ import annotations
 

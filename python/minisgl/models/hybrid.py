@@ -1,4 +1,4 @@
-"""The layers of Qwen's hybrids: most are gated delta nets, the others have attention with a gate.
+"""The layers of Qwen's hybrids: most have a gated delta net, the others attention with a gate.
 
 Norms multiply by 1 + the checkpoint's weight.
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from minisgl.kernel.gates import create_gates
-from minisgl.layers import AttentionLayer, RMSNormFused
+from minisgl.layers import RMSNormFused
 from minisgl.layers.delta_net import FusedProjections, GatedDeltaNet, Projections
 from minisgl.layers.gated_attention import LinearGatedQKV
 from minisgl.models.decoder import Attention, Block
@@ -29,6 +29,8 @@ FULL, LINEAR = "full_attention", "linear_attention"
 
 
 class GatedAttention(Attention):
+    head_norm_type = GemmaNorm
+
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
         spec, layer = at.spec, at.layer
@@ -43,12 +45,6 @@ class GatedAttention(Attention):
         )
         del self.qkv
         self.gates = create_gates(at.build.ops)
-        self.attend = AttentionLayer(
-            self.attend.layer,
-            rope=at.rope,
-            q_norm=at.head_norm(GemmaNorm, "q_norm"),
-            k_norm=at.head_norm(GemmaNorm, "k_norm"),
-        )
 
     def forward(
         self,
@@ -96,8 +92,8 @@ class DeltaBlock(Block):
 
 
 def hybrid_layers(config: ModelConfig, *, fused: bool) -> tuple[LayerSpec, ...]:
-    """Returns the layers of `layer_types`, or else attention in every `full_attention_interval`-th
-    layer. fused: see `DeltaSpec`. Raises ConfigError."""
+    """Return the layers that the field `layer_types` describes. Without it, every
+    `full_attention_interval`-th layer has attention. fused: see `DeltaSpec`. Raises ConfigError."""
     fields = config.fields
     period = fields.integer("full_attention_interval", 4)
     types = fields.values.get("layer_types")

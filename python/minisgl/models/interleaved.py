@@ -1,8 +1,8 @@
-"""Reorders the outputs of q and k of heads that rotate the pairs (2i, 2i + 1), as our layers rotate
-the pairs (i, i + R/2). R: the number of rotated dims.
+"""Reorders the outputs of q and k for heads that rotate the pairs (2i, 2i + 1).
 
-Both projections are reordered alike, so q @ k does not change. In a quantised checkpoint scales and
-zero points are reordered too::
+Our layers rotate the pairs (i, i + R/2), R being the number of rotated dims. Both projections are
+reordered in the same way, so q @ k does not change. In a quantised checkpoint scales and zero
+points are reordered, too::
 
     an entry for each output         weight, bias, scales of rows and groups     reordered
     an entry for whole heads         scales of blocks                            as they are
@@ -43,7 +43,7 @@ class Heads:
         }
 
     def reordered(self, name: str, tensor: Tensor, view: CheckpointView) -> Tensor:
-        """Return the reordered tensor; one that is not of q or k is returned as it is.
+        """Return the reordered tensor, or the tensor itself if it is not part of q or k.
 
         tensor: a whole tensor of the checkpoint, or a rank's share of whole heads. Raises
         ConfigError if an entry is for several outputs that would be separated.
@@ -61,10 +61,10 @@ class Heads:
             return tensor
         if tensor.dtype != torch.int32 or each not in (4, 8):
             raise ConfigError(
-                f"{view.folder}: {name} {list(tensor.shape)} has an entry for each {each} outputs, "
-                f"and heads of {self.head_dim} rotate interleaved pairs; expected an entry for "
-                "an output or for whole heads; use the unquantised checkpoint, with --quantization "
-                "if need be"
+                f"{view.folder}: {name} {list(tensor.shape)} has one entry for {each} outputs, "
+                f"which must be reordered in each head of {self.head_dim}; expected an entry for "
+                "each output or for whole heads; use the unquantised checkpoint, with "
+                "--quantization if need be"
             )
         numbers = f"{module}.qweight"
         is_awq = numbers in view.names and view.shape(numbers)[1] != outputs

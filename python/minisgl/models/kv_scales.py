@@ -37,10 +37,11 @@ def load_kv_scales(
     contexts: Sequence[Context],
     comm: DistributedCommunicator,
 ) -> None:
-    """Give the pools of fp8 the scales that the checkpoint has; they stay 1 where it has none.
+    """Give the pools in fp8 the checkpoint's scales. Layers for which it has none keep a scale of
+    1.
 
-    contexts: those of the model's pools, in their order. Raises CheckpointError for a layer with
-    one of the two scales, and for scales that are not positive or do not fit the layer's heads.
+    contexts: of the model's pools, in their order. Raises CheckpointError for a layer with only one
+    of the two scales, and for scales that are not positive or do not fit the layer's heads.
     """
     checkpoint = open_checkpoint(folder, model.spec.config)
     num_found, num_layers = 0, 0
@@ -59,8 +60,8 @@ def load_kv_scales(
             if name is None:
                 other = next(filter(None, found))
                 raise CheckpointError(
-                    f"{folder} has {other}, but no such scale of the layer's other half; expected "
-                    "scales of both keys and values, or neither"
+                    f"{folder} has {other}, but of keys and values the layer's other part has "
+                    "no scale; expected scales of both, or of neither"
                 )
             scale.copy_(_of_heads(checkpoint, name, layer.num_kv_heads)[heads.start : heads.stop])
         num_found += 1
@@ -82,8 +83,8 @@ def _of_heads(checkpoint: Checkpoint, name: str, num_heads: int) -> Tensor:
     scale = checkpoint.share(name, Part.whole(name, *shape)).float().flatten()
     if len(scale) not in (1, num_heads):
         raise CheckpointError(
-            f"{name} in {checkpoint.folder} is {list(shape)}; expected one scale, or one for each "
-            f"of {num_heads} heads"
+            f"{name} in {checkpoint.folder} has shape {list(shape)}; expected one scale, or one "
+            f"for each of {num_heads} heads"
         )
     if not bool((scale.isfinite() & (scale > 0)).all()):
         worst = float(torch.where(scale > 0, 0, scale).min())

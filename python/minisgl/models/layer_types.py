@@ -39,11 +39,9 @@ def layer_types(config: ModelConfig, period: int | None = None) -> tuple[str, ..
 def windows(
     config: ModelConfig, types: Sequence[str], window: int | None
 ) -> tuple[int | None, ...]:
-    """Returns each layer's window. Raises ConfigError where a SLIDING layer has none."""
+    """Return each layer's window. Raises ConfigError if there are SLIDING layers but no window."""
     if window is None and SLIDING in types:
-        raise config.fields.error(
-            "layer_types", "only full_attention while no sliding window is in use"
-        )
+        raise config.fields.error("layer_types", "full_attention for all, as there is no window")
     return tuple(window if kind == SLIDING else None for kind in types)
 
 

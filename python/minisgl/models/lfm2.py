@@ -1,45 +1,16 @@
-"""LFM2: gated short convolutions, and attention in some layers, which norms its heads."""
+"""LFM2: gated short convolutions in most layers; the others have attention, whose heads are
+normed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from minisgl.models.short_conv import ConvBlock, ConvSpec
-from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
+from minisgl.models.short_conv import conv_layers
+from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-
-FULL, CONV = "full_attention", "conv"
-
-
-def lfm2_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Returns the layers of `layer_types`, or else attention in those of `full_attn_idxs`. Raises
-    ConfigError."""
-    fields, count = config.fields, config.num_layers
-    types = fields.values.get("layer_types")
-    if types is None:
-        full = fields.values.get("full_attn_idxs") or range(count)
-        types = [FULL if index in full else CONV for index in range(count)]
-    is_list = isinstance(types, list) and len(types) == count
-    if not is_list or FULL not in types or any(kind not in (FULL, CONV) for kind in types):
-        raise fields.error("layer_types", f"a list of {count} {CONV} and {FULL}, of these one")
-    if config.hidden_size % config.num_heads:
-        raise fields.error("num_attention_heads", f"a divisor of {config.hidden_size} channels")
-    conv = ConvSpec(
-        taps=fields.integer("conv_L_cache", minimum=2), bias=fields.flag("conv_bias", False)
-    )
-    of_conv: dict[str, Any] = {
-        "num_kv_heads": config.num_heads,
-        "head_dim": config.hidden_size // config.num_heads,
-        "block": ConvBlock,
-        "recurrent": conv,
-    }
-    return tuple(
-        layer if kind == FULL else replace(layer, **of_conv)
-        for layer, kind in zip(layers_of(config), types, strict=True)
-    )
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -51,7 +22,7 @@ def spec(config: ModelConfig) -> ModelSpec:
             raise fields.error("block_ffn_dim_multiplier", "at most 1024")
         width = int(factor * int(2 * width / 3))
         config = replace(config, intermediate_size=-(-width // unit) * unit)
-    return ModelSpec(config=config, layers=lfm2_layers(config), qk_norm=True)
+    return ModelSpec(config=config, layers=conv_layers(config), qk_norm=True)
 
 
 NAMES = {

@@ -1,13 +1,14 @@
-"""LFM2-MoE: LFM2 with a mixture in all but the first layers: a sigmoid router, with a correction
-for the choice alone."""
+"""LFM2-MoE: LFM2 with a mixture in all but the first layers; its router has sigmoids and a
+correction."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.models.lfm2 import DEFAULTS, NAMES, RENAMES, lfm2_layers
+from minisgl.models.lfm2 import DEFAULTS, NAMES, RENAMES
 from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.short_conv import conv_layers
 from minisgl.models.sigmoid_experts import SigmoidExperts
 from minisgl.models.spec import Family, ModelSpec
 
@@ -27,7 +28,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         raise fields.error("use_expert_bias", "true: a router without a correction is not served")
     return ModelSpec(
         config=config,
-        layers=lfm2_layers(config),
+        layers=conv_layers(config),
         qk_norm=True,
         moe=MoeSpec(
             num_experts=num_experts,

@@ -1,16 +1,17 @@
-"""Mamba2 in the place of attention: what config.json and a spec say of it, and its layer."""
+"""Mamba2 in the place of attention: its sizes in config.json and in a spec, and its layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from minisgl.layers.mamba2 import Mamba2
 from minisgl.models.recurrent import INTERVAL, DeltaSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import Fields, ModelConfig
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.decoder import Block, LayerBuild
+    from minisgl.models.spec import LayerSpec
 
 KINDS = {
     "linear_attention": "M",
@@ -26,8 +27,11 @@ KINDS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec(DeltaSpec):
     """Mamba2. `LayerSpec.num_heads` are its heads, `num_kv_heads` its groups, and `head_dim` is the
-    size of a state. value_dim: of a head. bias, out_bias: of the projections. norm: of each group,
-    after the gate or before it."""
+    size of a state.
+
+    value_dim: the size of a head. bias, out_bias: whether the projections have biases. norm:
+    whether each group is normed after the gate, before it, or not.
+    """
 
     bias: bool
     out_bias: bool
@@ -35,16 +39,39 @@ class MambaSpec(DeltaSpec):
 
 
 def letter_of(kind: object) -> str:
-    """Returns the letter of an entry of `layers_block_type`; "?" for one that is not known."""
+    """Return the letter of an entry of `layers_block_type`; "?" for an unknown one."""
     return KINDS.get(kind, "?") if isinstance(kind, str) else "?"
 
 
 NO_LIMITS = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
-"""What `time_step_limit` is where time steps are not clamped, as transformers writes it."""
+"""The values of `time_step_limit` with which time steps are not clamped. transformers writes the
+second."""
+
+
+def as_mamba(config: ModelConfig, layer: LayerSpec, block: type[Block], **more: Any) -> LayerSpec:
+    """Return `layer` with Mamba2 of the sizes in config.json's fields mamba_*. block: its class.
+    more: further fields of `MambaSpec`. Raises ConfigError."""
+    check_mamba(config.fields)
+    num_heads, head_dim, num_groups, state_size = mamba_sizes(config)
+    mamba = MambaSpec(
+        value_dim=head_dim,
+        taps=config.fields.integer("mamba_d_conv", minimum=2),
+        fused=False,
+        bias=config.fields.flag("mamba_proj_bias", False),
+        **more,
+    )
+    return replace(
+        layer,
+        num_heads=num_heads,
+        num_kv_heads=num_groups,
+        head_dim=state_size,
+        block=block,
+        recurrent=mamba,
+    )
 
 
 def mamba_sizes(config: ModelConfig) -> tuple[int, int, int, int]:
-    """Returns Mamba2's heads, a head's size, groups, and the size of a state."""
+    """Return (number of heads, size of a head, number of groups, size of a state)."""
     fields = config.fields
     num_heads, num_groups = fields.integer("mamba_n_heads"), fields.integer("mamba_n_groups")
     expanded = fields.integer("mamba_expand", 2) * config.hidden_size
@@ -67,7 +94,7 @@ def check_mamba(fields: Fields) -> None:
 
 
 def mixer(at: LayerBuild, name: str) -> Mamba2:
-    """Returns the layer's Mamba2. name: that of its module in the checkpoint."""
+    """Return the layer's Mamba2. name: the name of its module in the checkpoint."""
     spec, layer, mamba = at.spec, at.layer, at.layer.recurrent
     assert isinstance(mamba, MambaSpec)
     return Mamba2(

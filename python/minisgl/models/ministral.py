@@ -1,4 +1,4 @@
-"""Ministral (8B, 2410): a Mistral whose layers have a window or none."""
+"""Ministral (8B, 2410): a Mistral in which only some layers may have a window."""
 
 from __future__ import annotations
 

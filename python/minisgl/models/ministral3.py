@@ -1,5 +1,5 @@
-"""Ministral 3: a Mistral with yarn, whose queries grow with the logarithm of their position (as in
-Llama 4)."""
+"""Ministral 3: a Mistral with YaRN, whose queries are scaled by the logarithm of their position (as
+in Llama 4)."""
 
 from __future__ import annotations
 

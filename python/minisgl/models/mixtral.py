@@ -23,7 +23,8 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 
 def _names(layer: int) -> ExpertNames:
-    """Newer files say `mlp` where the first ones said `block_sparse_moe`."""
+    """Return the first files' names, which have `block_sparse_moe`, with those of newer files,
+    which have `mlp`, as their alternatives."""
     new = expert_names(f"model.layers.{layer}.mlp")
     old = expert_names(f"model.layers.{layer}.block_sparse_moe", projections=("w1", "w3", "w2"))
     return replace(old, router_alias=new.router, all_gate_up=new.all_gate_up, all_down=new.all_down)

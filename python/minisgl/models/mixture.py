@@ -1,4 +1,4 @@
-"""Mixtures of experts: what config.json says of them, and how their layers are built.
+"""Mixtures of experts in config.json and in a spec, and the construction of their layers.
 
 Imported only for models that have one.
 """
@@ -34,10 +34,10 @@ class MoeSpec:
 
     is_sparse: for each layer whether it has the mixture; other layers have an MLP of
     `ModelConfig.intermediate_size`. inner_size: an expert's intermediate size. shared_size: the
-    intermediate size of the expert that every token takes, 0 for none. renormalise: see
+    intermediate size of the shared expert, which every token takes; 0 for none. renormalise: see
     `Ops.route`. names: layer index -> the names of the experts' tensors. prefix: layer index -> the
     prefix of the shared expert's names. bias: whether router and experts have biases. layer,
-    shared: the classes to build.
+    shared: the classes of the mixture and of the shared expert.
     """
 
     num_experts: int
@@ -59,8 +59,8 @@ def read_experts(
 ) -> tuple[int, int]:
     """Return (number of experts, number of experts that a token takes). Raises ConfigError.
 
-    field: the name of the first number in config.json. activation: the only one that the family's
-    experts have.
+    field: config.json's name of the number of experts. activation: the only one that the family's
+    experts may have.
     """
     fields = config.fields
     num_experts, top_k = fields.integer(field), fields.integer("num_experts_per_tok")
@@ -80,8 +80,8 @@ def expert_names(
     router: str = "gate",
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> ExpertNames:
-    """Returns the names of a mixture's tensors below `prefix`. projections: an expert's own names
-    for gate, up and down."""
+    """Return the names of a mixture's tensors below `prefix`. projections: the names of an expert's
+    gate, up and down."""
     experts = f"{prefix}.experts"
     gate, up, down = (f"{experts}.{{}}.{name}.weight" for name in projections)
     return ExpertNames(
@@ -96,7 +96,7 @@ def expert_names(
 
 
 def names_in_mlp(layer: int) -> ExpertNames:
-    """Returns the names of most families' mixtures: `gate` and `experts` below `mlp`."""
+    """Return the names of most families' mixtures: `gate` and `experts` below `mlp`."""
     return expert_names(f"model.layers.{layer}.mlp")
 
 
@@ -120,7 +120,7 @@ def mixture_in_each_layer(
 def mixture_builder(
     spec: MoeSpec, build: BuildContext, hidden_size: int
 ) -> Callable[[int], MoELayer]:
-    """Returns a function from a layer's index to its mixture. The layers share their backends."""
+    """Return a function from a layer's index to its mixture. All mixtures use the same backends."""
 
     @cache
     def backend(kind: type[Weight]) -> BaseMoeBackend:
@@ -153,19 +153,18 @@ def mixture_builder(
 
 
 def check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:
-    """Raise ConfigError where the ranks cannot share this model's experts."""
+    """Raise ConfigError if this model's experts cannot be split over the ranks."""
     if spec.moe is None:
         raise ConfigError(
-            f"--ep shares experts among ranks, and {spec.config.architecture} has none; leave it "
-            "out"
+            f"--ep splits experts over ranks, and {spec.config.architecture} has none; leave it out"
         )
     if not any(spec.moe.is_sparse):
         raise ConfigError(
-            f"--ep shares experts among ranks, and no layer of {spec.config.fields.where} has any "
+            f"--ep splits experts over ranks, and no layer of {spec.config.fields.where} has any "
             "(mlp_only_layers, decoder_sparse_step); leave it out"
         )
     if comm.size > spec.moe.num_experts:
         raise ConfigError(
-            f"{counted(spec.moe.num_experts, 'expert')} cannot be shared by {comm.size} ranks, "
+            f"{counted(spec.moe.num_experts, 'expert')} cannot be split over {comm.size} ranks, "
             "since each needs one; leave --ep out, or use fewer ranks"
         )

@@ -1,5 +1,5 @@
-"""Muse-Glimmer (text): Gemma 2's order of norms, a normed embedding, queries and keys that are
-normed without a weight, a gate on attention's output; layers without a window do not rotate."""
+"""Muse-Glimmer (text): Gemma 2's order of norms; embedding, queries and keys are normed without a
+weight; attention's output has a gate; layers without a window do not rotate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     fields, count = config.fields, config.num_layers
     if fields.flag("attention_bias", False):
         raise fields.error("attention_bias", "false: biases of attention are not supported")
-    # Counted from the last layer.
+    # The last layer is full, and every fourth one before it.
     full = [(count - 1 - index) % 4 == 0 for index in range(count)]
     types = layer_types(config)
     if fields.values.get("layer_types") is None:

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 
 class GatedAttention(Attention):
-    """Attention whose output is multiplied by the sigmoid of a gate. One GEMM computes queries,
-    keys, values and gate. Queries and keys are normed without a weight."""
+    """Attention whose output is multiplied by the sigmoid of a gate.
+
+    One GEMM computes queries, keys, values and the gate. Queries and keys are normed without a
+    weight.
+    """
 
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)

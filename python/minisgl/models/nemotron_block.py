@@ -20,7 +20,8 @@ from minisgl.layers import (
     StateLessOP,
 )
 from minisgl.models.decoder import Block
-from minisgl.models.mamba2 import letter_of, mixer
+from minisgl.models.mamba2 import MambaSpec, letter_of, mixer
+from minisgl.models.spec import layers_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from minisgl.layers.mamba2 import Mamba2
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
-    from minisgl.models.spec import ModelSpec
+    from minisgl.models.spec import LayerSpec, ModelSpec
 
 
 def layer_kinds(config: ModelConfig) -> str:
-    """Returns a letter for each layer of the file: M (Mamba2), * (attention), - (MLP), E (mixture).
-    Raises ConfigError for others, and where one of the last two follows none of the first two."""
+    """Return a letter for each layer of the file: M (Mamba2), * (attention), - (MLP), E (mixture).
+    Raises ConfigError for another letter, and for an MLP or a mixture that does not follow Mamba2
+    or attention."""
     fields, name = config.fields, "hybrid_override_pattern"
     kinds = fields.values.get(name)
     if kinds is None:
@@ -48,8 +50,43 @@ def layer_kinds(config: ModelConfig) -> str:
 
 
 def blocks_of(kinds: str) -> list[int]:
-    """The layers of the file that begin a block."""
+    """Return the indices of the file's layers that begin a block."""
     return [index for index, kind in enumerate(kinds) if kind in "M*"]
+
+
+def nemotron_layers(config: ModelConfig, kinds: str) -> tuple[LayerSpec, ...]:
+    """Return the blocks' layers. kinds: see `layer_kinds`. Raises ConfigError."""
+    fields = config.fields
+    for name, only in (("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
+        if fields.values.get(name, only) != only:
+            raise fields.error(name, only)
+    if not fields.flag("use_conv_bias", True):
+        raise fields.error("use_conv_bias", "true: convolutions without a bias are not served")
+    mamba = MambaSpec(
+        value_dim=fields.integer("mamba_head_dim"),
+        taps=fields.integer("conv_kernel", minimum=2),
+        fused=False,
+        bias=(bias := fields.flag("use_bias", False)),
+        out_bias=bias,
+    )
+    num_heads, num_groups = fields.integer("mamba_num_heads"), fields.integer("n_groups")
+    if num_heads % num_groups:
+        raise fields.error("n_groups", f"a divisor of {num_heads} Mamba heads")
+
+    def of_kind(layer: LayerSpec, kind: str) -> LayerSpec:
+        if kind == "*":
+            return replace(layer, block=MambaAttentionBlock)
+        return replace(
+            layer,
+            num_heads=num_heads,
+            num_kv_heads=num_groups,
+            head_dim=fields.integer("ssm_state_size"),
+            block=MambaBlock,
+            recurrent=mamba,
+        )
+
+    layers = layers_of(config)
+    return tuple(of_kind(layers[index], kinds[index]) for index in blocks_of(kinds))
 
 
 class SquaredReluMLP(BaseOP):
@@ -90,7 +127,8 @@ class NoMLP(StateLessOP):
 
 
 class MambaAttentionBlock(Block):
-    """norm, attention, and if the file's next layer is an MLP or a mixture: norm, this one."""
+    """norm, attention; if the file's next layer is an MLP or a mixture, then norm and that
+    layer."""
 
     def __init__(self, at: LayerBuild) -> None:
         BaseOP.__init__(self)

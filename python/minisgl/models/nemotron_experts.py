@@ -1,5 +1,5 @@
-"""The mixture of Nemotron 3: experts of squared ReLU without a gate, which may be in a smaller
-(latent) space; a sigmoid router; an expert that every token takes.
+"""The mixture of Nemotron 3: its experts have squared ReLU and no gate, and may compute in a
+smaller (latent) space; its router has sigmoids; every token takes a shared expert.
 
 Axes: T tokens, D hidden size, F intermediate size, P latent size.
 """
@@ -62,7 +62,7 @@ class NemotronExperts(SigmoidExperts):
     def compute(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         if not self.is_latent:
             return super().compute(x_TD, weights_TK, ids_TK)
-        # The way back is linear, so each rank goes it with its partial sum.
+        # The projection back is linear, so each rank applies it to its partial sum.
         x_TP = super().compute(self.into.linear(x_TD), weights_TK, ids_TK)
         return self.out.linear(x_TP)
 
@@ -73,7 +73,8 @@ def _names(prefixes: tuple[str, ...], index: int) -> ExpertNames:
 
 
 def nemotron_mixture(config: ModelConfig, kinds: str) -> MoeSpec:
-    """kinds: see `nemotron_block.layer_kinds`. A mixture belongs to the block before it."""
+    """Return the mixture that config.json describes. kinds: see `nemotron_block.layer_kinds`.
+    Raises ConfigError."""
     fields = config.fields
     followers = [(index + 1, kinds[index + 1 :][:1]) for index in blocks_of(kinds)]
     prefixes = tuple(f"model.layers.{i}.mixer" if kind == "E" else "" for i, kind in followers)

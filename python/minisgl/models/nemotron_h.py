@@ -1,53 +1,22 @@
 """Nemotron-H, Nemotron Nano 2, Nemotron 3: Mamba2 in most layers, attention without rotation in a
-few, MLPs or mixtures with squared ReLU between them."""
+few, and MLPs or mixtures with squared ReLU between them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.mamba2 import MambaSpec
-from minisgl.models.nemotron_block import MambaAttentionBlock, MambaBlock, blocks_of, layer_kinds
+from minisgl.models.nemotron_block import layer_kinds, nemotron_layers
 from minisgl.models.rotation import no_rotation
-from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    fields, kinds = config.fields, layer_kinds(config)
-    for name, only in (("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
-        if fields.values.get(name, only) != only:
-            raise fields.error(name, only)
-    if not fields.flag("use_conv_bias", True):
-        raise fields.error("use_conv_bias", "true: convolutions without a bias are not served")
-    mamba = MambaSpec(
-        value_dim=fields.integer("mamba_head_dim"),
-        taps=fields.integer("conv_kernel", minimum=2),
-        fused=False,
-        bias=(bias := fields.flag("use_bias", False)),
-        out_bias=bias,
-    )
-    num_heads, num_groups = fields.integer("mamba_num_heads"), fields.integer("n_groups")
-    if num_heads % num_groups:
-        raise fields.error("n_groups", f"a divisor of {num_heads} Mamba heads")
+    kinds = layer_kinds(config)
     config = replace(config, num_layers=len(kinds), rope=no_rotation(config))
-
-    def of_kind(layer: LayerSpec, kind: str) -> LayerSpec:
-        if kind == "*":
-            return replace(layer, block=MambaAttentionBlock)
-        return replace(
-            layer,
-            num_heads=num_heads,
-            num_kv_heads=num_groups,
-            head_dim=fields.integer("ssm_state_size"),
-            block=MambaBlock,
-            recurrent=mamba,
-        )
-
-    layers = layers_of(config)
     mixture = None
     if "E" in kinds:
         from minisgl.models.nemotron_experts import nemotron_mixture
@@ -55,9 +24,9 @@ def spec(config: ModelConfig) -> ModelSpec:
         mixture = nemotron_mixture(config, kinds)
     return ModelSpec(
         config=config,
-        layers=tuple(of_kind(layers[index], kinds[index]) for index in blocks_of(kinds)),
+        layers=nemotron_layers(config, kinds),
         moe=mixture,
-        mlp_bias=fields.flag("mlp_bias", False),
+        mlp_bias=config.fields.flag("mlp_bias", False),
     )
 
 

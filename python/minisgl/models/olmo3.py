@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows in three of four layers, which keep the unstretched rotation."""
+"""OLMo 3: OLMo 2 with windows in three of four layers, whose rotation is never stretched."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def spec(config: ModelConfig) -> ModelSpec:
     types = layer_types(config, period=4)
-    near = sliding_rope(config, config.rope.theta)
+    windowed = sliding_rope(config, config.rope.theta)
     return replace(
         olmo2.spec(config),
         layers=layers_of_types(
             config,
             types,
-            ropes=[near if kind == SLIDING else config.rope for kind in types],
+            ropes=[windowed if kind == SLIDING else config.rope for kind in types],
             block=olmo2.Olmo2Block,
         ),
     )

@@ -31,7 +31,7 @@ The text model is served. Tensors of {parts} are skipped, which one log line say
 
 
 def page() -> str:
-    """Returns the text of docs/models.md."""
+    """Return the text of docs/models.md."""
     rows = []
     for architecture in supported_architectures():
         module = import_module(module_of(architecture))

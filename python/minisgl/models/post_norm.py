@@ -109,7 +109,7 @@ def alone(build: BuildContext) -> BuildContext:
 
 
 class NoNorm(RMSNormFused):
-    """Takes the place of a norm where a projection's input is not normed."""
+    """Takes the place of a norm before a projection whose input is normed already."""
 
     in_projection = False
 
@@ -117,7 +117,7 @@ class NoNorm(RMSNormFused):
         BaseOP.__init__(self)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns (x, x). There is no residual to add."""
+        """Return (x, x). There must be no residual."""
         assert residual is None
         return x, x
 

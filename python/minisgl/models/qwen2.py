@@ -15,7 +15,8 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 
 def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """`layer_types` where given; else the layers from `max_window_layers` on have the window."""
+    """Return each layer's window: as the field `layer_types` says, or else the layers from
+    `max_window_layers` on have it."""
     fields = config.fields
     window = None
     if fields.flag("use_sliding_window", False):

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    """As in Hugging Face, with its own rule for which layers attend within a window."""
+    """Without the field `layer_types`, every other layer below `max_window_layers` has the window,
+    as in Hugging Face."""
     fields = config.fields
     window = None
     if fields.flag("use_sliding_window", False):

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 def spec(config: ModelConfig) -> ModelSpec:
     bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
-        config=config, layers=hybrid_layers(config, fused=False), qkv_bias=bias, o_bias=bias
+        config=config,
+        layers=hybrid_layers(config, fused=False),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""The part of a spec that describes recurrent layers: sizes, cache groups and pools.
+"""Recurrent layers in a spec: their sizes, cache groups and pools.
 
 Imported only by families that have such layers.
 """
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from minisgl.models.spec import LayerSpec
 
 INTERVAL = 64
-"""Tokens between two saved states (decision 0024)."""
+"""Tokens between two states that are written (decision 0024)."""
 GROUPS = (CacheGroup(kind="rows", interval=INTERVAL), CacheGroup(kind="state", interval=INTERVAL))
 
 
 class RecurrentSpec(Protocol):
-    """The further sizes of a layer that caches something else than keys and values."""
+    """Further sizes of a layer whose cache is not keys and values."""
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups that it needs."""
+        """The cache groups that the layer needs."""
 
     def width(self, layer: LayerSpec) -> int:
         """See `LayerSpec.width`."""
@@ -76,8 +76,8 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentPoolSpec(PoolSpec):
-    """group: the index of the group of rows; state_group: that of the states. The other fields are
-    those of the layers."""
+    """The pool of such layers. group, state_group: the indices of the rows' and of the states'
+    cache groups. The other fields are the layers' sizes."""
 
     state_group: int
     num_heads: int
@@ -100,7 +100,7 @@ class RecurrentPoolSpec(PoolSpec):
         return replace(self, num_heads=len(heads.q), num_kv_heads=len(heads.kv))
 
     def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
-        """As `PoolSpec.page_bytes`. Raises ConfigError if states do not lie at ends of pages."""
+        """See `PoolSpec.page_bytes`. Raises ConfigError if a state would not be at a page's end."""
         if INTERVAL % page_size:
             raise ConfigError(
                 f"--page-size {page_size}: this model has recurrent states every {INTERVAL} "

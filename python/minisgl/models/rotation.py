@@ -1,4 +1,4 @@
-"""Rotary embeddings that not every family has: stretched, without rotation, or by type of layer."""
+"""Rotary embeddings that few families have: stretched (RoPE scaling), none, or by type of layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def rope_fields(config: ModelConfig) -> Fields:
-    """Returns the object of config.json that describes the rotation."""
+    """Return the object of config.json that describes the rotation."""
     values = config.fields.values
     given = values.get("rope_scaling") or values.get("rope_parameters") or {}
     return Fields(given, f"{config.fields.where}: the settings of the rotation")
@@ -52,8 +52,8 @@ def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryCon
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
         proportion=rope.number("partial_rotary_factor", 1.0),
-        short_factor=pair_factors(rope, "short_factor", num_pairs),
-        long_factor=pair_factors(rope, "long_factor", num_pairs),
+        short_factor=positive_numbers(rope, "short_factor", num_pairs) if num_pairs else (),
+        long_factor=positive_numbers(rope, "long_factor", num_pairs) if num_pairs else (),
     )
     if factor >= 2**31 or read.max_context >= 2**31:
         raise rope.error("factor", "so small that the context is below 2 ** 31 tokens")
@@ -62,27 +62,27 @@ def stretched(read: RotaryConfig, rope: Fields, *, of_a_type: bool) -> RotaryCon
     return read
 
 
-def pair_factors(rope: Fields, name: str, num_pairs: int) -> tuple[float, ...]:
-    """Return longrope's list `name`, a factor for each pair of dims; () if there are no pairs.
-    Raises ConfigError for anything but `num_pairs` numbers."""
-    values = rope.values.get(name) if num_pairs else []
+def positive_numbers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
+    """Return the list `name`. Raises ConfigError if it is anything else than `count` positive
+    numbers."""
+    values = fields.values.get(name)
     if (
         type(values) is not list
-        or len(values) != num_pairs
+        or len(values) != count
         or not all(type(x) in (int, float) and 0 < x <= sys.float_info.max for x in values)
     ):
-        raise rope.error(name, f"a list of {num_pairs} positive numbers")
+        raise fields.error(name, f"a list of {count} positive numbers")
     return tuple(map(float, values))
 
 
 def no_rotation(config: ModelConfig) -> RotaryConfig:
-    """Returns the rotation of layers that do not rotate (NoPE)."""
+    """Return the `RotaryConfig` of layers that do not rotate (NoPE)."""
     return replace(config.rope, rope_type="none")
 
 
 def sliding_rope(config: ModelConfig, theta: float) -> RotaryConfig:
-    """Return the rotation of SLIDING layers: from their own object in config.json, or else one
-    with the base `theta` and without stretching."""
+    """Return the rotation of SLIDING layers: that of their own object in config.json. Without such
+    an object it has the base `theta` and is not stretched."""
     if isinstance(rope_fields(config).values.get(SLIDING), dict):
         return rotary_config(config.fields, config.head_dim, SLIDING)
     return replace(config.rope, rope_type="default", theta=theta, factor=1.0)

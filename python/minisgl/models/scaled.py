@@ -1,4 +1,4 @@
-"""A decoder with constant factors of embedding and logits, and with a softcap of the logits."""
+"""A decoder whose embedding and logits have constant factors, and whose logits have a softcap."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 
 class ScaledDecoder(Decoder):
-    """A decoder with these three constants.
-
-    embedding_scale: multiplies the embedding; it is rounded to the embedding's dtype first, as in
-    Hugging Face. logit_scale: multiplies the logits; to save work it is applied to the hidden
-    states before the LM head. softcap: logits x become softcap * tanh(x / softcap); None is none.
+    """embedding_scale: multiplies the embedding; it is rounded to the embedding's dtype first, as
+    in Hugging Face. logit_scale: multiplies the logits; to save work it is applied to the hidden
+    states before the LM head. softcap: logits x become softcap * tanh(x / softcap); None for none.
     """
 
     def __init__(
@@ -39,10 +37,10 @@ class ScaledDecoder(Decoder):
     def embed(self, ids_T: Tensor) -> Tensor:
         return super().embed(ids_T) * self.embedding_scale
 
-    def logits(self, x_SD: Tensor, shared: bool = False) -> Tensor:
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         if self.logit_scale != 1.0:
             x_SD = x_SD * self.logit_scale
-        logits_SV = super().logits(x_SD, shared)
+        logits_SV = super().logits(x_SD, own_rows)
         if self.softcap is None:
             return logits_SV
         return self.softcap * (logits_SV / self.softcap).tanh()

@@ -2,7 +2,7 @@
 
 The layers of some families have constant factors. Multiplied into the weights, they cost nothing
 when the model runs. A quantised weight's value is (number - zero) * scale, so its scales are
-multiplied. The outputs of an entry of scales must have one factor.
+multiplied. All outputs that one scale is for must have the same factor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCALES: Final = ("weight_scale", "weight_scale_inv", "scales")
 
 
 class ScaledView(CheckpointView):
-    """Products are float32; of plain tensors they are rounded to the file's dtype once."""
+    """Products are float32. Those of plain tensors are rounded once, to the file's dtype."""
 
     def __init__(
         self, view: CheckpointView, factors: Mapping[str, float], rows: Mapping[str, Tensor]
@@ -35,14 +35,14 @@ class ScaledView(CheckpointView):
         self._factors, self._rows = factors, rows
 
     def share(self, name: str, part: Part) -> Tensor:
-        """Raises ConfigError where an entry of scales is of outputs with several factors, or is
-        itself a number of 8 bits."""
+        """Raises ConfigError if one scale is for outputs with different factors, or if the scales
+        are numbers of 8 bits."""
         tensor = super().share(name, part)
         module, _, suffix = name.rpartition(".")
         is_scale = suffix in SCALES
         kind = self.dtype(name)
         if not is_scale and kind not in DTYPES:
-            return tensor  # numbers and zero points
+            return tensor  # quantised numbers, or zero points
         own = f"{module}.weight" if is_scale else name
         factor: float | Tensor = 1.0
         for end, number in self._factors.items():
@@ -58,22 +58,23 @@ class ScaledView(CheckpointView):
             return tensor
         if kind not in DTYPES:
             raise ConfigError(
-                f"{self.folder}: {name} is {kind}, and is to be multiplied by a constant while it "
-                "is read; use the unquantised checkpoint, with --quantization if need be"
+                f"{self.folder}: {name} is {kind}, which cannot be multiplied by this family's "
+                "constants; use the unquantised checkpoint, with --quantization if need be"
             )
         product = tensor.to(torch.float32) * factor
         return product if is_scale else product.to(tensor.dtype)
 
     def _entries(self, numbers: Tensor, name: str, axis: int) -> Tensor:
-        """The factor of each entry along the axis of outputs; `numbers`: of each output."""
+        """Return the factor of each entry along the axis of outputs. numbers: each output's
+        factor."""
         shape = self.shape(name)
         count = shape[axis] if len(shape) > axis else 1
         each = 1 << (-(-len(numbers) // count) - 1).bit_length() if count > 1 else len(numbers)
         groups = torch.split(numbers, each)
         if len(groups) != count or any(bool((group != group[0]).any()) for group in groups):
             raise ConfigError(
-                f"{self.folder}: {name} {list(shape)} has an entry for each {each} outputs, which "
-                "are to be multiplied by several constants; expected a scale for each output, or a "
+                f"{self.folder}: {name} {list(shape)} has one entry for {each} outputs, which this "
+                "family multiplies by different constants; expected a scale for each output, or a "
                 "plain tensor; use the unquantised checkpoint, with --quantization if need be"
             )
         return torch.stack([group[0] for group in groups])

@@ -1,4 +1,4 @@
-"""Seed-OSS: a Llama whose biases are set for each projection."""
+"""Seed-OSS: a Llama in which each kind of projection may have biases."""
 
 from __future__ import annotations
 

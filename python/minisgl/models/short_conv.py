@@ -1,34 +1,38 @@
-"""Short convolutions in the place of attention: the part of a spec, and the block.
+"""Short convolutions in the place of attention: their part of a spec, and their block.
 
 Imported only by families that have such layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from minisgl.core.groups import CacheGroup
 from minisgl.layers.shard import split_heads, times
 from minisgl.layers.short_conv import ShortConv
 from minisgl.models.decoder import Block
-from minisgl.models.spec import PoolSpec
+from minisgl.models.spec import PoolSpec, layers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
+    from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
+
+FULL, CONV = "full_attention", "conv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvSpec:
     """A gated short convolution.
 
-    In its `LayerSpec` num_heads and num_kv_heads are equal: ranks share the channels in so many
-    units of head_dim channels. taps: the length of the convolution. bias: whether it has one.
+    In its `LayerSpec` num_heads and num_kv_heads are equal: the number of units, of head_dim
+    channels each, that are split over the ranks. taps: the length of the convolution. bias: whether
+    projections and convolution have biases.
     """
 
     taps: int
@@ -39,7 +43,7 @@ class ConvSpec:
         return (CacheGroup(kind="window", window=self.taps),)
 
     def width(self, layer: LayerSpec) -> int:
-        """As `LayerSpec.width`: b, c, x and their product. The float32 sum takes no more."""
+        """See `LayerSpec.width`: b, c, x and their product. The float32 sum takes no more."""
         return 4 * layer.num_heads * layer.head_dim
 
     def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
@@ -81,3 +85,37 @@ class ConvBlock(Block):
             bias=conv.bias,
             place=at.place,
         )
+
+
+def conv_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Return the layers of a model with short convolutions and attention.
+
+    The field `layer_types` says which is where. Without it, the layers `full_attn_idxs` have
+    attention, or all. Raises ConfigError.
+    """
+    fields, count = config.fields, config.num_layers
+    types = fields.values.get("layer_types")
+    if types is None:
+        full = fields.values.get("full_attn_idxs") or [*range(count)]
+        if not isinstance(full, list):
+            raise fields.error("full_attn_idxs", "a list of layers' numbers")
+        types = [FULL if index in full else CONV for index in range(count)]
+    is_list = isinstance(types, list) and len(types) == count
+    if not is_list or FULL not in types or any(kind not in (FULL, CONV) for kind in types):
+        expected = f"a list of {count}, each {CONV} or {FULL}, and one or more {FULL}"
+        raise fields.error("layer_types", expected)
+    if config.hidden_size % config.num_heads:
+        raise fields.error("num_attention_heads", f"a divisor of {config.hidden_size} channels")
+    conv = ConvSpec(
+        taps=fields.integer("conv_L_cache", minimum=2), bias=fields.flag("conv_bias", False)
+    )
+    of_conv: dict[str, Any] = {
+        "num_kv_heads": config.num_heads,
+        "head_dim": config.hidden_size // config.num_heads,
+        "block": ConvBlock,
+        "recurrent": conv,
+    }
+    return tuple(
+        layer if kind == FULL else replace(layer, **of_conv)
+        for layer, kind in zip(layers_of(config), types, strict=True)
+    )

@@ -1,7 +1,7 @@
-"""Falcon-H1's block: Mamba2 and attention of the same input.
+"""Falcon-H1's block: Mamba2 and attention with the same input.
 
-The file's layer caches in two places, so it is two layers of a spec: `SidePlace` has the cache of
-Mamba2, and `SideBlock` behind it computes both.
+Both have a cache, so a layer of the file is two layers of the spec: `SidePlace` has Mamba2's cache,
+and `SideBlock` after it computes both.
 
 Axes: T tokens of this step, S rows that sample, D hidden size.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SidePlace(Block):
-    """The place in the cache of the next block's Mamba2. `forward` returns its arguments."""
+    """Holds the place of the next block's Mamba2 in the cache. `forward` returns its arguments."""
 
     def __init__(self, at: LayerBuild) -> None:
         BaseOP.__init__(self)

@@ -1,4 +1,4 @@
-"""A router of sigmoids, with a correction that counts for the choice of experts alone.
+"""A router of sigmoids, with a correction that counts only when experts are chosen.
 
 Axes: T tokens, D hidden size, E experts, K experts of a token.
 """
@@ -16,12 +16,32 @@ from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext
-    from minisgl.models.config import ModelConfig
+    from minisgl.models.config import Fields, ModelConfig
+
+
+def read_groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]:
+    """Return the number of groups of experts, and of those from which a token takes its experts.
+
+    Raises ConfigError if the groups are not equal, or a token could not take `top_k` experts.
+    """
+    groups, kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    if groups == 1:
+        return 1, 1
+    size = num_experts // groups
+    if num_experts % groups or size < 2:
+        expected = f"1, or a divisor of {num_experts} experts with 2 or more in each group"
+        raise fields.error("n_group", expected)
+    if not top_k <= kept * size <= num_experts:
+        least = -(-top_k // size)
+        expected = f"from {least} to {groups}, as a token takes {top_k} experts"
+        raise fields.error("topk_group", expected)
+    return groups, kept
 
 
 class SigmoidExperts(MoELayer):
-    """An expert's weight is the sigmoid of its logit. A token takes the experts with the largest
-    sum of weight and correction, from the groups whose two largest sums add up to the most.
+    """An expert's weight is the sigmoid of its logit, and its score is the weight plus a
+    correction. A token takes the experts with the highest scores in the best groups. A group is as
+    good as the sum of its two highest scores.
 
     sum_eps: added to the sum by which the weights are divided.
     """
@@ -40,9 +60,8 @@ class SigmoidExperts(MoELayer):
         super().__init__(build, *args, names=names, **options)
         name = names.router.replace(".weight", ".e_score_correction_bias")
         self.declare("correction", torch.float32, Part.whole(name, options["num_experts"]))
-        fields = config.fields
-        self._factor = fields.number("routed_scaling_factor", 1.0)
-        self._groups, self._kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+        self._factor = config.fields.number("routed_scaling_factor", 1.0)
+        self._groups, self._kept = read_groups(config.fields, options["num_experts"], self._top_k)
 
     def mix(self, x_TD: Tensor) -> Tensor:
         scores_TE = F.linear(x_TD.float(), self.router.dense().float()).sigmoid()

@@ -31,10 +31,10 @@ class LayerSpec:
 
     prefix: begins its tensors' names in the checkpoint. window: the number of keys that a query
     sees, the token's own included; None is all. num_heads, num_kv_heads: those of all ranks
-    together. rope: the rotation of queries and keys. scale: multiplies q @ k; None is
-    head_dim ** -0.5. block: the class to build; None is `decoder.Block`. shares: the index of the
-    layer whose keys and values it reads instead of its own. recurrent: further sizes of a layer
-    without attention; its class says what num_heads, num_kv_heads and head_dim then mean.
+    together. rope: the rotation of queries and keys. scale: multiplies q @ k; None is head_dim **
+    -0.5. block: the class to build; None is `decoder.Block`. shares: the index of the layer whose
+    keys and values this layer reads; None if it has its own. recurrent: further sizes of a layer
+    without attention; its class says what num_heads, num_kv_heads and head_dim mean then.
     """
 
     prefix: str
@@ -119,8 +119,8 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """The pool of each layer. groups: the full group first. places: for each layer the index of its
-    pool in `pools`, and its own index in that pool."""
+    """Where each layer caches. groups: the full group comes first. places: each layer's (index of
+    its pool in `pools`, index of the layer in that pool)."""
 
     groups: tuple[CacheGroup, ...]
     pools: tuple[PoolSpec, ...]
@@ -147,9 +147,9 @@ class CacheLayout:
 class ModelSpec:
     """A decoder to build: the sizes in `config`, and its family's choices.
 
-    qk_norm: queries and keys are normed per head before they are rotated. attention: the needs
-    (`minisgl.attention.names`) that not every backend serves. decoder: the class to build; None is
-    `decoder.Decoder`.
+    qk_norm: queries and keys are normed per head before they are rotated. attention: what the
+    layers need of an attention backend that not every backend has (`minisgl.attention.names`).
+    decoder: the class to build; None is `decoder.Decoder`.
     """
 
     config: ModelConfig
@@ -178,10 +178,10 @@ class Family:
 
     defaults: the values of fields that are not in the file, as in Hugging Face's config class.
     renames: the family's own name of a field -> the name here. layer_ropes: `rope_parameters` may
-    have one object for each type of layer; `ModelConfig.rope` is that of full attention.
+    have one object for each type of layer; `ModelConfig.rope` is then that of full attention.
     names: parts of tensors' names in the files -> as the layers declare them, applied one after
-    another. view: makes the tensors that the layers declare from those in the files; None takes
-    them as they are.
+    another. view: turns the files' tensors into those that the layers declare; None if they are the
+    same.
     """
 
     architectures: tuple[str, ...]

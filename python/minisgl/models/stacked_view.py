@@ -1,7 +1,7 @@
 """Shows gpt-oss's experts as the layers declare them: gate then up, [E, 2F, D]; down, [E, D, F].
 
-In the files the rows of gate and up alternate, also those of biases and of MXFP4's blocks and
-scales. Tensors that are not quantised have inputs before outputs::
+In the files the rows of gate and up alternate; so do their biases and MXFP4's blocks and scales.
+Tensors that are not quantised have inputs before outputs::
 
     in the files    gate_up_proj [E, D, 2F]     gate_up_proj_blocks [E, 2F, D / 32, 16]
                     down_proj    [E, F, D]      down_proj_blocks    [E, D, F / 32, 16]

@@ -1,4 +1,4 @@
-"""Decides about the LM head of checkpoints that have one although config.json ties it."""
+"""Decides which LM head is used if config.json ties it and the checkpoint has one nevertheless."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ logger = get_logger(__name__)
 def untied_if_different(
     checkpoint: Checkpoint, config: ModelConfig, comm: DistributedCommunicator
 ) -> ModelConfig:
-    """Return `config`, with untied embeddings if the checkpoint's LM head is not its embedding.
+    """Return `config`, with untied embeddings if the checkpoint's LM head differs from its
+    embedding.
 
-    checkpoint: has both tensors. Each rank compares its rows; all return the same.
+    checkpoint: has both tensors. Each rank compares its own rows, and all ranks return the same.
     """
     names = (EMBEDDING, LM_HEAD)
     shape = (config.vocab_size, config.hidden_size)

@@ -1,8 +1,8 @@
-"""A view of a checkpoint that has the tensors which the layers declare.
+"""A view of a checkpoint: it shows the files' tensors as the layers declare them.
 
-The files may differ from the declaration in three ways: one tensor for several projections, heads
-that rotate interleaved pairs, and a text model inside a larger one. The view converts while a
-tensor is read, so no layer knows of it.
+The files may differ in three ways: they may have one tensor for several projections, heads that
+rotate interleaved pairs, or a text model inside a larger model. The view converts each tensor while
+it is read, so layers need not know.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ OUTPUTS = {
     **dict.fromkeys(("weight_scale", "weight_scale_inv"), 0),
     **dict.fromkeys(("qweight", "scales", "qzeros"), 1),
 }
-"""The end of a tensor's name -> the axis of the layer's outputs. The first two lines are for plain
-and compressed-tensors' layers, the third for GPTQ's and AWQ's. A tensor with another name has no
-axis of outputs."""
+"""The end of a tensor's name -> its axis of the layer's outputs. The first line has the names in
+plain files and compressed-tensors, the second those of scales, the third those in GPTQ and AWQ. A
+tensor with another name has no axis of outputs."""
 
 
 class CheckpointView(Checkpoint):
-    """Like `Checkpoint`, but `names` and all arguments are names that the layers declare."""
+    """A `Checkpoint` whose `names`, and the names in all arguments, are those that layers
+    declare."""
 
     def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
-        """rename: from a name in the files to the declared name; None for a tensor to skip."""
+        """rename: a name in the files -> the declared name, or None for a tensor to skip."""
         super().__init__(folder)
         # Declared name -> (name in the files, the part of that tensor; None is all).
         self._places: dict[str, tuple[str, Cut | None]] = {}
@@ -82,8 +83,9 @@ class CheckpointView(Checkpoint):
                     if each * shape[axis] != total or each & (each - 1) or size % each:
                         raise ConfigError(
                             f"{self.folder}: {whole} {list(shape)} cannot be cut into layers of "
-                            f"{', '.join(map(str, sizes))} outputs, since an entry is of several; "
-                            "use an unquantised checkpoint, with --quantization if need be"
+                            f"{', '.join(map(str, sizes))} outputs, since one entry is for outputs "
+                            "of two layers; use an unquantised checkpoint, with --quantization if "
+                            "need be"
                         )
                     cut = axis, range(first // each, (first + size) // each)
                 self._places[whole.replace(fused, name)] = (file_name, cut)
@@ -142,7 +144,7 @@ class CheckpointView(Checkpoint):
 
 
 def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
-    """Returns the view that the model of `config` needs."""
+    """Return the view that the model of `config` needs."""
     view = CheckpointView(folder, text_name)
     family = config.family
     view = family.view(view, config) if family.view else view
@@ -150,7 +152,8 @@ def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
 
 
 def text_alone(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """Return the view as it is: it already skips all tensors that are not the text model's."""
+    """Return the view unchanged. `open_view` made it with `text_name`, so it has only the text
+    model's tensors."""
     return view
 
 

@@ -38,13 +38,14 @@ QUANTISED = {
     torch.int32: "I32",
 }
 """Tensors of these dtypes are read as they are; others are converted."""
-# Old exports saved the rotary table, which is computed here. Scales of a KV cache are read by
-# `minisgl.models.kv_scales`, if they are needed. A GGUF file's blocks are also there dequantised.
+# Tensors that are never missing or extra: rotary tables of old exports; scales of a KV cache, which
+# `minisgl.models.kv_scales` reads if they are needed; a GGUF file's blocks, which have a second,
+# dequantised name.
 _NO_PARAMETER = re.compile(
     r"\.rotary_emb\.inv_freq$|\.self_attn\.([qkv]_proj\.)?([qkv]_scale|output_scale)$"
     r"|\.weight\.blocks$"
 )
-MAX_NAMED = 30  # misfitting tensors that an error names
+MAX_NAMED = 30  # the most tensors that an error names
 
 READERS = 4
 """Threads that read. On 2 cores, 2 and 4 threads loaded 1.2 GB in less than half the time of one:
@@ -57,7 +58,7 @@ STAGING_BYTES = 16 << 20
 class Checkpoint:
     """The safetensors files of a folder, memory-mapped as long as this and its tensors live.
 
-    Raises CheckpointError where files are missing or damaged.
+    Raises CheckpointError if files are missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,16 +75,16 @@ class Checkpoint:
         self.names = set(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A single number has shape (1,)."""
+        """Return the shape of a tensor; (1,) for a single number."""
         return tuple(self._file_of[name].get_slice(name).get_shape()) or (1,)
 
     def dtype(self, name: str) -> str:
-        """As safetensors spells it."""
+        """Return the dtype of a tensor, as safetensors spells it."""
         return str(self._file_of[name].get_slice(name).get_dtype())
 
     def share(self, name: str, part: Part) -> Tensor:
-        """Returns `part` of a tensor as a view. Only the pages that hold it are read; for a share
-        of axis 1 these may be all. The ranks of a host share the system's page cache.
+        """Return `part` of a tensor as a view. Only its pages of the file are read; for a share of
+        axis 1 these may be all. They stay in the system's page cache for other ranks of the host.
         """
         if not self._file_of[name].get_slice(name).get_shape():
             number: Tensor = self._file_of[name].get_tensor(name)
@@ -125,7 +126,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def checkpoint_dtype(folder: Path) -> torch.dtype:
-    """The dtype of the first floating-point tensor; float32 where the folder holds no weights."""
+    """Return the dtype of the first floating-point tensor; float32 if the folder has no weights."""
     if any(folder.glob("*.safetensors")):
         checkpoint = Checkpoint(folder)
         for name in sorted(checkpoint.names):
@@ -144,8 +145,8 @@ def load_weight(
 ) -> None:
     """Give every parameter below `model` its tensor on `device`, converted to the declared dtype.
 
-    Raises a CheckpointError that lists every tensor that is missing, extra or misshapen, before
-    anything is read; and one that names a tensor with NaN or infinity in this rank's share.
+    Raises CheckpointError, before anything is read, with a list of all tensors that are missing,
+    extra or misshapen; and while reading, for a tensor with NaN or infinity in this rank's share.
     """
     parameters = list(model.parameters())
     names = join_names(parameters, checkpoint)
@@ -171,7 +172,7 @@ def load_weight(
 def _copy(source: Tensor, target: Tensor, ops: Ops) -> bool:
     """Copy from a mapped file to any device, with conversion. `target` is contiguous.
 
-    Returns whether the target is finite; else it may be incomplete.
+    Returns whether all values are finite. If not, the copy may be incomplete.
     """
     if not source.numel():
         return True
@@ -181,8 +182,8 @@ def _copy(source: Tensor, target: Tensor, ops: Ops) -> bool:
             return ops.copy_finite(source, target)
         target.copy_(source)
         return True
-    # Without our own staging, the driver pins small pieces one by one and the device waits for the
-    # disk.
+    # Without our own pinned memory, the driver would pin small pieces one by one, and the device
+    # would wait for the disk.
     num_rows = max(STAGING_BYTES // target[:1].nbytes, 1)
     pieces, places = torch.split(source, num_rows), torch.split(target, num_rows)
     for piece, place in zip(pieces, places, strict=True):
@@ -195,6 +196,7 @@ def _copy(source: Tensor, target: Tensor, ops: Ops) -> bool:
 
 
 def _not_finite(folder: Path, name: str, share: Tensor, dtype: torch.dtype) -> CheckpointError:
+    """Return the error for a share that has a value which is not finite in `dtype`."""
     for piece in torch.split(share, 1024):
         values = piece.float().flatten()
         if len(bad := values[~values.to(dtype).float().isfinite()]):
@@ -217,6 +219,7 @@ def fill_parameters(
     device: torch.device,
     progress: Progress | None,
 ) -> None:
+    """Give each parameter its tensor, in order, then compute the model's buffers."""
     total = sum(parameter.num_bytes for parameter in parameters)
     done = 0
     for parameter, tensor in zip(parameters, tensors, strict=True):
@@ -231,7 +234,8 @@ def fill_parameters(
 
 
 def join_names(parameters: list[Parameter], checkpoint: Checkpoint) -> dict[str, str]:
-    """Returns the name in the files of each declared name. Raises CheckpointError."""
+    """Return a declared name -> the name in the files, for all parameters. Raises
+    CheckpointError."""
     in_files = checkpoint.names
     extra = {name for name in in_files if not _NO_PARAMETER.search(name)}
     names: dict[str, str] = {}

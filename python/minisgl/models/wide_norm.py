@@ -1,4 +1,4 @@
-"""Norms of queries and keys over all heads together, those of other ranks included.
+"""Norms of queries and keys over all heads together, also those of other ranks.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class WideNorm(BaseOP):
-    """RMS norm over the heads of all ranks, of which this one has `heads`.
+    """RMS norm over the heads of all ranks. This rank has `heads`.
 
-    num_copies: ranks that have the same heads; each adds its part of their sum of squares.
+    num_copies: how many ranks have the same heads; each adds that part of their sum of squares.
     """
 
     weight: Tensor

@@ -1,4 +1,4 @@
-"""The text model inside a model of text and images: its config, and its tensors' names."""
+"""The text model inside a model of text and images: how its config and its tensors are found."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ WRAPPERS = {
 """Architecture -> the text models that it is known to have."""
 
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
-"""Fields that may stand beside text_config. They replace those inside it, as in Hugging Face."""
+"""Fields that may be beside text_config. They replace those inside it, as in Hugging Face."""
 OTHER_PARTS = (
     *("vision_tower", "multi_modal_projector", "visual", "mtp"),
     *("audio_tower", "embed_vision", "embed_audio"),
     *("vision_adapter", "vision_projection"),
 )
-"""Modules beside the text model. Their tensors are not read. mtp drafts several tokens."""
+"""Modules beside the text model. Their tensors are not read. mtp is multi-token prediction."""
 
 
 def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns config.json of the text model. Raises UnsupportedModel where none is served."""
+    """Return the text model's config.json. Raises UnsupportedModel if it is not served."""
     text: dict[str, Any] = values["text_config"]
     architectures = values.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
@@ -61,7 +61,7 @@ def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def unsupported(architecture: str) -> UnsupportedModel:
-    """Returns the error for a model that no family builds, with the nearest name."""
+    """Return the error for a model that no family builds. It names the most similar one."""
     names = supported_architectures()
     nearest = "".join(
         f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
@@ -86,5 +86,5 @@ def text_name(name: str) -> str | None:
 
 
 def part_of(name: str) -> str:
-    """Returns the module of the whole model that a tensor is in."""
+    """Return the name of the large model's module that has a tensor."""
     return name.removeprefix("model.").split(".")[0]

@@ -44,11 +44,11 @@ class SquaredRelu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """gate_up [L, 2F, D] and down [L, D, F]: L = `count` experts from `first` on, of `total`. With
-    `SquaredRelu` gate_up is [L, F, D], up alone.
+    """The experts of one layer that this rank holds: `count` experts from `first` on, of `total`.
 
-    top_k, renormalise: see `Ops.route`. gate_up_bias [L, 2F], down_bias [L, D]: None for none.
-    scale: float32 [E], which multiplies an expert's routing weight after that; None for 1.
+    gate_up: [L, 2F, D]; with `SquaredRelu` [L, F, D], up alone. down: [L, D, F]. top_k,
+    renormalise: see `Ops.route`. gate_up_bias: [L, 2F]. down_bias: [L, D]. scale: float32 [E],
+    multiplies each expert's routing weight after routing; None for 1.
     """
 
     gate_up: Weight
@@ -65,12 +65,12 @@ class Experts:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the activation is SiLU and there are no biases, which every kernel computes."""
+        """Whether every kernel computes these experts: SiLU, no biases."""
         return self.plain_gate == "silu"
 
     @property
     def plain_gate(self) -> Activation | None:
-        """The activation of experts that are a gated MLP without biases; None for others."""
+        """The activation, if the experts are gated MLPs without biases; else None."""
         if isinstance(self.activation, ClampedGate | SquaredRelu) or self.gate_up_bias is not None:
             return None
         return None if self.down_bias is not None else self.activation
@@ -81,7 +81,7 @@ class Experts:
 
     @property
     def gate_up_LGD(self) -> Tensor:
-        """Return the weights as a plain, contiguous tensor, for kernels that read such."""
+        """The weights as a plain, contiguous tensor."""
         return self.gate_up.dense()
 
     @property
@@ -112,8 +112,8 @@ class BaseMoeBackend(ABC):
 
 
 class TorchMoeBackend(BaseMoeBackend):
-    """A loop over experts: the specification, the fallback if nothing compiles, and the backend of
-    formats that no kernel reads."""
+    """A loop over experts: the specification, the fallback if no kernel can be compiled, and the
+    backend for formats that no kernel reads."""
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)

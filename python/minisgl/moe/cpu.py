@@ -1,4 +1,4 @@
-"""The experts on a CPU: in C++ (`kernel/csrc/moe.cpp`) if an expert gets few tokens, else torch."""
+"""The experts on a CPU: in C++ (`kernel/csrc/moe.cpp`) if each gets few tokens, else in torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from minisgl.kernel.cpu import CpuOps
 from minisgl.moe.base import BaseMoeBackend, Experts, TorchMoeBackend
 
 FEW_TOKENS = {2: 3, 4: 16}
-"""The most tokens of an expert, on average, by the bytes of a number. With more the loop over
-experts is faster, because torch's GEMMs keep tiles of weights and tokens in the caches:
-benchmarks/results/moe-cpu.json."""
+"""Bytes of a number -> the most tokens that an expert may get, on average, in C++. With more tokens
+the loop over experts is faster, because torch's GEMMs keep tiles of weights and tokens in the
+caches (benchmarks/results/moe-cpu.json)."""
 
 
 class CpuMoeBackend(BaseMoeBackend):

@@ -1,10 +1,11 @@
 """The experts on a GPU: `minisgl.kernel.triton.moe`, with tiles that were measured.
 
-On Hopper `minisgl.kernel.grouped` computes the GEMMs of many pairs that it takes.
+A pair is a token and one of its experts. On Hopper, `minisgl.kernel.grouped` computes the GEMMs
+with many pairs if it supports their sizes.
 
-`tuned.json` holds, by device and by the size of an expert's matrices on a rank, which tiles were
-fastest up to how many tokens an expert gets on average; `python -m benchmarks moe --tune`
-makes it (docs/moe.md). Other devices and sizes take `DEFAULT`, and the log says so once.
+`tuned.json` has the fastest tiles for each device, for each size of an expert's matrices on a rank,
+and for ranges of the tokens that an expert gets on average. `python -m benchmarks moe --tune` makes
+it (docs/moe.md). Other devices and sizes use `DEFAULT`, and the log says so once.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ logger = get_logger(__name__)
 
 TUNED = Path(__file__).parent / "tuned.json"
 FEW_TOKENS = 2
-"""With at most this many tokens, a program reads an expert's weights for one token alone."""
+"""Up to this many tokens, each program reads an expert's weights for only one token."""
 FEWEST_GROUPED = 32
-"""Pairs of an expert, on average. From here on our GEMMs for Hopper are faster."""
+"""From this many pairs for each expert on, on average, our GEMMs for Hopper are faster."""
 
 Tiles = tuple[Tile, Tile]
 """Tiles of the GEMM with gate and up, and of that with down; both hold the same pairs."""
 Tuned = tuple[tuple[float, Tiles], ...]
-"""(most tokens that an expert gets on average, tiles), ascending; the last also for more."""
+"""(the most tokens that an expert gets on average, tiles), ascending. The last tiles are also for
+more tokens."""
 
 
 def tiles(m: int, up: tuple[int, ...], down: tuple[int, ...]) -> Tiles:
@@ -45,7 +47,7 @@ def tiles(m: int, up: tuple[int, ...], down: tuple[int, ...]) -> Tiles:
     return first, second
 
 
-# In 100 KB of shared memory, which every GPU since 2020 has.
+# These fit 100 KB of shared memory, which every GPU since 2020 has.
 DEFAULT: Tuned = (
     (8, tiles(16, (32, 128, 4, 3), (64, 128, 4, 3))),
     (32, tiles(32, (32, 128, 4, 3), (64, 128, 4, 3))),
@@ -53,14 +55,14 @@ DEFAULT: Tuned = (
     (128, tiles(128, (64, 64, 8, 3), (128, 64, 8, 3))),
 )
 EXACT: Tuned = ((0, tiles(16, (32, 32, 4, 2), (32, 32, 4, 2))),)
-"""For float32, which is not for speed: its GEMMs take no tensor cores."""
+"""For float32, whose GEMMs use no tensor cores. Not tuned for speed."""
 
 
 class FusedMoeBackend(BaseMoeBackend):
     """Mutable: a cache of the entries of `tuned.json`."""
 
     def __init__(self, ops: Ops, grouped: GroupedGemms | None = None) -> None:
-        """grouped: None leaves all GEMMs to Triton."""
+        """grouped: our GEMMs for Hopper; None leaves all GEMMs to Triton."""
         super().__init__(ops)
         self._grouped = grouped
         self._tuned: dict[tuple[int, int], Tuned] = {}

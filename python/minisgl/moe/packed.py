@@ -17,8 +17,8 @@ from minisgl.moe.fused import FEW_TOKENS, gate_of
 
 
 class PackedMoeBackend(BaseMoeBackend):
-    """Our skinny GEMMs (`minisgl.kernel.packed_skinny`) compute few tokens, Triton more. Experts of
-    a format without kernels are computed by the loop over experts."""
+    """Computes steps of few tokens with our skinny GEMMs (`minisgl.kernel.packed_skinny`), others
+    in Triton, and experts of a format without kernels in the loop over experts."""
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         gate_up = getattr(experts.gate_up, "packed_stack", None)
@@ -58,7 +58,8 @@ def _up(
     x: Tensor, weight: Any, counts_L: Tensor, rows_LT: Tensor, _: None, out: Tensor,
     *, mean: float, ids_TK: Tensor, experts: Experts,
 ) -> None:  # fmt: skip
-    """Write the activation of gate and up, with their biases, to out. A `Gemm` of `moe.experts`."""
+    """Compute gate and up with their biases, and write the activation to out. A `Gemm` of
+    `moe.experts`."""
     if experts.is_squared:
         expert_gemm(x, weight, counts_L, rows_LT, None, out, choose_tile(weight, mean))
         out.relu_().square_()

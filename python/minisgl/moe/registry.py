@@ -18,9 +18,9 @@ def create_moe_backend(
 ) -> BaseMoeBackend:
     """Return the fastest backend for `ops` and for experts of this kind of weight.
 
-    dtype: of the activations; the backend computes others, too.
+    dtype: the dtype of the activations for which the backend is chosen; it also computes others.
     """
-    if not issubclass(weight, PlainWeight):  # other kernels read plain tensors
+    if not issubclass(weight, PlainWeight):
         if ops.name == "triton":
             from minisgl.moe.packed import PackedMoeBackend
 
@@ -31,9 +31,9 @@ def create_moe_backend(
 
         from minisgl.kernel.grouped import GroupedGemms
         from minisgl.kernel.hopper import on_hopper
-        from minisgl.moe.fused import FusedMoeBackend  # needs Triton, which a CPU's torch lacks
+        from minisgl.moe.fused import FusedMoeBackend  # imports Triton, which CPU builds lack
 
-        otherwise = "experts' GEMMs of many rows are Triton's"
+        otherwise = "Triton computes the experts' GEMMs of many rows"
         return FusedMoeBackend(ops, on_hopper(partial(GroupedGemms, dtype), otherwise))
     if ops.name == "cpu":
         from minisgl.kernel.cpu import CpuOps

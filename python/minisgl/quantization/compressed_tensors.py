@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisgl.quantization.config import NVFP4, fp8_blocks, grouped_format, scaled_format
+from minisgl.quantization.config import NVFP4, grouped_format, scaled_format
 from minisgl.quantization.cut import ALL
 from minisgl.quantization.fp4 import NV_GROUP
 from minisgl.quantization.rules import Rule, Section, named, of_class
@@ -10,7 +10,7 @@ from minisgl.quantization.weight import PLAIN, Format
 
 
 def read_compressed_tensors(config: Section) -> list[Rule]:
-    """Ignored modules first, then modules by name, then by class."""
+    """Return the rules: ignored modules first, then modules by name, then modules by class."""
     if config.get("kv_cache_scheme") is not None:  # `--kv-cache-dtype` says whether it is used
         scheme = config.section("kv_cache_scheme")
         scheme.check("type", "float")
@@ -31,7 +31,7 @@ def read_compressed_tensors(config: Section) -> list[Rule]:
 
 
 def _format(config: Section, group: Section) -> Format:
-    """The format of a group's weights. Its activations are not quantised here."""
+    """The format of a group's weights. Activations are not quantised, whatever the group says."""
     weights = group.section("weights")
     weights.check("type", "float", "int")
     weights.check("dynamic", None, False)
@@ -56,15 +56,15 @@ def _format(config: Section, group: Section) -> Format:
         weights.check("strategy", "tensor", "channel", "block")
     strategy = weights.get("strategy")
     if strategy == "block":
-        return fp8_blocks(weights.block("block_structure"))
+        return scaled_format("fp8", weights.block("block_structure"))
     if strategy == "group":
         return scaled_format(number, (1, weights.size("group_size")))
     return scaled_format(number, (ALL, ALL) if strategy == "tensor" else (1, ALL))
 
 
 def _packed(weights: Section) -> Format:
-    """pack-quantized: integers packed in int32. actorder group (or dynamic) has groups out of
-    order; weight (or static) has them in order."""
+    """The format pack-quantized: integers packed in int32. With actorder "group" (or "dynamic") the
+    groups are out of order; with "weight" (or "static") they are in order."""
     weights.check("num_bits", 4, 8)
     weights.check("strategy", "channel", "group")
     weights.check("symmetric", None, True, False)

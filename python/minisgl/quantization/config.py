@@ -1,6 +1,6 @@
 """From config.json's `quantization_config` to the format of each module.
 
-`METHODS` has the spellings. compressed-tensors' is a file of its own.
+`METHODS` has a reader for each `quant_method`; the one of compressed-tensors is a file of its own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from minisgl.quantization.weight import PLAIN, Format, Target
 
 NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 PACKED: Final = 8
-"""Numbers of 4 bits in an int32, in which files hold them."""
+"""Numbers of 4 bits in an int32: files hold them so."""
 ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
 _EVERY: Final = {(ALL, ALL): "matrix", (1, ALL): "row"}
 
 
 def scaled_format(number: str, unit: Unit, *, flat: bool = False) -> Format:
-    """Numbers of 8 bits ("fp8" or "int8") with a scale for each unit. flat: see `Scaled`."""
+    """The format of 8-bit numbers ("fp8" or "int8") with a scale for each unit. flat: see
+    `Scaled`."""
     every = _EVERY.get(unit) or f"block of {unit[0]} x {unit[1]}"
     return Format(
         name=f"{number}{' (e4m3)' if number == 'fp8' else ''}, a scale for each {every}",
@@ -38,14 +39,11 @@ def scaled_format(number: str, unit: Unit, *, flat: bool = False) -> Format:
     )
 
 
-def fp8_blocks(block: Unit) -> Format:
-    return scaled_format("fp8", block)
-
-
 def grouped_format(
     spelling: GroupedSpelling, bits: int, group: int, *, has_zero: bool, act_order: bool
 ) -> Format:
-    """Integers with a scale for each group, or `ALL` for each row; see `Grouped`."""
+    """The format of integers with a scale for each group of inputs; with group `ALL`, for each row.
+    The parameters are those of `Grouped`."""
     kind = Grouped(
         spelling=spelling, bits=bits, group=group, has_zero=has_zero, act_order=act_order
     )
@@ -75,7 +73,7 @@ NVFP4: Mapping[str, Format] = {
 def read_formats(config: object, where: str) -> ConfiguredFormats:
     """The formats that a `quantization_config` describes. where: its file, for errors.
 
-    Raises ConfigError where it is malformed, or describes a format that is not supported.
+    Raises ConfigError if it is malformed or describes a format that is not supported.
     """
     section = Section(config, f"{where}: quantization_config")
     method = section.get("quant_method")
@@ -97,7 +95,6 @@ def read_modelopt_file(values: Mapping[str, object], where: str) -> ConfiguredFo
 
 
 def _fp8(config: Section) -> list[Rule]:
-    """All linear layers but those of the ignore list, which is the LM head where it is absent."""
     is_blocked = config.get("weight_block_size") is not None
     unit = config.block("weight_block_size") if is_blocked else (ALL, ALL)
     config.check("fmt", None, "e4m3")
@@ -112,19 +109,21 @@ def _fbgemm(config: Section) -> list[Rule]:
 
 
 def _linear_but(config: Section, key: str, format: Format) -> list[Rule]:
-    """All linear layers but those of ignore list `key`: by default, the LM head."""
+    """Rules: the modules of the ignore list `key` are plain, all other linear layers have `format`.
+    A config without the list means the LM head."""
     ignored = excluded(config, config.names(key, ["lm_head"]))
     return [ignored, Rule(matches=of_class("Linear"), format=format)]
 
 
 def _mxfp4(config: Section) -> list[Rule]:
-    """The experts alone, as transformers does."""
+    """Only experts are quantised, as in transformers."""
     ignored = excluded(config, config.names("modules_to_not_convert"))
     return [ignored, Rule(matches=lambda module, target: ".experts." in module, format=MXFP4)]
 
 
 def _modelopt(config: Section) -> list[Rule]:
-    """The KV cache's format is `--kv-cache-dtype`. Names may have wildcards."""
+    """ModelOpt's rules. Its ignored names may have wildcards. `--kv-cache-dtype` chooses the KV
+    cache's format, so ModelOpt's key for it is not read."""
     formats: dict[str, Format] = {
         "FP8": scaled_format("fp8", (ALL, ALL)),
         "FP8_PER_CHANNEL_PER_TOKEN": scaled_format("fp8", (1, ALL), flat=True),
@@ -151,7 +150,8 @@ def _awq(config: Section) -> list[Rule]:
 
 
 def _gptq(config: Section) -> list[Rule]:
-    """Version 1 is the one without a name. dynamic: names with -: are plain, others refused."""
+    """GPTQ's rules. A checkpoint without `checkpoint_format` has version 1. In `dynamic`, names
+    that begin with -: are plain; any other name is refused."""
     config.check("checkpoint_format", None, "gptq", "gptq_v2")
     config.check("bits", 4, 8)
     config.check("lm_head", None, False)
@@ -185,12 +185,12 @@ def _gptq(config: Section) -> list[Rule]:
 
 
 def _group(config: Section, key: str) -> int:
-    """Inputs of a group. -1 is all."""
+    """The number of inputs in a group; `ALL` for -1."""
     return ALL if config.get(key) == -1 else config.size(key)
 
 
 def _layers(format: Format) -> list[Rule]:
-    """The linear layers of the decoder's layers, routers of a mixture not included."""
+    """Rules: the linear layers inside the decoder's layers have `format`, except routers."""
     return [
         Rule(matches=lambda module, target: ROUTERS.search(module) is not None, format=PLAIN),
         Rule(
@@ -205,7 +205,7 @@ def _starts(pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
 
 
 def _wildcards(names: Sequence[str]) -> Callable[[str, Target], bool]:
-    """Whether a module, or one that it is in, has one of these names."""
+    """Whether the name of a module, or of a module that contains it, matches one of `names`."""
 
     def matches(module: str, target: Target) -> bool:
         path = module.split(".")

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALL = 0
-"""As the rows or columns of a unit: all of the matrix."""
+"""In a `Unit`: all rows, or all columns, of the matrix."""
 
 Unit = tuple[int, int]
-"""Rows and columns."""
+"""The rows and columns that one entry stands for."""
 
 
 def entries(sizes: Sequence[int], unit: Unit) -> tuple[int, int]:
-    """The rows and columns of the tensor with an entry for each unit of a matrix of `sizes`."""
+    """The shape of a tensor that has one entry for each unit of a matrix [rows, columns]."""
     rows, columns = (
         -(-size // (each or size or 1)) for size, each in zip(sizes, unit, strict=True)
     )
@@ -50,11 +50,11 @@ def per_unit(
     stored: torch.dtype | None = None,
     rearrange: Callable[[Tensor], Tensor] | None = None,
 ) -> Part:
-    """The share of tensor MODULE.`name` that belongs to a share of a matrix.
+    """The share of tensor MODULE.`name`, with an entry for each unit, that goes with `part`.
 
-    alias, unread: of the module too, see `Part`. flat: the tensor has the rows of entries alone,
-    one column of them, as a vector. transposed: the file has columns before rows. stored,
-    rearrange: see `Part`. Raises ConfigError where the share cuts a unit.
+    alias, unread: names inside the module; see `Part` for their meaning and for stored and
+    rearrange. flat: the tensor has one column of entries, stored as a vector. transposed: the file
+    has columns before rows. Raises ConfigError if the rank's share cuts a unit.
     """
     shape: tuple[int, ...] = entries(part.shape, unit)
     axis, share, size = part.axis, part.share, unit[part.axis]
@@ -97,6 +97,7 @@ def _check_cut(part: Part, size: int) -> None:
 
 
 def local_rows(parts: Sequence[Part], stacked: int | None) -> list[int]:
-    """The rows of each merged matrix that this rank holds, equal for all matrices of a stack."""
+    """How many rows of each merged matrix this rank holds. All matrices of a stack have the
+    same."""
     held = [part.local_shape[0] for part in parts if part.share]
     return held[: len(held) // (stacked or 1)]

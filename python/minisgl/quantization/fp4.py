@@ -35,12 +35,12 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MX_GROUP, NV_GROUP = 32, 16
 
 Spelling = Literal["gpt-oss", "compressed-tensors", "modelopt"]
-"""MXFP4 as gpt-oss has it, NVFP4 as the others have it."""
+"""Who wrote the file: gpt-oss stores MXFP4, the two others NVFP4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp4:
-    """The weight class of such a format."""
+    """Makes the weights of this format."""
 
     spelling: Spelling
 
@@ -168,7 +168,8 @@ class Fp4Weight(QuantisedWeight):
 
 
 def _of_stack(part: Part, kind: str, *group: int) -> Part:
-    """The share of STACK_`kind` that belongs to a share of an expert. group: bytes of a group."""
+    """The share of tensor STACK_`kind` that goes with an expert's `part`. group: bytes of a
+    group."""
     assert part.stack, f"{part.name} is in no stack of experts"
     share = per_unit(part, kind, (1, MX_GROUP))
     count, out_size, _ = part.stack.shape

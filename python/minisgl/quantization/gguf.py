@@ -1,8 +1,8 @@
-"""Weights of GGUF files that stay packed on a CPU in bfloat16; elsewhere they are dequantised.
+"""Weights of GGUF files: on a CPU in bfloat16 they stay packed, elsewhere they are dequantised.
 
-Merged matrices may have several forms (`gguf_blocks.Form`): files have more bits for values than
-for queries and keys. Each run of matrices of one form is then a GEMM, into its columns of the
-result.
+Matrices that are merged may have different forms (`gguf_blocks.Form`): files give values more bits
+than queries and keys. Then each run of matrices of one form is a GEMM that writes its own columns
+of the result.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from minisgl.kernel.panels import Panels
 
 BLOCKS: Final = ".blocks"
-"""Ends the name of a tensor's blocks, uint8 [O, bytes]; without it the tensor is dequantised."""
+"""The suffix of a checkpoint name that asks for a tensor's blocks, uint8 [O, bytes]. Under its
+plain name the tensor is dequantised."""
 MIDDLE: Final = 8
-"""Of int4."""
+"""What an int4 number is stored above its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTypes:
-    """The weight class of a file. types: llama.cpp's name of each quantised matrix's format, by
-    module. reordered: modules whose columns are in another order than the file's."""
+    """Makes the weights of a file. types: module -> llama.cpp's name of its matrix's format, for
+    quantised matrices. reordered: modules whose columns are in another order than the file's."""
 
     types: Mapping[str, str]
     reordered: frozenset[str] = frozenset()
@@ -69,7 +70,7 @@ class FileTypes:
         rows: int | None = None,
         stacked: int | None = None,
     ) -> str | None:
-        """None where the weight stays packed."""
+        """Why the weight is dequantised, or None if it stays packed."""
         if not ops.packs(dtype):
             return "only a CPU multiplies packed weights, and only in bfloat16"
         for part in parts:
@@ -105,7 +106,7 @@ class FileTypes:
 
     @staticmethod
     def module_of(name: str) -> str:
-        """The module's name; of an expert, without its number."""
+        """The module's name, without the number of an expert."""
         before, experts, after = name.partition(".experts.")
         return f"{before}{experts}{after.partition('.')[2]}" if experts else before
 
@@ -139,8 +140,8 @@ class BlockWeight(PanelledWeight):
         dtype: torch.dtype,
         parts: Sequence[Part],
         kinds: Sequence[str],
-        rows: int | None = None,
-        stacked: int | None = None,
+        rows: int | None,
+        stacked: int | None,
     ) -> None:
         """kinds: llama.cpp's name of each part's format."""
         super().__init__(ops, dtype)
@@ -152,7 +153,7 @@ class BlockWeight(PanelledWeight):
 
     @property
     def outputs(self) -> int:
-        """Of one matrix."""
+        """Rows of one matrix, as in the kernels' `Panels`."""
         return self.packed.shape[-2]
 
     def dense(self) -> Tensor:
@@ -210,7 +211,7 @@ class BlockWeight(PanelledWeight):
 
 
 class MergedWeight(CpuWeight):
-    """Matrices of several forms, one after another."""
+    """Merged matrices of several forms, one below the other."""
 
     def __init__(self, ops: Ops, dtype: torch.dtype, runs: Sequence[BlockWeight]) -> None:
         super().__init__(ops, dtype)
@@ -240,6 +241,7 @@ class MergedWeight(CpuWeight):
 
 
 def _field(part: Part, kind: str, name: Field) -> Part:
+    """The share of the part's blocks, of which loading keeps the field `name`."""
     layout = LAYOUTS[kind]
     outputs, inputs = part.shape
     block, size = layout.form.block, layout.num_bytes

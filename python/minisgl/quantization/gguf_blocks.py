@@ -8,8 +8,9 @@ value = number * scale * factor - step * zero::
     step     float16, of each block; absent where the format has no offset
     zero     uint8, of each group; absent where a block is one group
 
-Nothing is rounded: these are the file's numbers in another order. Layouts: llama.cpp's
-specification and the package gguf. Axes: N blocks, B bytes of a block, I inputs of a block.
+Nothing is rounded: these are the file's numbers in another order. Sources of the layouts:
+llama.cpp's specification and the package gguf. Axes: N blocks, B bytes of a block, I inputs of a
+row.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ Field = Literal["packed", "scale", "factor", "step", "zero"]
 Read = Callable[[Tensor], Tensor]
 """Blocks uint8 [N, B] -> a field of each block, [N, ...]."""
 PIECE: Final = 1 << 16
-"""Numbers that are unpacked at a time: what is made on the way takes some bytes for each."""
+"""Numbers that are unpacked at a time: the intermediate tensors take some bytes for each."""
 IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The numbers of IQ4_NL and IQ4_XS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What blocks become. Matrices of one form are multiplied as one. group: inputs of a factor
-    (or of a scale); block: of a scale. middle: what int4 is stored above its value."""
+    """What blocks become in memory. Matrices of one form can be multiplied as one.
+
+    block: inputs with one scale, and with one step. group: inputs with one factor, and with one
+    zero.
+    """
 
     kind: Literal["int4", "int8"]
     group: int
@@ -46,7 +50,7 @@ class Form:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What a matrix has."""
+        """The tensors of a matrix in this form."""
         names: list[Field] = ["packed", "scale"]
         names += ["factor"] if self.has_factor else []
         names += ["step"] if self.has_step else []
@@ -54,14 +58,14 @@ class Form:
         return tuple(names)
 
     def width(self, field: Field, inputs: int) -> int:
-        """Entries of a row."""
+        """Entries in a row of the tensor `field`, for a row of so many inputs."""
         if field == "packed":
             return inputs // 2 if self.kind == "int4" else inputs
         return inputs // (self.block if field in ("scale", "step") else self.group)
 
     @property
     def bits(self) -> float:
-        """Of a weight."""
+        """Bits of memory for each weight, scales included."""
         a_block = sum(self.width(name, self.block) * DTYPES[name].itemsize for name in self.fields)
         return 8 * a_block / self.block
 
@@ -77,8 +81,12 @@ DTYPES: Final[Mapping[Field, torch.dtype]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A format of the files. numbers: uint8 0 to 15 for int4, int8 for int8. scale: where it is in
-    a block; step: where the number is that is subtracted. adds: the number is added instead."""
+    """A format of the files.
+
+    num_bytes: of a block. numbers, factor, zero: read these fields; int4 numbers come as uint8 from
+    0 to 15. scale, step: the offsets of these fields in a block, in bytes. adds: the file's step is
+    added, so it is negated.
+    """
 
     form: Form
     num_bytes: int
@@ -90,7 +98,7 @@ class Layout:
     zero: Read | None = None
 
     def read(self, rows: Tensor, field: Field) -> Tensor:
-        """Rows of blocks, uint8 [O, N * B] -> the field of all rows, [O, width]."""
+        """Rows of blocks, uint8 [O, N * B] -> one field of all rows, [O, width]."""
         inputs = rows.shape[1] // self.num_bytes * self.form.block
         shape = (len(rows), self.form.width(field, inputs))
         made = torch.empty(shape, dtype=DTYPES[field], device=rows.device)
@@ -120,18 +128,19 @@ class Layout:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """[N, bytes] -> [N, 2 * bytes], all low ones first."""
+    """[N, bytes] -> [N, 2 * bytes]: the low halves of all bytes, then the high halves."""
     return torch.cat((packed & 15, packed >> 4), 1)
 
 
 def _bits(packed: Tensor, count: int, width: int) -> Tensor:
-    """`width` bits of each byte at a time: [N, bytes] -> [N, count, bytes], the low bits first."""
+    """Cut each byte into `count` numbers of `width` bits, the low bits first: [N, bytes] -> [N,
+    count, bytes]."""
     shifts = torch.arange(0, count * width, width, dtype=torch.uint8)
     return packed[:, None] >> shifts[:, None] & (1 << width) - 1
 
 
 def _fifth(high: Tensor) -> Tensor:
-    """uint8 [N, 4], a bit for each number -> [N, 32], 16 or 0."""
+    """The fifth bit of each number: uint8 [N, 4] -> [N, 32], each 16 or 0."""
     return _bits(high, 8, 1).transpose(1, 2).flatten(1) << 4
 
 
@@ -140,14 +149,14 @@ def _q5(blocks: Tensor, at: int) -> Tensor:
 
 
 def _q2(blocks: Tensor) -> Tensor:
-    """Of each half of a block, 32 bytes hold four times 32 numbers."""
+    """In each half of a block, 32 bytes hold four runs of 32 numbers."""
     return _bits(blocks[:, 16:80].reshape(-1, 32), 4, 2).reshape(-1, 256)
 
 
 def _q3(blocks: Tensor) -> Tensor:
     low = _bits(blocks[:, 32:96].reshape(-1, 32), 4, 2).reshape(-1, 256)
     high = _bits(blocks[:, :32], 8, 1).reshape(-1, 256)
-    return (low | high << 2) + 4  # 4 is 0, which int4 stores as 8
+    return (low | high << 2) + 4  # the file stores 0 as 4, int4 stores it as 8
 
 
 def _q3_factors(blocks: Tensor) -> Tensor:
@@ -157,12 +166,12 @@ def _q3_factors(blocks: Tensor) -> Tensor:
 
 
 def _in_fours(packed: Tensor) -> Tensor:
-    """Of 32 bytes each, the low nibbles and then the high ones: [N, 128] -> [N, 256]."""
+    """In each run of 32 bytes, the low halves come before the high halves: [N, 128] -> [N, 256]."""
     return _nibbles(packed.reshape(-1, 32)).reshape(-1, 256)
 
 
 def _k_factors(blocks: Tensor) -> Tensor:
-    """The first four of 6 bits are whole, the others in two parts."""
+    """Factors of 6 bits: the first four lie in one byte each, the others in parts of two bytes."""
     first, rest = blocks[:, 4:8], blocks[:, 12:16]
     return torch.cat((first & 63, rest & 15 | first >> 6 << 4), 1).view(torch.int8)
 
@@ -248,4 +257,4 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
         factor=_iq4_xs_factors,
     ),
 }  # fmt: skip
-"""By the names of llama.cpp."""
+"""llama.cpp's name of a format -> its layout."""

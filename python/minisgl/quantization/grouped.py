@@ -1,13 +1,14 @@
 """Integers of 4 or 8 bits with a scale, and perhaps a zero point, for each group of inputs.
 
-value = (number - zero) * scale. Whatever the files' layout is, the memory has this one::
+value = (number - zero) * scale. Files differ; in memory all formats have this layout::
 
     packed  [O, I * bits / 8] uint8    4 bits: the number of the even column in the low bits
     scale   [O, groups] float32
     zero    [O, groups] uint8          absent where it is the middle of the range
     group   [matrices, I] int32        the group of each input; absent where groups are in order
 
-Only act-order (GPTQ's order of importance) has groups out of order. All ranks then hold all scales.
+Only with act-order (GPTQ's order of importance) are groups out of order. Each rank then holds all
+scales.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 Spelling = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
 UNREAD = ("weight_shape", "g_idx", "weight_g_idx")
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the number of each of 8 columns is in AWQ's 32 bits, counted from the low bits."""
+"""The place of each of 8 columns in AWQ's 32 bits, counted from the low bits in steps of 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
-    """The weight class of such a format.
+    """Makes the weights of this format.
 
-    group: inputs of a group; `cut.ALL` is a scale for each row. has_zero: the files hold zeros.
-    act_order: the files hold the group of each input, which may be out of order.
+    group: inputs of a group; `cut.ALL` means one group for each row. has_zero: the files hold zero
+    points. act_order: the files hold the group of each input, and groups may be out of order.
     """
 
     spelling: Spelling
@@ -66,8 +67,8 @@ class GroupedWeight(QuantisedWeight):
     - compressed-tensors: NAME.weight_packed [O, I / 8], NAME.weight_scale [O, groups],
       NAME.weight_zero_point [O / 8, groups], NAME.weight_g_idx [I].
     - awq: NAME.qweight [I, O / 8], NAME.scales [groups, O], NAME.qzeros [groups, O / 8].
-    - gptq: NAME.qweight [I / 8, O], NAME.scales and NAME.qzeros as awq, NAME.g_idx [I]. Version 1
-      holds zero - 1.
+    - gptq: NAME.qweight [I / 8, O], NAME.scales and NAME.qzeros as in awq, NAME.g_idx [I]. Version
+      1 stores zero - 1.
     """
 
     packed: Tensor
@@ -86,11 +87,12 @@ class GroupedWeight(QuantisedWeight):
     ) -> None:
         super().__init__(ops, dtype)
         self._kind, self._rows = kind, local_rows(parts, stacked)
-        self._columns = next((_columns(part) for part in parts if part.share), parts[0].shape[1])
+        held = (part.local_shape[1] for part in parts if part.share)
+        self._columns = next(held, parts[0].shape[1])
         each = 32 // kind.bits
         packed, scales, zeros, groups = [], [], [], []
         for part in parts:
-            # With act-order a rank's inputs have groups anywhere.
+            # With act-order, the inputs of a rank may belong to any group.
             whole = replace(part, axis=0, share=range(part.shape[0] if part.share else 0))
             scaled = whole if kind.act_order and part.axis == 1 else part
             group: Unit = (1, kind.group)
@@ -196,11 +198,12 @@ class GroupedWeight(QuantisedWeight):
             scale=self.scale if group else None,
             outer=None if group else self.scale[..., 0].float().contiguous(),
             zero=self.zero,
-            middle=1 << (self._kind.bits - 1),
+            middle=self._middle,
         )
 
     def _spread(self, values: Tensor) -> Tensor:
-        """Values of groups [..., O, groups] -> of columns, [..., O, I] or [..., O, 1]."""
+        """Repeat a value of each group for its inputs: [..., O, groups] -> [..., O, I] (or [..., O,
+        1] where a row is one group)."""
         if self.group is None:
             if not self._kind.group:
                 return values
@@ -215,12 +218,8 @@ class GroupedWeight(QuantisedWeight):
         return torch.cat([*columns, zeros], -2)
 
 
-def _columns(part: Part) -> int:
-    return part.local_shape[1]
-
-
 def _group_numbers(part: Part, name: str) -> Part:
-    """The groups of the inputs that this rank holds, as a row."""
+    """The group of each input that this rank holds, as one row."""
     columns = range(part.shape[1]) if part.axis == 0 else part.share
     return Part(
         name=f"{part.module}.{name}",
@@ -237,7 +236,7 @@ def _row(numbers: Tensor, columns: int) -> Tensor:
 
 
 def _bytes(packed: Tensor) -> Tensor:
-    """int32 [O, n] -> uint8 [O, 4 n]. The low bits come first in both."""
+    """int32 [O, n] -> uint8 [O, 4 n], the low bits first."""
     return packed.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
@@ -257,7 +256,7 @@ def _packed_rows(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _awq_order(packed: Tensor) -> Tensor:
-    """int32 [n, m / 8] -> uint8 [n, m] in the order of the columns."""
+    """int32 [n, m / 8] -> uint8 [n, m], a number each, in the order of the columns."""
     numbers = _unpack(packed, 4)
     if packed.is_meta:
         return numbers

@@ -1,7 +1,7 @@
-"""A quantised weight with GPU kernels that read its format (`minisgl.kernel.packed`).
+"""A quantised weight that GPU kernels multiply in its format (`minisgl.kernel.packed`).
 
-A format says how its tensors are `packed_form`; where that is None, each GEMM dequantises the
-weight. On a CPU see `panelled`.
+A subclass writes `packed_form`, which gives its tensors to the kernels. If it returns None, each
+GEMM dequantises the weight. `panelled` is the same for the CPU.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class QuantisedWeight(PanelledWeight):
     _kernels: PackedGemms | None = None
     packed_stack: Packed | None = None
-    """A stack of experts, for the kernels of `minisgl.moe`."""
+    """Set instead of `_kernels` if this is a stack of experts, which `minisgl.moe` multiplies."""
 
     @abstractmethod
     def packed_form(self) -> Packed | None:
-        """The loaded tensors for kernels, or None where these do not read such a weight."""
+        """The loaded tensors for the kernels, or None if they cannot read this weight."""
 
     @property
     def has_kernel(self) -> bool:
@@ -69,7 +69,8 @@ class QuantisedWeight(PanelledWeight):
 
 
 def is_size(inputs: int, group: int, *, is_4_bit: bool) -> bool:
-    """Whether kernels read rows of `inputs`, with a scale for each `group` (0: for all)."""
+    """Whether the kernels read rows of so many inputs with a scale for each `group` of them (0: one
+    scale for all)."""
     least = 16 if is_4_bit else 32
     is_group = group == 0 or (group >= least and group & (group - 1) == 0)
     chunk = min(32, group or 32) if is_4_bit else 16
@@ -77,7 +78,7 @@ def is_size(inputs: int, group: int, *, is_4_bit: bool) -> bool:
 
 
 def exact_16_bit(scale: Tensor) -> Tensor:
-    """The scales in float16 or bfloat16 where that changes none of them."""
+    """The scales in float16 or bfloat16 if this changes none of them, else as they are."""
     for dtype in (torch.float16, torch.bfloat16):
         if torch.equal(scale.to(dtype).float(), scale):
             return scale.to(dtype)

@@ -1,9 +1,10 @@
 """`--quantization`: weights that are quantised while a plain checkpoint is read.
 
-The scales are by absolute maximum: fp8 for each block of 128 x 128, int8 for each row (an output
-channel), int4 for each group of 128 inputs, without zero points. Each rank quantises its own share,
-so the blocks begin where the share begins. A tensor is read twice, for its numbers and for its
-scales. `online_formats` says which weights are quantised.
+A scale is the largest absolute value of its unit over the largest number: fp8 has one for each
+block of 128 x 128, int8 for each row (an output channel), int4 for each group of 128 inputs. There
+are no zero points. Each rank quantises its own share, so the blocks begin where the share begins. A
+tensor is read twice, for its numbers and for its scales. `online_formats` says which weights are
+quantised.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ MOST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 """The largest number of each kind."""
 UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL), "int4": (1, GROUP)}
 PIECE: Final = 1 << 15
-"""Numbers that are quantised at a time. What is made on the way takes 30 bytes for each: of a whole
-matrix, in each of the threads that read, it was ten layers' bytes."""
+"""Numbers that are quantised at a time. The intermediate tensors take 30 bytes for each. With whole
+matrices, one in each reading thread, they took as much memory as ten layers."""
 
 Kind = Literal["fp8", "int8", "int4"]
 
 
 @dataclass(slots=True)
 class Loss:
-    """The time and the error of quantising the tensors of one weight. Mutable: several threads
-    add."""
+    """The time and the error of quantising the tensors of one weight. Mutable: the threads that
+    read them add to it."""
 
     name: str
     seconds: float = 0.0
@@ -63,7 +64,7 @@ class Loss:
             self.total += float(total)
 
     def log(self) -> None:
-        """Nothing of random weights, which are made as numbers and scales."""
+        """Log both. Random weights have none: they are made as numbers and scales."""
         if self.total:
             logger.info(
                 "quantised %s in %.2f s; root mean square error %.4f of the weights'",
@@ -74,7 +75,7 @@ class Loss:
 
 
 class OnlineScaled(ScaledWeight):
-    """fp8 or int8."""
+    """A weight in fp8 or int8."""
 
     def __init__(
         self,
@@ -100,6 +101,8 @@ class OnlineScaled(ScaledWeight):
 
 
 class OnlineInt4(GroupedWeight):
+    """A weight in int4."""
+
     def __init__(
         self,
         ops: Ops,
@@ -107,7 +110,6 @@ class OnlineInt4(GroupedWeight):
         parts: Sequence[Part],
         rows: int | None,
         stacked: int | None,
-        kind: Kind,
     ) -> None:
         Weight.__init__(self, ops, dtype)
         self._kind = Grouped(spelling="gptq", bits=4, group=GROUP, has_zero=False, act_order=False)
@@ -117,7 +119,7 @@ class OnlineInt4(GroupedWeight):
         numbers = partial(_packed, loss=self._loss)
         tensors = [replace(part, stored=torch.float32, rearrange=numbers) for part in parts]
         self.declare("packed", torch.uint8, *tensors, rows=rows, stacked=stacked)
-        scales = [_scale_part(part, kind) for part in parts]
+        scales = [_scale_part(part, "int4") for part in parts]
         self.declare("scale", torch.bfloat16, *scales, rows=rows, stacked=stacked)
 
     def init_buffers(self, device: torch.device) -> None:
@@ -135,7 +137,7 @@ def _scale_part(part: Part, kind: Kind) -> Part:
 
 
 def _pieces(shape: Sequence[int], kind: Kind) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of whole units, of about `PIECE` numbers."""
+    """Yield the rows and columns of pieces: whole units, about `PIECE` numbers together."""
     height, width = UNITS[kind][0], UNITS[kind][1] or max(shape[1], 1)
     columns = min(max(PIECE // (height * width), 1) * width, -(-shape[1] // width) * width)
     rows = max(PIECE // (height * max(columns, 1)), 1) * height
@@ -145,7 +147,7 @@ def _pieces(shape: Sequence[int], kind: Kind) -> Iterator[tuple[slice, slice]]:
 
 
 def _scales(values: Tensor, kind: Kind) -> Tensor:
-    """[O, I] of any float dtype -> a scale for each unit, 1 where all of it is 0."""
+    """[O, I] of any float dtype -> a scale for each unit; a unit of zeros has 1."""
     height, width = UNITS[kind][0], UNITS[kind][1] or max(values.shape[1], 1)
     scales = torch.empty(entries(values.shape, UNITS[kind]), device=values.device)
     for rows, columns in () if values.is_meta else _pieces(values.shape, kind):
@@ -163,12 +165,12 @@ def _piece_scales(values: Tensor, kind: Kind) -> Tensor:
     padded = torch.nn.functional.pad(values.float().abs(), padding)
     scales = padded.view(rows, height, columns, width).amax((1, 3)) / MOST[kind]
     if kind == "int4":
-        scales = scales.bfloat16().float()  # as they are kept
+        scales = scales.bfloat16().float()  # memory holds them in bfloat16
     return torch.where(scales == 0, 1.0, scales)
 
 
 def _ratio(values: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Values of a piece over their scales, and the scales [O, I] or [O, 1]."""
+    """A piece's values divided by their scales, and the scales, [O, I] or [O, 1]."""
     scales = spread(_piece_scales(values, kind), values.shape, [len(values)], UNITS[kind])
     return values.float() / scales, scales
 

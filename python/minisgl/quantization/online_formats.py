@@ -1,8 +1,8 @@
-"""Which weights `--quantization` quantises: all linear layers but routers and GATES.
+"""Which weights `--quantization` quantises: all linear layers except routers and `GATES`.
 
-The LM head becomes int8 where the CPU's kernels multiply it, whatever the kind of the others: each
-step reads it, and it is 26 % of Qwen3-0.6B's bytes. A tied embedding is the same table. Elsewhere
-both stay plain, and so does an embedding that is not tied.
+If the CPU's kernels multiply the LM head, it becomes int8, whatever the other weights become: each
+step reads it, and it is 26 % of Qwen3-0.6B's bytes. A tied embedding is the same table. On other
+devices the head stays plain. So does an embedding that is not tied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minisgl.kernel.ops import Ops
 
 GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
-"""Of recurrent layers: a few rows that say how a state fades and what it takes."""
+"""Projections of recurrent layers with few rows: how fast the state fades and what it takes up."""
 HEAD: Final = "lm_head"
 
 
@@ -57,7 +57,7 @@ class OnlineFormats(Formats):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Online:
-    """The weight class of a kind."""
+    """Makes the weights of a kind."""
 
     kind: Kind
 
@@ -69,15 +69,16 @@ class Online:
         rows: int | None = None,
         stacked: int | None = None,
     ) -> Weight:
-        made = OnlineInt4 if self.kind == "int4" else OnlineScaled
-        return made(ops, dtype, parts, rows, stacked, self.kind)
+        if self.kind == "int4":
+            return OnlineInt4(ops, dtype, parts, rows, stacked)
+        return OnlineScaled(ops, dtype, parts, rows, stacked, self.kind)
 
 
 class IntTable(OnlineScaled):
     """An LM head in int8, whose rows may also be embeddings."""
 
     def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
-        assert self.panels, "a table that the kernels do not take"
+        assert self.panels, "the kernels do not read this table"
         return rows_of_share(partial(self.panels.rows, cast("CpuOps", self.ops)), ids_T, share)
 
 
@@ -88,7 +89,8 @@ def table(
     rows: int | None = None,
     stacked: int | None = None,
 ) -> Weight:
-    """The weight class of an embedding, whose alias is the head's name if it is tied, or a head."""
+    """Makes the weight of an LM head or of an embedding. A tied embedding's alias is the head's
+    name."""
     (part,) = parts
     if not ops.packs(dtype):
         return PlainWeight(ops, dtype, parts, rows, stacked)

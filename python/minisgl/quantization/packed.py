@@ -1,7 +1,7 @@
 """Weights in the layout of the CPU's kernels (`kernel/csrc/panels.h`).
 
-The loader fills rows, as for any weight. They are then packed in their place, so the weight takes
-as much memory as before.
+The loader fills rows, as for any weight. Then they are packed in place, so the weight needs no
+second copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CpuWeight(Weight):
-    """A weight that the CPU's kernels multiply. A subclass writes `linear`."""
+    """A weight that the CPU's kernels multiply, whatever its shape. A subclass writes `linear`."""
 
     ops: CpuOps
 
@@ -34,16 +34,12 @@ class CpuWeight(Weight):
         bias: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        normed, residual = x, x if residual is None else residual
-        if norm_weight is not None and residual is x:
-            normed = self.ops.rms_norm(x, norm_weight, eps)
-        elif norm_weight is not None:
-            normed, residual = self.ops.add_rms_norm(x, residual, norm_weight, eps)
-        return self.linear(normed, bias, gate), residual
+        x, residual = self.ops.normed(x, residual, norm_weight, eps)
+        return self.linear(x, bias, gate), residual
 
 
 class PackedWeight(CpuWeight, PlainWeight):
-    """`tensor` is packed when it is loaded."""
+    """Numbers of the activations' dtype. `tensor` is packed once it is loaded."""
 
     def init_buffers(self, device: torch.device) -> None:
         self.ops.pack(self.tensor)
@@ -61,7 +57,8 @@ class PackedWeight(CpuWeight, PlainWeight):
 
 
 def rows_of_share(rows: Callable[[Tensor], Tensor], ids_T: Tensor, share: range | None) -> Tensor:
-    """`rows` of a table that begins at share.start: zeros for ids elsewhere."""
+    """Look up ids in a table whose first row is share.start. Ids outside of the share give zeros.
+    rows: looks up ids of the table's own rows."""
     if share is None:
         return rows(ids_T)
     elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)

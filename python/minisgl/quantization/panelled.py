@@ -1,6 +1,7 @@
-"""A weight of few bits that the CPU's kernels multiply where they take its form.
+"""A quantised weight that the CPU's kernels multiply in their own layout, panels.
 
-Where they do not, and on a GPU without kernels, each GEMM dequantises the weight (`dense`).
+If they do not support its form, or on a GPU without kernels, each GEMM dequantises the weight
+(`dense`).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ logger = get_logger(__name__)
 
 
 class PanelledWeight(Weight):
-    """A format writes `pack`; its `dense` unpacks where `panels` is set."""
+    """A subclass writes `pack`, and a `dense` that unpacks the tensors if `panels` is set."""
 
     panels: Panels | None = None
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a kernel reads the packed numbers."""
+        """Whether a kernel multiplies the quantised numbers."""
         return self.panels is not None
 
     @abstractmethod
     def pack(self) -> Panels | None:
-        """Pack the loaded tensors in their place, or return None where the CPU's kernels do not
-        take them."""
+        """Pack the loaded tensors in place. Returns None if the CPU's kernels do not support
+        them."""
 
     def init_buffers(self, device: torch.device) -> None:
         if self.ops.name == "cpu":
@@ -68,15 +69,12 @@ class PanelledWeight(Weight):
     ) -> tuple[Tensor, Tensor]:
         if not self.panels:
             return super().norm_linear(x, residual, norm_weight, eps, bias, gate)
-        if norm_weight is not None and residual is None:
-            return self.linear(self.ops.rms_norm(x, norm_weight, eps), bias, gate), x
-        if norm_weight is not None and residual is not None:
-            x, residual = self.ops.add_rms_norm(x, residual, norm_weight, eps)
-        return self.linear(x, bias, gate), x if residual is None else residual
+        x, residual = self.ops.normed(x, residual, norm_weight, eps)
+        return self.linear(x, bias, gate), residual
 
 
 def log_kernels(model: TensorOwner, formats: Sequence[str]) -> None:
-    """Log which of the model's weights are dequantised. formats: names of all that it has."""
+    """Log which of the model's weights are dequantised. formats: the names of its formats."""
     weights = [node for node in model.walk() if isinstance(node, PanelledWeight)]
     num_slow = sum(not weight.has_kernel for weight in weights)
     if num_slow:

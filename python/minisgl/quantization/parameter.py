@@ -1,8 +1,7 @@
-"""Declarations of tensors: what a checkpoint holds, and which slice of it this rank holds.
+"""Declarations of tensors: the slices of checkpoint tensors that a parameter is made of.
 
-A parameter is declared with the checkpoint tensors that it is made of, the shape that each has
-there and the slice of it that this rank holds (`minisgl.layers.shard`). Merged parameters stack
-their parts along axis 0::
+A declaration names the checkpoint tensors, the shape of each there, and the slice that this rank
+holds (`minisgl.layers.shard`). A merged parameter has its parts one after another along axis 0::
 
     checkpoint   q_proj.weight [Q, D]   k_proj.weight [K, D]   v_proj.weight [K, D]
                         |  rank's rows         |                      |
@@ -25,7 +24,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A matrix inside a larger checkpoint tensor: matrix `index` of it, from row `first` on."""
+    """Where a matrix is inside of a larger checkpoint tensor: matrix `index` there, from row
+    `first` on."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,10 +38,10 @@ class Part:
     """A checkpoint tensor. This rank holds `share` of it along `axis`.
 
     shape: in the checkpoint. alias: another name under which a file may hold the tensor. stack: its
-    place in files that hold it inside a larger tensor. unread: names of tensors that a file may
-    hold beside it and that are not read. stored: its dtype in the files where the parameter's is
-    another quantised one. rearrange: makes the parameter's rows from this rank's share as read;
-    None keeps it as it is.
+    place in files that hold it inside of a larger tensor. unread: names of tensors that a file may
+    hold beside it and that are not read. stored: its dtype in the files, if the parameter has
+    another one. rearrange: makes the parameter's rows from this rank's share as read; None keeps
+    them.
     """
 
     name: str
@@ -135,7 +135,7 @@ class TensorOwner:
         return (value for value in vars(self).values() if isinstance(value, TensorOwner))
 
     def walk(self, _seen: set[int] | None = None) -> Iterator[TensorOwner]:
-        """This node and all below it, each once even if two nodes share it."""
+        """This node and all below it. A node that is below two others comes once."""
         seen = set() if _seen is None else _seen
         if id(self) in seen:
             return

@@ -1,7 +1,4 @@
-"""Reading a `quantization_config`: typed access to its JSON, and rules from names to formats.
-
-A module has the format of the first rule that matches it.
-"""
+"""Rules from the names of modules to formats, and typed access to the JSON that states them."""
 
 from __future__ import annotations
 
@@ -19,12 +16,13 @@ SUPPORTED = (
 )
 
 Matches = Callable[[str, Target], bool]
-"""(module, class) -> whether a rule is about it."""
+"""(module, class) -> whether a rule applies to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Modules that `matches` have this format. others: the modules that it does not match."""
+    """The modules that `matches` accepts have this format; with `others`, those that it does not
+    accept."""
 
     matches: Matches
     format: Format
@@ -33,9 +31,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredFormats(Formats):
-    """The first rule that matches a module decides; a module of no rule is plain.
+    """A module has the format of the first rule that applies to it. Without such a rule it is
+    plain.
 
-    aliases: module -> its name, and what files may call it; a rule matches any of them.
+    aliases: module -> its own name and its names in files; a rule may match any of them.
     """
 
     where: str
@@ -126,8 +125,8 @@ class Section:
 
 
 def excluded(section: Section, names: Sequence[str]) -> Rule:
-    """Modules that an ignore list of transformers names are plain. A name is a regular expression
-    for the module's start, up to a dot; or the module's end."""
+    """The rule that the modules of a transformers ignore list are plain. A name there is the end of
+    a module's name, or a regular expression for its start up to a dot."""
     patterns = [section.pattern(name) for name in names]
     starts = [re.compile(rf"(?:{pattern.pattern})(?:(?<=\.)|(?=\.|$))") for pattern in patterns]
     return Rule(
@@ -139,7 +138,7 @@ def excluded(section: Section, names: Sequence[str]) -> Rule:
 
 
 def named(section: Section, names: Sequence[str]) -> Matches:
-    """Whether a module has one of these names. re:... is a regular expression for its start."""
+    """Matches modules with these names. A name re:... is a regular expression for their start."""
     patterns = [section.pattern(name[3:]) for name in names if name.startswith("re:")]
     return lambda module, target: (
         module in names or any(pattern.match(module) for pattern in patterns)

@@ -4,12 +4,11 @@ The numbers are fp8 (e4m3, Micikevicius et al. 2022) or int8. The unit is the ma
 output channel) or a block; the last block of a row or column may be smaller::
 
     unit        tensor [O, I]                        scale
-    matrix      |===== q =====|= k =|= v =|          [3]
+    matrix      |===== q =====|= k =|= v =|          [3], one for each merged matrix
     row                                              [O, 1]
     128 x 128                                        [O / 128, I / 128], of each matrix rounded up
 
-Matrices that are merged keep their own scales. Activations stay in the model's dtype, so a static
-input scale is not read.
+Activations stay in the model's dtype, so a static input scale is not read.
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ if TYPE_CHECKING:
     from minisgl.kernel.triton.packed import Packed
 
 UNREAD = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
-"""Scales of activations and of a KV cache. Both stay in the model's dtype."""
+"""Scales of activations, which stay in the model's dtype, and of an fp8 KV cache, which
+`minisgl.models.kv_scales` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """The weight class of such a format.
+    """Makes the weights of this format.
 
-    number: dtype of the numbers. unit: rows and columns of a scale. flat: the scales are a vector
-    (always for a unit of the whole matrix).
+    number: dtype of the numbers. unit: rows and columns with one scale. flat: the file stores the
+    scales as a vector (it always does if the unit is the whole matrix).
     """
 
     number: torch.dtype
@@ -58,8 +58,8 @@ class Scaled:
 
 
 class ScaledWeight(QuantisedWeight):
-    """A checkpoint holds NAME.weight, NAME.weight_scale (or NAME.weight_scale_inv, as DeepSeek and
-    transformers call it) and, with static activations, an input scale."""
+    """A checkpoint holds NAME.weight, NAME.weight_scale (DeepSeek and transformers call it
+    NAME.weight_scale_inv) and perhaps a static input scale."""
 
     tensor: Tensor
     scale: Tensor
@@ -74,7 +74,7 @@ class ScaledWeight(QuantisedWeight):
         kind: Scaled,
     ) -> None:
         super().__init__(ops, dtype)
-        # One tensor for all experts would need one for their scales: no released format has that.
+        # Files with one tensor for all experts would have one for all scales; no released file has.
         matrices = [replace(part, stack=None) for part in parts]
         self.declare("tensor", kind.number, *matrices, rows=rows, stacked=stacked)
         self.declare(
@@ -129,7 +129,8 @@ class ScaledWeight(QuantisedWeight):
         from minisgl.kernel.triton.packed import Packed
 
         kind: Literal["fp8", "int8"] = "int8" if self.tensor.dtype == torch.int8 else "fp8"
-        # Blocks stay blocks where each matrix is whole ones; else each row gets its own scales.
+        # If each merged matrix has whole blocks, the scales stay as they are. Else each row gets
+        # its own.
         is_block = group and height and not any(rows % height for rows in self._rows)
         if is_block and sum(self._rows) == self.tensor.shape[-2]:
             shape = (*self.tensor.shape[:-2], self.tensor.shape[-2] // height, -(-inputs // group))
@@ -145,10 +146,11 @@ class ScaledWeight(QuantisedWeight):
 
 
 def spread(scale: Tensor, shape: Sequence[int], rows: Sequence[int], unit: Unit) -> Tensor:
-    """Repeat scales over their units, to be multiplied with the numbers [..., O, I] of `shape`.
+    """Repeat scales over their units, so that they can be multiplied with numbers of `shape`,
+    [..., O, I].
 
-    rows: of each merged matrix, whose scales follow one another. O has more where it is padded, and
-    the scales of these rows are 0. Returns [..., O, I], or [..., O, 1] for units of whole rows.
+    rows: how many each merged matrix has; their scales follow one another. Further rows are padding
+    and get 0. Returns [..., O, I], or [..., O, 1] if a unit has whole rows.
     """
     columns = shape[-1]
     counts = [entries((count, columns), unit) for count in rows]

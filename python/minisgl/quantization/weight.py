@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation, Ops
 
 Target = Literal["Linear", "Embedding"]
-"""The class of a module in PyTorch, by which checkpoints say what they have quantised."""
+"""The class of a module in PyTorch. Checkpoints name it to say which modules are quantised."""
 
 
 class Weight(TensorOwner, ABC):
-    """A matrix [O, I], of several checkpoint matrices merged along O, or a stack [L, O, I]."""
+    """A matrix [O, I], perhaps of several checkpoint matrices merged along O; or a stack [L, O,
+    I]."""
 
     def __init__(self, ops: Ops, dtype: torch.dtype) -> None:
         """dtype: of the activations."""
@@ -105,16 +106,17 @@ class WeightClass(Protocol):
         rows: int | None = None,
         stacked: int | None = None,
     ) -> Weight:
-        """parts: the checkpoint matrices as if they were plain, names and shapes [O, I] included.
-        rows, stacked: see `TensorOwner.declare`. Raises ConfigError where a rank's share cannot be
-        cut in this format."""
+        """Make a weight. parts: the checkpoint matrices with the names and shapes [O, I] that they
+        have in a plain checkpoint. rows, stacked: see `TensorOwner.declare`. Raises ConfigError if
+        the format cannot be cut at a rank's share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """How a checkpoint stores a matrix.
 
-    unit: rows and columns that no two ranks may share. name: for the log; "" for plain numbers.
+    unit: a rank's share begins and ends at a multiple of this. name: for the log; "" for plain
+    numbers.
     """
 
     weight: WeightClass
@@ -126,7 +128,7 @@ PLAIN = Format(weight=PlainWeight)
 
 
 class Formats:
-    """The format of each module of a checkpoint: here, of one that is not quantised."""
+    """Maps each module of a checkpoint to its format. This base class is for plain checkpoints."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -134,14 +136,14 @@ class Formats:
         return ()
 
     def log(self, model: TensorOwner) -> None:
-        """Log how the loaded model's weights are multiplied, where it has quantised ones."""
+        """Log how the loaded model's quantised weights are multiplied."""
         from minisgl.quantization.panelled import log_kernels
 
         log_kernels(model, self.names)
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
-        """The one format of `modules`, which are multiplied as one matrix, all of class `target`.
-        Raises ConfigError where they have several."""
+        """The format of `modules`, which are of class `target` and are multiplied as one matrix.
+        Raises ConfigError if they have several formats."""
         return PLAIN
 
 

@@ -38,7 +38,7 @@ def check_ranks(folder: Path, args: RuntimeArgs) -> None:
 def _check_experts(config: dict[str, Any], num_ranks: int) -> None:
     if not any("expert" in field for field in config):
         raise ConfigError(
-            "--ep shares experts among ranks, and config.json names none; leave it out"
+            "--ep splits experts over ranks, and config.json names none; leave it out"
         )
     num_experts = config.get("num_local_experts", config.get("num_experts"))
     if type(num_experts) is int and 0 < num_experts < num_ranks:

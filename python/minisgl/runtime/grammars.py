@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from minisgl.core import Failed
-from minisgl.core.masker import Masker
+from minisgl.core.req import Masker
 from minisgl.errors import RequestError
 from minisgl.grammar.maskers import Maskers
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from minisgl.core.event import Event, Failed, Finished, Token
 from minisgl.core.executor import Executor, Flight
-from minisgl.core.masker import Mask
 from minisgl.core.plan import Plan, StepOutcome
+from minisgl.core.req import Mask
 from minisgl.scheduler.loop import Outbox
 
 

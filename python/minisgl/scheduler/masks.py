@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minisgl.core.masker import Mask
 from minisgl.core.plan import Plan
+from minisgl.core.req import Mask
 from minisgl.errors import RequestError
 from minisgl.scheduler.requests import Requests
 

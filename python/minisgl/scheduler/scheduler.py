@@ -21,9 +21,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
-from minisgl.core.masker import Mask, Masker
 from minisgl.core.plan import Plan, StepOutcome, StepResult
-from minisgl.core.req import ALL, Req
+from minisgl.core.req import ALL, Mask, Masker, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens

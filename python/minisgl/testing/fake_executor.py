@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from minisgl.core.executor import Flight
 from minisgl.core.groups import FULL, CacheGroup
-from minisgl.core.masker import Mask
 from minisgl.core.plan import PROMISED, Plan, Score, StepFailed, StepOutcome, StepResult
-from minisgl.core.req import IdArray
+from minisgl.core.req import IdArray, Mask
 from minisgl.errors import EngineError
 
 _UNWRITTEN = -(2**31)

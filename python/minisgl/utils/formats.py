@@ -8,8 +8,8 @@ from minisgl.utils.hf import read_json
 
 
 def other_format(folder: Path) -> str:
-    """Return "; " and what to do about the weights in `folder`, if they are not in safetensors
-    files that can be served; else ""."""
+    """Return "; " and what to do about the weights in `folder`, if they are in a format that is not
+    read; else ""."""
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         return (

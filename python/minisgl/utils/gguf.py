@@ -1,8 +1,8 @@
-"""A GGUF file of llama.cpp, seen as a checkpoint folder: config.json and the tokenizer's files.
+"""A checkpoint folder for a GGUF file of llama.cpp: config.json and the tokenizer's files.
 
 They are made from the file's metadata, once for each file, below the cache folder. The folder has a
-link to the file, from which `minisgl.models.gguf` reads the weights. Needs the package gguf. The
-keys are those of llama.cpp's specification (docs/gguf.md there).
+link to the file, from which `minisgl.models.gguf` reads the weights. Needs the package gguf. Source
+of the keys: llama.cpp's specification (docs/gguf.md there).
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 WEIGHTS: Final = "model.gguf"
-"""The link's name; other parts are 2.gguf and so on."""
+"""The name of the link; the links to other parts are 2.gguf and so on."""
 VERSION: Final = 4
-"""Of what is written into a folder; raise it with every change."""
+"""The version of what is written into a folder. Raise it with every change, so that folders of
+earlier versions are not used."""
 PLAIN: Final = ("F32", "F16", "BF16", "F64")
+"""The types of tensors that are not quantised."""
 
 
 def gguf_folder(path: Path) -> Path:
-    """Returns the folder for a GGUF file, which may be any part of a model's. Raises ConfigError
-    where the package gguf is missing or the file's model is not supported, CheckpointError where
-    the file is damaged or a part is missing."""
+    """Make the folder for a GGUF file, if there is none yet, and return it.
+
+    path: the file, or any of its parts. Raises ConfigError if the package gguf is missing or the
+    model is not supported, CheckpointError if the file is damaged or a part is missing.
+    """
     parts = [part.resolve() for part in parts_of(path)]
     stats = [part.stat() for part in parts]
     files_now = [
@@ -77,7 +81,7 @@ def gguf_folder(path: Path) -> Path:
 
 
 def stored_types(arch: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """`quantization_config`: the formats' names of the matrices that are quantised."""
+    """Return config.json's `quantization_config`: the format of each quantised matrix."""
     types = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
     quantised = {
         name: kind for name, kind in types.items() if name.endswith(".weight") and kind not in PLAIN
@@ -88,15 +92,15 @@ def stored_types(arch: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_weights(folder: Path) -> tuple[Any, list[Any]]:
-    """Returns the metadata, and the tensors of all parts, of a folder of `gguf_folder`. Raises as
-    it."""
+    """Return the metadata and the tensors of all parts. folder: of `gguf_folder`. Raises the same
+    errors."""
     first = open_gguf(folder / WEIGHTS)
     others = [open_gguf(path) for path in folder.glob("*.gguf") if path.name != WEIGHTS]
     return first.fields, [tensor for reader in (first, *others) for tensor in reader.tensors]
 
 
 def open_gguf(path: Path) -> Any:
-    """A gguf.GGUFReader, memory-mapped. Raises as `gguf_folder`."""
+    """Return a gguf.GGUFReader, memory-mapped. Raises the same errors as `gguf_folder`."""
     try:
         from gguf import GGUFReader
     except ImportError:

@@ -1,7 +1,8 @@
 """Checks that the counts in a GGUF file's header fit the file, before the package gguf reads it.
 
-That package believes each count, so a damaged file of a few hundred bytes keeps it busy for ever
-and fills the memory. Layout: llama.cpp's specification (docs/gguf.md there), versions 2 and 3.
+That package trusts each count, so a damaged file of a few hundred bytes would keep it busy for ever
+and fill the memory. Source of the layout: llama.cpp's specification (docs/gguf.md there), versions
+2 and 3.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value by the number of its type."""
+"""The number of a type -> the bytes of its values."""
 STRING: Final = 8
 ARRAY: Final = 9
 MAX_DIMENSIONS: Final = 4
-"""Of a tensor: the most that llama.cpp writes."""
+"""The most dimensions that llama.cpp gives a tensor."""
 
 
 def check_header(path: Path) -> None:
@@ -30,7 +31,7 @@ def check_header(path: Path) -> None:
 
 
 class _Walk:
-    """Mutable: where it is in the file."""
+    """A walk over the header. Mutable: its place in the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -43,7 +44,7 @@ class _Walk:
         if (version := self._number("<I")) not in (2, 3):
             raise ValueError(f"its version is {version}, expected 2 or 3, little-endian")
         num_tensors, num_values = self._number("<Q"), self._number("<Q")
-        for _ in range(num_values):  # each takes bytes, so the file's end ends a wrong count
+        for _ in range(num_values):  # each takes bytes, so a wrong count fails at the file's end
             self._string()
             self._value(self._number("<I"))
         for _ in range(num_tensors):

@@ -8,36 +8,37 @@ from typing import Any, Final
 
 from minisgl.errors import ConfigError
 from minisgl.utils.gguf_families import FAMILIES
-from minisgl.utils.gguf_values import GgufValues
+from minisgl.utils.gguf_values import CONTROL, USER_DEFINED, GgufValues
 
 ENDS: Final = (
     *("<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"),
     *("<end_of_turn>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>", "</s>", "<eos>"),
     *("[EOS]", "[EOT]", "[e~[", "<|observation|>"),
 )
-"""Tokens that end an answer beside those that the metadata names, as llama.cpp takes them by their
-text; the last one is GLM's, after a call of a tool."""
+"""Texts of tokens that end an answer, in addition to the tokens that the metadata names. llama.cpp
+finds them by their text, too. The last one is GLM's, after a tool call."""
 HARMONY: Final = {"<|return|>", "<|call|>"}
-"""Where a vocabulary has both, <|end|> ends a message, and another one follows."""
-SPECIAL: Final = (3, 4)
-"""Types of tokens: control, and defined by the user."""
+"""If a vocabulary has both, <|end|> ends a message but not the answer."""
+SPECIAL: Final = (CONTROL, USER_DEFINED)
+"""Only tokens of these types can end an answer."""
 
 
 def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """values: the metadata. tensors: of all parts, by name. Raises ConfigError where the model is
-    not supported, and what a dict raises where a key is missing."""
+    """Return the contents of config.json. values: the metadata. tensors: those of all parts, by
+    name. Raises ConfigError if the model is not supported, KeyError if a key is missing."""
     file = GgufValues(values, tensors, path)
     arch = file.arch
     if arch not in FAMILIES:
         raise ConfigError(
             f"{path}: GGUF files of the architecture {arch!r} are not read; supported are "
-            f"{', '.join(FAMILIES)}. Others: the checkpoint that the file was made from, whose "
-            "weights are *.safetensors"
+            f"{', '.join(FAMILIES)}. For this one use the checkpoint that the file was made from, "
+            "whose weights are *.safetensors"
         )
     if arch == "glm4" and any(file.get("rope.dimension_sections", [])):
         raise ConfigError(
-            f"{path}: this GLM is of text and images, whose heads the file has in another order; "
-            "use the checkpoint that the file was made from, whose weights are *.safetensors"
+            f"{path}: this GLM reads images, too, and its file has the attention heads in another "
+            "order, which is not supported; use the checkpoint that the file was made from, whose "
+            "weights are *.safetensors"
         )
     heads, hidden = _most(file.get("attention.head_count")), file.get("embedding_length")
     head_dim = file.get("attention.key_length", hidden // heads)
@@ -70,11 +71,13 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
 
 
 def _most(value: Any) -> int:
-    """Of a value for each layer, which is 0 where the layer has no such part."""
+    """The largest of the layers' values, if there is one for each layer. Layers without the part
+    have 0."""
     return int(max(value) if isinstance(value, list) else value)
 
 
 def _ends(values: Mapping[str, Any]) -> list[int]:
+    """The ids of the tokens that end an answer."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
     stops = {int(values[key]) for key in keys if key in values}
     tokens: list[str] = values["tokenizer.ggml.tokens"]

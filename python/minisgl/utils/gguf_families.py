@@ -1,7 +1,7 @@
-"""What config.json says of each architecture of GGUF files, beside the fields that all have.
+"""config.json's fields for each architecture of GGUF files, in addition to those that all have.
 
-A function for each: from the file's metadata to fields, as Hugging Face names them. The metadata
-has no key for some; there llama.cpp's constants stand.
+Each function turns a file's metadata into fields under Hugging Face's names. Where the metadata has
+no key for a field, the value is llama.cpp's constant.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from minisgl.utils.gguf_hybrids import (
-    falcon_h1,
-    granite_hybrid,
-    lfm2,
-    nemotron_h,
-    qwen35,
+from minisgl.utils.gguf_hybrids import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen35
+from minisgl.utils.gguf_values import (
+    GgufValues,
+    expert_counts,
+    experts,
+    layer_types,
+    per_layer,
+    shared_expert,
 )
-from minisgl.utils.gguf_values import GgufValues, experts, layer_types, per_layer, shared
 
 Fields = dict[str, Any]
 GEMMA2_27B, GEMMA3_27B = 46, 62
-"""Layers of the sizes that scale queries by the hidden size over the heads, which no key says."""
+"""Numbers of layers by which the sizes are known that scale queries by hidden size / heads. No key
+says so."""
 
 
 def _plain(file: GgufValues) -> Fields:
@@ -32,14 +34,14 @@ def _llama(file: GgufValues) -> Fields:
         return _plain(file)
     return {
         "architectures": ["MixtralForCausalLM"],
-        "num_local_experts": file.get("expert_count"),
-        "num_experts_per_tok": file.get("expert_used_count"),
+        **expert_counts(file, "num_local_experts"),
         "sliding_window": None,
     }
 
 
 def _ministral3(file: GgufValues) -> Fields:
-    """Without the key of queries that grow, it is Mistral Small 3."""
+    """Ministral 3 scales queries by their position. Without the key for that, it is Mistral Small
+    3."""
     growth = file.get("attention.temperature_scale", None)
     fields: Fields = {"sliding_window": None}
     if growth is None:
@@ -53,15 +55,11 @@ def _qwen_moe(file: GgufValues) -> Fields:
 
 
 def _qwen2_moe(file: GgufValues) -> Fields:
-    return {**_plain(file), **experts(file), **shared(file), "norm_topk_prob": False}
+    return {**_plain(file), **experts(file), **shared_expert(file), "norm_topk_prob": False}
 
 
 def _olmoe(file: GgufValues) -> Fields:
-    return {
-        **_plain(file),
-        "num_experts": file.get("expert_count"),
-        "num_experts_per_tok": file.get("expert_used_count"),
-    }
+    return {**_plain(file), **expert_counts(file, "num_experts")}
 
 
 def _gemma2(file: GgufValues) -> Fields:
@@ -81,7 +79,7 @@ def _gemma3(file: GgufValues) -> Fields:
 
 
 def _query_scale(file: GgufValues, largest: int) -> int:
-    """What queries are divided by the root of."""
+    """The number whose square root divides the queries."""
     if file.get("block_count") == largest:
         return int(file.get("embedding_length") // file.get("attention.head_count"))
     return int(file.get("attention.key_length"))
@@ -92,10 +90,10 @@ def _gemma4(file: GgufValues) -> Fields:
     full = types.index("full_attention")
     kv_heads = per_layer(file, "attention.head_count_kv")
     widths = per_layer(file, "feed_forward_length")
-    near = file.get("attention.key_length_swa")
-    factors = file.tensors["rope_freqs.weight"].data  # huge where a pair does not rotate
+    window_dim = file.get("attention.key_length_swa")
+    factors = file.tensors["rope_freqs.weight"].data  # 1 for a pair that rotates, else huge
     fields: Fields = {
-        "head_dim": near,
+        "head_dim": window_dim,
         "global_head_dim": file.get("attention.key_length"),
         "num_key_value_heads": kv_heads[types.index("sliding_attention")],
         "num_global_key_value_heads": kv_heads[full],
@@ -113,7 +111,9 @@ def _gemma4(file: GgufValues) -> Fields:
             "sliding_attention": {
                 "rope_type": "default",
                 "rope_theta": file.get("rope.freq_base_swa", 10000.0),
-                "partial_rotary_factor": file.get("rope.dimension_count_swa", near) / near,
+                "partial_rotary_factor": (
+                    file.get("rope.dimension_count_swa", window_dim) / window_dim
+                ),
             },
             "full_attention": {
                 "rope_type": "proportional",
@@ -133,8 +133,7 @@ def _gemma4(file: GgufValues) -> Fields:
 def _gpt_oss(file: GgufValues) -> Fields:
     return {
         "intermediate_size": file.get("expert_feed_forward_length"),
-        "num_local_experts": file.get("expert_count"),
-        "num_experts_per_tok": file.get("expert_used_count"),
+        **expert_counts(file, "num_local_experts"),
         "sliding_window": file.get("attention.sliding_window"),
     }
 
@@ -166,26 +165,25 @@ def _granite(file: GgufValues) -> Fields:
     if file.get("expert_shared_feed_forward_length", 0) or file.arch == "granitehybrid":
         return {**fields, **granite_hybrid(file)}
     if file.arch == "granitemoe":
-        fields["num_local_experts"] = file.get("expert_count")
-        fields["num_experts_per_tok"] = file.get("expert_used_count")
+        fields |= expert_counts(file, "num_local_experts")
     return fields
 
 
 def _olmo2(file: GgufValues) -> Fields:
-    """With windows, OLMo 3, whose layers with a window are not stretched."""
+    """With windows it is OLMo 3. Its layers with a window have no rope scaling."""
     window = file.get("attention.sliding_window", 0)
     if not window:
         return _plain(file)
     theta = file.get("rope.freq_base", 10000.0)
-    near = {"rope_type": "default", "rope_theta": file.get("rope.freq_base_swa", theta)}
-    far = {"rope_type": "default", **(file.rope_scaling() or {}), "rope_theta": theta}
+    windowed = {"rope_type": "default", "rope_theta": file.get("rope.freq_base_swa", theta)}
+    full = {"rope_type": "default", **(file.rope_scaling() or {}), "rope_theta": theta}
     return {
         **_plain(file),
         "architectures": ["Olmo3ForCausalLM"],
         "sliding_window": window,
         "layer_types": layer_types(file),
         "rope_scaling": None,
-        "rope_parameters": {"sliding_attention": near, "full_attention": far},
+        "rope_parameters": {"sliding_attention": windowed, "full_attention": full},
     }
 
 
@@ -235,8 +233,7 @@ def _ernie4_5(file: GgufValues) -> Fields:
 
 def _minimax_m2(file: GgufValues) -> Fields:
     return {
-        "num_local_experts": file.get("expert_count"),
-        "num_experts_per_tok": file.get("expert_used_count"),
+        **expert_counts(file, "num_local_experts"),
         "intermediate_size": file.get("expert_feed_forward_length"),
         "rotary_dim": file.get("rope.dimension_count"),
     }
@@ -281,4 +278,5 @@ FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
     "nemotron_h": ("NemotronHForCausalLM", nemotron_h),
     "nemotron_h_moe": ("NemotronHForCausalLM", nemotron_h),
 }
-"""llama.cpp's name -> the architecture in config.json, which fields may replace, and the fields."""
+"""llama.cpp's name -> the architecture in config.json, and the function for the other fields, which
+may replace the architecture."""

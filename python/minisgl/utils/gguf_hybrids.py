@@ -1,10 +1,10 @@
-"""What config.json says of the architectures of GGUF files that have recurrent layers."""
+"""config.json's fields for the architectures of GGUF files that have recurrent layers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from minisgl.utils.gguf_values import GgufValues, experts, per_layer, shared
+from minisgl.utils.gguf_values import GgufValues, experts, per_layer, shared_expert
 
 Fields = dict[str, Any]
 
@@ -23,7 +23,7 @@ def qwen35(file: GgufValues) -> Fields:
         "linear_conv_kernel_dim": file.get("ssm.conv_kernel"),
     }
     if file.get("expert_count", 0):
-        fields |= experts(file) | shared(file)
+        fields |= experts(file) | shared_expert(file)
     return fields
 
 
@@ -44,8 +44,8 @@ def lfm2(file: GgufValues) -> Fields:
 
 
 def granite_hybrid(file: GgufValues) -> Fields:
-    """Of Granite 4's files without recurrent layers, too. The key `rope.scaling.finetuned` is false
-    where nothing rotates."""
+    """Granite 4, also the sizes without recurrent layers. If the key `rope.scaling.finetuned` is
+    false, the model has no rotary embedding."""
     kv_heads = per_layer(file, "attention.head_count_kv")
     width = file.get("expert_shared_feed_forward_length", 0) or file.get("feed_forward_length")
     fields: Fields = {
@@ -60,7 +60,7 @@ def granite_hybrid(file: GgufValues) -> Fields:
 
 
 def falcon_h1(file: GgufValues) -> Fields:
-    """The file's tensors are multiplied already."""
+    """The file's tensors include the config's multipliers, so no field says them."""
     return {
         **_mamba(file),
         "mamba_d_ssm": file.get("ssm.inner_size"),
@@ -86,7 +86,7 @@ def _mamba(file: GgufValues) -> Fields:
 
 
 def nemotron_h(file: GgufValues) -> Fields:
-    """A layer with neither keys nor an MLP has Mamba2."""
+    """A layer without KV heads and without an MLP is Mamba2."""
     kv_heads = per_layer(file, "attention.head_count_kv")
     widths = per_layer(file, "feed_forward_length")
     mlp = "E" if file.get("expert_count", 0) else "-"

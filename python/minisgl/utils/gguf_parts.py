@@ -1,5 +1,5 @@
-"""GGUF files in parts, NAME-00001-of-00003.gguf and so on, as llama.cpp's llama-gguf-split names
-them, and the files that one may choose from."""
+"""Which files make up a GGUF model: it may be in parts, NAME-00001-of-00003.gguf and so on (the
+names of llama.cpp's llama-gguf-split)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minisgl.errors import CheckpointError, ConfigError
 
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_NAMED: Final = 30
-"""Files that an error names."""
+"""The most files that an error names."""
 USUAL: Final = "Q4_K_M"
-"""What llama.cpp and ollama take where nothing is chosen."""
+"""The format that llama.cpp and Ollama take if the user names none."""
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Returns all parts of a model, in order, whichever is given. Raises CheckpointError where some
-    are missing."""
+    """Return all parts of a model in order. path: any of them. Raises CheckpointError if some are
+    missing."""
     found = _PART.fullmatch(path.name)
     if found is None:
         return [path]
@@ -34,12 +34,16 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def check_parts(path: Path, count: int, values: Mapping[str, Any], num_tensors: int) -> None:
-    """Raise where the metadata of a model's first file does not say what its `count` files are."""
+    """Raise if the metadata of a model's first file contradicts its parts.
+
+    count: files found. values: the metadata. num_tensors: found in all files. Raises ConfigError
+    for another number of parts, CheckpointError for another number of tensors.
+    """
     parts = values.get("split.count", 0) or 1
     if parts != count:
         raise ConfigError(
-            f"{path} is one of {parts} parts by its metadata, and its name says {count}; expected "
-            f"the parts beside it under the names NAME-00001-of-{parts:05d}.gguf and so on"
+            f"{path} is one of {parts} parts by its metadata, but one of {count} by its name; "
+            f"expected the parts beside it under the names NAME-00001-of-{parts:05d}.gguf and so on"
         )
     tensors = values.get("split.tensors.count", num_tensors)
     if tensors != num_tensors:
@@ -50,10 +54,10 @@ def check_parts(path: Path, count: int, values: Mapping[str, Any], num_tensors: 
 
 
 def chosen(files: Iterable[str], choice: str, where: str) -> list[str]:
-    """Returns a file of the repository `where`, or its parts.
+    """Return the chosen file of the repository `where`, or all its parts.
 
     choice: the path of a file, or the end of a file's name, such as Q4_K_M; "" takes the usual one,
-    or the only one. Raises ConfigError where no file or several fit.
+    or the only one. Raises ConfigError if no file fits, or several do.
     """
     models: dict[str, list[str]] = {}
     for name in sorted(files):

@@ -1,7 +1,7 @@
-"""How each byte-level tokenizer of GGUF files splits text into words, by the key `pre`.
+"""How the byte-level tokenizers of GGUF files split text into words.
 
-The patterns are those of the tokenizers that the files were made from, as llama.cpp's table names
-them.
+The key `pre` of a file names its way. The patterns come from the tokenizers that the files were
+made from; the names from llama.cpp's table.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 
 def _words(digits: str, letters: str = r"\p{L}", ends: str = r"[\r\n]*", others: str = "") -> str:
-    """Of cl100k and its heirs, which differ in how many digits stay together, in whether marks are
-    letters, and in line ends after other characters. others: what is none of these."""
+    """The pattern of cl100k and of those derived from it.
+
+    They differ in how many digits stay together (digits), in whether marks are letters (letters),
+    in the line ends that stay with the characters before them (ends), and in what a run of
+    other characters excludes (others).
+    """
     return (
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
         rf"| ?[^\s{letters}\p{{N}}{others}]+{ends}|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -23,7 +27,8 @@ def _words(digits: str, letters: str = r"\p{L}", ends: str = r"[\r\n]*", others:
 
 
 def _cased(endings: str, digits: str) -> str:
-    """Of o200k and Tekken: words are split where lower case is followed by upper case."""
+    """The pattern of o200k and Tekken, which splits words before an upper-case letter that follows
+    a lower-case one."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{endings}"
@@ -34,9 +39,12 @@ def _cased(endings: str, digits: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """patterns: one after another; () for GPT-2's own. single_digits: before GPT-2's own. whole: a
-    word that is a token is taken as it is, whatever its merges are. nfc: texts are normalised
-    first. bos: begins texts with a token of its own where no key says so."""
+    """How a tokenizer splits text.
+
+    patterns: applied one after another; () means GPT-2's pattern. single_digits: each digit is
+    split off first. whole: a word that is a token stays one, whatever its merges are. nfc: texts
+    are normalised first. bos: texts begin with a BOS token if no key says otherwise.
+    """
 
     patterns: tuple[str, ...] = ()
     single_digits: bool = False
@@ -49,8 +57,8 @@ class Split:
         if self.single_digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
         steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
-        own = not self.patterns
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own))
+        is_gpt2 = not self.patterns
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
         return pre_tokenizers.Sequence(steps)
 
     def normalizer(self) -> Any:
@@ -88,4 +96,4 @@ SPLITS: Final[Mapping[str, Split]] = {
     **dict.fromkeys(("refact", "starcoder", "smollm", "exaone"), _DIGITS),
     **dict.fromkeys(("gpt-2", "exaone4", "olmo"), _GPT2),
 }
-"""By `pre`."""
+"""The value of `pre` -> the split."""

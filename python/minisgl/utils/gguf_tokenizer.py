@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
 
-Three kinds of models are read: "gpt2", byte-level BPE with merges, whose splitting of text the key
-`pre` names; "llama", sentencepiece's BPE, which has a score for each token in place of merges; and
-"gemma4", sentencepiece's BPE with merges.
+Three kinds of models are read: "gpt2" is byte-level BPE with merges, and the key `pre` names how it
+splits text; "llama" is sentencepiece's BPE, which has a score for each token in place of merges;
+"gemma4" is sentencepiece's BPE with merges.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tokenizers.processors import TemplateProcessing
 
 from minisgl.errors import ConfigError
 from minisgl.utils.gguf_splits import SPLITS
+from minisgl.utils.gguf_values import CONTROL, UNKNOWN, USER_DEFINED
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-"""Types of tokens, in llama.cpp's numbering."""
 PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
-"""Special tokens of Phi-3 that keep the space behind them; the others swallow it."""
+"""Special tokens of Phi-3 that keep the space behind them. The others drop it."""
 
 
 def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Returns the contents of both files. Raises ConfigError for an unknown kind of tokenizer."""
+    """Return the names of both files with their contents. Raises ConfigError for an unknown kind of
+    tokenizer."""
     get = {
         name.removeprefix("tokenizer.ggml."): value
         for name, value in values.items()
@@ -77,7 +77,7 @@ def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def _byte_level(get: Mapping[str, Any], path: Path) -> tuple[Tokenizer, bool]:
-    """Returns also whether it begins texts with a token of its own where no key says so."""
+    """Return the tokenizer, and whether texts begin with a BOS token if no key says otherwise."""
     pre = get.get("pre", "gpt-2")
     if pre not in SPLITS:
         raise ConfigError(
@@ -103,8 +103,8 @@ def _merges(get: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sentencepiece(get: Mapping[str, Any], kinds: list[int]) -> Tokenizer:
-    """Without merges: a token's best way to come about is the merge of two tokens, so its score
-    orders merges."""
+    """A file without merges gets them from the scores: each pair of tokens that together are a
+    token is a merge, and the merge into the token of the highest score comes first."""
     tokens, vocab = get["tokens"], _vocab(get)
     if get["model"] == "llama":
         found: list[tuple[float, int, int, str, str]] = []

@@ -1,4 +1,4 @@
-"""The metadata and the tensors of a GGUF file, by the keys of its architecture."""
+"""Reading the metadata of a GGUF file, whose keys begin with its architecture's name."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from typing import Any, Final
 
 from minisgl.errors import ConfigError
 
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+"""Types of tokens, in llama.cpp's numbering."""
 ROPE_FREQS: Final = "rope_freqs.weight"
-"""Factors of each frequency: Llama 3.1's stretched rotations, which no key describes."""
+"""A factor for each frequency: Llama 3.1's rope scaling, which no key describes."""
 LLAMA3: Final = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""Of all models of Meta and LG that have such factors."""
+"""The same in all models of Meta and LG that have `ROPE_FREQS`."""
 YARN: Final = {
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
     "attention_factor": "yarn_attn_factor",
 }
-"""A field of config.json -> the key."""
+"""A field of config.json -> the end of its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufValues:
+    """values: the metadata. tensors: those of all parts, by name. path: the file, for errors."""
+
     values: Mapping[str, Any]
     tensors: Mapping[str, Any]
     path: Path
@@ -38,11 +42,13 @@ class GgufValues:
 
     @property
     def num_layers(self) -> int:
-        """Without those that predict several tokens, which come last and are not read."""
+        """The number of layers, without those of multi-token prediction, which come last and are
+        not read."""
         return int(self.get("block_count") - self.get("nextn_predict_layers", 0))
 
     def get(self, key: str, *default: Any) -> Any:
-        """Of the architecture. Raises KeyError where it is absent and there is no default."""
+        """The value of an architecture's key. Raises KeyError if it is absent and there is no
+        default."""
         name = f"{self.arch}.{key}"
         return self.values.get(name, *default) if default else self.values[name]
 
@@ -50,11 +56,11 @@ class GgufValues:
         return tensor in self.tensors
 
     def rope_scaling(self) -> dict[str, Any] | None:
-        """As config.json has it. Raises ConfigError for a type that is not known."""
+        """config.json's `rope_scaling`, or None. Raises ConfigError for an unknown type."""
         if ROPE_FREQS in self.tensors:
             return {**LLAMA3, "factor": float(self.tensors[ROPE_FREQS].data.max())}
         kind = self.get("rope.scaling.type", "none")
-        if kind in ("none", "longrope"):  # the factors of the latter are tensors
+        if kind in ("none", "longrope"):  # `gguf_families` reads the factors of longrope
             return None
         if kind not in ("linear", "yarn"):
             raise ConfigError(
@@ -75,15 +81,15 @@ class GgufValues:
 
 
 def per_layer(file: GgufValues, key: str) -> list[Any]:
-    """Returns the value of each layer, where the file has one for all, or a list."""
+    """Return the value of each layer. The file has one for all layers, or a list."""
     value = file.get(key)
     return value[: file.num_layers] if isinstance(value, list) else [value] * file.num_layers
 
 
-def layer_types(file: GgufValues, period: int = 4) -> list[str]:
-    """Returns for each layer whether it has a window; without a list, each but every `period`-th
-    has one."""
-    pattern = file.get("attention.sliding_window_pattern", period)
+def layer_types(file: GgufValues) -> list[str]:
+    """Return config.json's `layer_types`. The file has a list, or a period p: all layers but every
+    p-th have a window. The default of p is 4."""
+    pattern = file.get("attention.sliding_window_pattern", 4)
     if isinstance(pattern, int):
         pattern = [(index + 1) % pattern != 0 for index in range(file.num_layers)]
     types = ["sliding_attention" if has else "full_attention" for has in pattern]
@@ -91,18 +97,23 @@ def layer_types(file: GgufValues, period: int = 4) -> list[str]:
 
 
 def experts(file: GgufValues) -> dict[str, Any]:
+    """The fields of a mixture of experts, in the names of most families."""
     return {
-        "num_experts": file.get("expert_count"),
-        "num_experts_per_tok": file.get("expert_used_count"),
+        **expert_counts(file, "num_experts"),
         "moe_intermediate_size": file.get("expert_feed_forward_length"),
         "norm_topk_prob": True,
     }
 
 
-def shared(file: GgufValues) -> dict[str, Any]:
-    """The expert that every token takes."""
+def expert_counts(file: GgufValues, field: str) -> dict[str, Any]:
+    """The number of experts, and of those that each token takes. field: its family's name of the
+    former."""
+    return {
+        field: file.get("expert_count"),
+        "num_experts_per_tok": file.get("expert_used_count"),
+    }
+
+
+def shared_expert(file: GgufValues) -> dict[str, Any]:
+    """The width of the expert that every token takes."""
     return {"shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length")}
-
-
-def is_mxfp4(tensor: Any) -> bool:
-    return bool(tensor.tensor_type.name == "MXFP4")

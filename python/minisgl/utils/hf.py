@@ -18,12 +18,12 @@ def resolve_checkpoint(
     source: Literal["huggingface", "modelscope"] = "huggingface",
     weights: bool = True,
 ) -> Path:
-    """Return the local folder of `model`: a folder, a GGUF file or the id of a model to download,
-    which may name a GGUF file (ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf).
+    """Return the local folder of a checkpoint.
 
-    With `weights=False` a download has only the text files (config and tokenizer), which is all
-    that `--dummy-weight` needs. Raises ConfigError if there is no such folder or id or if it cannot
-    be downloaded, CheckpointError if the folder holds no config.json.
+    model: a folder, a GGUF file, or the id of a model to download, which may name a GGUF file
+    (ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf). weights=False: download only the text files (config
+    and tokenizer), which is all that `--dummy-weight` needs. Raises ConfigError if there is no such
+    folder or id or if it cannot be downloaded, CheckpointError if the folder holds no config.json.
     """
     if not model:
         raise ConfigError(

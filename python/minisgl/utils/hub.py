@@ -21,9 +21,9 @@ _IGNORED_FILES: Final = ["original/*", "consolidated*.safetensors", "onnx/*", "o
 def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weights: bool) -> Path:
     """Download the model with this id and return its folder. weights: also the weight files.
 
-    On Hugging Face an id may name a GGUF file, as `named_gguf` says; the usual one is taken where a
-    repository has no other weights. Raises ConfigError if there is no such id, if its licence must
-    be accepted first, or if it cannot be reached.
+    On Hugging Face an id may name a GGUF file (see `named_gguf`). If a repository has GGUF files
+    and no other weights, the usual one of them is taken. Raises ConfigError if there is no such id,
+    if its licence must be accepted first, or if the hub cannot be reached.
     """
     has_ggufs = source == "huggingface"
     if has_ggufs and (":" in model or model.endswith(".gguf")):
@@ -35,8 +35,8 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
         raise ConfigError(f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B")
     patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
     folder = Path((_from_huggingface if has_ggufs else _from_modelscope)(model, patterns))
-    is_without = weights and not any(folder.glob("*.safetensors"))
-    return (_of_gguf(model, "") if has_ggufs and is_without else None) or folder
+    lacks_weights = weights and not any(folder.glob("*.safetensors"))
+    return (_of_gguf(model, "") if has_ggufs and lacks_weights else None) or folder
 
 
 def _of_gguf(repo: str, choice: str) -> Path | None:
@@ -57,7 +57,7 @@ def _from_huggingface(model: str, patterns: list[str]) -> str:
 
 @contextmanager
 def hub_errors(model: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into ConfigError, which says what to do."""
+    """Turn an error of huggingface_hub into a ConfigError that says what to do."""
     import httpx
     from huggingface_hub import errors
 
@@ -80,7 +80,7 @@ def hub_errors(model: str) -> Iterator[None]:
     except ImportError as error:  # of httpx, which has no SOCKS without one more package
         raise unusable_proxy(error) from error
     except (errors.HFValidationError, httpx.HTTPError, OSError) as error:
-        otherwise = f"{type(error).__name__}: {error}; starting again goes on from here"
+        otherwise = f"{type(error).__name__}: {error}; start again to continue the download"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
         raise ConfigError(f"{model} cannot be downloaded: {hint}") from error
 
@@ -94,7 +94,7 @@ def _from_modelscope(model: str, patterns: list[str]) -> str:
         ) from error
     try:
         folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
-    except Exception as error:  # its errors have no common base; all mean that there is no model
+    except Exception as error:  # its errors have no common base
         raise ConfigError(
             f"{model} cannot be downloaded from ModelScope: {type(error).__name__}: {error}; check "
             "the id and the network, or pass a local folder"

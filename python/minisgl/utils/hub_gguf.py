@@ -20,19 +20,18 @@ _NAME: Final = re.compile(
 
 
 def named_gguf(model: str) -> tuple[str, str] | None:
-    """ORG/REPO:Q4_K_M, ORG/REPO/FILE.gguf, and both behind hf.co/ -> (repository, what is chosen of
-    it). Returns None for other names."""
+    """Split ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf, also behind hf.co/, into the repository and the
+    choice in it. Returns None for other names."""
     found = _NAME.fullmatch(model)
     return (found["repo"], found["tag"] or found["file"]) if found else None
 
 
 def download_gguf(repo: str, choice: str) -> Path | None:
-    """Download the GGUF file of `repo` that `choice` names by its path or by its tag, and return
-    where it is; its first part, if it is in parts. choice: "" takes the usual file, and returns
-    None where there is none.
+    """Download a GGUF file of `repo` with all its parts, and return its path, or its first part's.
 
-    With HF_HUB_OFFLINE set, it is one of the cache. Raises ConfigError as `downloaded`, and where
-    no file or several fit.
+    choice: see `chosen`; with "" this returns None if the repository has no GGUF file. With
+    HF_HUB_OFFLINE set, only files in the cache are found. Raises ConfigError as `downloaded` and
+    `chosen` do.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 

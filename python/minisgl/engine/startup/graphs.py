@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.engine.startup.measure import slowest_us
 from minisgl.engine.startup.probe import GREEDY, RANDOM, fits, probe_plan, run_probe
-from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
+from minisgl.engine.tables import MIN_COMMON_ROWS, MIN_COMMON_TOKENS
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ or tokenizer uses the processor: 11 to 29 ms for Qwen3-0.6B on an H200's host, 1
 def choose_prompt_graphs(engine: Engine) -> int:
     """Return the largest number of tokens for which a step with prompts is replayed from a graph.
 
-    A busy host takes longer to launch a smaller step kernel by kernel than the device to compute
-    it. A larger step does not wait for its launches, and padding it would only cost device time.
+    For a smaller step, launching kernel by kernel takes a busy host longer than computing takes the
+    device. A larger step does not wait for its launches, so padding it would only cost time.
     """
     runner = engine.runner
     most = min(engine.max_seq_len, engine.memory.num_tokens)
@@ -68,14 +68,14 @@ def capture_prompts(engine: Engine) -> None:
 def capture_decodes(engine: Engine) -> None:
     """Capture the graphs of decode steps: greedy and random ones, with a common prefix and without.
 
-    The first two steps of a size that has no graph yet are launched kernel by kernel, and load
-    kernels: the first 128 requests with a common prefix took 0.26 s where later ones took 0.15.
+    Without this, the first two steps of each size would launch kernel by kernel and load kernels
+    while requests wait: the first 128 requests with a common prefix took 0.26 s, later ones 0.15.
     Capturing 89 graphs takes Qwen3-0.6B's shape 1 s on an H200. Steps whose sampling has filters
-    are captured when they are met.
+    are captured when they first occur.
     """
-    common = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
+    common = -(-MIN_COMMON_TOKENS // engine.page_size) * engine.page_size
     for rows in engine.runner.decode_sizes:
-        for before in (0, common) if rows >= MIN_SHARED_ROWS else (0,):
+        for before in (0, common) if rows >= MIN_COMMON_ROWS else (0,):
             for sampling in (GREEDY, RANDOM):
                 plan = probe_plan(engine, rows, before=before, sampling=sampling)
                 if fits(engine, plan):

@@ -1,4 +1,4 @@
-"""Measures how long steps take, from which the scheduler predicts stalls (the stall bound)."""
+"""Measures how long steps take. The scheduler uses it to keep the stall bound."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from minisgl.engine.engine import Engine
 
 LONG_STEP_US = 100_000
-"""After a prompt that takes longer, larger ones are extrapolated. A model of 0.6 B on 2 CPU cores
-is measured up to 64 tokens, which takes 1 s of the start."""
+"""Prompts larger than one that takes longer than this are extrapolated. A model of 0.6 B on 2 CPU
+cores is measured up to 64 tokens, which takes 1 s of the start."""
 NUM_ROUNDS = 3
 """The shortest time of each step counts. With CUDA graphs the first round runs the steps kernel by
 kernel, the second captures them, and the third replays them."""
@@ -28,7 +28,7 @@ NUM_BEHIND = 4
 DECODE_ROWS, MANY_DECODE_ROWS = 16, 64
 """Rows of the decode step that shows what a row adds; the larger number where a prompt of as many
 tokens is a short step. On an H200 the 16th row adds 18 us to Qwen3-0.6B, the 64th 4."""
-CONTEXT_ROWS = 3  # below `MIN_SHARED_ROWS`: rows that read one common prefix are cheaper
+CONTEXT_ROWS = 3  # fewer than `MIN_COMMON_ROWS`, so that no common prefix is read once for all
 CACHED_TOKENS = 4096  # before a prompt chunk, if the context has room for them
 
 

@@ -1,7 +1,7 @@
-"""Chooses whether a CPU's steps run on one thread or on all: a small model decodes faster on one.
+"""Chooses whether a CPU's steps run on one thread or on all.
 
-A GEMM of a small model takes less time than waking the other threads. If a decode step takes much
-longer than that, all threads are faster, and one thread is not timed.
+A small model decodes faster on one thread, because its GEMMs take less time than waking the other
+threads. If a decode step takes much longer than that, one thread is not even timed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ than once in a million starts."""
 MARGIN = 0.9
 """One thread is chosen if its median time is below this share of that of all threads."""
 AGREEMENT = 0.7
-"""... and it is faster in this share of the rounds."""
+"""... and if it is faster in at least this share of the rounds."""
 
 
 def choose_threads(engine: Engine) -> int:

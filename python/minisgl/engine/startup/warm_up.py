@@ -19,7 +19,7 @@ from minisgl import env, kernel
 from minisgl.core import Plan, SamplingParams
 from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup.probe import GREEDY, fits, probe_plan, run_probe
-from minisgl.engine.tables import MIN_SHARED_ROWS, MIN_SHARED_TOKENS
+from minisgl.engine.tables import MIN_COMMON_ROWS, MIN_COMMON_TOKENS
 from minisgl.utils.logger import get_logger
 from minisgl.version import __version__
 
@@ -36,7 +36,7 @@ SHORT, LONG = 16, 64
 def compile_kernels(engine: Engine) -> None:
     """Compile the kernels of all kinds of steps, once per machine. Later starts find them on disk.
 
-    Otherwise the first step of each kind would delay all requests by about a second.
+    Without this, the first step of each kind would delay all requests by about a second.
     """
     rows = engine.device.warm_up_rows(engine.max_running)
     if not rows:
@@ -60,14 +60,15 @@ def compile_kernels(engine: Engine) -> None:
 
 
 def can_compile_only(engine: Engine, plan: Plan) -> bool:
-    """Whether the device can compile without running, and no part of the step waits for it."""
+    """Return whether the step can be compiled without running it: the device supports it, and no
+    part of the step waits for the device."""
     has_prompts = plan.num_decodes < plan.num_rows
     is_safe = engine.prompts_graph_safe if has_prompts else engine.graph_safe
     return engine.device.can_compile_only and is_safe
 
 
 def _prepared(engine: Engine, plan: Plan) -> Callable[[], Callable[[], object]]:
-    """Return a step as `Device.compile_only` takes it."""
+    """Return a step in the form that `Device.compile_only` needs."""
 
     def prepare() -> Callable[[], object]:
         arrays, inputs, sampling = engine.upload_step(plan)
@@ -82,12 +83,12 @@ def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
     rows: numbers of decode rows. Each is combined with a prompt and with a common prefix. Then
     follow greedy and filtered sampling, and prompts of several numbers and lengths.
     """
-    shared = -(-MIN_SHARED_TOKENS // engine.page_size) * engine.page_size
+    common = -(-MIN_COMMON_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
         yield probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
-        if num_decodes >= MIN_SHARED_ROWS:
-            yield probe_plan(engine, num_decodes, before=shared)
+        if num_decodes >= MIN_COMMON_ROWS:
+            yield probe_plan(engine, num_decodes, before=common)
     for sampling in (GREEDY, FILTERED):
         yield probe_plan(engine, 1, sampling=sampling)
     yield probe_plan(engine, 0, [SHORT], before=engine.page_size)

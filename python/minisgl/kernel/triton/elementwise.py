@@ -1,4 +1,4 @@
-"""Norms and gated activations: one pass over memory each, rounded as the reference rounds.
+"""Norms and gated activations: each is one pass over memory, with the reference's rounding.
 
 Axes: M rows, D their size, F intermediate size.
 """
@@ -41,11 +41,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return out, total
 
 
-def gated(gate_up: Tensor, *, silu: bool, out: Tensor | None = None) -> Tensor:
-    """See `Ops.silu_and_mul` and `Ops.gelu_and_mul`; contiguous. out: to write into."""
+def gated(gate_up: Tensor, *, silu: bool) -> Tensor:
+    """See `Ops.silu_and_mul` and `Ops.gelu_and_mul`. gate_up is contiguous."""
     size = gate_up.shape[-1] // 2
-    if out is None:
-        out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
+    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
     grid = (out.numel() // size, -(-size // ACTIVATION_BLOCK), 1)
     constants = (size, silu, ACTIVATION_BLOCK)
     _launch_gated(grid, (gate_up, out), constants, dtype=gate_up.dtype, num_warps=4)
@@ -53,8 +52,8 @@ def gated(gate_up: Tensor, *, silu: bool, out: Tensor | None = None) -> Tensor:
 
 
 def warps_of(size: int) -> int:
-    """Return the warps of a program with a row of `size`: 16 bytes of 16-bit elements a thread, and
-    between 1 and 8 warps."""
+    """Return the number of warps, 1 to 8, of a program that has a row of `size`. A thread has 16
+    bytes of 16-bit elements."""
     return min(max(power_of_2(size) // 256, 1), 8)
 
 

@@ -1,8 +1,8 @@
 """GEMMs of many rows on fp8 tensor cores: fp8 weights by activations that are quantised to fp8.
 
 Each 128 numbers of a row of activations get a scale from their absolute maximum, as in DeepSeek-V3
-(2024, section 3.3.2). With weights that have a scale for each row, a whole row of activations gets
-one. cuBLAS multiplies; it takes such scales on Hopper since CUDA 12.9.
+(2024, section 3.3.2). If the weights have a scale for each row, each row of activations gets one.
+cuBLAS multiplies; it supports such scales on Hopper since CUDA 12.9.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from minisgl.kernel.triton.packed import Packed
 
 BLOCK = 128
 ROWS = 16
-"""cuBLAS wants the scales of a column of blocks aligned, so rows are padded to a multiple."""
+"""Rows are padded to a multiple of this, because cuBLAS needs the scales of a column of blocks
+aligned."""
 MOST = 448.0
 
 
 def takes(weight: Packed, dtype: torch.dtype) -> bool:
-    """Return whether cuBLAS multiplies by these weights here. It tries."""
+    """Return whether cuBLAS multiplies by these weights on this GPU. This runs a GEMM to find
+    out."""
     if weight.kind != "fp8" or dtype != torch.bfloat16 or len(weight.shape) != 2:
         return False
     outputs, inputs = weight.shape

@@ -1,9 +1,9 @@
-"""GEMVs: linear layers of one row or two, whose time is that of reading the weights.
+"""GEMVs: linear layers of one or two rows, whose time is that of reading the weights.
 
-A program holds all weights of some outputs in registers: it loads them before it waits for the
-kernel that makes its input (see `minisgl.kernel.triton.launch`), so one layer's weights arrive
-while the layer before still computes. Each program computes the norm before the GEMV again, and the
-activation of its outputs: at one row a kernel of their own takes longer.
+A program holds all weights of some outputs in registers. It loads them before it waits for the
+kernel that computes its input (see `minisgl.kernel.triton.launch`), so the weights of one layer
+arrive while the layer before still computes. Each program also computes the norm before the GEMV,
+and the activation of its outputs: with one row, separate kernels for these would take longer.
 
 Axes: M rows, D inputs, F outputs.
 """
@@ -21,19 +21,19 @@ from minisgl.kernel.triton.elementwise import activate
 from minisgl.kernel.triton.launch import Launcher, begin
 
 MAX_INPUTS_OF_2 = 3072
-"""Of two rows; cuBLAS computes GEMMs of more inputs or more rows. A step of Qwen3-0.6B with 2 rows
-takes 0.85 ms here and 1.22 with cuBLAS, with 3 rows 1.28 and 1.21; a quarter of 32B with 2 rows
-takes 6.9 and 5.6."""
+"""The most inputs with two rows. cuBLAS computes GEMMs of more inputs or more rows. A step of
+Qwen3-0.6B takes 0.85 ms here and 1.22 with cuBLAS with 2 rows, 1.28 and 1.21 with 3 rows; a quarter
+of 32B takes 6.9 and 5.6 with 2 rows."""
 MAX_INPUTS = 32768
-"""A multiprocessor's registers hold two such rows in bfloat16."""
+"""The most inputs. A multiprocessor's registers hold two rows of so many numbers in bfloat16."""
 TILE_BYTES = 48 << 10
-"""Weights that one program holds, at most. A step of Qwen3-14B with one row takes 7.46 ms with 24
-KB, 7.47 with 32, 7.01 with 48 and 64."""
+"""The most bytes of weights that one program holds. A step of Qwen3-14B with one row takes 7.46 ms
+with 24 KB, 7.47 with 32, 7.01 with 48 and 64."""
 
 
 def reaches(num_rows: int, inputs: int) -> bool:
-    """Whether these kernels compute such a GEMM. With no rows, as in a step in which no row
-    samples, there is nothing to launch."""
+    """Return whether these kernels compute such a GEMM. num_rows: 0 in a step in which no row
+    samples; then there is nothing to launch."""
     return 0 < num_rows <= 2 and inputs <= (MAX_INPUTS if num_rows == 1 else MAX_INPUTS_OF_2)
 
 

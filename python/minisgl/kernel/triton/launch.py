@@ -1,11 +1,12 @@
 """Launches Triton kernels with little host time; they may overlap (programmatic dependent launch).
 
-At each launch Triton searches the compiled kernel again, by all arguments. So a step with prompts
-that no graph replays took the host 28 ms in a model of 28 layers, longer than the GPU. A `Launcher`
-finds the compiled kernel by a key, and the step takes 10 ms. Its kernels take run-time arguments
-first, which must not be specialised (`do_not_specialize`; pointers are aligned to 16 bytes unless
-`do_not_specialize_on_alignment` names them), then the constants. Tensors are passed as addresses:
-for a tensor Triton would ask the driver for its device. Triton's launch hooks are not called.
+At each launch Triton looks for the compiled kernel by all arguments. In a model of 28 layers, a
+step with prompts outside of graphs took the host 28 ms that way, longer than the GPU. A `Launcher`
+finds the compiled kernel by a key, and the step takes 10 ms. A kernel's arguments are first those
+of run time, which must not be specialised (`do_not_specialize`; pointers are aligned to 16 bytes
+unless `do_not_specialize_on_alignment` names them), then the constants. Tensors are passed as
+addresses, because for a tensor Triton would ask the driver for its device. Triton's launch hooks
+are not called.
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
 `begin` lets the next one start, and waits until the one before has ended and its writes are
@@ -37,7 +38,7 @@ logger = get_logger(__name__)
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 
 _compile_only: ContextVar[set[Any] | None] = ContextVar("compile_only", default=None)
-"""Within `compile_only`: the (launcher, key) pairs that it has compiled."""
+"""Inside `compile_only`: the (launcher, key) pairs that it has compiled."""
 
 
 @functools.cache
@@ -47,7 +48,7 @@ def has_pdl() -> bool:
 
 @functools.cache
 def shared_kib() -> int:
-    """Return the shared memory that a block may have: 227 on H100 and B200, 99 on RTX cards."""
+    """Return the most shared memory of a block in KiB: 227 on H100 and B200, 99 on RTX cards."""
     if INTERPRET:
         return 99
     device = torch.cuda.current_device()
@@ -58,9 +59,9 @@ def shared_kib() -> int:
 def compile_only(work: Callable[[], None]) -> None:
     """Compile, without running them, the kernels that `work` launches in this thread.
 
-    Kernels that had been compiled before do run. As many threads as there are cores compile in
-    parallel, since Triton's compiler holds the interpreter's lock for a tenth of its time. Returns
-    when all have been compiled. Raises the compiler's errors.
+    Kernels that were compiled before do run. There is a compiling thread for each core, since
+    Triton's compiler holds the interpreter's lock for only a tenth of its time. Returns when all
+    are compiled. Raises the compiler's errors.
     """
 
     def compile_all() -> None:
@@ -68,7 +69,7 @@ def compile_only(work: Callable[[], None]) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
             work()
 
-    copy_context().run(compile_all)  # else Triton's mode stays on where its compiler fails
+    copy_context().run(compile_all)  # else Triton's mode would stay on after a compiler's error
 
 
 class Launcher:
@@ -88,8 +89,11 @@ class Launcher:
         num_warps: int,
         num_stages: int = 3,
     ) -> None:
-        """dtype: of the tensors whose dtype varies; a tuple if they differ, with None for an absent
-        tensor. The last constant, PDL, is added here."""
+        """Launch the kernel; compile it if this is the first launch of its kind.
+
+        dtype: of the tensors whose dtype varies; a tuple if they differ, with None for an absent
+        tensor. constants: without the last one, PDL, which is added here.
+        """
         pdl = has_pdl()
         constants = (*constants, pdl)
         device = 0 if INTERPRET else torch.cuda.current_device()
@@ -121,7 +125,7 @@ class Launcher:
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """Let the next kernel start, and wait for the end of the one before."""
+    """Let the next kernel start, and wait for the end of the kernel before."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

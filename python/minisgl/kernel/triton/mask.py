@@ -1,4 +1,4 @@
-"""Masks the logits of tokens that a grammar forbids, in one launch after a copy of the logits."""
+"""Sets the logits of forbidden tokens to minus infinity, in one launch after a copy."""
 
 from __future__ import annotations
 

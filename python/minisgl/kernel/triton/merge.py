@@ -1,4 +1,4 @@
-"""Merges the partial sums of a row's KV splits, those of the common prefix among them
+"""Merges the partial sums of a row's KV splits, including the splits of the common prefix
 (Flash-Decoding, Dao et al. 2023).
 
 Axes: K key/value heads, G query heads per key/value head, H head dim.
@@ -12,11 +12,12 @@ import triton.language as tl
 from minisgl.kernel.sizes import power_of_2
 
 MERGED = 4096
-"""Numbers that a merge loads in one iteration. With twice as many, a context of 4,096 tokens and 8
-heads of keys took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8 (`attention_us` in
-benchmarks/results/h200-experiments.json)."""
+"""Numbers that a merge loads in one iteration. With twice as many, a context of 4,096 tokens with 8
+key/value heads took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8 (`attention_us`
+in benchmarks/results/h200-experiments.json)."""
 MOST_MERGED = 16
-"""Splits that a merge loads at once. Compiling takes 1.4 s with 16, 3 with 32, 98 with 128."""
+"""The most splits that a merge loads at once. Compiling takes 1.4 s with 16, 3 s with 32, 98 s with
+128."""
 
 
 def merge_sizes(group: int, block_h: int) -> tuple[int, int]:

@@ -1,9 +1,9 @@
-"""Weights of 4 or 8 bits as our kernels read them, and how a kernel decodes a tile of one.
+"""Weights of 4 or 8 bits in the layout that our kernels read, and the decoding of a tile.
 
-A number of 8 bits is read as it is. Numbers of 4 bits are read as words of 32 bits, the number of
-the first column in the low bits. A decoded number is exact in bfloat16 and in float16: integers of
-up to 8 bits, fp8 (e4m3) and fp4 (e2m1) have at most 8 significant bits. So a kernel multiplies the
-numbers by the activations, and the float32 sum of each group by its scale.
+Numbers of 8 bits are read one by one. Numbers of 4 bits are read as words of 32 bits, with the
+first column's number in the low bits. Decoded numbers are exact in bfloat16 and in float16, because
+integers of up to 8 bits, fp8 (e4m3) and fp4 (e2m1) have at most 8 significant bits. So a kernel
+multiplies the numbers by the activations, and then the float32 sum of each group by its scale.
 
 Axes: L matrices of a stack, F outputs, D inputs.
 """
@@ -23,17 +23,18 @@ from minisgl.kernel.triton.launch import Launcher, begin
 Kind = Literal["fp8", "int8", "uint8", "int4", "fp4"]
 
 KINDS: dict[Kind, int] = {"fp8": 0, "int8": 1, "uint8": 2, "int4": 3, "fp4": 4}
-"""KIND of kernels; from 3 on there are words."""
+"""The kernels' constant KIND. From 3 on, numbers are in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """A matrix [F, D] or a stack [L, F, D]: value = (number - zero) * scale * outer.
 
-    numbers: [..., F, D] of 8 bits, or words [..., F, D / 8] int32. group: inputs of a scale, a
-    power of 2; 0 where there are only outer scales. scale: [..., F / rows, D / group] float32,
-    bfloat16, float16 or fp8, or uint8, which is an exponent + 127. zero: uint8 [..., F, D / group],
-    or None where it is `middle`. outer: float32 [..., F] or None.
+    numbers: [..., F, D] of 8 bits, or words int32 [..., F, D / 8]. group: the inputs with one
+    scale, a power of 2; 0 if there are only outer scales. rows: the outputs with one scale. scale:
+    [..., F / rows, D / group], float32, bfloat16, float16 or fp8; or uint8, which is an exponent +
+    127. zero: uint8 [..., F, D / group]; None if all zeros are `middle`. outer: float32 [..., F] or
+    None.
     """
 
     kind: Kind
@@ -51,20 +52,20 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[..., F, D]"""
+        """The shape of the decoded numbers, [..., F, D]."""
         *others, columns = self.numbers.shape
         return (*others, columns * (8 if self.is_4_bit else 1))
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """numbers, scale, zero and outer, with the numbers in place of what is None."""
+        """numbers, scale, zero and outer. The numbers take the place of those that are None."""
         others = (self.scale, self.zero, self.outer)
         scale, zero, outer = (self.numbers if x is None else x for x in others)
         return self.numbers, scale, zero, outer
 
     @property
     def constants(self) -> tuple[int, int, int, int, bool, bool]:
-        """KIND, GROUP, ROWS, MIDDLE (-1 where zeros are a tensor), EXPONENT, OUTER."""
+        """KIND, GROUP, ROWS, MIDDLE (-1 if the zeros are a tensor), EXPONENT, OUTER."""
         middle = self.middle if self.zero is None else -1
         is_exponent = self.scale is not None and self.scale.dtype == torch.uint8
         has_outer = self.outer is not None
@@ -72,7 +73,7 @@ class Packed:
 
     @property
     def key(self) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes of the numbers and the scales, by which compiled kernels differ."""
+        """The dtypes of the numbers and the scales. Each pair has its own compiled kernels."""
         return self.numbers.dtype, self.tensors[1].dtype
 
 

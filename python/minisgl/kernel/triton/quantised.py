@@ -1,7 +1,8 @@
-"""Keys and values in 8 bits, as kernels write and read them; see `minisgl.kvcache.quantised`.
+"""Keys and values in 8 bits, for the kernels that write and read them
+(`minisgl.kvcache.quantised`).
 
-FP8 has a scale for each head, [K]; INT8 one for each slot and head, [slots, K], which is written
-with the numbers.
+FP8 has a scale for each head, [K]. INT8 has one for each slot and head, [slots, K]; it is written
+together with the numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
 
-# What a pool holds: numbers of the activations' dtype, or with scales.
+# The kinds of pools. PLAIN has numbers of the activations' dtype, the others also have scales.
 PLAIN = tl.constexpr(0)
 FP8 = tl.constexpr(1)
 INT8 = tl.constexpr(2)
@@ -26,13 +27,14 @@ ROUND = tl.constexpr(12582912.0)
 
 
 def kind_of(pool: LayerPool) -> int:
-    """PLAIN, FP8 or INT8, for a kernel's constant."""
+    """Return PLAIN, FP8 or INT8 as the constant of a kernel."""
     kinds = {torch.float8_e4m3fn: FP8, torch.int8: INT8}
     return int(kinds.get(pool.k.dtype, PLAIN).value)
 
 
 def tensors_of(pool: LayerPool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, values and their scales; a kernel reads no scales of PLAIN."""
+    """Return keys, values and their scales. For PLAIN the scales are tensors that kernels do not
+    read."""
     return (
         pool.k,
         pool.v,
@@ -43,9 +45,9 @@ def tensors_of(pool: LayerPool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @triton.jit
 def to_fp8(x, scale):
-    """The nearest number, ties to even, at most 448; NaN stays NaN.
+    """Return x / scale as fp8: the nearest number, ties to even, at most 448; NaN stays NaN.
 
-    By hand: the cast of Triton 3.6's interpreter does not carry into the exponent.
+    Not by a cast, because that of Triton 3.6's interpreter does not carry into the exponent.
     """
     y = tl.div_rn(x.to(tl.float32), scale)
     size = tl.minimum(tl.abs(y), 448.0)
@@ -60,18 +62,18 @@ def to_fp8(x, scale):
 
 @triton.jit
 def to_int8(x, scale):
-    """The nearest number, ties to even."""
+    """Return x / scale as int8: the nearest number, ties to even."""
     return (tl.div_rn(x.to(tl.float32), scale) + ROUND - ROUND).to(tl.int8)
 
 
 @triton.jit
 def scale_of_int8(largest):
-    """Of rows with these largest magnitudes."""
+    """Return the scales of rows with these largest magnitudes."""
     return tl.where(largest == 0, 1.0, tl.div_rn(largest, tl.full([1], 127.0, tl.float32)))
 
 
 @triton.jit
 def largest_of(x):
-    """float32 [X] of [X, Y]: the largest magnitude of each row; NaN where one is."""
+    """Return the largest magnitude of each row, [X, Y] -> float32 [X]; NaN if a row has NaN."""
     x32 = tl.abs(x.to(tl.float32))
     return tl.max(x32, 1) + tl.sum(x32 * 0.0, 1)

@@ -1,8 +1,9 @@
-"""Greedy and random choice in two launches over the logits, without a sort or a copy of them.
+"""Greedy and random choice of the next token, without sorting or copying the logits.
 
 The noise is that of `minisgl.kernel.philox`, generated where it is used. The largest of
-logit / temperature + Gumbel noise is a draw from the softmax (the Gumbel-max trick), so neither
-maximum nor normaliser is needed first.
+logit / temperature + Gumbel noise is a draw from the softmax (the Gumbel-max trick), so there is no
+pass for a maximum or a normaliser. One launch finds the best token of each chunk of the vocabulary,
+another one the best of all chunks.
 
 Axes: S rows that sample, V vocabulary, C chunks of it.
 """
@@ -20,7 +21,7 @@ from minisgl.kernel.triton.threshold import CHUNK as LIMITS_CHUNK
 from minisgl.kernel.triton.threshold import Limits
 
 CHUNK = 4096
-"""Vocabulary entries a program: 38 programs a row of Qwen's 151,936."""
+"""Vocabulary entries of a program: 38 programs for each row of Qwen's 151,936."""
 
 LARGEST_UNIFORM = tl.constexpr(1 - 2**-24)
 SMALLEST_TEMPERATURE = tl.constexpr(1e-30)  # so that no division overflows
@@ -33,10 +34,10 @@ def choose(
     output_idxs_S: Tensor | None = None,
     limits: Limits | None = None,
 ) -> Tensor:
-    """Return int32 [S], the id of the first largest logit; with temperatures, see `Ops.sample`. -1
-    for a row whose best score is not finite.
+    """Return int32 [S]: the id of each row's first largest logit; with temperatures, see
+    `Ops.sample`. -1 for a row whose best score is not finite.
 
-    limits: of the filters.
+    limits: the result of `minisgl.kernel.triton.threshold.limits`; None without filters.
     """
     num_rows, num_vocab = logits_SV.shape
     chunk = CHUNK if limits is None else LIMITS_CHUNK
@@ -73,7 +74,7 @@ def _best_of_chunk(
     chunks = tl.num_programs(1)
     if FILTERED:
         threshold = tl.load(threshold_ptr + row)
-        # Of a greedy row no chunk's largest is set, and none is below its threshold.
+        # A greedy row's threshold is minus infinity: no chunk is below it, whatever `largest` has.
         if tl.load(largest_ptr + row * chunks + chunk) < threshold:
             tl.store(best_ptr + row * chunks + chunk, -float("inf"))
             tl.store(where_ptr + row * chunks + chunk, chunk * CHUNK)

@@ -1,4 +1,5 @@
-"""The first kernels of a step: they write new pages to the page table, and promised ids over -1."""
+"""The first kernels of a step: one writes new pages to the page table, one fills in promised
+ids."""
 
 from __future__ import annotations
 

@@ -1,23 +1,24 @@
-"""The least logit that top-k, top-p and min-p leave of each row, found without sorting it.
+"""The smallest logit of each row that top-k, top-p and min-p keep, found without sorting.
 
-Floats are ordered like the integers of their bits, once those of negative ones are flipped: their
-keys. The threshold is the greatest key that leaves enough at and above it: k entries for top-k, and
-for top-p p of the mass that top-k left. A pass over the row cuts the range of keys that it can be
-in into N steps and finds what is at and above each::
+A float's key is the integer of its bits, with all bits of negative floats flipped: keys have the
+order of the floats. The threshold is the greatest key with enough at and above it: k entries for
+top-k, and for top-p a share p of the mass that top-k left. Each pass over the row cuts the range of
+keys in which the threshold can be into N steps, and finds how much is at and above each step::
 
     largest   the largest logit of each chunk, and so the end of the range
     above     the entries or mass of each chunk at and above each step        a launch for each pass
     end       the threshold of the key; also min-p
 
 A pass first adds up the results of all chunks of the pass before, and ends at once if the range has
-one key left. The range is short from the start. For top-k it begins at the k-th largest of the
-chunks' largest, which at least k entries reach. For top-p it begins T ln(V / (1 - p)) below the
-largest logit, at temperature T: V entries below that have less than 1 - p of the mass together. So
-bfloat16 mostly needs two or three of its four passes, unless k is larger than the number of chunks,
-or the range of a top-p contains 0, near which keys are dense. A chunk whose largest logit is below
-the range is not read, except for the total of a top-p. With a top-k of 20 these are most chunks,
-and `sample.choose` does not read them either. Selection by digits of keys is radix select (Alabi et
-al. 2012). Sums have one order, so a row's threshold depends on that row alone.
+only one key. The range is short from the start. For top-k it begins at the k-th largest of the
+chunks' largest logits, because at least k entries reach that. For top-p it begins T ln(V / (1 - p))
+below the largest logit, at temperature T, because V entries below that have together less than 1 -
+p of the mass. So bfloat16 mostly needs two or three of its four passes, unless k is larger than the
+number of chunks, or the range of a top-p contains 0, near which keys are dense. A chunk whose
+largest logit is below the range is not read, except for the total of a top-p. With a top-k of 20
+these are most chunks, and `sample.choose` does not read them either. Selection by digits of keys is
+radix select (Alabi et al. 2012). Sums have a fixed order, so a row's threshold depends only on that
+row.
 
 Axes: S rows that sample, V vocabulary, C chunks of it, N steps of a range, P passes.
 """
@@ -35,14 +36,13 @@ from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.launch import Launcher, begin
 
 CHUNK = 2048
-"""Vocabulary entries a program: 75 programs a row of Qwen's 151,936."""
+"""Vocabulary entries of a program: 75 programs for each row of Qwen's 151,936."""
 NUM_WARPS = 2
-STEP_BITS = 4  # of a key that a pass finds: 16 steps
+STEP_BITS = 4  # the bits of a key that a pass finds, by 16 steps
 NUM_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}
-"""Bits of a float32 that holds a value of the dtype, without those that are equal for all
-values."""
+"""The bits of a float32 that can differ between values of the dtype."""
 
-LOWEST_KEY = tl.constexpr(0x007FFFFF)  # of minus infinity: what is not above it drops nothing
+LOWEST_KEY = tl.constexpr(0x007FFFFF)  # of minus infinity; such a threshold drops nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Limits:
     thresholds_S: Tensor
     """float32: entries below it are dropped; minus infinity for a greedy row."""
     largest_SC: Tensor
-    """float32: the largest logit of each chunk of `CHUNK`; a greedy row's are not set."""
+    """float32: the largest logit of each chunk of `CHUNK` entries; not set for a greedy row."""
 
 
 def limits(
@@ -62,10 +62,11 @@ def limits(
     top_ps_S: Tensor | None,
     min_ps_S: Tensor | None,
 ) -> Limits:
-    """Return the limits of the filters of `Ops.sample`. None, top_k 0, top_p 1, min_p 0: no filter.
+    """Return the limits of the filters of `Ops.sample`. No filter is None, top_k 0, top_p 1, min_p
+    0.
 
-    The device finds which filters a row uses: a kernel for each combination would have to be
-    compiled when a request first asks for it.
+    The device finds which filters a row uses. With a kernel for each combination, requests would
+    wait for compiling.
     """
     num_rows, num_vocab = logits_SV.shape
     dtype, device = logits_SV.dtype, logits_SV.device
@@ -85,7 +86,7 @@ def limits(
         torch.empty((passes, num_rows), dtype=torch.int32, device=device),  # firsts of ranges
         torch.empty((passes, num_rows), dtype=torch.int32, device=device),  # steps of ranges
     )
-    # Not read where there is no min-p, but of its dtype, for which the kernel is compiled.
+    # Without min-p the kernel does not read this, but it needs a tensor of min-p's dtype.
     min_p_or_unread_S = temperatures_S if min_ps_S is None else min_ps_S
     constants = (num_vocab, 32 - NUM_BITS[dtype], steps, power_of_2(chunks))
 
@@ -256,8 +257,8 @@ def _range(
     above_ptr, total_ptr, first_ptr, step_ptr, limit, row, rows, chunks, turn,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return (first unit that the threshold can be, step) before `turn`; step 0 if it must be that
-    unit."""
+    """Return (first unit that the threshold can be, step) before `turn`. Step is 0 if the threshold
+    must be that unit."""
     at = (turn - 1) * rows + row
     first = tl.load(first_ptr + at).to(tl.uint32, bitcast=True)
     step = tl.load(step_ptr + at).to(tl.uint32, bitcast=True)
@@ -269,7 +270,7 @@ def _range(
         enough = limit
         if WEIGHTED:
             enough *= tl.sum(tl.load(total_ptr + row * chunks + chunk, mask=inside, other=0.0), 0)
-        # Sums fall from step to step. Of NaNs none is enough.
+        # Sums fall from step to step. NaN is never enough.
         found = tl.maximum(tl.sum((tl.sum(above, 0) >= enough).to(tl.int32), 0) - 1, 0)
         first += found.to(tl.uint32) * step
         step = tl.where(step == 1, 0, (step + (STEPS - 1)) // STEPS)

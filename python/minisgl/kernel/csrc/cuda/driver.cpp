@@ -107,7 +107,7 @@ void memory_free(int64_t address) {
   driver().check(driver().release(Address(address)), "cuMemFree");
 }
 
-// The handle with which another process on this machine opens the memory.
+// Returns the handle with which another process on this machine opens the memory.
 Bytes memory_handle(int64_t address) {
   IpcHandle handle;
   driver().check(driver().get_handle(&handle, Address(address)), "cuIpcGetMemHandle");
@@ -151,8 +151,7 @@ void kernel_allow(int64_t function, int64_t shared_bytes) {
   driver().check(result, "cuFuncSetAttribute");
 }
 
-// Gives this kernel as much of a multiprocessor's memory as shared memory as there is, and the rest
-// as L1.
+// Lets this kernel use the most shared memory that a multiprocessor can have; the rest is L1.
 void kernel_prefer_shared(int64_t function) {
   constexpr int kPreferredSharedMemoryCarveout = 9, kAll = 100;
   int result =
@@ -160,7 +159,7 @@ void kernel_prefer_shared(int64_t function) {
   driver().check(result, "cuFuncSetAttribute");
 }
 
-// The tensor map of a contiguous matrix of 16-bit numbers. The bulk copy engine copies boxes of
+// Returns the tensor map of a contiguous matrix of 16-bit numbers. The bulk copy engine copies boxes of
 // `box_rows` rows and 64 columns to shared memory in its swizzle of 128 bytes; elements outside of
 // the matrix are 0.
 Bytes tensor_map(int64_t address, int64_t rows, int64_t columns, int64_t box_rows) {
@@ -174,7 +173,7 @@ Bytes tensor_map(int64_t address, int64_t rows, int64_t columns, int64_t box_row
   return Bytes(map.bytes, sizeof(map.bytes));
 }
 
-// Clusters of `cluster` blocks that the device runs at once.
+// Returns how many clusters of `cluster` blocks the device can run at once.
 int64_t kernel_clusters(int64_t function, int64_t threads, int64_t shared_bytes, int64_t cluster) {
   LaunchAttribute attribute = cluster_of(cluster);
   LaunchConfig config{{unsigned(cluster), 1, 1}, {unsigned(threads), 1, 1}, unsigned(shared_bytes),
@@ -185,9 +184,10 @@ int64_t kernel_clusters(int64_t function, int64_t threads, int64_t shared_bytes,
   return count;
 }
 
-// parameters: the host's address of an array with the addresses of the parameters. cluster: blocks
-// that access each other's shared memory. dependent: the kernel may begin while the one before
-// ends, and has an instruction that waits for its end (programmatic dependent launch).
+// parameters: the host's address of an array with the addresses of the parameters. cluster: the
+// number of blocks that access each other's shared memory. dependent: the kernel may begin before the
+// kernel before it has ended; it has an instruction that waits for that (programmatic dependent
+// launch).
 void kernel_launch(int64_t function, int64_t blocks, int64_t threads, int64_t shared_bytes,
                    int64_t cluster, int64_t parameters, bool dependent, int64_t stream) {
   constexpr int kProgrammaticStreamSerialization = 6;

@@ -49,8 +49,8 @@ struct News {
   float scales[MOST];
 };
 
-// The shared memory of a block beside the stages. News of two tiles take turns; told and forgotten are
-// barriers: the news are there, and all have read them.
+// The shared memory of a block beside the stages. There are two places for News, used alternately.
+// Barriers: `told` when the News of a tile are written, `forgotten` when all threads have read them.
 struct Shared {
   unsigned long long full[STAGES], empty[STAGES], told[2], forgotten[2];
   News news[2];
@@ -65,8 +65,8 @@ static_assert(sizeof(Shared) <= BESIDE, "grouped.py asks for less");
 
 __device__ int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-// Finds tile number `tile`. The tiles of one block of pairs, one for each block of outputs, are
-// consecutive.
+// Finds tile number `tile`. The tiles of the same pairs, one for each block of outputs, have
+// consecutive numbers.
 __device__ Tile find(const Task& task, const Shared& shared, int tile, int blocks) {
   const int *ends = shared.ends(), *counts = ends + task.experts;
   const int of_pairs = tile / blocks;
@@ -120,7 +120,7 @@ struct Stage {
   }
 };
 
-// Loads the pairs that a thread writes into News, FETCHERS apart; behind the tile's end, its last pair.
+// Loads the pairs that a thread writes into News, FETCHERS apart; past the tile's end, its last pair.
 __device__ void load_pairs(int (&pairs)[PAIRS], const Task& task, const Tile& tile, int thread) {
   const int* rows = task.rows + (long long)tile.expert * task.stride + tile.first;
 #pragma unroll

@@ -16,7 +16,7 @@ __device__ void make_barrier(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-// Makes new barriers visible to other threads. The thread that made them calls it.
+// Makes new barriers visible to other threads. The thread that initialised them calls it.
 __device__ void show_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -66,7 +66,7 @@ Bytes nccl_unique_id() {
   return Bytes(id.bytes, sizeof(id.bytes));
 }
 
-// Waits for the other ranks. The device is the calling thread's.
+// Connects on the calling thread's device. Waits for the other ranks.
 int64_t nccl_init(Bytes unique_id, int64_t rank, int64_t size) {
   UniqueId id;
   if (unique_id.size() != sizeof(id.bytes)) TVM_FFI_THROW(ValueError) << "a unique id is 128 bytes";
@@ -76,7 +76,7 @@ int64_t nccl_init(Bytes unique_id, int64_t rank, int64_t size) {
   return reinterpret_cast<int64_t>(comm);
 }
 
-// Without waiting for other ranks; it does wait for graphs that captured a call.
+// Does not wait for other ranks, but waits until all graphs that captured a call are freed.
 void nccl_abort(int64_t comm) { nccl().check(nccl().abort(pointer<Comm>(comm)), "ncclCommAbort"); }
 
 // In place. dtype: ncclDataType_t.
@@ -86,7 +86,7 @@ void nccl_all_reduce(int64_t comm, int64_t x, int64_t count, int64_t dtype, int6
   nccl().check(result, "ncclAllReduce");
 }
 
-// Bytes: neither call computes. out holds num_bytes of each rank.
+// Gathers bytes. out holds num_bytes of each rank.
 void nccl_all_gather(int64_t comm, int64_t x, int64_t out, int64_t num_bytes, int64_t stream) {
   int result = nccl().gather(pointer<void>(x), pointer<void>(out), size_t(num_bytes), 0,
                              pointer<Comm>(comm), pointer<Stream>(stream));

@@ -1,5 +1,5 @@
-// Functions of shared objects that come with the driver or with torch: found at run time, so that
-// this compiles without CUDA's headers and links to nothing.
+// Finds functions of shared objects at run time. The objects come with the driver or with torch. So
+// this compiles without CUDA's headers and links to no library.
 #pragma once
 
 #include <dlfcn.h>

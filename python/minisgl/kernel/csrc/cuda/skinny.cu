@@ -105,7 +105,7 @@ __device__ Four kept(unsigned at) {
   return x;
 }
 
-// The place in shared memory for a thread's sums of a chunk, which the other warpgroup reads.
+// Returns the place in shared memory for a thread's sums of a chunk, which the other warpgroup reads.
 __device__ unsigned between_groups(unsigned base, int chunk) {
   return base + (chunk * 128 + threadIdx.x % 128) * 16;
 }
@@ -163,7 +163,7 @@ __device__ void produce(const TensorMap& x, const TensorMap& w, const Ring& ring
   }
 }
 
-// Adds up the products of the turns that are a warpgroup's, of `count`.
+// Adds up the products of a warpgroup's turns, out of `count` turns.
 __device__ void consume(float (&sums)[N / 2], const Ring& ring, int group, int count) {
   constexpr int STEP = HALVES ? 1 : 2;
 #pragma unroll
