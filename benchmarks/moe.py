@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,47 +20,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import compare
+from benchmarks.moe_layers import SHAPES, Shape, gpu_layers, graph_s, make_experts, make_inputs
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural, naturals
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
-from minisgl.benchmark.gpu_time import captured, events_s
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
 from minisgl.kernel.cpu import CpuOps
-from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
-from minisgl.moe import Experts, TorchMoeBackend, create_moe_backend
+from minisgl.moe import TorchMoeBackend, create_moe_backend
 from minisgl.moe.cpu import CppMoeBackend
-from minisgl.quantization import PlainWeight
 
 GPU_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CPU_TOKENS = (1, 8, 64, 512)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Of one rank's part of a layer; inner: intermediate size of an expert on it."""
-
-    hidden: int
-    inner: int
-    experts: int
-    top_k: int
-
-    @property
-    def expert_params(self) -> int:
-        return 3 * self.hidden * self.inner
-
-
-SHAPES = {
-    "qwen3-30b-a3b": Shape(hidden=2048, inner=768, experts=128, top_k=8),
-    "qwen3-30b-a3b-tp2": Shape(hidden=2048, inner=384, experts=128, top_k=8),
-    "qwen3-30b-a3b-tp4": Shape(hidden=2048, inner=192, experts=128, top_k=8),
-    "qwen3-235b-a22b-tp2": Shape(hidden=4096, inner=768, experts=128, top_k=8),
-    "qwen3-235b-a22b-tp4": Shape(hidden=4096, inner=384, experts=128, top_k=8),
-    "qwen3-235b-a22b-tp8": Shape(hidden=4096, inner=192, experts=128, top_k=8),
-    "qwen3-235b-a22b-ep": Shape(hidden=4096, inner=1536, experts=128, top_k=8),
-    "small": Shape(hidden=1024, inner=384, experts=32, top_k=4),
-    "slice": Shape(hidden=2048, inner=768, experts=16, top_k=8),
-}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -125,21 +95,6 @@ def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:
     return max(touched * shape.expert_params * itemsize / H200_BANDWIDTH, flops / H200_FLOPS)
 
 
-def make_experts(shape: Shape, device: torch.device, dtype: torch.dtype) -> Experts:
-    size = (shape.experts, 2 * shape.inner, shape.hidden)
-    gate_up = torch.empty(size, device=device, dtype=dtype).normal_(0, size[2] ** -0.5)
-    down = torch.empty((size[0], shape.hidden, shape.inner), device=device, dtype=dtype)
-    return Experts(
-        gate_up=PlainWeight.of(Ops(), gate_up),
-        down=PlainWeight.of(Ops(), down.normal_(0, shape.inner**-0.5)),
-        count=shape.experts,
-        first=0,
-        total=shape.experts,
-        top_k=shape.top_k,
-        renormalise=True,
-    )
-
-
 # --- a CPU: beside the loop over experts -------------------------------------------------------
 
 
@@ -181,15 +136,6 @@ def _call(run: Callable[..., Any], *args: Any) -> Callable[[], Any]:
     return lambda: run(*args)
 
 
-def make_inputs(
-    shape: Shape, tokens: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    return (
-        torch.randn(tokens, shape.hidden, device=device).to(dtype),
-        torch.randn(tokens, shape.experts, device=device).to(dtype),
-    )
-
-
 # --- a GPU: beside the floor -------------------------------------------------------------------
 
 
@@ -226,15 +172,3 @@ def _on_gpu(name: str, shape: Shape, counts: Iterable[int]) -> list[dict[str, An
             flush=True,
         )
     return rows
-
-
-def gpu_layers(shape: Shape) -> list[Experts]:
-    """Several GB: more than any cache keeps."""
-    count = max(2, min(16, int(4e9 / (2 * shape.experts * shape.expert_params))))
-    return [make_experts(shape, torch.device("cuda"), torch.bfloat16) for _ in range(count)]
-
-
-def graph_s(run: Callable[[], None], budget_s: float = 0.15) -> float:
-    """Seconds of a replay of `run`."""
-    replay, _ = captured(run)
-    return events_s(replay, max(3, int(budget_s / events_s(replay))))

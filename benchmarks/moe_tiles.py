@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.moe import Shape, gpu_layers, graph_s, make_inputs
+from benchmarks.moe_layers import SHAPES, Shape, gpu_layers, graph_s, make_inputs
 from minisgl.kernel.triton import moe, moe_route
 from minisgl.kernel.triton.moe import Tile
 from minisgl.moe import Experts
@@ -124,8 +124,6 @@ def _compile_all(shapes: dict[str, Shape]) -> None:
 
 def compile_part(arguments: list[str]) -> None:
     """One process's share of the candidates; arguments: (program, part, parts, shapes' names)."""
-    from benchmarks.moe import SHAPES
-
     part, parts = int(arguments[1]), int(arguments[2])
     jobs = [
         (shape, gated, tile)

@@ -6,7 +6,6 @@ A prompt is made of blocks; equal block numbers get equal ids.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from minisgl.benchmark.workload import trace
 from minisgl.core.req import IdArray
 
 VOCAB_SIZE: Final = 32_000
@@ -23,14 +23,16 @@ RECORDED_BLOCK: Final = 512
 
 
 def recorded(path: Path, count: int) -> list[IdArray]:
-    """Mooncake's trace. A prompt's last block, which is not whole, is left out but for a token: the
-    trace gives it another name where a later prompt continues it."""
-    prompts = []
-    for line in path.read_text().splitlines()[:count]:
-        row = json.loads(line)
-        num_whole = row["input_length"] // RECORDED_BLOCK
-        prompts.append(_ids(row["hash_ids"][:num_whole], RECORDED_BLOCK))
-    return prompts
+    """Return the prompts of Mooncake's trace, whole blocks and one token more.
+
+    The last block, which is not whole, is left out: if a later prompt continues it, the trace gives
+    it another id there.
+    """
+    recording = trace(path, vocab_size=VOCAB_SIZE, count=count)
+    prompts = [session.turns[0].ids for session in recording.sessions]
+    ends = [len(ids) // RECORDED_BLOCK * RECORDED_BLOCK for ids in prompts]
+    one = np.zeros(1, np.int32)
+    return [np.concatenate([ids[:end], one]) for ids, end in zip(prompts, ends, strict=True)]
 
 
 def _ids(blocks: list[int], length: int) -> IdArray:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ from rich.table import Table
 
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import write_json
+from minisgl.benchmark.workload import trace
 from minisgl.core import SamplingParams
 from minisgl.core.event import Finished, Token
 from minisgl.core.plan import Plan
@@ -195,7 +197,7 @@ class _Run:
             a, b = self._rng.choice(num, 2, replace=False)
             return int(min((a, b), key=lambda i: self.replicas[i].num_open)), None
         if self._policy == "hashing":
-            key = hash(request.ids[:HASHED_TOKENS].tobytes()) % 2**32
+            key = crc32(request.ids[:HASHED_TOKENS].tobytes())
             return self._ring[bisect(self._ring, (key, -1)) % len(self._ring)][1], None
         return uid % num, None
 
@@ -217,16 +219,12 @@ HASHED_TOKENS: Final = 1024
 
 
 def _requests(path: Path, num: int) -> list[_Request]:
-    lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()[:num]]
     requests = []
-    for line in lines:
-        blocks = [
-            np.random.default_rng(key).integers(0, VOCAB_SIZE, 512, dtype=np.int32)
-            for key in line["hash_ids"]
-        ]
-        ids = np.concatenate(blocks)[: min(line["input_length"], MAX_SEQ_LEN - 4096)]
+    for session in trace(path, vocab_size=VOCAB_SIZE, count=num).sessions:
+        turn = session.turns[0]
+        ids = turn.ids[: MAX_SEQ_LEN - 4096]
         hashes = prompt_hashes(ids, PAGE_SIZE).tolist()
-        requests.append(_Request(ids, min(line["output_length"], 2048), hashes))
+        requests.append(_Request(ids, min(turn.max_tokens, 2048), hashes))
     return requests
 
 

@@ -242,11 +242,15 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--no-restart", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the faults (default: %(default)s)")
+    parser.add_argument(
+        "--tp", type=int, default=1, help="ranks of the server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--no-restart", action="store_true", help="the server has to end, not to restart"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     result = run(args.rounds, args.seed, args.tp, not args.no_restart)
     print(json.dumps(as_json(result), indent=1))

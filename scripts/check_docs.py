@@ -43,7 +43,7 @@ TIMEOUT_S: Final = 300
 
 _BLOCK: Final = re.compile(r"^```(bash|python)\b *([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _UNMARKED: Final = re.compile(r"^```\n((?:minisgl|python|pip|make|curl) .*)", re.MULTILINE)
-_MODELS: Final = re.compile(r"\bQwen/[\w.-]+|~/models/[\w-]+")
+_MODELS: Final = re.compile(r"\b(?:Qwen|ORG)/[\w.-]+(?::\w+)?|~/models/[\w-]+")
 
 OTHERS: Final = ("curl", "git", "cd", "echo", "source", "scripts/gpu_check.sh", "docker")
 """Commands that are not ours, and are not parsed."""

@@ -154,9 +154,14 @@ def summary(alone: list[float], beside: list[float], steps: list[float]) -> dict
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--count", type=int, default=150, help="requests of the light key a round")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=2, help="default: %(default)s")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=150,
+        help="requests of the light key in a round (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     found = measure(args.rounds, args.count)
     print(json.dumps(found, indent=1))

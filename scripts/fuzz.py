@@ -103,9 +103,17 @@ def main(argv: list[str]) -> int:
     import fuzz_targets
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("targets", nargs="*", choices=[*fuzz_targets.TARGETS, []])
-    parser.add_argument("--seconds", type=int, default=600, help="of each target")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        choices=[*fuzz_targets.TARGETS, []],
+        metavar="TARGET",
+        help=f"default: {' '.join(fuzz_targets.TARGETS)}",
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=600, help="of each target (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     rows = []
     for target in args.targets or fuzz_targets.TARGETS:

@@ -7,7 +7,12 @@
 #   minisgl serve --port 1919 --num-pages 64 &
 #   PATH=$PWD/fuzz/bin:$PATH scripts/fuzz_api.sh http://127.0.0.1:1919
 set -euo pipefail
-url=${1%/} examples=${2:-40}
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
+url=${1:?say the URL of a server: fuzz_api.sh URL}
+url=${url%/} examples=${2:-40}
 checks=not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance
 config=$(mktemp --suffix=.toml)
 trap 'rm -f "$config"' EXIT

@@ -22,6 +22,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    print(__doc__)
+    sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
 SOURCE = Path(sys.argv[1])
 sys.path[:0] = [str(SOURCE / "gguf-py"), str(SOURCE)]
 

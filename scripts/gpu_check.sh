@@ -10,6 +10,10 @@
 # SHAPES="qwen3-0.6b qwen3-14b" says which model shapes are measured offline, REPEATS how often, and
 # PARTS="tests serving" which of its parts run, in that order.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results}
 python=${PYTHON:-python3}

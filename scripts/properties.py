@@ -147,10 +147,20 @@ def explore(name: str, seconds: float, first_seed: int) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []])
-    parser.add_argument("--seconds", type=float, default=600, help="of each target")
-    parser.add_argument("--seed", type=int, default=1, help="of the first round")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        choices=[*TARGETS, []],
+        metavar="TARGET",
+        help=f"default: {' '.join(TARGETS)}",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="of each target (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the first round (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
     rows = []

@@ -1,5 +1,7 @@
-"""What the ingress costs a request and a token, beside an empty application of Ray Serve that
-streams as much: seconds of CPU, so that a busy machine says the same as a quiet one, or nearly.
+"""What Ray's ingress costs a request and a token, for `try_ray.py`.
+
+It is compared with an empty application of Ray Serve that streams as much, in seconds of CPU, so
+that a busy machine and a quiet one say nearly the same.
 
 ::
 

@@ -285,9 +285,11 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=1200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=1200, help="default: %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the requests (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     result = run(args.seconds, args.seed)
     print(json.dumps(as_json(result), indent=1))

@@ -13,6 +13,7 @@ the table is in docs/clients.md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -187,9 +188,16 @@ def try_agent(command: Command, programs: Path, name: str) -> str:
 
 
 def main() -> None:
-    programs = Path(sys.argv[1]).resolve()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "programs", type=Path, help="the folder of the agents, as node_modules/.bin"
+    )
+    known = f"default: {' '.join(AGENTS)}"
+    parser.add_argument("agents", nargs="*", choices=[*AGENTS, []], metavar="AGENT", help=known)
+    args = parser.parse_args()
+    programs = args.programs.resolve()
     print("| agent | model | result |\n|---|---|---|")
-    for agent in sys.argv[2:] or AGENTS:
+    for agent in args.agents or AGENTS:
         command, names = AGENTS[agent]
         version = subprocess.run(
             [programs / agent, "--version"], capture_output=True, text=True, check=True

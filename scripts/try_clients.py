@@ -14,6 +14,7 @@ wrong. The table is in docs/clients.md.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import os
@@ -354,4 +355,9 @@ def main(url: str, *chosen: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(sys.argv[1].rstrip("/"), *sys.argv[2:])))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("url", help="of a server with the built-in model")
+    known = f"default: all of {' '.join(CASES)}"
+    parser.add_argument("packages", nargs="*", choices=[*CASES, []], metavar="PACKAGE", help=known)
+    args = parser.parse_args()
+    sys.exit(bool(main(args.url.rstrip("/"), *args.packages)))

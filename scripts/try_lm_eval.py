@@ -12,6 +12,7 @@ no minisgl and no network. The table is in docs/clients.md.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from functools import cache
@@ -71,7 +72,11 @@ def largest_difference(ours: list[Any], theirs: list[Any]) -> str:
 
 
 def main() -> None:
-    url, folder = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("url", help="of a server with the checkpoint")
+    parser.add_argument("folder", help="the checkpoint")
+    given = parser.parse_args()
+    url, folder = given.url.rstrip("/"), given.folder
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
     local = {"model": MODEL, "tokenizer": folder, "tokenizer_backend": "huggingface"}
     completions = {**local, "base_url": f"{url}/v1/completions", "max_length": 2048}

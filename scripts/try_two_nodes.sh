@@ -2,12 +2,16 @@
 # Two "machines" on one: a server over two network namespaces, whose only way to each other is a
 # cable (veth) that is cut at the end. Needs Linux, root and ip(8); leaves nothing behind.
 #
-#   sudo -E env PATH="$PATH" scripts/try_two_nodes.sh [more flags of `python -m minisgl`]
+#   sudo -E env PATH="$PATH" scripts/try_two_nodes.sh [more flags of `minisgl serve`]
 #
 # It shows: what one rank answers and what two nodes answer, which addresses they listen at, and
 # how long after the cut both have ended. Exits with 1 if the answers differ, if anything listens
 # at another address than the cable's, or if a node is still there 10 s after the cut.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
 
 A="minisgl-a-$$" B="minisgl-b-$$" WORK=$(mktemp -d) PIDS=()
 cleanup() {

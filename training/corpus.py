@@ -105,8 +105,8 @@ def _distinct(conversations: list[Conversation]) -> list[Conversation]:
 def main() -> None:
     """Prints samples of the training stream."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--count", type=int, default=20, help="samples (default: %(default)s)")
     args = parser.parse_args()
     stream = training_stream(args.seed, 0)
     for _ in range(args.count):

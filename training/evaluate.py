@@ -67,12 +67,20 @@ def hardware() -> str:
 def main() -> None:
     """Prints a table and writes results.json."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=200, help="prompts for each row")
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument(
+        "--count", type=int, default=200, help="prompts for each row (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=512, help="prompts at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default: %(default)s"
+    )
     parser.add_argument("--wrong", type=int, default=2, help="wrong answers to keep for each row")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="the JSON (default: results.json of this folder)"
+    )
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")

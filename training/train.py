@@ -37,17 +37,35 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train the built-in model.")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder")
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--steps", type=int, default=9000, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end the schedule early")
-    parser.add_argument("--rows", type=int, default=24, help="rows of 1536 tokens in a step")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--weight-decay", type=float, default=0.05)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument(
+        "--rows", type=int, default=24, help="rows of 1536 tokens in a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--lr", type=float, default=2e-3, help="peak learning rate (default: %(default)s)"
+    )
+    parser.add_argument("--weight-decay", type=float, default=0.05, help="default: %(default)s")
+    parser.add_argument("--layers", type=int, default=6, help="of the model (default: %(default)s)")
     parser.add_argument("--init", type=Path, help="checkpoint folder to start from")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=4, help="processes that make text")
-    parser.add_argument("--measure-every", type=int, default=1500)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of weights and rows (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=4, help="processes that make text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--measure-every",
+        type=int,
+        default=1500,
+        help="steps between measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="torch.compile (default: on a GPU)",
+    )
     return parser.parse_args()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -212,10 +213,11 @@ def reusable_share(sessions: Sequence[Session]) -> float:
     for session in sessions:
         ids = session.turns[0].ids
         total += len(ids)
-        data = ids.tobytes()
+        data, prefix = ids.tobytes(), b""
         for end in range(64, len(data) + 1, 64):
-            hits += 16 * (data[:end] in seen)
-            seen.add(data[:end])
+            prefix = blake2b(prefix + data[end - 64 : end], digest_size=16).digest()
+            hits += 16 * (prefix in seen)
+            seen.add(prefix)
     return hits / max(total, 1)
 
 

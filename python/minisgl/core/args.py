@@ -164,7 +164,7 @@ class EngineArgs:
     max_prefill_length: int | None = option(
         None, whole(1), "scheduling",
         "prompt tokens computed in one step at most; --max-stall-ms allows fewer beside running "
-        "streams", unset="the best rate's: 8192 on a GPU, 256 on a CPU",
+        "streams", unset="the size with the best rate: 8192 on a GPU, 256 on a CPU",
     )
     max_running_requests: int = option(
         256, whole(1), "scheduling", "requests computed together at most"
@@ -181,9 +181,9 @@ class EngineArgs:
         "attention backend. torch is the plain reference; cpu is the compiled kernel of a CPU; "
         "triton and fa (FlashAttention 3, on Hopper, package sglang-kernel) are for a GPU. Two "
         "names are one for prompts, which may be fa2 (FlashAttention 2, which comes with torch; "
-        "on other GPUs, fa means it) or fi (FlashInfer), and one for decode, which may be trtllm "
-        "(TensorRT-LLM). auto is the fastest that works here: cpu or torch on a CPU, triton or fa "
-        "on a GPU", metavar="NAME[,NAME]",
+        "where 3 does not run, fa means fa2) or fi (FlashInfer), and one for decode, which may be "
+        "trtllm (TensorRT-LLM). auto is the fastest that works here: cpu or torch on a CPU, triton "
+        "or fa on a GPU", metavar="NAME[,NAME]",
     )
     memory_ratio: float | None = option(
         None, _RATIO, "engine",

@@ -38,8 +38,7 @@ def route_parser() -> Parser:
     parser = Parser(
         prog="minisgl route",
         description="Listen on one port for several servers of the same model. Each request goes "
-        "where its first token is expected soonest: where its prefix is cached, unless the queue "
-        "there is longer.",
+        "where it costs all requests the least time: by cached prefix, queue and running requests.",
         allow_abbrev=False,
     )
     add = parser.add_argument
