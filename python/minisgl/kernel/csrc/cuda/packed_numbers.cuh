@@ -33,8 +33,9 @@ constexpr int STAGE_BYTES = 1024;             // of a warp
 constexpr int SCALE_ROWS = ROWS == 1 ? 8 : 1;  // of 8 outputs
 constexpr int BLOCKS = SIDES ? 1 : 2;         // of 8 outputs that a tile has scales of
 constexpr int COLUMN = 20;  // sums of a warp: a column has 16 and padding
+constexpr int CHAINS = FACTORED ? 2 : 1;  // of instructions that add to the same sums
 constexpr int MAX_PAIRS = 64;
-constexpr int BATCH = 3;  // vectors of x that a thread loads at once
+constexpr int BATCH = PLAIN ? 6 : 3;  // vectors of x that a thread loads at once
 
 static_assert(!SCALED || GROUP >= 32, "not a group of packed_skinny.py");
 static_assert(ROWS == 1 || ROWS % 8 == 0, "not a block of packed_skinny.py");
@@ -94,6 +95,16 @@ __device__ u32 load_1(u32 from) {
   u32 x;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
   return x;
+}
+
+__device__ void store_4(u32 to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+__device__ void store_16(u32 to, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
 }
 
 __device__ float number(u32 bits) { return __uint_as_float(bits << 16); }
