@@ -2,15 +2,16 @@
 // which take as long as reading w (its format: kernel/triton/packed.py). Also the experts of a
 // mixture, for few tokens.
 //
-//   tile    8 outputs and all of their inputs. Blocks get equal numbers of tiles. The eight warps of a
-//           block take chunks of its inputs in turn and add up their sums at its end.
+//   tile    8 outputs and all of their inputs. Blocks get equal numbers of tiles. Each warp of a block
+//           takes as many consecutive chunks of its tiles, and keeps its sums of each tile in shared
+//           memory. Warps meet at one barrier, at the end; then the sums are added up.
 //   chunk   64 bytes of a row: 128 inputs of 4 bits, or 64 of 8. The 16 rows of an instruction have
 //           two chunks of each output: its gate and its up, or (SIDES) two chunks side by side, for
 //           which x has columns of its own. Without a gate and with more than 4 rows of x a tile has
 //           16 outputs, with a chunk of each.
 //           A thread copies 16 bytes of each of its rows to shared memory (cp.async) some chunks
 //           ahead, so the main loop has no barrier. Copying begins before the kernel that makes x has
-//           ended. A block loads the scales of a tile during the tile before.
+//           ended, that of the scales of all tiles too.
 //   decode  numbers become bfloat16 pairs in two to four instructions, and are the left operand of
 //           m16n8k16; the rows of x are its 8 columns. The order of inputs within an instruction is
 //           free, so w stays as it is and x is permuted when it is staged in shared memory.
@@ -23,8 +24,8 @@
 // EXPERTS: 0 for one matrix. 1: x has T rows, out a row for each pair of a token and an expert. 2: x
 // and out have a row for each pair, and out is multiplied by the pair's share.
 //
-// Compiled by NVRTC with KIND, GROUP, SCALE, ROWS, ZEROS, MIDDLE, OUTER, GATE, SIDES, EXPERTS,
-// STAGES, SCALE_LOADS and BESIDE defined (packed_skinny.py).
+// Compiled by NVRTC with KIND, GROUP, SCALE, ROWS, ZEROS, MIDDLE, OUTER, GATE, SIDES, EXPERTS, WARPS,
+// STAGES, BESIDE, EVEN and PLAIN defined (packed_skinny.py).
 
 struct Task {
   const u16 *x, *residual, *norm;  // residual, norm: or null
@@ -39,6 +40,7 @@ struct Task {
   int outputs, inputs;  // of a matrix, gate and up counted once
   int pairs, top_k, first, count;  // EXPERTS: those of this rank
   int float_norm;       // whether the norm's weights are float32
+  int most_tiles;       // of a block
 };
 
 // An expert that some pairs have chosen: its index on this rank, and each token's pair or -1.
@@ -55,11 +57,10 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= BESIDE, "packed_skinny.py asks for less");
 
-// Behind Shared: x, the sums of its parts, scales and zeros (two tiles), sums of warps (two tiles),
-// stages.
+// Behind Shared: x, the sums of its parts, scales, zeros and sums of warps of all tiles, stages.
 struct Places {
-  u32 x, x_stride, x_sums, scales, scale_bytes, zeros, zero_bytes, sums, stages;
-  int chunks, groups;  // chunks are a multiple of TURN
+  u32 x, x_stride, x_sums, scales, scale_bytes, zeros, zero_bytes, sums, sums_bytes, stages;
+  int chunks, groups, columns;  // chunks are a multiple of TURN
 
   __device__ Places(const Task& task, u32 base) {
     chunks = (task.inputs + CHUNK * TURN - 1) / (CHUNK * TURN) * TURN;
@@ -68,11 +69,13 @@ struct Places {
     x_stride = chunks * CHUNK * 2 + 64;  // conflict-free: half of the banks apart
     x_sums = x + task.rows * x_stride;
     scales = x_sums + (OFFSETS ? (task.rows * chunks * PARTS * 4 + 15) & ~15 : 0);
+    columns = EXPERTS == 2 ? task.pairs / task.top_k : task.rows;
     scale_bytes = HAS_SCALES ? (BLOCKS * SCALE_ROWS * groups * SCALE_BYTES + 15) & ~15 : 0;
-    zeros = scales + 2 * scale_bytes;
+    zeros = scales + task.most_tiles * scale_bytes;
     zero_bytes = ZEROS ? (BLOCKS * 8 * groups + 15) & ~15 : 0;
-    sums = zeros + 2 * zero_bytes;
-    stages = sums + 2 * WARPS * SUMS * 4;
+    sums = zeros + task.most_tiles * zero_bytes;
+    sums_bytes = columns * COLUMN * 4;  // of a warp and a tile
+    stages = sums + task.most_tiles * WARPS * sums_bytes;
   }
 };
 
@@ -99,12 +102,16 @@ __device__ uint4 map(uint4 x, uint4 y, Function function) {
           map_2(x.w, y.w, function)};
 }
 
-// x * scale * weights, for eight permuted numbers and their float32 weights in the first order.
-__device__ uint4 normed(uint4 x, float scale, const float* weights) {
+__device__ uint4 add(uint4 x, uint4 y) {
+  constexpr u32 ONE = 0x3f803f80u;
+  return {fma_2(x.x, ONE, y.x), fma_2(x.y, ONE, y.y), fma_2(x.z, ONE, y.z), fma_2(x.w, ONE, y.w)};
+}
+
+// x * weights, for eight permuted numbers and their float32 weights in the first order.
+__device__ uint4 weighted(uint4 x, const float* weights) {
   constexpr int FAR = IS_BYTE ? 2 : 4, THIRD = IS_BYTE ? 4 : 2;
   const auto two = [=](u32 word, int i) {
-    return round(number(word & 0xffff) * scale * weights[i],
-                 number(word >> 16) * scale * weights[i + FAR]);
+    return round(number(word & 0xffff) * weights[i], number(word >> 16) * weights[i + FAR]);
   };
   return {two(x.x, 0), two(x.y, 1), two(x.z, THIRD), two(x.w, THIRD + 1)};
 }
@@ -118,16 +125,17 @@ __device__ float sum(uint4 x, Function function) {
   return total;
 }
 
-// Rows of x to shared memory: x + residual, normed, permuted, multiplied by 2^60 for floats.
+// Rows of x to shared memory: x + residual, times the norm's weights, permuted, multiplied by 2^60 for
+// floats. The outputs are multiplied by the rest of the norm.
 struct Staging {
   const Task& task;
   const Places& places;
   int vectors, lane;
-  uint4 norms[BATCH];  // of the first batch: loaded before x is there
+  uint4 norm[BATCH];  // of a batch: the first is loaded before x is there
 
   __device__ Staging(const Task& task, const Places& places)
       : task(task), places(places), vectors(places.chunks * CHUNK / 8), lane(threadIdx.x % 32) {
-    if (!task.float_norm) load(norms, task.norm, 0);
+    if (!PLAIN && !task.float_norm) load(norm, task.norm, 0);
   }
 
   // A thread's vectors of a batch. Those behind the end are zeros.
@@ -149,9 +157,7 @@ struct Staging {
 
   __device__ void put(int row, int vector, uint4 x) const {
     if (vector >= vectors) return;
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place(row, vector)), "r"(x.x),
-                 "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
+    store_16(place(row, vector), x);
   }
 
   // The last step, for a permuted vector. All threads of a warp call it.
@@ -162,14 +168,39 @@ struct Staging {
       for (int step = 1; step < SPAN; step *= 2) total += __shfl_xor_sync(~0u, total, step);
       if (vector < vectors && lane % SPAN == 0) {
         const u32 to = places.x_sums + (row * places.chunks * PARTS + vector / SPAN) * 4;
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(total) : "memory");
+        store_4(to, total);
       }
     }
     if constexpr (FLOATS) x = map(x, x, [](float a, float) { return a * 0x1p60f; });
     put(row, vector, x);
   }
 
-  __device__ void run(Shared& shared) const {
+  // Without a norm all rows are one long row, of which a batch is loaded at once.
+  __device__ void run_plain() const {
+    int row = 0, v = threadIdx.x;
+    const auto step = [&](int& row, int& v, int by) {
+      for (v += by; v >= vectors; v -= vectors) ++row;
+    };
+    step(row, v, 0);
+    while (__any_sync(~0u, row < task.rows)) {
+      uint4 x[BATCH]{};
+      int next_row = row, next = v;
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i, step(next_row, next, THREADS)) {
+        if (next_row < task.rows && next * 8 < task.inputs) {
+          const u16* from = task.x + (long long)next_row * task.inputs;
+          x[i] = reinterpret_cast<const uint4*>(from)[next];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i, step(row, v, THREADS)) {
+        finish(row, row < task.rows ? v : vectors, permuted(x[i]));
+      }
+    }
+  }
+
+  __device__ void run(Shared& shared) {
+    if constexpr (PLAIN) return run_plain();
     const int batches = (vectors + BATCH * THREADS - 1) / (BATCH * THREADS);
     for (int row = 0; row < task.rows; ++row) {
       const long long first = (long long)row * task.inputs;
@@ -178,22 +209,27 @@ struct Staging {
         uint4 x[BATCH], residual[BATCH];
         load(x, task.x + first, batch);
         if (task.residual != nullptr) load(residual, task.residual + first, batch);
+        if (batches > 1 && !task.float_norm) load(norm, task.norm, batch);
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
           const int v = (batch * BATCH + i) * THREADS + threadIdx.x;
           if (v - lane >= vectors) break;
           if (task.residual != nullptr) {
-            x[i] = map(x[i], residual[i], [](float a, float b) { return a + b; });
+            x[i] = add(x[i], residual[i]);
             if (blockIdx.x == 0 && v * 8 < task.inputs) {
               reinterpret_cast<uint4*>(task.total + first)[v] = x[i];
             }
           }
-          if (task.norm == nullptr) {
-            finish(row, v, permuted(x[i]));
-          } else {
+          uint4 y = permuted(x[i]);
+          if (task.norm != nullptr) {
             square += sum(x[i], [](float a) { return a * a; });
-            put(row, v, permuted(x[i]));
+            if (!task.float_norm) {
+              y = map(y, permuted(norm[i]), [](float a, float b) { return a * b; });
+            } else if (v * 8 < task.inputs) {
+              y = weighted(y, reinterpret_cast<const float*>(task.norm) + v * 8);
+            }
           }
+          finish(row, v, y);
         }
       }
       if (task.norm != nullptr) {
@@ -201,35 +237,37 @@ struct Staging {
         if (lane == 0) shared.squares[threadIdx.x / 32][row] = square;
       }
     }
-    if (task.norm == nullptr) return;
-    __syncthreads();
-    for (int row = 0; row < task.rows; ++row) {
-      float square = 0;
-      for (int w = 0; w < WARPS; ++w) square += shared.squares[w][row];
-      const float scale = rsqrtf(square / task.inputs + task.eps);
-      for (int batch = 0; batch < batches; ++batch) {
-        uint4 norm[BATCH];
-        if (batch > 0 && !task.float_norm) load(norm, task.norm, batch);
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-          const int v = (batch * BATCH + i) * THREADS + threadIdx.x;
-          if (v - lane >= vectors) break;
-          const uint4 x = v < vectors ? load_16(place(row, v)) : uint4{};
-          if (task.float_norm) {
-            const auto* weights = reinterpret_cast<const float*>(task.norm) + v * 8;
-            finish(row, v, v * 8 < task.inputs ? normed(x, scale, weights) : x);
-            continue;
-          }
-          finish(row, v, map(x, permuted(batch > 0 ? norm[i] : norms[i]),
-                             [scale](float a, float b) { return a * scale * b; }));
-        }
-      }
-    }
   }
 };
 
+// The factor that normalises a row.
+__device__ float norm_scale(const Task& task, const Shared& shared, int row) {
+  float square = 0;
+  for (int w = 0; w < WARPS; ++w) square += shared.squares[w][row];
+  return rsqrtf(square / task.inputs + task.eps);
+}
+
 // Finds the experts that the pairs have chosen, in the order of their first pairs.
 __device__ void find_experts(const Task& task, Shared& shared) {
+  if (task.pairs == task.top_k) {  // of one token, which are different experts
+    if (threadIdx.x < 32) {
+      int found = 0;
+      for (int pair = threadIdx.x; pair - int(threadIdx.x) < task.pairs; pair += 32) {
+        const int id = pair < task.pairs ? task.ids[pair] - task.first : -1;
+        const bool is_here = id >= 0 && id < task.count;
+        const u32 here = __ballot_sync(~0u, is_here);
+        if (is_here) {
+          Expert& expert = shared.experts[found + __popc(here & ((1u << threadIdx.x) - 1))];
+          expert.index = id, expert.pairs[0] = pair;
+          for (int column = 1; column < COLUMNS; ++column) expert.pairs[column] = -1;
+        }
+        found += __popc(here);
+      }
+      if (threadIdx.x == 0) shared.num_experts = found;
+    }
+    __syncthreads();
+    return;
+  }
   int* ids = shared.ids;
   for (int i = threadIdx.x; i < task.pairs; i += THREADS) ids[i] = task.ids[i] - task.first;
   for (int i = threadIdx.x; i < MAX_PAIRS * COLUMNS; i += THREADS) {
@@ -271,43 +309,18 @@ struct Rows {
   }
 };
 
-// Scales or zeros of a tile on their way to shared memory: each block of 8 outputs is contiguous.
+// A warp begins to copy the scales or zeros of a tile to shared memory: each block of 8 outputs is
+// contiguous.
 template <int ROWS_EACH, int OUTPUTS, int BYTES>
-struct TileScales {
-  static constexpr int WORD = ROWS_EACH == 8 ? 8 : 4;  // bytes of a load, which are aligned
-  uint2 words[SCALE_LOADS];
-
-  __device__ int count(int groups) const { return ROWS_EACH * groups * BYTES / WORD; }
-
-  __device__ void load(const u8* from, const Rows& rows, int groups) {
-    const int each = count(groups);
-#pragma unroll
-    for (int i = 0; i < SCALE_LOADS; ++i) {
-      const int at = i * THREADS + threadIdx.x, block = at >= each;
-      if (at >= BLOCKS * each) break;
-      const long long row = (block ? rows.first[1] : rows.first[0]) / OUTPUTS;
-      const u8* word = from + row * groups * BYTES + (at - block * each) * WORD;
-      if constexpr (WORD == 8) words[i] = *reinterpret_cast<const uint2*>(word);
-      else words[i].x = *reinterpret_cast<const u32*>(word);
-    }
+__device__ void copy_scales(u32 to, const u8* from, const Rows& rows, int groups) {
+  constexpr int WORD = ROWS_EACH == 8 ? 8 : 4;  // bytes of a copy, which are aligned
+  const int each = ROWS_EACH * groups * BYTES / WORD;
+  for (int at = threadIdx.x % 32; at < BLOCKS * each; at += 32) {
+    const int block = at >= each;
+    const long long row = (block ? rows.first[1] : rows.first[0]) / OUTPUTS;
+    copy<WORD>(to + at * WORD, from + row * groups * BYTES + (at - block * each) * WORD);
   }
-
-  __device__ void store(u32 to, int groups) const {
-    const int each = count(groups);
-#pragma unroll
-    for (int i = 0; i < SCALE_LOADS; ++i) {
-      const int at = i * THREADS + threadIdx.x;
-      if (at >= BLOCKS * each) break;
-      if constexpr (WORD == 8) {
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to + at * 8), "r"(words[i].x),
-                     "r"(words[i].y)
-                     : "memory");
-      } else {
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + at * 4), "r"(words[i].x) : "memory");
-      }
-    }
-  }
-};
+}
 
 // A group of a row, of a piece or part that may lie behind its end.
 __device__ int group_of(int input, int groups) {
@@ -316,7 +329,7 @@ __device__ int group_of(int input, int groups) {
   return group < groups ? group : groups - 1;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, EXPERTS ? 2 : 1)
     packed_skinny(const __grid_constant__ Task task) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -333,95 +346,87 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   if constexpr (EXPERTS == 1) asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
   if constexpr (EXPERTS != 0) find_experts(task, shared);
-  const long long all = (long long)tiles * (EXPERTS ? shared.num_experts : 1);
-  const int begin = int(all * blockIdx.x / gridDim.x);
-  const int end = int(all * (blockIdx.x + 1) / gridDim.x);
+  const u32 all = tiles * (EXPERTS ? shared.num_experts : 1);
+  // The two blocks that a multiprocessor gets have neighbouring shares: together as many as others.
+  const u32 cores = gridDim.x / 2;
+  const u32 share = EXPERTS ? blockIdx.x % cores * 2 + blockIdx.x / cores : blockIdx.x;
+  const int begin = all * share / gridDim.x, end = all * (share + 1) / gridDim.x;
 
-  // The next copy: bytes of a tile's rows from `offset` on, to a stage.
+  // A warp takes consecutive turns of the block's tiles: as many as any other, or fewer at the end.
+  const int num_turns = (end - begin) * turns, each_turns = (num_turns + WARPS - 1) / WARPS;
+  const int first_turn = min(warp * each_turns, num_turns);
+  int left = min(each_turns, num_turns - first_turn);
+
+  // The next copy: a turn's bytes of a tile's rows, to a stage.
   constexpr int TURN_BYTES = TURN * 64;
-  const int turn_bytes = turns * TURN_BYTES;  // of a row, with what pads it
-  int next_tile = begin, offset = warp * TURN_BYTES;
-  u32 next_stage = ring;
-  const u8 *low, *high;
+  const long long to_second = SIDES ? 64 : (long long)(GATE == NONE ? 8 : task.outputs) * row_bytes;
+  int next_tile = begin + first_turn / turns, to_copy = left;
+  int offset = first_turn % turns * TURN_BYTES;
+  u32 stage = ring;
+  const u8* next;
   auto find = [&]() {
-    while (offset >= turn_bytes) offset -= turn_bytes, ++next_tile;
     const Rows rows(task, shared, next_tile < end ? next_tile : 0, tiles);
-    low = task.numbers + (long long)(rows.first[0] + g) * row_bytes + t * 16;
-    high = task.numbers + (long long)(rows.first[1] + g) * row_bytes + t * 16;
-    if constexpr (SIDES) high = low + 64;
+    next = task.numbers + (long long)(rows.first[0] + g) * row_bytes + t * 16 + offset;
   };
   find();
-  auto issue = [&]() {
-    if (next_tile < end) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const bool there = offset + (SIDES ? half * 64 : 0) + t * 16 < row_bytes;
-        copy_16(next_stage + half * 512 + slot, (half ? high : low) + offset, there);
-      }
-      offset += WARPS * TURN_BYTES;
-      if (offset >= turn_bytes) find();
+  auto issue = [&](u32 to) {
+    if (to_copy > 0) {
+      const int rest = row_bytes - t * 16 - offset;
+      copy_16(to + slot, next, EVEN || rest > 0);
+      copy_16(to + slot + 512, next + to_second, EVEN || rest > (SIDES ? 64 : 0));
+      --to_copy, offset += TURN_BYTES, next += TURN_BYTES;
+      if (offset == turns * TURN_BYTES) offset = 0, ++next_tile, find();
     }
     commit();
-    next_stage += STAGE_BYTES;
-    if (next_stage == ring + STAGES * STAGE_BYTES) next_stage = ring;
   };
-  for (int stage = 0; stage < STAGES - 1; ++stage) issue();
-  TileScales<SCALE_ROWS, ROWS, SCALE_BYTES> next_scales;
-  TileScales<8, 1, 1> next_zeros;
-  auto load_scales = [&](int tile) {
-    if (tile >= end) return;
+  issue(ring);
+  for (int tile = begin + warp; tile < end; tile += WARPS) {
     const Rows rows(task, shared, tile, tiles);
-    if constexpr (HAS_SCALES) next_scales.load(task.scale, rows, groups);
-    if constexpr (ZEROS) next_zeros.load(task.zero, rows, groups);
-  };
-  auto store_scales = [&](int tile) {
-    if (tile >= end) return;
-    const int which = tile & 1;
-    if constexpr (HAS_SCALES) next_scales.store(places.scales + which * places.scale_bytes, groups);
-    if constexpr (ZEROS) next_zeros.store(places.zeros + which * places.zero_bytes, groups);
-  };
-  load_scales(begin);
-  const Staging staging(task, places);
-  store_scales(begin);
+    if constexpr (HAS_SCALES) {
+      const u32 to = places.scales + (tile - begin) * places.scale_bytes;
+      copy_scales<SCALE_ROWS, ROWS, SCALE_BYTES>(to, task.scale, rows, groups);
+    }
+    if constexpr (ZEROS) {
+      const u32 to = places.zeros + (tile - begin) * places.zero_bytes;
+      copy_scales<8, 1, 1>(to, task.zero, rows, groups);
+    }
+  }
+  for (int i = 1; i < STAGES - 1; ++i) issue(ring + i * STAGE_BYTES);  // the scales are in the second group
+  Staging staging(task, places);
   if constexpr (EXPERTS != 1) asm volatile("griddepcontrol.wait;" ::: "memory");
   staging.run(shared);
+  wait_for_copies<STAGES - 3>();  // of scales
   __syncthreads();
 
-  // A turn's words, read one turn ahead.
-  struct Words {
-    u32 of[2][WORDS];
-  };
-  u32 stage = ring;
-  auto read = [&](Words& words) {
+  u32 words[2][WORDS];
+  u32 read_before = ring + (STAGES - 1) * STAGE_BYTES;
+  auto read = [&]() {
     wait_for_copies<STAGES - 2>();
-    if constexpr (NARROW) __syncwarp();
+    if constexpr (NARROW) __syncwarp();  // all have read the stage that is copied to after this
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (NARROW) {
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
-          words.of[half][p] = load_4(stage + half * 512 + (p * 8 + g) * 16 + t * 4);
+          words[half][p] = load_4(stage + half * 512 + (p * 8 + g) * 16 + t * 4);
         }
       } else {
         const uint4 own = load_16(stage + half * 512 + slot);
-        u32* to = words.of[half];
+        u32* to = words[half];
         to[0] = own.x, to[1] = own.y, to[2] = own.z, to[3] = own.w;
       }
     }
-    if constexpr (NARROW) __syncwarp();  // all have read what is copied to after this
-    stage += STAGE_BYTES;
-    if (stage == ring + STAGES * STAGE_BYTES) stage = ring;
-    issue();
+    issue(read_before);
+    read_before = stage;
+    stage = stage == ring + (STAGES - 1) * STAGE_BYTES ? ring : stage + STAGE_BYTES;
   };
-  Words ahead{};
-  read(ahead);
 
-  // 16 bytes of x are two instructions'. A column that has no row of x multiplies zeros.
+  // 16 bytes of x are two instructions'. A column that has no row of x multiplies another row, for sums
+  // that are never read.
   constexpr int PER_PART = WORDS / PARTS;
-  int turn = warp;
-  for (int tile = begin; tile < end; ++tile) {
+  int turn = first_turn % turns;
+  for (int tile = begin + first_turn / turns; left > 0; ++tile) {
     const Expert& expert = shared.experts[EXPERTS ? tile / tiles : 0];
-    load_scales(tile + 1);
     // The row of x of a column, or -1.
     auto x_row = [&](int column) {
       if constexpr (EXPERTS == 2) return expert.pairs[column];
@@ -439,19 +444,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       }
     }
     // Of this thread's row of the first chunk; `to_high` further on, that of the second.
-    const u32 scales_at = places.scales + (tile & 1) * places.scale_bytes +
+    const u32 scales_at = places.scales + (tile - begin) * places.scale_bytes +
                           (SCALE_ROWS == 8 ? g * groups * SCALE_BYTES : 0);
-    const u32 zeros_at = places.zeros + (tile & 1) * places.zero_bytes + g * groups;
+    const u32 zeros_at = places.zeros + (tile - begin) * places.zero_bytes + g * groups;
     const u32 scales_to_high = SIDES ? 0 : SCALE_ROWS * groups * SCALE_BYTES;
     const u32 zeros_to_high = SIDES ? 0 : 8 * groups;
     uint4 b[VECTORS]{};
-    float totals[4]{}, sums[2][4]{};
-    for (; turn < turns; turn += WARPS) {
+    float totals[4]{}, sums[CHAINS][4]{};
+    const int stop = min(turn + left, turns);
+    left -= stop - turn;
+    for (; turn < stop; ++turn) {
+      read();
       const int chunk = turn * TURN;  // the second is the next, if SIDES
-      if (x_of_thread >= 0) {
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) b[i] = load_16(x + chunk * CHUNK * 2 + i * 64);
-      }
+      for (int i = 0; i < VECTORS; ++i) b[i] = load_16(x + chunk * CHUNK * 2 + i * 64);
       float x_sum[2][PARTS]{};
       if constexpr (OFFSETS) {
 #pragma unroll
@@ -482,8 +488,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
           }
         }
       }
-      const Words words = ahead;
-      read(ahead);
 #pragma unroll
       for (int i = 0; i < WORDS; ++i) {
         const int part = i / PER_PART;
@@ -491,64 +495,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             sums[0][j] = OFFSETS ? -offsets[j / 2][part] * x_sum[j % 2][part] : 0;
-            sums[1][j] = 0;
+            sums[CHAINS - 1][j] = CHAINS == 2 ? 0 : sums[0][j];
           }
         }
-        const u32 low = words.of[0][i], high = words.of[1][i];
+        const u32 low = words[0][i], high = words[1][i];
         const u32 f = factors[0][i / 2], h = factors[1][i / 2];
         if constexpr (IS_BYTE) {
           const uint4 x = b[i / 2];
-          multiply(sums[i % 2], decode<0>(low, f), decode<0>(high, h), decode<1>(low, f),
+          multiply(sums[i % CHAINS], decode<0>(low, f), decode<0>(high, h), decode<1>(low, f),
                    decode<1>(high, h), i % 2 ? x.z : x.x, i % 2 ? x.w : x.y);
         } else {
           multiply(sums[0], decode<0>(low, f), decode<0>(high, h), decode<1>(low, f),
                    decode<1>(high, h), b[i].x, b[i].y);
-          multiply(sums[1], decode<2>(low, f), decode<2>(high, h), decode<3>(low, f),
+          multiply(sums[CHAINS - 1], decode<2>(low, f), decode<2>(high, h), decode<3>(low, f),
                    decode<3>(high, h), b[i].z, b[i].w);
         }
         if (FINISHED && i % PER_PART == PER_PART - 1) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) totals[j] += scales[j / 2][part] * (sums[0][j] + sums[1][j]);
+          for (int j = 0; j < 4; ++j) totals[j] += scales[j / 2][part] * (CHAINS == 2 ? sums[0][j] + sums[1][j] : sums[0][j]);
         }
       }
     }
-    turn -= turns;
+    turn = 0;
     if constexpr (!FINISHED) {
-      for (int i = 0; i < 4; ++i) totals[i] = sums[0][i] + sums[1][i];
+      for (int i = 0; i < 4; ++i) totals[i] = CHAINS == 2 ? sums[0][i] + sums[1][i] : sums[0][i];
     }
-    // Sums of warps, [column][16]; two tiles take turns.
-    const u32 sums_at = places.sums + (tile % 2) * WARPS * SUMS * 4;
+    // Sums of warps, [column][16].
+    const u32 sums_at = places.sums + ((tile - begin) * WARPS + warp) * places.sums_bytes;
     for (int i = 0; i < 4; ++i) {
       // SIDES: columns from 4 on are the second chunk's, in the rows from 8 on.
       if (SIDES && (t >= 2) != (i >= 2)) continue;
       const int column = (t * 2 + i % 2) % ROWS_OF_X, row = g + i / 2 * 8;
-      if (EXPERTS == 2 || column < task.rows) {
-        const u32 to = sums_at + (warp * SUMS + column * 20 + row) * 4;
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(totals[i]) : "memory");
+      if (column < places.columns) {
+        store_4(sums_at + (column * COLUMN + row) * 4, totals[i]);
       }
     }
-    store_scales(tile + 1);
-    __syncthreads();
-    // Other warps finish the next tile.
-    const int thread = (threadIdx.x + tile * 64) % THREADS;
-    const int row = thread % TILE, column = thread / TILE;
-    int out_row = -1;
-    if (column < ROWS_OF_X) {
-      if constexpr (EXPERTS != 0) out_row = expert.pairs[column];
-      else if (column < task.rows) out_row = column;
-    }
+  }
+  __syncthreads();
+  const int each = places.columns * TILE;
+  for (int i = threadIdx.x; i < (end - begin) * each; i += THREADS) {
+    const int tile = begin + i / each, row = i % TILE, column = i % each / TILE;
+    const Expert& expert = shared.experts[EXPERTS ? tile / tiles : 0];
+    const u32 sums_at = places.sums + (tile - begin) * WARPS * places.sums_bytes;
+    const int first = (tile - begin) * turns, last = first + turns - 1;
+    const int first_warp = first / each_turns, last_warp = last / each_turns;
+    const int out_row = EXPERTS ? expert.pairs[column] : column;
     if (out_row < 0) continue;
     const int output = (EXPERTS ? tile % tiles : tile) * TILE + row;
     const int matrix = EXPERTS ? expert.index : 0;
+    const float scale = !PLAIN && task.norm != nullptr ? norm_scale(task, shared, column) : 1;
     auto result = [&](int half) {
       float total = 0;
-      for (int w = 0; w < WARPS; ++w) {
-        const u32 place = sums_at + (w * SUMS + column * 20 + row + half * 8) * 4;
+      for (int w = first_warp; w <= last_warp; ++w) {
+        const u32 place = sums_at + w * places.sums_bytes + (column * COLUMN + row + half * 8) * 4;
         total += __uint_as_float(load_4(place));
         if constexpr (SIDES) total += __uint_as_float(load_4(place + 32));
       }
       if constexpr (FLOATS) total *= KIND == FP8 ? 0x1p60f : 0x1p6f;
       const int of = (matrix * (GATE == NONE ? 1 : 2) + half) * task.outputs + output;
+      if constexpr (!PLAIN) total *= scale;
       if constexpr (OUTER) total *= task.outer[of];
       if (task.bias != nullptr) total += number(task.bias[of]);
       return total;
