@@ -1,9 +1,10 @@
 """Pairs of 8-bit keys or values as 16-bit floats, in two to four instructions for two pairs.
 
 With Triton's casts of fp8 to bfloat16 a key and a value of 128 dims take 53 instructions of a warp,
-in bfloat16 they take 23, and with these 25 (int8: 57 and 33). A word of 16 bits has the numbers of two dims. The even dims of two words become a pair of
-floats, and the odd dims another, as matrix instructions take them. fp8 becomes float16, by the
-instruction for it; int8 becomes bfloat16, by the bits of 128 to 255.
+in bfloat16 they take 23, and with these 25 (int8: 57 and 33). A word of 16 bits has the numbers of
+two dims. The even dims of two words become a pair of floats, and the odd dims another, as matrix
+instructions take them. fp8 becomes float16, by the instruction for it; int8 becomes bfloat16, by
+the bits of 128 to 255.
 """
 
 from __future__ import annotations
