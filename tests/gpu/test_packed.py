@@ -19,7 +19,7 @@ from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.packed import PackedGemms
 from minisgl.kernel.packed_skinny import MAX_FP8_ROWS, MAX_ROWS, PackedSkinny, takes
-from minisgl.kernel.triton import fp8, packed_gemv
+from minisgl.kernel.triton import packed_gemv
 from minisgl.kernel.triton.packed import Packed, dense
 from minisgl.kernel.triton.packed_gemm import TileConfig, packed_gemm
 from minisgl.moe.base import Experts, SquaredRelu
@@ -260,33 +260,6 @@ def test_formats_give_kernels_their_values(
     assert packed.shape == weight.dense().shape
     assert packed.rows == (64 if name == "fp8 blocks" else 1)
     check(dense(packed, DTYPE), weight.dense().double(), 1e-3 if INTERPRET else 8e-3)
-
-
-@pytest.mark.skipif(INTERPRET, reason="Triton 3.6 rounds 124 to 64 there")
-def test_activations_become_fp8(device: torch.device) -> None:
-    x = torch.randn(19, 512, device=device).to(DTYPE)
-    x[3, 128:256] = 0
-    for block in (128, 512):
-        numbers, scales = fp8.quantise(x, block)
-        assert numbers.shape == (32, 512)
-        assert scales.shape == (512 // block, 32)
-        back = numbers.double().view(32, -1, block) * scales.t().double()[:, :, None]
-        error = (back[:19] - x.double().view(19, -1, block)).abs()
-        assert (error <= x.double().view(19, -1, block).abs() / 16 + 1e-4).all()
-        assert not numbers[19:].double().any()
-
-
-@pytest.mark.skipif(INTERPRET, reason="cuBLAS multiplies")
-@pytest.mark.parametrize("form", ["fp8 rows", "fp8 blocks of 128"])
-def test_many_rows_in_fp8(form: str, device: torch.device) -> None:
-    kind = FORMS.get(form, {"kind": "fp8", "group": 128, "rows": 128})
-    weight, values = make((512, 1024), device=device, **kind)
-    assert fp8.takes(weight, DTYPE) == (torch.cuda.get_device_capability() == (9, 0))
-    if not fp8.takes(weight, DTYPE):
-        pytest.skip("cuBLAS does not take it here")
-    for rows in (65, 100, 1000):
-        x = (torch.randn(rows, 1024, device=device) / 8).to(DTYPE)
-        check(fp8.linear(x, weight, None), x.double() @ values.T, 0.04)
 
 
 def test_a_second_tile_of_a_row_may_be_partly_full(device: torch.device) -> None:

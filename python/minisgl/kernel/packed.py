@@ -16,6 +16,7 @@ from torch import Tensor
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.packed_skinny import PackedSkinny
 from minisgl.kernel.triton import fp8, packed_gemv
+from minisgl.kernel.triton.fp8_gemm import choose_stream, stream_gemm
 from minisgl.kernel.triton.packed import Packed, dense
 from minisgl.kernel.triton.packed_gemm import TileConfig, packed_gemm
 
@@ -82,11 +83,36 @@ class PackedGemms:
             tile = choose_tile(rows, outputs, inputs, self._weight.group, self._num_cores)
             y = packed_gemm(x_MD, self._weight, bias, tile, self._done)
         elif rows and self._is_fp8:
-            y = fp8.linear(x_MD, self._weight, bias)
+            y = self._fp8(*self._quantise(x_MD), rows, bias)
         else:
             return self._ops.linear(x, self.dense(), bias, gate)
         y = y.view(*x.shape[:-1], -1)
         return self._ops.gated(y, gate) if gate else y
+
+    def quantises(self, rows: int) -> bool:
+        """Whether activations are rounded to fp8 with a scale for each 128."""
+        return self._is_fp8 and self._weight.group > 0 and rows > MAX_FP8
+
+    def gated_linear(self, x_MG: Tensor, gate: Activation, bias: Tensor | None) -> Tensor:
+        """`linear` of `Ops.gated`, of rows that are quantised."""
+        return self._fp8(*fp8.gate_and_quantise(x_MG, silu=gate == "silu"), len(x_MG), bias)
+
+    def _quantise(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
+        return fp8.quantise(x_MD, fp8.BLOCK if self._weight.group else x_MD.shape[1])
+
+    def _fp8(self, numbers: Tensor, scale_gM: Tensor, rows: int, bias: Tensor | None) -> Tensor:
+        """Return x @ weight.T + bias of `rows` rows of quantised activations."""
+        weight = self._weight
+        config = choose_stream(rows, *weight.shape) if weight.group else None
+        if config:
+            assert weight.scale is not None
+            y = stream_gemm(
+                numbers, scale_gM, weight.numbers, weight.scale, rows, self._dtype, config,
+                self._num_cores, self._done,
+            )  # fmt: skip
+        else:
+            y = fp8.multiply(numbers, scale_gM, weight, self._dtype)[:rows]
+        return y if bias is None else y + bias
 
     def norm_linear(
         self,
@@ -108,6 +134,10 @@ class PackedGemms:
             return packed_gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, gate)
         if norm_weight is None:
             return self.linear(x, bias, gate), x
+        if self.quantises(len(x)) and x.dim() == 2 and x.is_contiguous():
+            numbers, scale, residual = fp8.norm_and_quantise(x, residual, norm_weight, eps)
+            y = self._fp8(numbers, scale, len(x), bias)
+            return self._ops.gated(y, gate) if gate else y, residual
         if residual is None:
             return self.linear(self._ops.rms_norm(x, norm_weight, eps), bias, gate), x
         x, residual = self._ops.add_rms_norm(x, residual, norm_weight, eps)

@@ -117,10 +117,10 @@ class LinearRowParallel(Linear):
         weight = Part(name=f"{name}.weight", shape=(out_size, in_size), axis=1, share=share)
         super().__init__(build, weight, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gate: Activation | None = None) -> Tensor:
         # The all-reduce must add the bias once.
         bias = self.bias if self.comm.rank == 0 else None
-        return self.weight.linear(x, bias)
+        return self.weight.gated_linear(x, gate, bias) if gate else self.weight.linear(x, bias)
 
 
 def _rows(name: str, shape: tuple[int, int], share: range) -> Part:

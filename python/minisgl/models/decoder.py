@@ -331,5 +331,7 @@ class GatedMLP(BaseOP):
         self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Apply norm, then the gated MLP. Returns (output, residual)."""
-        x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.activation)
-        return self.down.forward(x_TF), residual_TD
+        gates_later = self.down.weight.gates(len(x_TD))
+        gate, later = (None, self.activation) if gates_later else (self.activation, None)
+        x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, gate)
+        return self.down.forward(x_TF, later), residual_TD

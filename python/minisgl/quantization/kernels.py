@@ -54,6 +54,14 @@ class QuantisedWeight(PanelledWeight):
             return self._kernels.linear(x, bias, gate)
         return super().linear(x, bias, gate)
 
+    def gates(self, num_rows: int) -> bool:
+        return bool(self._kernels and self._kernels.quantises(num_rows))
+
+    def gated_linear(self, x: Tensor, gate: Activation, bias: Tensor | None = None) -> Tensor:
+        if self._kernels and self._kernels.quantises(len(x)):
+            return self._kernels.gated_linear(x, gate, bias)
+        return super().gated_linear(x, gate, bias)
+
     def norm_linear(
         self,
         x: Tensor,

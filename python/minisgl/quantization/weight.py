@@ -47,6 +47,14 @@ class Weight(TensorOwner, ABC):
         """See `Ops.linear`."""
         return self.ops.linear(x, self.dense(), bias, gate)
 
+    def gates(self, num_rows: int) -> bool:
+        """Whether `gated_linear` is faster than the gate as part of the GEMM before."""
+        return False
+
+    def gated_linear(self, x: Tensor, gate: Activation, bias: Tensor | None = None) -> Tensor:
+        """`linear` of `Ops.gated`."""
+        return self.linear(self.ops.gated(x, gate), bias)
+
     def norm_linear(
         self, x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float,
         bias: Tensor | None, gate: Activation | None = None,
