@@ -2,8 +2,9 @@
 
 Up to 8 rows (4 of fp8): on Hopper our skinny GEMM (`packed_skinny`). Otherwise, one row: a GEMV
 that holds the weights in registers. Some rows (`MAX_FP8`, `MAX_DECODED`): a GEMM that decodes tiles
-of the weights. More: fp8 weights that cuBLAS takes are multiplied on fp8 tensor cores, with
-activations rounded to fp8; other weights are dequantised for this GEMM.
+of the weights. More: fp8 weights that cuBLAS takes are multiplied on fp8 tensor cores, by it or, in
+few rows, by `fp8_gemm`, with activations rounded to fp8; other weights are dequantised for this
+GEMM.
 
 Axes: M rows, D inputs, F outputs.
 """
