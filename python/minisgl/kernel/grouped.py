@@ -20,6 +20,7 @@ STAGES = 3
 STEP = 16  # widths of tiles are multiples of it
 BOX = 128  # rows of weights that one copy brings
 NUM_THREADS = 384  # three warpgroups
+CLUSTER = 2  # blocks that read an expert's weights together; a copy of BOX rows is of one of two
 BESIDE_BYTES = 2 * (MOST * 8 + 20) + 8 * MOST * 32 + 160
 """Shared memory beside the stages: `News` of two tiles, outputs that eight warps transpose,
 barriers."""
@@ -46,7 +47,7 @@ def kernel_cubin(kind: tuple[torch.dtype, Activation | None]) -> bytes:
     """kind: dtype, and the activation of a gate; None for outputs without one. Raises
     JitUnavailable."""
     dtype, gate = kind
-    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES}
+    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES, "CLUSTER": CLUSTER}
     numbers.update(GATED=gate is not None, GELU=gate == "gelu_tanh")
     return load_gemm("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
 
@@ -62,7 +63,7 @@ class GroupedGemms:
         self._kernels = Kernels(
             "grouped_product", kernel_cubin, "experts' GEMMs of many rows are Triton's"
         )
-        self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
+        self._num_blocks = 0  # not known yet
         if dtype in TYPES:
             for gate in _GATES:
                 self._kernels.begin_compiling((dtype, gate))
@@ -92,6 +93,7 @@ class GroupedGemms:
         """See `minisgl.kernel.triton.moe.grouped_gemm`. gate: of outputs without scales."""
         kernel = self._kernels.get((x.dtype, gate if scales is None else None))
         assert kernel is not None, "takes() was not asked"
+        self._num_blocks = self._num_blocks or self._count_blocks(kernel)
         (num_experts, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
         inputs = x.shape[1]
         weight_map = self._kernels.weight_map(
@@ -105,9 +107,16 @@ class GroupedGemms:
         )  # fmt: skip
         parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
         self._kernels.library.kernel_launch(
-            kernel, self._num_blocks, NUM_THREADS, _shared_bytes(num_experts), 1,
+            kernel, self._num_blocks, NUM_THREADS, _shared_bytes(num_experts), CLUSTER,
             ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
+
+    def _count_blocks(self, kernel: int) -> int:
+        """Return the blocks, in whole clusters, that the device runs at once."""
+        clusters: int = self._kernels.library.kernel_clusters(
+            kernel, NUM_THREADS, _shared_bytes(MAX_EXPERTS), CLUSTER
+        )
+        return CLUSTER * clusters
 
 
 def _shared_bytes(num_experts: int) -> int:

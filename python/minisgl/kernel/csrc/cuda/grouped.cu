@@ -8,14 +8,15 @@
 // A tile is up to MOST pairs of one expert by 256 rows of its weights, or 128 of each half. Its pairs
 // are the columns of the matrix instructions, which exist for every multiple of 8. So the pairs of an
 // expert are divided into tiles of about the same width, and the last has at most 15 unused columns.
-// A block computes tile after tile:
+// A cluster of blocks computes as many tiles at a time, of different pairs and the same weights: each
+// block copies a share of the weights to all of them. A block computes tile after tile:
 //
 //   a warpgroup that fetches   64 inputs a turn: weights by the bulk copy engine, the rows of x, which
 //                              lie anywhere, by 16 bytes (cp.async); it is turns or tiles ahead
 //   two that multiply          64 weight rows of each half, all pairs (wgmma); then they transpose
 //                              the sums by stmatrix, so that a pair's outputs are contiguous
 //
-// Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED,
+// Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, CLUSTER, GATED,
 // GELU and BFLOAT16 defined (grouped.py).
 
 constexpr int INPUTS = 64;         // of a turn: 128 bytes, the width of the swizzle
@@ -56,8 +57,8 @@ struct Shared {
   News news[2];
   alignas(16) unsigned char transposed[8][TRANSPOSED_BYTES];
 
-  // Behind this struct: for each expert the number of tiles of its pairs and those before it; then
-  // its pairs.
+  // Behind this struct: for each expert the number of groups of tiles of its pairs and those before
+  // it; then its pairs.
   __device__ int* ends() const { return (int*)(this + 1); }
 };
 
@@ -65,11 +66,38 @@ static_assert(sizeof(Shared) <= BESIDE, "grouped.py asks for less");
 
 __device__ int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-// Finds tile number `tile`. The tiles of one block of pairs, one for each block of outputs, are
-// consecutive.
-__device__ Tile find(const Task& task, const Shared& shared, int tile, int blocks) {
+// This block's number in its cluster.
+__device__ int rank() { return blockIdx.x % CLUSTER; }
+
+// The barrier of all threads of all blocks of the cluster.
+__device__ void meet() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// Arrives at the same barrier of another block of the cluster.
+__device__ void arrive_at(unsigned barrier, int block) {
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(block));
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there)
+               : "memory");
+}
+
+// As `copy`, to the same place of all blocks of the cluster, and to the barrier of each.
+__device__ void copy_to_all(unsigned to, const TensorMap& map, int input, int row, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(input), "r"(row), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1))
+      : "memory");
+}
+
+// Finds this block's tile of group number `group`: a cluster computes a group at a time. The groups of
+// the same pairs, one for each block of outputs, are consecutive. A tile may be without pairs.
+__device__ Tile find(const Task& task, const Shared& shared, int group, int blocks) {
   const int *ends = shared.ends(), *counts = ends + task.experts;
-  const int of_pairs = tile / blocks;
+  const int of_pairs = group / blocks;
   int low = 0, high = task.experts - 1;
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -77,19 +105,20 @@ __device__ Tile find(const Task& task, const Shared& shared, int tile, int block
     else low = middle + 1;
   }
   const int before = low ? ends[low - 1] : 0, count = counts[low];
-  const int width = ceil_div(ceil_div(count, ends[low] - before), STEP) * STEP;
-  const int first = (of_pairs - before) * width, left = count - first;
-  if (left >= width) return {low, first, width, width, tile % blocks};
-  return {low, first, left, ceil_div(left, STEP) * STEP, tile % blocks};
+  const int width = ceil_div(ceil_div(count, (ends[low] - before) * CLUSTER), STEP) * STEP;
+  const int first = ((of_pairs - before) * CLUSTER + rank()) * width, left = count - first;
+  if (left >= width) return {low, first, width, width, group % blocks};
+  if (left <= 0) return {low, 0, 0, STEP, group % blocks};
+  return {low, first, left, ceil_div(left, STEP) * STEP, group % blocks};
 }
 
 // Fills `ends` and the counts. The first warp calls it.
-__device__ void count_tiles(const Task& task, Shared& shared) {
+__device__ void count_groups(const Task& task, Shared& shared) {
   int total = 0;
   for (int first = 0; first < task.experts; first += 32) {
     const int expert = first + threadIdx.x;
     const int count = expert < task.experts ? task.counts[expert] : 0;
-    int sum = ceil_div(count, MOST);
+    int sum = ceil_div(count, MOST * CLUSTER);
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(~0u, sum, step);
       if (threadIdx.x >= step) sum += other;
@@ -120,30 +149,32 @@ struct Stage {
   }
 };
 
-// Loads the pairs that a thread writes into News, FETCHERS apart; behind the tile's end, its last pair.
+// Loads the pairs that a thread writes into News, FETCHERS apart; behind the tile's end, its last pair,
+// and without pairs the expert's first.
 __device__ void load_pairs(int (&pairs)[PAIRS], const Task& task, const Tile& tile, int thread) {
   const int* rows = task.rows + (long long)tile.expert * task.stride + tile.first;
 #pragma unroll
   for (int i = 0; i < PAIRS; ++i) {
     const int row = thread + i * FETCHERS;
-    pairs[i] = rows[row < tile.count ? row : tile.count - 1];
+    pairs[i] = rows[row < tile.count ? row : tile.count ? tile.count - 1 : 0];
   }
 }
 
 __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsigned stages,
-                      int tiles, int blocks) {
+                      int groups, int blocks) {
   const int thread = threadIdx.x - 256, chunk = thread % 8;
   const unsigned to = W_BYTES + thread / 8 * 128 + ((chunk ^ thread / 8 % 8) << 4);
   Stage at{0, 1};  // stages are empty at first
   Tile next;
   int pairs[PAIRS];
-  auto look_ahead = [&](int tile) {
-    if (tile >= tiles) return;
-    next = find(task, shared, tile, blocks);
+  auto look_ahead = [&](int group) {
+    if (group >= groups) return;
+    next = find(task, shared, group, blocks);
     load_pairs(pairs, task, next, thread);
   };
-  look_ahead(blockIdx.x);
-  for (int number = 0, tile = blockIdx.x; tile < tiles; ++number) {
+  int group = blockIdx.x / CLUSTER;
+  look_ahead(group);
+  for (int number = 0; group < groups; ++number) {
     const Tile here = next;
     News& news = shared.news[number & 1];
     wait(shared_address(&shared.forgotten[number & 1]), ~(number >> 1) & 1);
@@ -164,8 +195,8 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
       const int row = news.pairs[thread / 8 + i * STEP] / task.share;
       rows[i] = task.x + (long long)row * task.inputs + chunk * 8;
     }
-    tile += gridDim.x;
-    look_ahead(tile);
+    group += gridDim.x / CLUSTER;
+    look_ahead(group);
     const int first = here.expert * task.outputs * (GATED ? 2 : 1) + here.block * OUTPUTS;
     const int second = first + (GATED ? task.outputs : BOX);
     for (int input = 0; input < task.inputs; input += INPUTS, at.advance()) {
@@ -174,8 +205,12 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
       wait(shared_address(&shared.empty[at.index]), at.parity);
       if (thread == 0) {
         expect(full, W_BYTES);
-        copy(stage, w, input, first, full);
-        copy(stage + W_BYTES / 2, w, input, second, full);
+        if (CLUSTER == 1) {
+          copy(stage, w, input, first, full);
+          copy(stage + W_BYTES / 2, w, input, second, full);
+        } else {
+          copy_to_all(stage + rank() * (W_BYTES / 2), w, input, rank() ? second : first, full);
+        }
       }
 #pragma unroll
       for (int i = 0; i < FETCHED; ++i) {
@@ -232,10 +267,25 @@ __device__ void store(const Task& task, const News& news, unsigned transposed, i
   __syncwarp();
 }
 
+// Lets all blocks of the cluster fill a stage again. The threads of a warpgroup call it.
+__device__ void give_back(Shared& shared, const Stage& at) {
+  const unsigned barrier = shared_address(&shared.empty[at.index]);
+  const int block = threadIdx.x % 128;
+  if (CLUSTER == 1 && block == 0) arrive(barrier);
+  if (CLUSTER > 1 && block < CLUSTER) arrive_at(barrier, block);
+}
+
 template <int N>
 __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages, Stage& at,
                               const News& news) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
+  if (news.tile.block * OUTPUTS + group * 64 >= task.outputs) {  // none for this warpgroup
+    for (int input = 0; input < task.inputs; input += INPUTS, at.advance()) {
+      wait(shared_address(&shared.full[at.index]), at.parity);
+      give_back(shared, at);
+    }
+    return;
+  }
   float first[N / 2], second[N / 2];  // sums of both halves
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) first[i] = second[i] = 0;
@@ -253,7 +303,7 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
       multiply(second, b + k * 2, x + k * 2);
     }
     multiply_end();
-    if (threadIdx.x % 128 == 0) arrive(shared_address(&shared.empty[at.index]));
+    give_back(shared, at);
   }
   settle(first);
   settle(second);
@@ -288,7 +338,7 @@ __device__ void multiply_tile_of(const Task& task, Shared& shared, unsigned stag
   multiply_tile<N>(task, shared, stages, at, news);
 }
 
-// Grid: at most as many blocks as run at once. inputs: a multiple of 64; outputs: of 8.
+// Grid: at most as many clusters as run at once. inputs: a multiple of 64; outputs: of 8.
 extern "C" __global__ void __launch_bounds__(384, 1)
     grouped_product(const __grid_constant__ TensorMap w, const Task task) {
   extern __shared__ unsigned char memory[];
@@ -297,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x == 256) {
     for (int stage = 0; stage < STAGES; ++stage) {
       make_barrier(shared_address(&shared.full[stage]), FETCHERS + 1);
-      make_barrier(shared_address(&shared.empty[stage]), 2);
+      make_barrier(shared_address(&shared.empty[stage]), 2 * CLUSTER);
     }
     for (int i = 0; i < 2; ++i) {
       make_barrier(shared_address(&shared.told[i]), 1);
@@ -306,21 +356,24 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     show_barriers();
   }
   wait_for_kernel_before();
-  if (threadIdx.x < 32) count_tiles(task, shared);
+  if (threadIdx.x < 32) count_groups(task, shared);
   __syncthreads();
+  if (CLUSTER > 1) meet();  // no block may use a barrier that another has not made yet
 
   const int blocks = ceil_div(task.outputs, OUTPUTS);
-  const int tiles = shared.ends()[task.experts - 1] * blocks;
+  const int groups = shared.ends()[task.experts - 1] * blocks;
   if (threadIdx.x >= 256) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    fetch(w, task, shared, stages, tiles, blocks);
+    fetch(w, task, shared, stages, groups, blocks);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     Stage at{0, 0};
-    for (int number = 0, tile = blockIdx.x; tile < tiles; ++number, tile += gridDim.x) {
+    int group = blockIdx.x / CLUSTER;
+    for (int number = 0; group < groups; ++number, group += gridDim.x / CLUSTER) {
       wait(shared_address(&shared.told[number & 1]), number >> 1 & 1);
       multiply_tile_of<STEP>(task, shared, stages, at, shared.news[number & 1]);
       if (threadIdx.x % 32 == 0) arrive(shared_address(&shared.forgotten[number & 1]));
     }
   }
+  if (CLUSTER > 1) meet();  // a block that has ended has no barriers
 }
