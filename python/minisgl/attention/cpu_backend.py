@@ -54,7 +54,7 @@ class CpuAttnBackend(BaseAttnBackend):
             return super().forward_qkv(qkv, steps, batch)
         layer = steps.layer
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        out = torch.empty(len(qkv), layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)
+        out = torch.empty(qkv.shape[0], layer.num_q_heads * layer.head_dim, dtype=qkv.dtype)
         self._attend_qkv(
             qkv,
             steps.q_norm_weight,
