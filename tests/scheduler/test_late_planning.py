@@ -1,4 +1,5 @@
-"""The next step is planned shortly before the one in flight ends, where keys share the server."""
+"""The next step is planned shortly before the one in flight ends, where keys share the server or
+all steps are long."""
 
 from __future__ import annotations
 
@@ -38,8 +39,10 @@ def ask(uid: int, key: int) -> UserMsg:
     return UserMsg(uid=uid, ids=ids_to_bytes([1]), sampling=SamplingParams(), share=(0, key))
 
 
-def taken(world: Arrivals, flight: tuple[float, float] | None) -> list[int]:
-    source = LatePlanning(world, lambda: flight, world.waited, lambda: world.now)
+def taken(
+    world: Arrivals, flight: tuple[float, float] | None, *, for_all: bool = False
+) -> list[int]:
+    source = LatePlanning(world, lambda: flight, world.waited, lambda: world.now, for_all=for_all)
     return [message.uid for message in source.get(0) if isinstance(message, UserMsg)]
 
 
@@ -55,6 +58,12 @@ def test_one_key_and_requests_without_keys_wait_for_nothing() -> None:
         world = Arrivals((0.0, ask(1, key)), (0.010, ask(2, key)))
         assert taken(world, (0.0, 0.025)) == [1]
         assert (world.now, world.num_waits) == (0.0, 0)
+
+
+def test_where_all_steps_are_long_it_receives_requests_without_keys_too() -> None:
+    world = Arrivals((0.0, ask(1, key=0)), (0.010, ask(2, key=0)), (0.059, ask(3, key=0)))
+    assert taken(world, (0.0, 0.060), for_all=True) == [1, 2]
+    assert 0.053 < world.now <= 0.0545
 
 
 def test_it_waits_for_no_step_and_for_no_short_one() -> None:

@@ -87,16 +87,17 @@ class CpuOps(Ops):
     ) -> Tensor:
         """See `Ops.linear`."""
         outputs, inputs = weight.shape
-        rows = x.reshape(-1, inputs)
-        if len(rows) > self.most_packed_rows:
+        rows = x if x.dim() == 2 else x.reshape(-1, inputs)
+        num_rows = rows.shape[0]  # `len` of a tensor takes ten times as long
+        if num_rows > self.most_packed_rows:
             y = F.linear(x, self.unpack(weight), bias)
             return self.gated(y, gate) if gate else y
         fused = gate if outputs % (2 * PANEL) == 0 else None
         width = outputs // 2 if fused else outputs
-        out = torch.empty(len(rows), width, dtype=x.dtype)
+        out = torch.empty(num_rows, width, dtype=x.dtype)
         num_threads = torch.get_num_threads()
         self._packed_linear(rows.contiguous(), weight, bias, GATES[fused], out, num_threads)
-        y = out.view(*x.shape[:-1], width)
+        y = out if rows is x else out.view(*x.shape[:-1], width)
         return self.gated(y, gate) if gate and not fused else y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -65,10 +65,11 @@ class Panels:
     ) -> Tensor:
         """See `Ops.linear`."""
         fused = gate if self.outputs % (2 * PANEL) == 0 else None
-        rows = x.reshape(-1, self.inputs).contiguous()
-        out = torch.empty(len(rows), self.outputs // (2 if fused else 1), dtype=x.dtype)
-        self.linear_into(ops, rows, bias, fused, out)
-        y = out.view(*x.shape[:-1], out.shape[1])
+        rows = x if x.dim() == 2 else x.reshape(-1, self.inputs)
+        width = self.outputs // (2 if fused else 1)
+        out = torch.empty(rows.shape[0], width, dtype=x.dtype)
+        self.linear_into(ops, rows.contiguous(), bias, fused, out)
+        y = out if rows is x else out.view(*x.shape[:-1], width)
         return ops.gated(y, gate) if gate and not fused else y
 
     def linear_into(

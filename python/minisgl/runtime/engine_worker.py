@@ -91,9 +91,16 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
 
             source = QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.queued)
         if overlap and not args.offline:
-            from minisgl.scheduler.late_planning import LatePlanning
+            from minisgl.scheduler.late_planning import LONG_STEP_S, LatePlanning
 
-            source = LatePlanning(source, lambda: meter.flight(), lambda: meter.lap(WAIT))
+            times = engine.tuning.step_times
+            is_long = times is not None and times.step_s(1) >= LONG_STEP_S
+            source = LatePlanning(
+                source,
+                lambda: meter.flight(),
+                lambda: meter.lap(WAIT),
+                for_all=is_long and engine.device.torch_device.type == "cpu",
+            )
         return source
 
     source, executor, now = _links(engine, endpoints, config.ranks, observed)

@@ -2,8 +2,9 @@
 
 With overlap the next step is planned as soon as the flight begins. A request that arrives just
 after that waits for two steps of other requests before its own. Where several API keys share the
-server, rank 0 therefore goes on receiving until the flight is about to end, and the request is in
-the next step (decision 0041). Short steps are planned at once: they leave too little to gain.
+server, and where a decode step is long on a CPU, rank 0 therefore goes on receiving until the
+flight is about to end, and the request is in the next step (decision 0041). Short steps are planned
+at once: they leave too little to gain.
 
 Rank 0's clock decides only when messages are taken. All ranks get the same messages in the same
 turn, so plans depend on no clock.
@@ -24,15 +25,19 @@ step with prompts take 1 to 2 ms on the host."""
 LEAD_SHARE: Final = 0.1
 """The same as a share of the flight's time, for the error of the model of step times."""
 
+LONG_STEP_S: Final = 10e-3
+"""A decode step of this length leaves four fifths of it to requests that arrive meanwhile. Steps of
+the built-in model take 1 ms, in which a prediction would be a cost and no gain."""
+
 POLL_S: Final = 1e-3
 """A queue waits for whole milliseconds."""
 
 
 class LatePlanning:
-    """A `Source` of rank 0. Mutable: whether requests of a second key have come.
+    """A `Source` of rank 0. Mutable: it waits once requests of a second key have come.
 
     flight: returns when the step in flight began and when it will end, on `clock`; None if no step
-    is in flight. waited: called after it has waited.
+    is in flight. waited: called after it has waited. for_all: wait for requests of one key, too.
     """
 
     def __init__(
@@ -41,16 +46,18 @@ class LatePlanning:
         flight: Callable[[], tuple[float, float] | None],
         waited: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        for_all: bool = False,
     ) -> None:
         self._source = source
         self._flight = flight
         self._waited = waited
         self._clock = clock
-        self._has_rivals = False
+        self._waits = for_all
 
     def get(self, timeout_s: float | None) -> Sequence[Message]:
         found = self._receive(timeout_s)
-        if not self._has_rivals or (flight := self._flight()) is None:
+        if not self._waits or (flight := self._flight()) is None:
             return found
         began, end = flight
         until = end - max(LEAD_S, LEAD_SHARE * (end - began))
@@ -69,5 +76,5 @@ class LatePlanning:
         found = list(self._source.get(timeout_s))
         for message in found:
             # Keys are numbered from 1; requests without a key have 0.
-            self._has_rivals |= isinstance(message, UserMsg) and message.share[1] > 1
+            self._waits |= isinstance(message, UserMsg) and message.share[1] > 1
         return found
