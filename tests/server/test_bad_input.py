@@ -258,6 +258,23 @@ def test_headers_without_end_are_refused(http: httpx.Client, ends: bool) -> None
     assert http.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+    ids=["TLS", "HTTP/2"],
+)
+def test_bytes_of_another_protocol(http: httpx.Client, sent: bytes) -> None:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
+        client.settimeout(60)
+        client.sendall(sent)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request")
+    error = ErrorObject.model_validate(json.loads(body)["error"])
+    assert error.code == "invalid_http"
+    assert "an http:// URL" in error.message
+
+
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 def test_template_variables_nested_too_deeply(
     http: httpx.Client, server: ScriptedServer, path: str

@@ -11,8 +11,10 @@ Paths of other vendors' APIs have those vendors' forms of the same content.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -127,6 +129,16 @@ def refusal(message: str, *, status: int, code: str, param: str | None = None) -
     error = InvalidRequest(message, param=param)
     error.status, error.code = status, code
     return error
+
+
+@contextlib.contextmanager
+def encodable() -> Iterator[None]:
+    """Turn the error of a value that no message can hold into InvalidRequest: JSON's integers have
+    no bounds, those of MessagePack have 64 bits."""
+    try:
+        yield
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"the request holds a value that is out of range: {error}") from None
 
 
 def install(app: FastAPI, observer: Observer) -> None:
