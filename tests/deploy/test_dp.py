@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +76,37 @@ def test_a_model_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
     running = RunningServer(tmp_path, "--dp", "2", "--model", str(tmp_path / "none"))
     assert running.ended(60) == 1
     assert "none" in running.output["err"]
+
+
+PARENT = """
+import signal
+from minisgl.deploy.child import ServerProcess
+from minisgl.server.args import ServerArgs
+if __name__ == "__main__":
+    server = ServerProcess("a server", ServerArgs(host="127.0.0.1", port=0, num_pages=64))
+    print(server.wait_ready(), flush=True)
+    signal.pause()
+"""
+
+
+def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
+    """Nothing is left but the parent's script."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:
+        assert parent.stdout
+        url = parent.stdout.readline().strip()
+        assert httpx.get(f"{url}/health", timeout=60).is_success
+        family = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+        assert parent.wait(60) == -signal.SIGKILL
+        _, alive = psutil.wait_procs(family, 30)
+        for process in alive:
+            process.kill()
+    assert not alive
+    assert [*tmp_path.iterdir()] == [script]
 
 
 @pytest.mark.parametrize("other", ["--nnodes 2", "--shell", "--dry-run", "--record f"])
