@@ -6,7 +6,7 @@
 
 The handlers' exceptions, unknown paths and our own bugs all become this object in `error_body`, so
 a client needs one way to read errors. In a stream that has begun the object is the last event.
-Paths of other vendors' APIs have those vendors' forms of the same content.
+The APIs of other vendors have those vendors' forms of the same content.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Draining(EngineError):
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """Return the HTTP status and the object for `error`. Other exceptions than ours are bugs."""
+    """Return the HTTP status and the object for `error`. An exception that is not ours is a bug."""
     param: str | None = None
     if isinstance(error, RequestError):
         status, message, code, param = error.status, error.message, error.code, error.param
