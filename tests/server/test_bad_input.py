@@ -337,6 +337,14 @@ def test_a_call_that_the_queue_can_never_hold() -> None:
         assert http.post(TEXT, json={"prompt": ["a", "b"]}).status_code == 200
 
 
+def test_many_choices_of_a_large_prompt(http: httpx.Client, server: ScriptedServer) -> None:
+    before = len(server.received)
+    error = refused(http.post(TEXT, json={"prompt": "a" * 2**20, "n": 65}))
+    assert error["param"] == "n"
+    assert "65 MiB for copies of the prompt, and 64 MiB are allowed" in error["message"]
+    assert len(server.received) == before
+
+
 def test_a_name_that_is_only_similar_is_no_hint(http: httpx.Client) -> None:
     """max_tokens would be the opposite of what min_tokens means."""
     error = refused(http.post(GENERATE, json={"text": "a", "min_tokens": 1}))
