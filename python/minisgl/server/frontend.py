@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 
 MAX_COPIES_BYTES: Final = 64 * 2**20
-"""The most bytes of the prompts of a call with several choices: each choice is sent with a copy. 128
-choices of a prompt of 15 MB took 3.7 GB in each of two processes, and 28 s."""
+"""The most bytes of a call's prompts, which are sent once for each choice. 128 choices of a prompt
+of 15 MB took 3.7 GB in each of two processes, and 28 s."""
 
 
 class Frontend:
