@@ -134,6 +134,14 @@ def test_what_was_sent_counts_until_a_state_has_it() -> None:
     assert views.cached_tokens([a, b], hashes, 16) == {0: 48}, "as the state says"
 
 
+def test_a_prompt_that_did_not_start_is_cached_nowhere() -> None:
+    views, (a, b) = _two()
+    sent = views.send(a, 64, [1, 2, 3, 4], now=1.0)
+    views.take_back(a, sent)
+    assert views.cached_tokens([a, b], [1, 2, 3, 4], 16) == {}
+    assert (a.sent, len(views._index)) == ([], 0)
+
+
 def test_a_session_sticks_and_a_hot_prefix_spreads() -> None:
     views, (a, b) = _two()
     views.update(b, _state(hashes=(1, 2, 3, 4)), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -198,6 +200,39 @@ def test_a_connection_may_be_idle_for_longer_than_a_head(
         for pause_s in (1.0, 0.0):
             ask_health(client)
             time.sleep(pause_s)
+
+
+def test_a_client_that_reads_again_may_stop_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_module, "UNREAD_S", 600.0)
+    protocol = object.__new__(http_module._Protocol)
+    flow: Any = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
+    protocol.flow, protocol.loop = flow, asyncio.new_event_loop()
+    try:
+        protocol.pause_writing()
+        assert protocol._unread_timer
+        assert not protocol._unread_timer.cancelled()
+        protocol.resume_writing()
+        assert protocol._unread_timer.cancelled()
+    finally:
+        protocol.loop.close()
+
+
+def test_a_timeout_is_over_with_its_stream(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not close a connection on which the next request may come."""
+    monkeypatch.setattr(respond_module, "ERROR_READ_S", 0.0)
+    body = b'{"prompt": "a", "stream": true, "timeout": 1.0}'
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
+        client.settimeout(60)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head + body)
+        answer = b""
+        while not answer.endswith(b"0\r\n\r\n"):
+            answer += client.recv(65536)
+        assert b"[DONE]" in answer, answer
+        time.sleep(1.1)
+        ask_health(client)
 
 
 # --- the queue, and the end ----------------------------------------------------------------------
