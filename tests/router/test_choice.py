@@ -14,7 +14,7 @@ from minisgl.router.view import View, Views
 IDLE = Load(prefill_tokens_per_s=1000)
 
 
-def test_time_is_the_queue_and_what_is_not_cached() -> None:
+def test_time_is_the_queue_and_the_tokens_that_are_not_cached() -> None:
     load = Load(queued_tokens=500, prefill_tokens_per_s=1000)
     assert expected_s(load, 2000, 1000) == pytest.approx(0.5 + 1.0)
     assert expected_s(load, 2000, 2000) == pytest.approx((500 + 1) / 1000)

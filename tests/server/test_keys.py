@@ -285,7 +285,9 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("flags", [("--api-key", SECRET + " x"), ("--api-key-file", "/none")])
-def test_it_is_said_before_any_process_starts(tmp_path: Path, flags: tuple[str, str]) -> None:
+def test_wrong_keys_are_refused_before_any_process_starts(
+    tmp_path: Path, flags: tuple[str, str]
+) -> None:
     server = RunningServer(tmp_path, *flags)
     assert server.ended(60) == 1
     assert flags[0] in server.output["err"]

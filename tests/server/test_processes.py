@@ -259,7 +259,7 @@ def test_what_small_files_say_is_reported_before_any_process_starts(
 
 
 @pytest.mark.parametrize("flags", [("--dry-run",), POOL])
-def test_nobody_reads_what_it_prints(flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     server = subprocess.Popen(

@@ -119,7 +119,7 @@ def test_failed_start(error: Exception, message: str, is_consequence: bool) -> N
     assert ("has lost another rank" in death) == is_consequence
 
 
-def test_a_failure_ends_on_the_spot_also_when_told_to_end() -> None:
+def test_a_failure_ends_on_the_spot_also_after_sigterm() -> None:
     process, connection = _start(_fail_when_told_to_end)
     assert receive_status(connection) == StartFailed(message="no weights")
     process.join(30)  # not for its thread, which sleeps longer
