@@ -35,7 +35,7 @@ def test_an_end_without_text_is_a_token_only_if_the_usage_says_so() -> None:
     assert nothing_to_show.token_times()[0] == [2.5]
 
 
-def test_without_usage_chunks_are_counted_and_that_is_said() -> None:
+def test_without_usage_chunks_are_counted_and_a_note_says_so() -> None:
     assert record([1.0, 1.5], [0, 0]).token_times() == ([1.0, 1.5], "chunks")
 
 

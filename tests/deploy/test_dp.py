@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import openai
@@ -18,7 +23,7 @@ from minisgl.core import SamplingParams
 from minisgl.deploy import local
 from minisgl.deploy.local import _devices, with_share_of_memory
 from minisgl.engine.cpu import CpuDevice
-from minisgl.errors import ConfigError
+from minisgl.errors import ConfigError, StartupFailed
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import Found
 from minisgl.server.flags import parse_args
@@ -76,6 +81,37 @@ def test_a_model_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
     assert "none" in running.output["err"]
 
 
+PARENT = """
+import signal
+from minisgl.deploy.child import ServerProcess
+from minisgl.server.args import ServerArgs
+if __name__ == "__main__":
+    server = ServerProcess("a server", ServerArgs(host="127.0.0.1", port=0, num_pages=64))
+    print(server.wait_ready(), flush=True)
+    signal.pause()
+"""
+
+
+def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
+    """Nothing is left but the parent's script."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:
+        assert parent.stdout
+        url = parent.stdout.readline().strip()
+        assert httpx.get(f"{url}/health", timeout=60).is_success
+        family = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+        assert parent.wait(60) == -signal.SIGKILL
+        _, alive = psutil.wait_procs(family, 30)
+        for process in alive:
+            process.kill()
+    assert not alive
+    assert [*tmp_path.iterdir()] == [script]
+
+
 @pytest.mark.parametrize("other", ["--nnodes 2", "--shell", "--dry-run", "--record f"])
 def test_what_is_for_one_server(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -91,6 +127,47 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
     local._Servers(ServerArgs(model="a/b", dp=2, device="cpu"))
     asked = [(args.model, args.served_model_name) for args in started]
     assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
+
+
+def test_pauses_between_failed_starts_double_and_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = iter([True, False, False, True, False, True, *[False] * 9])
+    pauses: list[float] = []
+    changes = 0
+
+    class Ended:
+        """A server that has ended as soon as it is looked at."""
+
+        name, pid, url = "a server", 1, "http://127.0.0.1:1"
+
+        def __init__(self, *args: Any) -> None:
+            self.sentinel, end = os.pipe()
+            os.close(end)
+
+        def wait_ready(self) -> None:
+            if not next(starts):
+                raise StartupFailed("no memory")
+
+        def wait_ended(self, timeout_s: float) -> None:
+            os.close(self.sentinel)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > 11:
+            raise asyncio.CancelledError
+
+    async def change(urls: list[str]) -> None:
+        nonlocal changes
+        changes += 1
+
+    monkeypatch.setattr(local, "ServerProcess", Ended)
+    monkeypatch.setattr(local.asyncio, "sleep", sleep)
+    servers = local._Servers(ServerArgs(device="cpu", dp=1))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(servers.keep(0, cast(Any, SimpleNamespace(change=change))))
+    assert pauses == [1, 2, 1, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert changes == 3
 
 
 def test_servers_share_memory_and_have_gpus_of_their_own(

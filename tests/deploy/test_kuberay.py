@@ -91,7 +91,7 @@ def test_kuberays_schema_holds(service: Any) -> None:
         jsonschema.validate(service, SERVICE)
 
 
-def test_it_says_what_the_file_for_serve_deploy_says(service: Any) -> None:
+def test_it_agrees_with_the_file_for_serve_deploy(service: Any) -> None:
     config = yaml.safe_load((EXAMPLES / "ray.yaml").read_text())
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == config
     options = deploy_options(config["applications"][0]["args"])

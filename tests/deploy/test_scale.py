@@ -80,7 +80,7 @@ def test_options_of_a_command_line_and_of_a_file(monkeypatch: pytest.MonkeyPatch
         ({"api_key_file": "keys.toml"}, "MINISGL_ROUTE_KEY"),
     ],
 )
-def test_wrong_options_are_said(
+def test_wrong_options_are_named(
     given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MINISGL_ROUTE_KEY", raising=False)

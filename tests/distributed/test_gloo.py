@@ -138,7 +138,7 @@ def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
         end(processes)
 
 
-def test_a_rank_that_does_not_come_is_told_in_a_sentence(
+def test_a_rank_that_does_not_come_is_named_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module in ("gloo", "rendezvous"):
@@ -158,7 +158,7 @@ def join(rank: int, url: str) -> None:
     create_communicator(DistributedInfo(rank, 2), store=url, device=torch.device("cpu"))
 
 
-def test_nobody_listens_where_rank_0_should(
+def test_nothing_listens_where_rank_0_should(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("minisgl.distributed.rendezvous.TIMEOUT", timedelta(seconds=0.5))
@@ -206,7 +206,7 @@ def test_a_store_of_another_kind_is_refused(store: str) -> None:
         create_communicator(DistributedInfo(0, 2), store=store, device=torch.device("cpu"))
 
 
-def test_one_rank_meets_nobody() -> None:
+def test_one_rank_waits_for_no_other() -> None:
     comm = create_communicator(DistributedInfo(0, 1), store="", device=torch.device("cpu"))
     assert isinstance(comm, SingleRank)
     assert comm.all_min(7) == 7

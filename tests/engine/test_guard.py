@@ -55,7 +55,7 @@ def plan(rows: list[tuple[int, int, int]], pages: list[tuple[int, int, int]]) ->
     )
 
 
-def test_a_slot_that_nobody_wrote(engine: Engine) -> None:
+def test_an_unwritten_slot(engine: Engine) -> None:
     engine.launch(plan([(0, 0, 8)], [(0, 0, 50), (0, 1, 51)])).wait()
     # A cached prefix of two pages, of which the second was given out, but only half of it written.
     engine.launch(plan([(1, 0, 6)], [(1, 0, 60), (1, 1, 61)])).wait()
@@ -96,7 +96,7 @@ def test_it_is_off_by_default(folder: Path) -> None:
     engine.close()
 
 
-def test_nan_of_the_model_is_told(engine: Engine) -> None:
+def test_nan_of_the_model_is_reported(engine: Engine) -> None:
     next(engine.model.parameters()).owner.tensor.fill_(torch.nan)
     with pytest.raises(EngineError, match="or the model computes NaN by itself"):
         engine.launch(plan([(0, 0, 4)], [(0, 0, 5)])).wait()

@@ -131,7 +131,7 @@ def test_the_plan_counts_what_is_allocated(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_guard_finds_pages_that_nobody_wrote(
+def test_the_guard_finds_unwritten_pages(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")

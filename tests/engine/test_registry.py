@@ -15,7 +15,7 @@ from minisgl.utils import gpus
     ("name", "index", "num_gpus", "is_told"),
     [("auto", 0, 2, True), ("auto", 0, 0, False), ("auto", 1, 2, False), ("cpu", 0, 2, False)],
 )
-def test_a_torch_that_finds_no_gpu_is_told_where_there_is_one(
+def test_a_torch_that_finds_no_gpu_is_reported_where_there_is_one(
     name: str,
     index: int,
     num_gpus: int,

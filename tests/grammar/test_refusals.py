@@ -63,6 +63,8 @@ def test_the_part_of_a_schema(schema: Any, path: str, says: str) -> None:
         ({"regex": "(("}, ".regex", "unclosed group"),
         ({"grammar": "start: nowhere"}, ".grammar", 'unknown name: "nowhere"'),
         ({"grammar": "root ::= nowhere"}, ".grammar", "nowhere"),
+        ({"grammar": "root ::= root"}, ".grammar", "no text matches it"),
+        ({"json": {"$ref": "#"}}, ".json", "no text matches it"),
         ({"grammar": 'start: "a'}, ".grammar", ""),
         ({"choice": []}, ".choice", "list of texts"),
         ({"choice": "abc"}, ".choice", "list of texts"),

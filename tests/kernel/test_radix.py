@@ -43,7 +43,7 @@ def test_read_only_ids(common_prefix) -> None:
     assert common_prefix(a, np.frombuffer(a.tobytes(), "<i4")) == 20
 
 
-def test_what_is_not_a_run_of_ids_is_refused() -> None:
+def test_arrays_that_are_no_run_of_ids_are_refused() -> None:
     common_prefix, a = load_common_prefix(), np.arange(20, dtype=np.int32)
     for wrong in (a.astype(np.int64), a[::2], a.reshape(4, 5)):
         with pytest.raises(ValueError, match="contiguous int32 arrays"):

@@ -106,7 +106,7 @@ def test_extremes_of_activations(fast: CpuOps) -> None:
 @pytest.mark.parametrize(
     "dtype", [*TOLERANCE, torch.float8_e4m3fn], ids=lambda dtype: str(dtype)[6:]
 )
-def test_copies_find_what_is_not_finite(fast: CpuOps, dtype: torch.dtype) -> None:
+def test_copies_find_numbers_that_are_not_finite(fast: CpuOps, dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     for size in (1, 63, 64, 1000, 40_000):
         source = torch.randn(size).to(dtype)

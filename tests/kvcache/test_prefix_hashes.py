@@ -72,7 +72,7 @@ def test_namespaces_share_nothing() -> None:
     assert _pages_found(cache, ids) == 0
 
 
-def test_a_large_tree_tells_what_was_used_last() -> None:
+def test_a_large_tree_reports_the_prefixes_used_last() -> None:
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 1000, 3 * PAGE, dtype=np.int32) for _ in range(50)]
     cache = _tree(*prompts)

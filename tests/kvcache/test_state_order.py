@@ -47,7 +47,7 @@ def run(cache: GroupedCacheManager, ids: list[int]) -> int:
     return num_cached
 
 
-def test_a_state_where_prompts_part_outlives_prompts_that_nobody_repeats() -> None:
+def test_a_state_where_prompts_part_outlives_prompts_that_come_once() -> None:
     cache = make()
     assert run(cache, prompt((1, 6), (2, 5))) == 0
     assert run(cache, prompt((1, 6), (3, 5))) == 0  # it cannot know where the first would be left

@@ -178,7 +178,7 @@ def test_a_killed_rank_is_an_error_in_time(rank: int, number: signal.Signals, ho
     assert not alive
 
 
-def test_ranks_end_when_nobody_has_the_llm_any_more() -> None:
+def test_ranks_end_when_the_llm_has_no_references() -> None:
     before = ranks()
     llm = LLM(tp=2, **OPTIONS)
     mine = [process for process in ranks() if process not in before]
@@ -191,7 +191,7 @@ def test_ranks_end_when_nobody_has_the_llm_any_more() -> None:
     assert not folder.exists()
 
 
-def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     before = ranks()
     with pytest.raises(ConfigError, match="tp must be a whole number from 1 to 1024, got 0"):
         LLM(tp=0, **OPTIONS)
@@ -211,7 +211,7 @@ def test_what_cannot_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ranks() == before
 
 
-def test_a_daemonic_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemonic_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of `multiprocessing.Pool` are."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     with pytest.raises(ConfigError, match=r"LLM\(tp=2\) starts 2 processes, which a daemonic proc"):

@@ -106,7 +106,7 @@ def _http(kind: type[errors.HfHubHTTPError], status: int) -> Exception:
         (OSError("No space left on device"), "No space left on device"),
     ],
 )
-def test_what_goes_wrong_with_a_download_is_said(
+def test_each_failure_of_a_download_has_a_sentence(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> str:

@@ -189,7 +189,7 @@ def test_dense_layers_that_cannot_be(layers: Any, family: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral"])
-def test_absurdly_many_experts_are_told_at_once(family: str, tmp_path: Path) -> None:
+def test_absurdly_many_experts_are_refused_at_once(family: str, tmp_path: Path) -> None:
     values = {**QWEN3, "architectures": [f"{family}ForCausalLM"], "num_local_experts": 2 * 10**9}
     with pytest.raises(ConfigError, match="num_local_experts must be at most 8192, got 2000000000"):
         windows(tmp_path, {**values, "num_experts_per_tok": 2})

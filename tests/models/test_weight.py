@@ -84,7 +84,7 @@ def test_one_error_names_all_that_does_not_fit(tmp_path: Path) -> None:
     ]
 
 
-def test_of_many_tensors_the_first_are_told(tmp_path: Path) -> None:
+def test_the_first_of_many_tensors_are_named(tmp_path: Path) -> None:
     saved(tmp_path)
     edit(tmp_path, **{f"surprise{index}": torch.ones(1) for index in range(100)})
     with pytest.raises(CheckpointError, match="100 tensors differ:") as caught:
@@ -179,7 +179,7 @@ def test_tied_in_the_config_but_not_in_the_file(
     assert relative_error(logits, reference_logits(theirs)) <= 1e-4
 
 
-def test_dtype_is_converted_and_progress_told(tmp_path: Path) -> None:
+def test_dtype_is_converted_and_progress_reported(tmp_path: Path) -> None:
     reference = saved(tmp_path)
     steps: list[tuple[int, int]] = []
     model = load(tmp_path, torch.bfloat16, progress=lambda done, total: steps.append((done, total)))

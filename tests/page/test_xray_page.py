@@ -144,7 +144,7 @@ def test_the_page_sends_requests_to_watch(tab: Any, builtin: RunningServer) -> N
     assert tab.locator("#xray .note").is_hidden()
 
 
-def test_nobody_watches_after_the_last_has_left(builtin: RunningServer, load: None) -> None:
+def test_frames_end_when_the_last_page_is_closed(builtin: RunningServer, load: None) -> None:
     """The engine's frames end with the lease: a watcher that comes later sees a gap in its first
     frame's steps, since nobody noted those before."""
     (last,) = read_frames(builtin.url, 1)

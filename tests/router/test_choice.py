@@ -14,7 +14,7 @@ from minisgl.router.view import View, Views
 IDLE = Load(prefill_tokens_per_s=1000)
 
 
-def test_time_is_the_queue_and_what_is_not_cached() -> None:
+def test_time_is_the_queue_and_the_tokens_that_are_not_cached() -> None:
     load = Load(queued_tokens=500, prefill_tokens_per_s=1000)
     assert expected_s(load, 2000, 1000) == pytest.approx(0.5 + 1.0)
     assert expected_s(load, 2000, 2000) == pytest.approx((500 + 1) / 1000)
@@ -132,6 +132,14 @@ def test_what_was_sent_counts_until_a_state_has_it() -> None:
     views.update(a, _state(hashes=(3,)), asked_at=3.0)
     assert a.sent == []
     assert views.cached_tokens([a, b], hashes, 16) == {0: 48}, "as the state says"
+
+
+def test_a_prompt_that_did_not_start_is_cached_nowhere() -> None:
+    views, (a, b) = _two()
+    sent = views.send(a, 64, [1, 2, 3, 4], now=1.0)
+    views.take_back(a, sent)
+    assert views.cached_tokens([a, b], [1, 2, 3, 4], 16) == {}
+    assert (a.sent, len(views._index)) == ([], 0)
 
 
 def test_a_session_sticks_and_a_hot_prefix_spreads() -> None:

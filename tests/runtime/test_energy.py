@@ -124,7 +124,7 @@ def powered(tmp_path: Path) -> Iterator[RunningServer]:
         thread.join()
 
 
-def test_a_server_tells_device_time_and_energy(powered: RunningServer) -> None:
+def test_a_server_reports_device_time_and_energy(powered: RunningServer) -> None:
     body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True}
     energy = device_s = 0.0
     deadline = time.monotonic() + 120

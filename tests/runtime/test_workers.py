@@ -36,7 +36,7 @@ def failed(workers: Workers, name: str, message: str, *, is_consequence: bool = 
     started(workers, name).failed(message, is_consequence=is_consequence)
 
 
-def test_what_several_say_is_told_once(workers: Workers) -> None:
+def test_a_cause_of_several_workers_is_reported_once(workers: Workers) -> None:
     for name in ("tokenizer-0", "tokenizer-1", "detokenizer"):
         failed(workers, name, "tokenizer.json does not load")
     with pytest.raises(StartupFailed) as raised:
@@ -44,7 +44,7 @@ def test_what_several_say_is_told_once(workers: Workers) -> None:
     assert str(raised.value) == "the tokenizer-0 could not start: tokenizer.json does not load"
 
 
-def test_different_causes_are_all_told_in_order(workers: Workers) -> None:
+def test_different_causes_are_all_reported_in_order(workers: Workers) -> None:
     failed(workers, "engine", "no memory is left: 3.5 GiB are free")
     failed(workers, "tokenizer-0", "tokenizer.json does not load")
     failed(workers, "detokenizer", "no memory is left: 3.4 GiB are free")
@@ -56,7 +56,7 @@ def test_different_causes_are_all_told_in_order(workers: Workers) -> None:
     )
 
 
-def test_what_followed_from_a_failure_is_not_told(workers: Workers) -> None:
+def test_a_consequence_of_a_failure_is_not_reported(workers: Workers) -> None:
     failed(workers, "engine-0", "another rank has ended", is_consequence=True)
     failed(workers, "engine-1", "the weights are damaged")
     with pytest.raises(StartupFailed) as raised:
@@ -76,7 +76,7 @@ def test_the_cause_may_come_later_than_what_followed(
     assert str(raised.value) == "the engine-1 could not start: the weights are damaged"
 
 
-def test_what_followed_is_told_when_nobody_says_why(
+def test_a_consequence_is_reported_if_no_cause_is(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minisgl.runtime.workers.CAUSE_S", 0.1)
@@ -138,7 +138,7 @@ def test_threads_that_start_workers_leave_the_main_module(workers: Workers) -> N
     assert sys.modules["__main__"] is main
 
 
-def test_a_worker_that_ended_tells_the_cause(workers: Workers) -> None:
+def test_the_death_of_a_worker_names_the_cause(workers: Workers) -> None:
     """The one that a signal killed, not the rank that lost it."""
     processes = [
         multiprocessing.get_context("spawn").Process(target=sys.exit, args=(PEER_LOST_EXIT,)),

@@ -131,7 +131,7 @@ def test_the_energy_of_an_idle_device_belongs_to_no_request() -> None:
     assert first.cost == pytest.approx(second.cost)
 
 
-def test_an_aborted_request_tells_its_cost_and_is_forgotten() -> None:
+def test_an_aborted_request_reports_its_cost_and_is_forgotten() -> None:
     world = World()
     ledger = Ledger(world, lambda: world.now)
     turns: list[list[SchedulerMsg]] = [[request(1, 8, 40)], [], [], [AbortMsg(uid=1)]]

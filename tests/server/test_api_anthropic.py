@@ -252,6 +252,9 @@ def test_other_errors_in_anthropics_form(claude: anthropic.Anthropic, http: http
         claude.messages.stream(**asked(turn("one !fail"))) as stream,
     ):
         list(stream)
+    late = http.post("/v1/messages", json=asked(turn("!wait")) | {"timeout": 0.1})
+    error = anthropic.types.ErrorResponse.model_validate(late.json()).error
+    assert (late.status_code, error.type) == (504, "timeout_error")
 
 
 def test_tools_that_must_not_be_called_stay_out_of_the_prompt(

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anthropic
 import httpx
+import msgspec
 import openai
 import pytest
 
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl.builtin import model_path
 from minisgl.message import ChatPrompt, TextPrompt
+from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.keys import KeyRing
+from minisgl.server.openapi import DocumentedAPI
 
 
 def test_every_name_is_the_model(client: openai.OpenAI, server: ScriptedServer) -> None:
@@ -139,6 +143,27 @@ def test_refusals(http: httpx.Client, path: str, body: dict[str, Any], param: st
     response = http.post(path, json=body)
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_a_value_that_no_message_holds(http: httpx.Client, path: str) -> None:
+    message = {"role": "user", "content": "a"}
+    tool: dict[str, Any] = {"name": "f", "input_schema": {"maximum": 2**70}}
+    if path == "/tokenize":
+        function = {"name": "f", "parameters": {"maximum": 2**70}}
+        tool = {"type": "function", "function": function}
+    response = http.post(path, json={"messages": [message], "tools": [tool]})
+    assert response.status_code == 400
+    assert "out of range" in response.json()["error"]["message"]
+
+
+def test_the_schema_is_made_once() -> None:
+    app = DocumentedAPI([ChatRequest], title="x")
+    with mock.patch("msgspec.json.schema_components", wraps=msgspec.json.schema_components) as make:
+        page = app.openapi()
+        assert app.openapi() is page
+    assert "ChatRequest" in page["components"]["schemas"]
+    assert make.call_count == 1
 
 
 def test_pages_of_other_origins(http: httpx.Client) -> None:

@@ -147,7 +147,7 @@ def test_ports_that_the_nodes_do_not_use(capsys: pytest.CaptureFixture[str]) -> 
     assert parse_args([*at_1919, "--shell"]).http_port == 0  # any free one
 
 
-def test_help_tells_meaning_and_default(
+def test_help_has_meaning_and_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actions: list[argparse.Action] = []

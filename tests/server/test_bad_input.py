@@ -221,7 +221,7 @@ def test_what_a_client_writes_is_no_path(
 
 
 def test_half_a_body_is_not_waited_for(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MAX_PAUSE_S", 3.0)
+    monkeypatch.setattr(bodies, "MAX_PAUSE_S", 1.0)
 
     def slowly(pause_s: float) -> Iterator[bytes]:
         for piece in (b'{"text": "a",', b'"max_tokens": 1,', b' "seed": 1,', b'"min_p": 3}'):
@@ -229,7 +229,7 @@ def test_half_a_body_is_not_waited_for(http: httpx.Client, monkeypatch: pytest.M
             time.sleep(pause_s)
 
     headers = {"content-type": "application/json"}
-    assert refused(http.post(GENERATE, content=slowly(0.8), headers=headers))["param"] == "min_p"
+    assert refused(http.post(GENERATE, content=slowly(0.27), headers=headers))["param"] == "min_p"
     monkeypatch.setattr(bodies, "MAX_PAUSE_S", 0.3)
     with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
         client.settimeout(60)
@@ -256,6 +256,23 @@ def test_headers_without_end_are_refused(http: httpx.Client, ends: bool) -> None
     if not ends:
         assert json.loads(body)["error"]["code"] == "headers_too_large"
     assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+    ids=["TLS", "HTTP/2"],
+)
+def test_bytes_of_another_protocol(http: httpx.Client, sent: bytes) -> None:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
+        client.settimeout(60)
+        client.sendall(sent)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request")
+    error = ErrorObject.model_validate(json.loads(body)["error"])
+    assert error.code == "invalid_http"
+    assert "an http:// URL" in error.message
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
@@ -318,6 +335,14 @@ def test_a_call_that_the_queue_can_never_hold() -> None:
         assert "3 prompts, but --max-queued-requests lets 2 wait" in error["message"]
         assert not server.received
         assert http.post(TEXT, json={"prompt": ["a", "b"]}).status_code == 200
+
+
+def test_many_choices_of_a_large_prompt(http: httpx.Client, server: ScriptedServer) -> None:
+    before = len(server.received)
+    error = refused(http.post(TEXT, json={"prompt": "a" * 2**20, "n": 65}))
+    assert error["param"] == "n"
+    assert "65 MiB for copies of the prompt, and 64 MiB are allowed" in error["message"]
+    assert len(server.received) == before
 
 
 def test_a_name_that_is_only_similar_is_no_hint(http: httpx.Client) -> None:

@@ -92,6 +92,17 @@ def test_the_printed_commands_begin_with_the_key() -> None:
     assert "KEY" not in ready_text("m", "http://127.0.0.1:1", 1.0)
 
 
+def test_a_value_that_no_message_holds_is_refused_with_a_key(
+    guarded: ScriptedServer, ring: KeyRing
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": 2**70}}
+    headers = {"x-api-key": SECRET}
+    refused = httpx.post(f"{guarded.url}/v1/chat/completions", json=body, headers=headers)
+    assert refused.status_code == 400, refused.text
+    assert "out of range" in refused.json()["error"]["message"]
+    assert not any(key._share.tags for key in ring)
+
+
 def test_only_requests_with_a_key_pass(
     guarded: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,7 +285,9 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("flags", [("--api-key", SECRET + " x"), ("--api-key-file", "/none")])
-def test_it_is_said_before_any_process_starts(tmp_path: Path, flags: tuple[str, str]) -> None:
+def test_wrong_keys_are_refused_before_any_process_starts(
+    tmp_path: Path, flags: tuple[str, str]
+) -> None:
     server = RunningServer(tmp_path, *flags)
     assert server.ended(60) == 1
     assert flags[0] in server.output["err"]

@@ -22,6 +22,7 @@ from minisgl.scheduler.meter import LoopMeter, StepRecord
 from minisgl.scheduler.report import StatusLine, StepLog
 from minisgl.server.telemetry.metrics import MetricsPage
 from minisgl.server.telemetry.observe import LONG, Histogram, Observer
+from minisgl.server.telemetry.tracing import Origin
 from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 
 
@@ -37,6 +38,16 @@ def test_a_histogram_is_the_librarys() -> None:
     assert np.cumsum(ours.counts).tolist() == buckets
     [total] = [s.value for s in family.samples if s.name == "h_sum"]
     assert ours.sum == pytest.approx(total)
+
+
+def test_a_request_waits_since_its_last_text() -> None:
+    observer, now = Observer(), time.perf_counter()
+    observer.submitted([0, 1], Origin(), SamplingParams(), now - 1000)
+    assert observer.oldest_token_age_s >= 1000
+    observer.text(0, now)
+    assert observer.oldest_token_age_s >= 1000
+    observer.text(1, now - 100)
+    assert 100 <= observer.oldest_token_age_s < 1000
 
 
 def serve(meter: LoopMeter, *, overlap: bool) -> tuple[Scheduler, float]:

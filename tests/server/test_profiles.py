@@ -72,7 +72,7 @@ def test_ranks_that_differ_are_reported_apart(
 
 
 @pytest.mark.parametrize("started", [[ProfileReply(seq=0), failed(1, "c")], [wrote(0), wrote(1)]])
-def test_a_failure_tells_the_requests_of_the_traces_that_are(
+def test_a_failure_names_the_requests_of_the_written_traces(
     started: list[ProfileReply], server: ScriptedServer
 ) -> None:
     server.profiling = started

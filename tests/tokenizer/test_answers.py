@@ -249,7 +249,7 @@ def test_reasoning_tokens_are_counted(tokenizer: Tokenizer) -> None:
     assert finished.num_reasoning_tokens == ids.index(end) + 1
 
 
-def test_a_router_is_told_the_ids_of_a_prompt_with_tools(tokenizer: Tokenizer) -> None:
+def test_a_router_gets_the_ids_of_a_prompt_with_tools(tokenizer: Tokenizer) -> None:
     encoder = PromptEncoder(tokenizer=tokenizer, folder=model_path())
     tool = {"type": "function", "function": {"name": "now", "parameters": NOW}}
     messages = [{"role": "user", "content": "What time is it?"}]

@@ -17,7 +17,9 @@ from minisgl.tokenizer.defaults import (
 )
 
 
-def test_what_nobody_does_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_defaults_without_a_meaning_here_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({"top_k": 20, "repetition_penalty": 1.05, "num_beams": 4}))
     (tmp_path / "config.json").write_text("{}")

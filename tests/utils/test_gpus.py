@@ -54,7 +54,7 @@ def test_what_cuda_visible_devices_leaves(
     assert gpus.num_gpus() == expected
 
 
-def test_none_where_nobody_can_tell(machine: pytest.MonkeyPatch) -> None:
+def test_there_is_no_gpu_without_a_driver(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(ctypes, "CDLL", lambda name: Nvml(error=9))
     assert gpus.num_gpus() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minisgl.errors import PEER_LOST_EXIT, CheckpointError, PeerLost, WorkerDied
@@ -117,7 +119,7 @@ def test_failed_start(error: Exception, message: str, is_consequence: bool) -> N
     assert ("has lost another rank" in death) == is_consequence
 
 
-def test_a_failure_ends_on_the_spot_also_when_told_to_end() -> None:
+def test_a_failure_ends_on_the_spot_also_after_sigterm() -> None:
     process, connection = _start(_fail_when_told_to_end)
     assert receive_status(connection) == StartFailed(message="no weights")
     process.join(30)  # not for its thread, which sleeps longer
@@ -160,36 +162,48 @@ def test_death_before_report_is_seen() -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
+def _stick(status: WorkerStatus) -> None:
+    """Wait in native code, which no signal interrupts."""
+    status.ready({"pid": os.getpid()})
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        libc.pthread_mutex_lock(mutex)
+
+
 _PARENT = """
-import multiprocessing, os, signal, sys
+import os, signal, sys, time
 sys.path.insert(0, {tests!r})
-from test_process import _serve, receive_status, _start
-from functools import partial
+from test_process import _stick, receive_status, _start
 if __name__ == "__main__":
-    process, connection = _start(partial(_serve, {folder!r}))
-    print(receive_status(connection).info["pid"], flush=True)
+    process, connection = _start(_stick)
+    pid = receive_status(connection).info["pid"]
+    fork = os.fork() if {case!r} == "beside a fork" else None
+    if fork == 0:
+        os.closerange(0, 3)
+        signal.pause()
+    if {case!r} == "asked to end":
+        time.sleep(0.3)  # it is stuck by then
+        process.terminate()
+        process.join(0.5)
+    print(pid, fork or 0, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_worker_dies_with_a_killed_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["alone", "beside a fork", "asked to end"])
+def test_a_stuck_worker_ends_with_its_killed_parent(tmp_path: Path, case: str) -> None:
+    """A process that the parent forked has the parent's end of every pipe, and may live on."""
     script = tmp_path / "parent.py"
-    script.write_text(_PARENT.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
-    parent = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=150, check=False
-    )
-    assert parent.returncode == -signal.SIGKILL
-    pid = int(parent.stdout)
-    deadline = time.monotonic() + 60
-    while _is_running(pid):
-        assert time.monotonic() < deadline, "the worker outlived its parent"
-        time.sleep(0.02)
-
-
-def _is_running(pid: int) -> bool:
-    """Alive and no zombie (nobody may be there to reap an orphan)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+    script.write_text(_PARENT.format(tests=str(Path(__file__).parent), case=case))
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout
+        worker, fork = map(int, parent.stdout.readline().split())
+        assert parent.wait(60) == -signal.SIGKILL
+        try:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(worker).wait(20)
+        finally:
+            if fork:
+                os.kill(fork, signal.SIGKILL)

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from minisgl.errors import StartupFailed
 from minisgl.runtime.worker import main_module_hidden
 from minisgl.server.args import ServerArgs
+from minisgl.utils.process import wait_for_parents_end
 
 
 class ServerProcess:
@@ -81,7 +82,5 @@ def _serve(args: ServerArgs, env: Mapping[str, str], pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
+    wait_for_parents_end()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -107,6 +107,8 @@ def _summary(message: str) -> str:
     first, *others = message.splitlines() or [""]
     if first.startswith("panic:"):  # of llguidance's tables, whose indices have 16 bits
         return "it is too large; use a simpler schema, regex or grammar"
+    if first == "NoExtensionBias":  # llguidance's name of a state without a next token
+        return "no text matches it; does a rule or $ref need itself without end?"
     errors = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     return " ".join([shortened(first, 150), *errors])
 

@@ -3,52 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from minisgl import env
 from minisgl.builtin import model_path
-from minisgl.core.executor import Executor
-from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
-from minisgl.message import StatusReply, StepBroadcastMsg
 from minisgl.models import ModelConfig
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.controls import Controls
 from minisgl.runtime.dry_run import dry_run
 from minisgl.runtime.grammars import Grammars
+from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduler_config import scheduler_config
-from minisgl.runtime.watched_loop import WatchedLoopMeter
-from minisgl.scheduler import Scheduler, run
-from minisgl.scheduler.io import (
-    FollowerOutbox,
-    Message,
-    NoOutbox,
-    Source,
-    SourceInbox,
-    ZmqOutbox,
-)
-from minisgl.scheduler.loop import WAIT, Inbox, Outbox
-from minisgl.scheduler.report import StatusLine, StepLog
-from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
+from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.report import StepLog
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.start import StartClock
-from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
+from minisgl.utils.zmq import Endpoints, PushQueue
 
 logger = get_logger(__name__)
 
-PROGRESS_EVERY_S = 2.0  # how often the log says how much of a large model is loaded
+PROGRESS_EVERY_S: Final = 2.0
+"""The time between two log lines about the weights that are loaded."""
 
 
 def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
     """Serve until an `ExitMsg`. `args.model` is a folder, or None for the built-in model.
-
-    After an error a rank that is not alone leaves its device as it is: work that is queued there
-    may wait for other ranks without end.
 
     Rank 0 reports, when it is ready: num_pages, page_size, max_seq_len, max_prefill_tokens, memory
     (the table), start_s (seconds of each part of its start). With --dry-run it reports only
@@ -60,7 +43,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     config = EngineConfig.of(
         args, folder, rank=rank, num_local=args.num_local, store=endpoints.store
     )
-    leads, overlap = rank == 0, not env.overlap_disabled()
+    leads = rank == 0
     if args.dry_run:
         memory = dry_run(config)
         status.ready({"memory": memory} if leads else {})
@@ -83,113 +66,51 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         clock=clock,
         measure_steps=not args.offline,
     )
-
-    def observed(source: Source) -> Source:
-        """Let rank 0 end requests that wait too long, and plan late."""
-        if args.max_queue_wait:
-            from minisgl.scheduler.queue_wait import QueueWait
-
-            source = QueueWait(source, args.max_queue_wait, lambda: scheduler.requests.queued)
-        if overlap and not args.offline:
-            from minisgl.scheduler.late_planning import LONG_STEP_S, LatePlanning
-
-            times = engine.tuning.step_times
-            is_long = times is not None and times.step_s(1) >= LONG_STEP_S
-            source = LatePlanning(
-                source,
-                lambda: meter.flight(),
-                lambda: meter.lap(WAIT),
-                for_all=is_long and engine.device.torch_device.type == "cpu",
-            )
-        return source
-
-    source, executor, now = _links(engine, endpoints, config.ranks, observed)
-    outbox = _outbox(args, endpoints, rank)
-
-    text_of = tokenizer.decode if args.xray_text else None
-    controls = Controls(engine, outbox, status, Path(args.profile_dir), text_of)
-    inbox = SourceInbox(source, controls)
-    listeners: list[Callable[[StatusReply], None]] = [outbox.pass_on]
-    if leads:
-        listeners += [StatusLine(), *([step_log.flush] if step_log else [])]
-    meter = WatchedLoopMeter(
-        status.pulse,
-        engine.tuning.step_times,
-        rank=rank,
-        on_report=listeners,
-        on_step=step_log,
-        peak_memory_bytes=engine.device.peak_memory_bytes,
-    )
-    controls.meter = meter
-    recorder = None
-    loop_inbox: Inbox = inbox
-    loop_outbox: Outbox = outbox
-    if args.record and leads:
-        from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
-        from minisgl.scheduler.xray import XRay
-
-        recorder = Recorder(Path(args.record))
-        loop_inbox = RecordedInbox(inbox, recorder)
-        loop_outbox = RecordedOutbox(outbox, recorder)
-        meter.watcher = XRay(controls.send_frame, meter.epoch, recorder.frame, text_of)
-    if leads and args.nnodes == 1:
-        executor, loop_outbox = _costed(engine, args.num_local, executor, loop_outbox)
+    loop = RankLoop(args, endpoints, engine, status, tokenizer.decode, step_log)
     is_torn = False
     try:
-        settings = scheduler_config(
-            args,
-            engine,
-            eos_ids,
-            max_stall_s=None if args.offline else _stall_bound_s(args, engine, rank),
-            max_queued=None if args.offline else args.max_queued_requests,
-        )
-        scheduler = Scheduler(settings, clock=now, create_masker=grammars.create)
-        controls.scheduler = scheduler
+        settings = _settings(args, engine, eos_ids, rank)
+        loop.use(Scheduler(settings, clock=loop.now, create_masker=grammars.create))
         if vocabulary:
             vocabulary.result()
         clock.lap("scheduler")
-        info = {
-            "num_pages": engine.memory.num_pages,
-            "page_size": engine.page_size,
-            "max_seq_len": engine.max_seq_len,
-            "max_prefill_tokens": engine.max_prefill_tokens,
-            "memory": str(engine.memory),
-            "start_s": clock.part_s,
-        }
-        status.ready(info if leads else {})
-        if recorder:
-            recorder.begin(settings, overlap=overlap)
-        run(scheduler, executor, loop_inbox, loop_outbox, overlap=overlap, meter=meter)
+        status.ready(_info(engine, clock) if leads else {})
+        loop.run()
     except Exception:
+        # What is queued on the device may wait for other ranks without end.
         is_torn = config.tp > 1
         raise
     finally:
         status.pulse.rest()
         grammars.close()
         to_scheduler.close()
-        inbox.close()
-        outbox.close()
+        loop.close()
         if not is_torn:
             engine.close()
         if step_log:
             step_log.close()
-        if recorder:
-            recorder.close()
 
 
-def _costed(
-    engine: Engine, num_local: int, executor: Executor, outbox: Outbox
-) -> tuple[Executor, Outbox]:
-    """Let the ends of requests say what they cost, where the devices' energy can be read."""
-    from minisgl.runtime.energy import PowerMeter, meter_of
+def _info(engine: Engine, clock: StartClock) -> dict[str, object]:
+    return {
+        "num_pages": engine.memory.num_pages,
+        "page_size": engine.page_size,
+        "max_seq_len": engine.max_seq_len,
+        "max_prefill_tokens": engine.max_prefill_tokens,
+        "memory": str(engine.memory),
+        "start_s": clock.part_s,
+    }
 
-    meter = meter_of(engine.device.torch_device, num_local, env.powercap())
-    if meter is None:
-        return executor, outbox
-    from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
 
-    ledger = Ledger(PowerMeter(meter))
-    return CostedExecutor(executor, ledger), CostedOutbox(outbox, ledger)
+def _settings(
+    args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int], rank: int
+) -> SchedulerConfig:
+    if args.offline:
+        return scheduler_config(args, engine, eos_ids)
+    bound_s = _stall_bound_s(args, engine, rank)
+    return scheduler_config(
+        args, engine, eos_ids, max_stall_s=bound_s, max_queued=args.max_queued_requests
+    )
 
 
 def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
@@ -211,38 +132,6 @@ def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
             f"{largest:,}",
         )
     return bound_s
-
-
-def _outbox(args: RuntimeArgs, endpoints: Endpoints, rank: int) -> ZmqOutbox | NoOutbox:
-    if rank == 0:
-        return ZmqOutbox(endpoints)
-    return FollowerOutbox(endpoints) if args.node_rank == 0 else NoOutbox()
-
-
-def _links(
-    engine: Engine,
-    endpoints: Endpoints,
-    ranks: DistributedInfo,
-    observed: Callable[[Source], Source],
-) -> tuple[Source, Executor, Callable[[], float]]:
-    """This rank's source of messages, the executor of its plans, and its scheduler's clock.
-
-    observed: makes rank 0's source of the queue that the messages come from.
-    """
-    check_every = 1 if env.check_plans() else CHECK_EVERY
-    if ranks.rank > 0:
-        broadcasts: PullQueue[StepBroadcastMsg] = PullQueue(
-            endpoints.broadcasts(ranks.rank), StepBroadcastMsg
-        )
-        follower = Follower(broadcasts, engine, check_every=check_every)
-        return follower, follower, lambda: follower.now
-    queue: PullQueue[Message] = PullQueue(endpoints.scheduler, Message)
-    source = observed(queue)
-    if ranks.size == 1:
-        return source, engine, time.monotonic
-    followers = [PushQueue(endpoints.broadcasts(rank)) for rank in range(1, ranks.size)]
-    leader = Leader(source, engine, followers, check_every=check_every)
-    return leader, leader, time.monotonic
 
 
 class _Progress:

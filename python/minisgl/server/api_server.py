@@ -54,8 +54,8 @@ def create_app(
     """Return the application.
 
     stalled: called if a ping does not come back from the workers in time, as during a long step. It
-    returns what is wrong, or None if all workers make progress. keys: who may use the server; None
-    is everyone. origins: the web pages of other hosts that may use it (CORS), "*" for all.
+    returns what is wrong, or None if all workers make progress. keys: without them, every client
+    may use the server. origins: the web pages of other hosts that may use it (CORS), "*" for all.
     """
     families = (
         *(chat, completions, generate, models, tokens, responses),

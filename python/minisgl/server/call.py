@@ -1,8 +1,8 @@
-"""The prompts of one HTTP request, between the connection to the workers and the handler's task.
+"""A call holds the replies to the prompts of one HTTP request until its handler reads them.
 
 A call ends in one of four ways: all of its prompts finish; one prompt fails, and the others are
-aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`). Later replies
-to its uids are dropped.
+aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`). Replies that
+come later are dropped.
 """
 
 from __future__ import annotations
@@ -55,17 +55,19 @@ class Call:
         self._wakeup: asyncio.Future[None] | None = None
         self._abort = abort
         self.num_prompt_tokens = 0  # of the accepted prompts
-        self.watcher: asyncio.Task[None] | None = None  # aborts it; the reference keeps it alive
+        # Aborts the call when its client leaves. asyncio has only a weak reference to a task.
+        self.watcher: asyncio.Task[None] | None = None
 
     # --- the reader's side -----------------------------------------------------------------------
 
     async def accepted(self) -> None:
         """Wait until every prompt is accepted. Raises the error of a refused one, or ClientGone.
 
-        A later failure is raised here if no text came before it, else behind that text.
+        A failure after that is raised here if no text came before it, else by the iteration, after
+        the text.
         """
         while self._num_unaccepted and not self._failure:
-            await self._news()
+            await self._wait()
         if self._failure and (self._num_unaccepted or not self._pending):
             raise self._failure
 
@@ -83,10 +85,10 @@ class Call:
             elif not self._indices:
                 return
             else:
-                await self._news()
+                await self._wait()
 
     def abort(self) -> None:
-        """Abort the unfinished prompts, which frees their pages. A second call does nothing."""
+        """Abort the unfinished prompts, which frees their pages. Does nothing if there are none."""
         self.fail(ClientGone())
 
     # --- the frontend's side ---------------------------------------------------------------------
@@ -105,7 +107,8 @@ class Call:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the call with `error`, unless it has ended; unfinished prompts are aborted."""
+        """End the call with `error` and abort its unfinished prompts. Does nothing if it has
+        ended."""
         if self._indices:
             self._end(error)
 
@@ -134,6 +137,6 @@ class Call:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
-    async def _news(self) -> None:
+    async def _wait(self) -> None:
         self._wakeup = asyncio.get_running_loop().create_future()
         await self._wakeup

@@ -6,13 +6,15 @@
 
 The handlers' exceptions, unknown paths and our own bugs all become this object in `error_body`, so
 a client needs one way to read errors. In a stream that has begun the object is the last event.
-Paths of other vendors' APIs have those vendors' forms of the same content.
+The APIs of other vendors have those vendors' forms of the same content.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -82,7 +84,7 @@ class Draining(EngineError):
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """Return the HTTP status and the object for `error`. Other exceptions than ours are bugs."""
+    """Return the HTTP status and the object for `error`. An exception that is not ours is a bug."""
     param: str | None = None
     if isinstance(error, RequestError):
         status, message, code, param = error.status, error.message, error.code, error.param
@@ -127,6 +129,16 @@ def refusal(message: str, *, status: int, code: str, param: str | None = None) -
     error = InvalidRequest(message, param=param)
     error.status, error.code = status, code
     return error
+
+
+@contextlib.contextmanager
+def encodable() -> Iterator[None]:
+    """Turn the error of a value that no message can hold into InvalidRequest: JSON's integers have
+    no bounds, those of MessagePack have 64 bits."""
+    try:
+        yield
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"the request holds a value that is out of range: {error}") from None
 
 
 def install(app: FastAPI, observer: Observer) -> None:

@@ -16,7 +16,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -34,7 +34,7 @@ from minisgl.message import (
 )
 from minisgl.message.frontend import CodecReply, PongMsg, UserReply
 from minisgl.server.call import Call, RequestReply
-from minisgl.server.errors import Draining, refusal
+from minisgl.server.errors import Draining, encodable, refusal
 from minisgl.server.round_trip import RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
@@ -42,7 +42,12 @@ from minisgl.server.watchers import Watchers
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 if TYPE_CHECKING:
-    from minisgl.server.keys import Job
+    from minisgl.server.keys import Job, Key
+
+
+MAX_COPIES_BYTES: Final = 64 * 2**20
+"""The most bytes of a call's prompts, which are sent once for each choice. 128 choices of a prompt
+of 15 MB took 3.7 GB in each of two processes, and 28 s."""
 
 
 class Frontend:
@@ -95,15 +100,53 @@ class Frontend:
         num_choices: int = 1,
         is_clamped: bool = False,
     ) -> Call:
-        """Send `prompts`, each with `sampling`. Draws a seed for each if `sampling` has none.
+        """Send `prompts` to the tokenizers, each with `sampling` and a seed of its own.
 
-        num_choices: choices per prompt. `prompts` has each prompt this many times in a row. A
-        choice gets its own seed (`seed_of`). The first choice computes the prompt, the others find
-        it in the prefix cache. is_clamped: `max_tokens` is lowered to what the context leaves.
-        Raises EngineError if a worker has died or the server ends, InvalidRequest for a value that
-        cannot be sent, ServerBusy if far too many prompts are open, RequestError for a priority
-        that the key may not ask for.
+        num_choices: choices per prompt. `prompts` has each prompt this many times in a row. The
+        first choice computes the prompt, the others find it in the prefix cache. is_clamped:
+        `max_tokens` is lowered to what the context leaves. Raises EngineError if a worker has died
+        or the server ends, ServerBusy if far too many prompts are open, InvalidRequest for a value
+        that no message can hold, RequestError for a priority that the key may not ask for.
         """
+        key = origin.key if origin else None
+        self._check(len(prompts), num_choices, priority, key)
+        now = time.perf_counter()  # before other tasks can delay this one
+        uids = list(itertools.islice(self._uids, len(prompts)))
+        call = Call(uids, self._abort, num_choices)
+        jobs: dict[int, Job] = {}
+        by_tokenizer: dict[int, list[TokenizeMsg]] = {}
+        try:
+            with encodable():
+                _check_size(prompts[::num_choices], num_choices)
+                for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):
+                    choice = position % num_choices
+                    params = _with_seed(sampling, choice)
+                    if key:  # the prompt of several choices counts once
+                        jobs[uid] = key.begin(prompt, params, counts_prompt=not choice)
+                    message = TokenizeMsg(
+                        uid=uid,
+                        share=jobs[uid].share if key else (0, 0),
+                        prompt=prompt,
+                        sampling=params,
+                        priority=priority,
+                        namespace=namespace,
+                        context_length=self.context_length,
+                        is_clamped=is_clamped,
+                    )
+                    by_tokenizer.setdefault(uid % len(self._tokenizers), []).append(message)
+                for index, messages in by_tokenizer.items():
+                    self._tokenizers[index].put(messages)
+        except InvalidRequest:
+            for job in jobs.values():
+                job.end()
+            raise
+        self._calls.update(dict.fromkeys(uids, call))
+        self._jobs |= jobs
+        self.observer.submitted(uids, origin or Origin(), sampling, now)
+        return call
+
+    def _check(self, num_prompts: int, num_choices: int, priority: int, key: Key | None) -> None:
+        """Raise what `submit` raises for a call that it does not send."""
         if self.failure:
             raise self.failure
         if self.is_draining:
@@ -111,18 +154,14 @@ class Frontend:
         if self._max_open is not None and self.num_open >= self._max_open:
             # The scheduler refuses above --max-queued-requests; these have not reached it yet.
             raise ServerBusy(f"{self.num_open} prompts are open already; try again later")
-        if self._max_queued is not None and len(prompts) > self._max_queued:
+        if self._max_queued is not None and num_prompts > self._max_queued:
             # The scheduler would answer "try again later", but a retry would fail as well.
             what = "prompts" if num_choices == 1 else "choices"
             raise InvalidRequest(
-                f"one call has {len(prompts)} {what}, but --max-queued-requests lets "
+                f"one call has {num_prompts} {what}, but --max-queued-requests lets "
                 f"{self._max_queued} wait; send at most {self._max_queued} in one call",
                 param="prompt",
             )
-        now = time.perf_counter()  # before other tasks can delay this one
-        uids = list(itertools.islice(self._uids, len(prompts)))
-        call = Call(uids, self._abort, num_choices)
-        key = origin.key if origin else None
         if key and priority < 0 and not key.is_admin:
             raise refusal(
                 f"a priority below 0 comes before the requests of all keys, which needs a key with "
@@ -130,41 +169,6 @@ class Frontend:
                 status=403,
                 code="not_permitted",
             )
-        jobs: dict[int, Job] = {}
-        by_tokenizer: dict[int, list[TokenizeMsg]] = {}
-        for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):
-            params = sampling
-            if params.seed is None:
-                params = msgspec.structs.replace(params, seed=secrets.randbits(63))
-            elif choice := position % num_choices:
-                params = msgspec.structs.replace(params, seed=seed_of(params.seed, choice))
-            if key:
-                is_first = position % num_choices == 0  # the prompt of several choices counts once
-                jobs[uid] = key.begin(prompt, params, counts_prompt=is_first)
-            message = TokenizeMsg(
-                uid=uid,
-                share=jobs[uid].share if key else (0, 0),
-                prompt=prompt,
-                sampling=params,
-                priority=priority,
-                namespace=namespace,
-                context_length=self.context_length,
-                is_clamped=is_clamped,
-            )
-            by_tokenizer.setdefault(uid % len(self._tokenizers), []).append(message)
-        try:
-            for index, messages in by_tokenizer.items():
-                self._tokenizers[index].put(messages)
-        except (OverflowError, UnicodeEncodeError) as error:
-            for job in jobs.values():
-                job.end()
-            raise InvalidRequest(
-                f"the request holds a value that is out of range: {error}"
-            ) from None
-        self._calls.update(dict.fromkeys(uids, call))
-        self._jobs |= jobs
-        self.observer.submitted(uids, origin or Origin(), sampling, now)
-        return call
 
     async def run(self) -> None:
         """Deliver replies until cancelled."""
@@ -237,3 +241,25 @@ class Frontend:
                 self.observer.ended(uid, "abort")
             if not self.failure:
                 self._tokenizers[uid % len(self._tokenizers)].put([AbortMsg(uid=uid)])
+
+
+def _check_size(prompts: Sequence[Prompt], num_choices: int) -> None:
+    """Raise InvalidRequest if the copies that the choices need are too large together."""
+    if num_choices == 1:  # the body has bounds
+        return
+    num_bytes = num_choices * sum(len(msgspec.msgpack.encode(prompt)) for prompt in prompts)
+    if num_bytes > MAX_COPIES_BYTES:
+        raise InvalidRequest(
+            f"{num_choices} choices need {num_bytes / 2**20:.0f} MiB for copies of the prompt, and "
+            f"{MAX_COPIES_BYTES >> 20} MiB are allowed; ask for fewer choices in one call",
+            param="n",
+        )
+
+
+def _with_seed(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Return `sampling` with a seed: a random one if it has none, else the one of this choice."""
+    if sampling.seed is None:
+        return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+    if choice:
+        return msgspec.structs.replace(sampling, seed=seed_of(sampling.seed, choice))
+    return sampling

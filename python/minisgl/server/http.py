@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http
 import logging
 import re
 import socket
@@ -17,41 +18,45 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from minisgl.errors import InvalidRequest
 from minisgl.server.errors import error_body, refusal
 
-# Streams are ended before the shutdown, so this only bounds clients that do not read.
 GRACE_S: Final = 2
+"""The longest wait for clients at a shutdown. Streams have ended before, so only a client that does
+not read makes the server wait."""
 
-# Longer than the pause between two turns of a chat in a benchmark, shorter than a proxy's 60 s.
 KEEP_ALIVE_S: Final = 30
-
+"""How long a connection may be idle. Longer than the pause between two turns of a chat in a
+benchmark, shorter than a proxy's 60 s."""
 
 MAX_HEAD_BYTES: Final = 64 * 2**10
-"""Of a request's line and headers, which are kept whole: what is longer costs memory, and time that
-grows with its square. Give or take what arrives at once."""
+"""The most bytes of a request's line and headers, up to one read of the socket more. Parsing takes
+memory, and time that grows with the square of the length."""
 
 HEAD_S: Final = 30.0
-"""For a connection's first bytes, and for the rest of a head that has begun."""
+"""The longest wait for a complete head (the request's line and headers) on a connection that has no
+request."""
 
 UNREAD_S: Final = 60.0
-"""A client that reads less than about 50 KiB in this time, of an answer that waits for it, is gone.
-Its answer holds memory, and its request pages of the KV cache."""
+"""The longest wait for a client that reads less than about 50 KiB of its answer. The answer holds
+memory, and its request pages of the KV cache."""
 
 ABORT_CONNECTION: Final = "minisgl.abort_connection"
-"""The name in an ASGI scope of a function that closes the connection, whatever is unsent."""
+"""The name in an ASGI scope of a function that closes the connection and drops what is unsent."""
 
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.1\r\n")
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
 class _Protocol(HttpToolsProtocol):
-    """Of httptools: 20 % fewer CPU seconds a token than with h11 (docs/performance.md).
+    """One connection. httptools takes 20 % fewer CPU seconds a token than h11
+    (docs/performance.md).
 
-    A wish for another protocol is ignored, as servers may: for HTTP/2, which Java's HttpClient has
-    by default, or for WebSockets. The parser would take what follows for that protocol, and the
-    request would be without its body. Only whole lines of a head's first piece are looked at.
+    An Upgrade header (to HTTP/2, which Java's HttpClient sends by default, or to WebSocket) is
+    removed, as a server may ignore it: the parser would take the body for the other protocol. The
+    header is found only among the complete lines that arrive first.
 
-    Mutable: how many bytes have come since a head or a piece of a body was complete; timers that
+    Mutable: the number of bytes since a head or a piece of a body was complete, and timers that
     close a connection whose client stalls.
     """
 
@@ -101,8 +106,15 @@ class _Protocol(HttpToolsProtocol):
             if _UPGRADE.search(data, 0, head):
                 data = _UPGRADE.sub(b"", data[:head]) + data[head:]
         super().data_received(data)
-        if self._num_pending > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse_head()
+        if self.transport.is_closing():
+            return
+        if self._num_pending > MAX_HEAD_BYTES:
+            too_large = f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes"
+            self._refuse(refusal(too_large, status=431, code="headers_too_large"))
+        elif self.cycle is None or self.cycle.response_complete:
+            # The data is no head, yet it has ended uvicorn's wait for the next request: a blank
+            # line, or the rest of a body that was refused.
+            self._await_head()
 
     def on_headers_complete(self) -> None:
         self._num_pending = 0
@@ -115,12 +127,17 @@ class _Protocol(HttpToolsProtocol):
         self._num_pending = 0
         super().on_body(body)
 
-    def _refuse_head(self) -> None:
-        too_large = f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes"
-        status, error = error_body(refusal(too_large, status=431, code="headers_too_large"))
-        body = msgspec.json.encode(error)
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that the parser refuses. msg: uvicorn's text, which says no more."""
+        wrong = "the request is not valid HTTP/1.1; if the client speaks HTTPS, use an http:// URL"
+        self._refuse(refusal(wrong, status=400, code="invalid_http"))
+
+    def _refuse(self, error: InvalidRequest) -> None:
+        """Answer before there is a request for the application, and close the connection."""
+        status, answer = error_body(error)
+        body = msgspec.json.encode(answer)
         head = (
-            f"HTTP/1.1 {status} Request Header Fields Too Large\r\n"
+            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
             "content-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
@@ -129,10 +146,8 @@ class _Protocol(HttpToolsProtocol):
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """Not that packages for WebSockets would help: nothing here speaks them, whatever is there.
-
-    That an upgrade was asked for is a line of its own. `ws="none"` does not leave this one out.
-    """
+    """Return False for uvicorn's advice to install a package for WebSockets, which this server does
+    not speak. `ws="none"` does not prevent that line."""
     return not record.getMessage().startswith("No supported WebSocket library")
 
 
@@ -153,7 +168,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._tls = tls
-        logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)  # once, however often
+        logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)  # the same one adds nothing
         self._on_started: Callable[[], None] | None = None
 
     async def serve_on(self, listening: socket.socket, on_started: Callable[[], None]) -> None:

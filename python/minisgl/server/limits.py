@@ -1,4 +1,4 @@
-"""What an API key may use in a minute: requests and tokens, each a token bucket."""
+"""The limits of an API key: its requests and tokens a minute are token buckets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bucket:
 
 
 class Limits:
-    """The two buckets of a key. Mutable. A bucket that is None is no limit."""
+    """The two buckets of a key. Mutable. Without a bucket there is no limit."""
 
     def __init__(self) -> None:
         self._requests: Bucket | None = None
@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def per_minute(self) -> tuple[int | None, int | None]:
-        """Requests and tokens."""
+        """The limits of requests and of tokens; None is no limit."""
         requests, tokens = (
             bucket.per_minute if bucket else None for bucket in (self._requests, self._tokens)
         )

@@ -1,8 +1,8 @@
 """From a call under way to its HTTP response, whole or as server-sent events.
 
-All API families use it. Headers wait until the request is accepted, so a refusal by the scheduler
-is a 4xx for streams too. However a client leaves, its call is aborted: ASGI's `receive` reports a
-disconnect, and a `finally` covers every other way.
+All API families use it. The headers are sent when the request is accepted, so a refusal by the
+scheduler is a 4xx for streams too. A call is aborted when its client leaves: ASGI's `receive`
+reports a disconnect, and a `finally` covers all other ways.
 
 Why not Starlette's StreamingResponse: it starts a task group per response and hands over one
 chunk at a time; here one write carries all events of a wake-up.
@@ -38,12 +38,12 @@ from minisgl.tokenizer.parse.answer import Kind, SplitAnswer, collect
 _encode: Final = msgspec.json.Encoder().encode
 
 ERROR_READ_S: Final = 2.0
-"""For which a client may leave the error of its deadline unread."""
+"""How long a client may leave the error of its deadline unread before its connection is closed."""
 
 DONE: Final = b"data: [DONE]\n\n"
 
 WARNING: Final = "x-minisgl-warning"
-"""The header of an answer that says what of the request was left out."""
+"""The response header that names the parts of a request that were left out."""
 
 _STREAM_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
@@ -53,8 +53,11 @@ _STREAM_HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One prompt's whole answer. logprobs, tokens, prompt: as in `TextReply`, empty unless the
-    request asks for them."""
+    """One prompt's whole answer.
+
+    logprobs, tokens, prompt: as in `TextReply`, empty unless the request asks for them. parts:
+    empty unless the prompt asks for a split answer.
+    """
 
     text: str
     token_ids: list[int]
@@ -66,22 +69,23 @@ class Output:
 
     @property
     def answer(self) -> SplitAnswer:
-        """The parts of an answer that is split; else the text is the content."""
+        """The answer as reasoning, content and calls. One that is not split is all content."""
         return collect(self.parts) if self.parts else SplitAnswer(content=self.text)
 
 
 class Shape(ABC):
-    """How an API family writes its answers; as OpenAI streams them unless a method says else."""
+    """How an API family writes its answers. The methods that are not abstract write OpenAI's
+    stream."""
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
-    """Of a stream."""
+    """The content type of a stream."""
 
     @abstractmethod
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
         """The response body."""
 
     def opening(self, num_prompt_tokens: int) -> bytes:
-        """Events before the first text. num_prompt_tokens: of all prompts of the call."""
+        """The events before the first text. num_prompt_tokens: the sum over the call's prompts."""
         return b""
 
     @abstractmethod
@@ -93,7 +97,7 @@ class Shape(ABC):
         """The event for the end of prompt `index`, after all of its text."""
 
     def closing(self, ends: list[Finished]) -> bytes:
-        """Events after the last prompt has ended."""
+        """The events after the last prompt has ended."""
         return DONE
 
     def failure(self, error: ErrorBody) -> bytes:
@@ -144,8 +148,9 @@ async def respond(
 
     timeout_s: after this time the call ends with DeadlineExceeded, wherever it is.
     num_choices: of each prompt; output i is choice i % num_choices of prompt i // num_choices.
-    names: the request's names of what a refusal can name, by the workers' names. is_clamped:
-    `max_tokens` is lowered to what the context leaves. warning: of the answer's header, ASCII.
+    names: the request's names of fields, by the names that the workers use in a refusal.
+    is_clamped: `max_tokens` is lowered to what the context leaves. warning: the ASCII text of the
+    header `WARNING`; "" for none.
     """
     if PREFIX_HEADER in request.headers:
         return await prefix_answer(request, frontend, prompts, cache_salt or "")
@@ -193,7 +198,8 @@ async def respond(
 
 
 class Deadline:
-    """Ends a call after a time, and then its connection if its client does not read. Mutable."""
+    """Ends a call after its timeout, and closes the connection of a client that does not read the
+    error. Mutable."""
 
     def __init__(self, call: Call, timeout_s: float, scope: Scope) -> None:
         self._call = call
@@ -212,7 +218,7 @@ class Deadline:
 
 
 class EventStream(Response):
-    """Sends a call's replies as they come. A failure after the start is the last event."""
+    """Sends a call's replies as they come. If the call fails, the error is the last event."""
 
     def __init__(
         self,
@@ -238,9 +244,8 @@ class EventStream(Response):
             if self._warning:
                 headers.append((WARNING.encode(), self._warning.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            lead = self._shape.opening(
-                self._call.num_prompt_tokens
-            )  # sent with the first text, not before there is any
+            # Sent together with the first text.
+            lead = self._shape.opening(self._call.num_prompt_tokens)
             ends: dict[int, Finished] = {}
             async for batch in self._call:
                 await write(lead + self._events(batch, ends))
@@ -303,7 +308,8 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
 
 
 async def _abort_on_disconnect(receive: Receive, call: Call) -> None:
-    """Ends by itself: `receive` reports a disconnect also after a complete response."""
+    """Abort `call` when the client leaves. The task always ends, because `receive` reports a
+    disconnect after a complete response, too."""
     while (await receive())["type"] != "http.disconnect":
         pass
     call.abort()

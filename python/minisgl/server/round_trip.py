@@ -12,6 +12,7 @@ from minisgl.core import Failed
 from minisgl.errors import EngineError
 from minisgl.message import PingMsg, ProfileMsg, ProfileReply, Prompt, WatchMsg, WatchReply
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg, PongMsg
+from minisgl.server.errors import encodable
 from minisgl.utils.zmq import PushQueue
 
 Answer = PongMsg | ProfileReply | CodecReply | WatchReply
@@ -113,8 +114,10 @@ class RoundTrips:
         num_answers: int,
         timeout_s: float,
     ) -> list[Answer]:
-        """Return the answers that come in time, at most `num_answers`. Raises EngineError after
-        `fail`."""
+        """Return the answers that come in time, at most `num_answers`.
+
+        Raises EngineError after `fail`, InvalidRequest for a value that no message can hold.
+        """
         if self._failure:
             raise self._failure
         seq = message.seq
@@ -123,8 +126,9 @@ class RoundTrips:
         self._waiting[seq] = arrived
         answers: list[Answer] = []
         try:
-            for tokenizer in tokenizers:
-                tokenizer.put([message])
+            with encodable():
+                for tokenizer in tokenizers:
+                    tokenizer.put([message])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while len(answers) < num_answers:

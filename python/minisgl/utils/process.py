@@ -8,9 +8,7 @@ and reads one status from each pipe. After that a worker sends heartbeats there
   supervisor handles them.
 - with 1 if its body raises, before or after it was ready. It ends on the spot, because threads and
   devices, which the interpreter waits for at its end, may wait for another process of the server.
-- with 1 if the process that started it is gone, for whatever reason. The operating system closes a
-  dead parent's pipe; prctl's PDEATHSIG would fire when the *thread* that started the worker ends,
-  and exists on Linux only.
+- with 1 if the process that started it is gone, for whatever reason (`wait_for_parents_end`).
 """
 
 from __future__ import annotations
@@ -19,17 +17,19 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import math
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -38,6 +38,8 @@ from minisgl.utils.heartbeat import Heart, Heartbeat, Pulse
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
+
+PARENT_CHECK_S: Final = 1.0
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -187,17 +189,36 @@ def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
     signal.set_wakeup_fd(to_wakeup, warn_on_full_buffer=False)
     main_thread = threading.main_thread().ident
     assert main_thread is not None
-    parent = multiprocessing.parent_process()
-    sentinels = [parent.sentinel] if parent else []  # none if it was started by hand
 
     def watch() -> None:
-        if wakeup in wait([wakeup, *sentinels]):
-            while not stopping.is_set() and not wait(sentinels, timeout=0.05):
+        if not wait_for_parents_end(wakeup):
+            while not stopping.is_set() and not wait_for_parents_end(timeout_s=0.05):
                 signal.pthread_kill(main_thread, signal.SIGTERM)
-            wait(sentinels)
-        if sentinels:
-            if leftover:
-                shutil.rmtree(leftover, ignore_errors=True)
-            os._exit(1)  # without clean-up, which nothing needs any more
+            wait_for_parents_end()
+        if leftover:
+            shutil.rmtree(leftover, ignore_errors=True)
+        os._exit(1)  # without clean-up, which nothing needs any more
 
     threading.Thread(target=watch, name="end-watch", daemon=True).start()
+
+
+def wait_for_parents_end(wakeup: int | None = None, timeout_s: float = math.inf) -> bool:
+    """Wait until the process that started this one is gone; without end if it was started by hand.
+
+    Returns False after `timeout_s`, or if the descriptor `wakeup` is readable first. The operating
+    system closes a dead parent's pipe, unless a process that the parent forked has it, too: so the
+    parent's id is looked at every `PARENT_CHECK_S`. prctl's PDEATHSIG would fire when the *thread*
+    that started this process ends, and exists on Linux only.
+    """
+    parent = multiprocessing.parent_process()
+    watched = [*([parent.sentinel] if parent else []), *([wakeup] if wakeup is not None else [])]
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = max(deadline - time.monotonic(), 0)
+        ready = wait(watched, min(left_s, PARENT_CHECK_S))
+        if wakeup is not None and wakeup in ready:
+            return False
+        if ready or (parent and os.getppid() != parent.pid):
+            return True
+        if not left_s:
+            return False

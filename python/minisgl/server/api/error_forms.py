@@ -28,7 +28,12 @@ _KINDS: Final = {
     "body_too_large": "request_too_large",
     "invalid_api_key": "authentication_error",
     "not_permitted": "permission_error",
+    "deadline_exceeded": "timeout_error",
+    "draining": "overloaded_error",
+    "queue_timeout": "overloaded_error",
+    "restarting": "overloaded_error",
 }
+"""Anthropic's names of our codes. The others have a name by their HTTP status."""
 
 
 def anthropic_error(body: ErrorBody) -> ErrorEvent:

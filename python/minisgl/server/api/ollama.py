@@ -74,9 +74,10 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         request: Request, asked: OllamaChatRequest | OllamaGenerateRequest, prompt: Prompt | None
     ) -> Response:
         name = is_named(model, asked.model)
+        is_chat = isinstance(asked, OllamaChatRequest)
         shape = _OllamaShape(
             name,
-            is_chat=isinstance(asked, OllamaChatRequest),
+            is_chat=is_chat,
             has_logprobs=bool(asked.logprobs or asked.top_logprobs),
         )
         if prompt is None:  # the client asks to load the model, which is loaded
@@ -93,7 +94,11 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             timeout_s=asked.timeout,
             stream=asked.stream is not False,
             shape=shape,
-            names={"prompt": "prompt", "max_tokens": "options.num_predict", **names},
+            names={
+                "prompt": "messages" if is_chat else "prompt",
+                "max_tokens": "options.num_predict",
+                **names,
+            },
             is_clamped=True,
         )
 

@@ -107,13 +107,15 @@ def _of_response_format(wanted: ResponseFormat) -> tuple[dict[str, Any], dict[st
 def rename(error: RequestError, names: Mapping[str, str]) -> None:
     """Change an error so that it names the request's field.
 
-    names: the request's names by the names that the workers use.
+    names: the request's names by the names that the workers use. "the prompt has" becomes "the
+    field messages has".
     """
     param = error.param or ""
     for old, new in names.items():
         if param == old or param.startswith(f"{old}."):
             error.param = new + param.removeprefix(old)
-            error.message = error.message.replace(param, error.param, 1)
+            name = f"field {error.param}" if f"the {param} " in error.message else error.param
+            error.message = error.message.replace(param, name, 1)
             return
 
 

@@ -11,7 +11,7 @@ import pytest
 from minisgl.core import Plan
 from minisgl.distributed import DistributedInfo
 from minisgl.message import PlanCheck, StepBroadcast, StepBroadcastMsg
-from minisgl.runtime.engine_worker import _links
+from minisgl.runtime.rank_loop import links
 from minisgl.utils.zmq import Endpoints, PullQueue
 
 
@@ -31,7 +31,7 @@ def test_every_plan_is_checked_where_that_is_asked_for(
     told: PullQueue[StepBroadcastMsg] = PullQueue(endpoints.broadcasts(1), StepBroadcastMsg)
     engine: Any = SimpleNamespace(launch=lambda plan: None)
     try:
-        source, executor, _ = _links(engine, endpoints, DistributedInfo(0, 2), lambda queue: queue)
+        source, executor, _ = links(engine, endpoints, DistributedInfo(0, 2), lambda queue: queue)
         for step in range(3):
             source.get(0)
             executor.launch(plan(step))
