@@ -28,6 +28,8 @@ _TOOL: Final = {
     "type": "function",
     "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}},
 }
+_NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
+_BARE_TOOL: Final = {"type": "function", "function": {"name": _NAME}}
 _CALL: Final[dict[str, Any]] = {
     "id": "abcdefghi",
     "type": "function",
@@ -50,6 +52,21 @@ def takes_tools(template: ChatTemplate) -> bool:
     return "tools" in template.source and _writes(template, [_USER], {"tools": [_TOOL]})
 
 
+def whole_tools(
+    tools: Sequence[Mapping[str, Any]], template: ChatTemplate
+) -> Sequence[Mapping[str, Any]]:
+    """Return the tools for a template that takes tools. Where it refuses one that has only a name,
+    all get an empty description and empty properties if they have none."""
+    if not _refuses(template, [_USER], {"tools": [_BARE_TOOL]}):
+        return tools
+    shown = []
+    for tool in tools:
+        function = {"description": "", **tool["function"]}
+        function["parameters"] = {**_NO_ARGUMENTS, **function.get("parameters", {})}
+        shown.append({**tool, "function": function})
+    return shown
+
+
 def plain_messages(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
@@ -59,8 +76,8 @@ def plain_messages(
     """Return messages that say the same and that the template writes completely.
 
     - If the template refuses an id of a call, ids become nine letters and digits (Mistral).
-    - If it writes only the first of several calls, each call gets a message of its own, followed by
-      its result (gpt-oss).
+    - If it writes only the first of several calls (gpt-oss) or refuses several (Llama 3), each call
+      gets a message of its own, followed by its result.
     - If it writes no calls, they become content, in the format `calls`.
     - If it takes no tools, they are described in the system message, or in the first message if it
       takes no system message. Calls become content, and results become messages of the user.
@@ -79,7 +96,10 @@ def plain_messages(
             template, [_USER, _ANSWER]
         ):
             shown = [_with_short_ids(message) for message in shown]
-        if not _writes(template, [_USER, _ANSWER_TWO], {}, _SECOND):
+        is_alone = _refuses(template, [_USER, _ANSWER_TWO]) and not _refuses(
+            template, [_USER, _ANSWER]
+        )
+        if is_alone or not _writes(template, [_USER, _ANSWER_TWO], {}, _SECOND):
             shown = _one_call_each(shown)
     if takes or not tools:
         return shown
@@ -107,9 +127,13 @@ def _writes(
         return messages[0] is not _SYSTEM
 
 
-def _refuses(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> bool:
+def _refuses(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    args: Mapping[str, Any] | None = None,
+) -> bool:
     try:
-        template.render(messages, {})
+        template.render(messages, args)
     except InvalidRequest:
         return True
     return False
