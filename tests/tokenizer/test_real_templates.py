@@ -35,6 +35,7 @@ FORMATS = {
     "granite-3.3": ("granite", "think"),
     "granite-4.0": ("hermes", ""),
     "ministral-3-reasoning": ("mistral", "mistral"),
+    "minimax-m2": ("minimax", "think"),
     "mistral-nemo": ("mistral_v3", ""),
     "mistral-small-3.2": ("mistral", ""),
     "phi-3.5": ("", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ def plain_messages(
     """
     shown = [dict(message) for message in messages]
     form = CALLS.get(calls) if isinstance(calls, str) else calls
-    if form is None or form.syntax != "object":
+    if form is None or form.syntax not in ("object", "python"):
         form = CALLS["hermes"]
     takes, has_calls = takes_tools(template), any(message.get("tool_calls") for message in shown)
     is_plain = has_calls and not _writes(template, [_USER, _ANSWER], {})
@@ -187,6 +188,9 @@ def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return rest
     texts = [str(message["content"])] if isinstance(message.get("content"), str) else []
+    if form.syntax == "python":
+        calls = ", ".join(_python(call["function"]) for call in message["tool_calls"])
+        return {**rest, "content": "\n".join([*texts, f"{form.begin}[{calls}]{form.end}"])}
     for call in message["tool_calls"]:
         function = call["function"]
         name, arguments = json.dumps(function["name"]), function.get("arguments") or "{}"
@@ -195,6 +199,17 @@ def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
         body = f'{{"{form.name_key}": {name}, "{form.key}": {arguments}}}'
         texts.append(f"{form.begin}\n{body}\n{form.end}".rstrip())
     return {**rest, "content": "\n".join(text for text in texts if text)}
+
+
+def _python(function: Mapping[str, Any]) -> str:
+    """Return a call as Python writes it."""
+    values = function.get("arguments") or {}
+    if isinstance(values, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(values)
+    if not isinstance(values, dict):  # a model's earlier mistake: shown as it was made
+        return f"{function['name']}({values})"
+    return f"{function['name']}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
 
 def _with_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
