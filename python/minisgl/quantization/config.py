@@ -100,7 +100,7 @@ def _fp8(config: Section) -> list[Rule]:
     """All linear layers but those of the ignore list, which is the LM head where it is absent."""
     is_blocked = config.get("weight_block_size") is not None
     unit = config.block("weight_block_size") if is_blocked else (ALL, ALL)
-    config.check("fmt", None, "e4m3")
+    config.check("fmt", None, "e4m3", "float8_e4m3fn")  # MiniMax-M2 writes the latter
     config.check("activation_scheme", None, "static", "dynamic")
     config.check("modules_to_convert", None, [])
     key = "ignored_layers" if config.get("ignored_layers") is not None else "modules_to_not_convert"
