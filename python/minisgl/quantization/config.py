@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from minisgl.errors import ConfigError
 from minisgl.quantization.cut import ALL, Unit
 from minisgl.quantization.fp4 import MX_GROUP, NV_GROUP, Fp4
 from minisgl.quantization.grouped import Grouped
@@ -85,6 +86,11 @@ def read_formats(config: object, where: str) -> ConfiguredFormats:
         rules = read_compressed_tensors(section)
     elif method in METHODS:
         rules = METHODS[method](section)
+    elif method is None and section.get("group_size") and section.get("bits"):
+        raise ConfigError(
+            f"{where}: this is a checkpoint for Apple's MLX, whose layout is not read here; take "
+            "the original, with --quantization int4 for as few bytes, or a GGUF file of the model"
+        )
     else:
         raise section.unsupported("quant_method", f"compressed-tensors or {' or '.join(METHODS)}")
     return ConfiguredFormats(where=where, rules=tuple(rules))
