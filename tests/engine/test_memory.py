@@ -64,6 +64,7 @@ def test_explicit_pages_win() -> None:
     ("changes", "says"),
     [
         ({"weight_bytes": 6 * GIB}, "raise --memory-ratio, or lower --max-seq-len, --max-pre"),
+        ({"weight_bytes": 16 * GIB}, "too large for this machine: take --quantization int4"),
         ({"num_pages": 10 * 1024}, "the most that fits is 9216"),
     ],
 )

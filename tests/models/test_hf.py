@@ -14,8 +14,7 @@ from huggingface_hub import errors
 
 import minisgl.utils.gguf
 from minisgl.errors import CheckpointError, ConfigError
-from minisgl.models.weight import weight_files
-from minisgl.utils.hf import mending, resolve_checkpoint
+from minisgl.utils.hf import mending, resolve_checkpoint, weight_files
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -255,6 +255,14 @@ def test_other_formats_are_refused_by_name(
         ModelConfig.from_folder(tmp_path)
 
 
+def test_a_checkpoint_for_mlx_is_named(tmp_path: Path) -> None:
+    values = {**CONFIGS["llama"].to_dict(), "architectures": ["LlamaForCausalLM"]}
+    values["quantization_config"] = {"group_size": 64, "bits": 4, "mode": "affine"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"Apple's MLX.*--quantization int4.*GGUF"):
+        ModelConfig.from_folder(tmp_path)
+
+
 def test_merged_matrices_have_one_format(tmp_path: Path) -> None:
     save_fp8(CONFIGS["llama"], "compressed-tensors", tmp_path)
     file = tmp_path / "fp8" / "config.json"

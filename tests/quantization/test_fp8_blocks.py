@@ -111,13 +111,18 @@ def quantise(scale_name: str) -> Callable[[str, Tensor], tuple[dict[str, Tensor]
 
 @pytest.mark.parametrize(
     ("name", "spelling"),
-    [(name, "qwen") for name in CONFIGS] + [("qwen3-moe", "compressed-tensors")],
+    [
+        *((name, "qwen") for name in CONFIGS),
+        ("qwen3-moe", "compressed-tensors"),
+        ("llama", "minimax"),
+    ],
 )
 def test_logits_are_those_of_dequantised_weights(name: str, spelling: str, tmp_path: Path) -> None:
-    if spelling == "qwen":
-        save_both(CONFIGS[name], QWEN, quantise("weight_scale_inv"), tmp_path)
-    else:
+    if spelling == "compressed-tensors":
         save_both(CONFIGS[name], COMPRESSED, quantise("weight_scale"), tmp_path)
+    else:
+        values = {**QWEN, "fmt": "e4m3" if spelling == "qwen" else "float8_e4m3fn"}
+        save_both(CONFIGS[name], values, quantise("weight_scale_inv"), tmp_path)
     expected, tokens = run(tmp_path / "float32")
     logits, ours = run(tmp_path / "quantised")
     assert relative_error(logits, expected) <= TOLERANCE

@@ -17,7 +17,7 @@ from minisgl.benchmark.workload import trace as read_trace
 from minisgl.core import SamplingParams
 from minisgl.core.event import Token
 from minisgl.errors import ConfigError, EngineError
-from minisgl.message import AbortMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
+from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, recorder, run
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
@@ -123,10 +123,19 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         replay.requests_of(tmp_path / "short")
 
 
-def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_a_full_disk_ends_the_recording_alone(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Short lines stay in the file's buffer until it is flushed."""
     keeper = Recorder(Path("/dev/full"))
-    keeper.frame(b"{}" * 10_000)
-    keeper.frame(b"{}" * 10_000)
+    keeper.frame(b"{}" * size)
+    keeper.frame(b"{}" * size)
+    keeper.close()
+    assert caplog.text.count("--record ends: /dev/full: No space left") == 1
+
+
+def test_a_disk_that_is_full_at_the_end_ends_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = Recorder(Path("/dev/full"))
+    keeper.compiled(0, CompiledMsg(uid=1))
     keeper.close()
     assert "--record ends: /dev/full: No space left" in caplog.text
 

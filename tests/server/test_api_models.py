@@ -84,6 +84,8 @@ def test_the_card_of_the_builtin_model(client: openai.OpenAI) -> None:
         ("{% if tools %}{% endif %}", ["tools"]),
         ("{% if enable_thinking %}{% endif %}", ["thinking"]),
         ([{"name": "tool_use", "template": "{{ tools }}"}], ["tools"]),
+        ("{{ '<seed:think></seed:think>' }}", ["thinking"]),
+        ("{{ '<|channel|>analysis<|message|><|call|>' }}", ["thinking"]),
     ],
 )
 def test_capabilities_are_what_the_template_has_a_place_for(
@@ -94,6 +96,15 @@ def test_capabilities_are_what_the_template_has_a_place_for(
     card = read_card(tmp_path)
     assert card.capabilities == ["completion", *capabilities]
     assert (card.num_parameters, card.num_bytes, card.dtype) == (0, 0, "float16")
+
+
+def test_a_second_copy_of_the_weights_does_not_count(tmp_path: Path) -> None:
+    """Mistral's repositories have consolidated.safetensors beside model.safetensors."""
+    (tmp_path / "config.json").write_bytes((model_path() / "config.json").read_bytes())
+    for name in ("model.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).symlink_to(model_path() / "model.safetensors")
+    card, own = read_card(tmp_path), read_card(model_path())
+    assert (card.num_parameters, card.num_bytes) == (own.num_parameters, own.num_bytes)
 
 
 def test_sizes_as_people_write_them() -> None:

@@ -42,7 +42,6 @@ WEATHER = {
 NOW = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = (("get_weather", WEATHER), ("now", NOW))
 TYPES = {"get_weather": {"city": "string", "days": "integer"}, "now": {}}
-CONSTRAINED = [name for name in PARSERS if name == "harmony" or CALLS[name].syntax != "pairs"]
 
 
 def make_tokenizer(texts: list[str]) -> Tokenizer:
@@ -89,7 +88,7 @@ def answer(tokenizer: Tokenizer, form: str, output: list[int]) -> tuple[Any, Fin
     return collect(parts), replies[-1]
 
 
-@pytest.mark.parametrize("name", CONSTRAINED)
+@pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tokenizer) -> None:
@@ -113,12 +112,56 @@ def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tok
         for call in found.calls:
             assert choice in ("required", call.name)
             arguments = json.loads(call.arguments)
-            if name != "harmony" and CALLS[name].syntax == "tags":  # texts without their bounds
+            if name != "harmony" and CALLS[name].syntax in (
+                "tags",
+                "pairs",
+            ):  # texts without their bounds
                 arguments |= {key: text[:8] for key, text in arguments.items() if key == "city"}
             jsonschema.validate(arguments, dict(TOOLS)[call.name])
         if choice != "required":
             assert len(found.calls) == 1
     assert ended >= 3 or not has_tokens  # a random text without marks seldom ends
+
+
+def test_pairs_follow_the_schema(tokenizer: Tokenizer) -> None:
+    """Objects in lists, references, choices, texts and numbers as choices, free objects."""
+    place = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/place"}]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    schema = {
+        "type": "object",
+        "properties": {
+            "places": {"type": "array", "items": {"$ref": "#/$defs/place"}, "minItems": 1},
+            "mode": {"enum": ["fast", 3, None, {"a": ["b"]}]},
+            "limit": {"type": ["integer", "null"], "minimum": 0, "maximum": 99},
+            "free": {"type": "object"},
+        },
+        "required": ["places", "mode", "limit"],
+        "additionalProperties": False,
+        "$defs": {"place": place},
+    }
+    form = AnswerForm(calls="gemma4")
+    plan = AnswerPlan(form=form, tools=(("go", schema),), choice="go")
+    grammar, encoded = plan.resolve(SamplingParams(), tokenizer)
+    ended = 0
+    for seed in range(20):
+        output = draw(tokenizer, grammar, seed)
+        if output[-1] == EOS:
+            ended += 1
+            found, _ = answer(tokenizer, encoded, output)
+            assert [call.name for call in found.calls] == ["go"]
+            jsonschema.validate(json.loads(found.calls[0].arguments), schema)
+    assert ended >= 5
+
+
+def test_pairs_refuse_a_name_that_they_cannot_write(tokenizer: Tokenizer) -> None:
+    tools = (("go", {"properties": {"a b": {}}}),)
+    plan = AnswerPlan(form=AnswerForm(calls="gemma4"), tools=tools, choice="go")
+    with pytest.raises(RequestError, match="cannot write the name 'a b'"):
+        plan.resolve(SamplingParams(), tokenizer)
 
 
 @pytest.mark.parametrize("names", ["city unit days spots", "city days", "city days spots", "unit"])

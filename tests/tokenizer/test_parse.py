@@ -135,7 +135,38 @@ def granite(*calls: Any) -> str:
     return phi4(*calls).removesuffix("<|/tool_call|>")
 
 
+def minimax(*calls: Any) -> str:
+    def shown(value: Any) -> str:
+        return value if isinstance(value, str) else dumped(value)
+
+    each = [
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{k}">{shown(v)}</parameter>\n' for k, v in values.items())
+        + "</invoke>\n"
+        for name, values in calls
+    ]
+    return f"<minimax:tool_call>\n{''.join(each)}</minimax:tool_call>"
+
+
+def nemotron(*calls: Any) -> str:
+    return f"<TOOLCALL>{dumped([{'name': n, 'arguments': a} for n, a in calls])}</TOOLCALL>"
+
+
+def python(*calls: Any) -> list[str]:
+    return [f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls]
+
+
+def lfm2(*calls: Any) -> str:
+    return f"<|tool_call_start|>[{', '.join(python(*calls))}]<|tool_call_end|>"
+
+
+def olmo3(*calls: Any) -> str:
+    lines = "\n".join(python(*calls)).replace("True", "true")
+    return f"<function_calls>\n{lines}\n</function_calls>"
+
+
 WRITERS = {
+    "minimax": minimax, "nemotron": nemotron, "lfm2": lfm2, "olmo3": olmo3,
     "seed": seed, "cohere": cohere, "phi4": phi4, "granite": granite,
     "hermes": hermes, "qwen3_coder": coder, "glm": glm, "deepseek_v3": deepseek_v3,
     "deepseek_v31": deepseek_v31, "mistral": mistral, "mistral_v3": mistral_v3, "gemma": gemma,
@@ -200,6 +231,30 @@ def test_content_before_calls(name: str) -> None:
 def test_content_alone(name: str) -> None:
     for text in ("", "Hello", " a <tool", "x [TOOL\n\n", "<｜tool", '{"a": 1}', "[1]", "1 < 2 \n"):
         assert check(AnswerForm(calls=name, types=TYPES), text).content == text
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ('[f(a=true, b=[null, 1.5], c={"d": -1})]', [("f", {"a": True, "b": [None, 1.5], "c": {"d": -1}})]),  # noqa: E501
+        ("[get-it(a='x get-it(1)'), get-it()]", [("get-it", {"a": "x get-it(1)"}), ("get-it", {})]),
+        ("[a.b(text='two\nlines')]", [("a.b", {"text": "two\nlines"})]),
+        ('[{"name": "f", "arguments": {"a": 1}}]', [("f", {"a": 1})]),
+    ],
+)  # fmt: skip
+def test_calls_in_python(body: str, wanted: list[Any]) -> None:
+    form = AnswerForm(calls="lfm2", types={"get-it": {}})
+    answer = check(form, f"Well.<|tool_call_start|>{body}<|tool_call_end|>")
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == wanted
+    assert answer.content == "Well."
+
+
+@pytest.mark.parametrize(
+    "body", ["f(1)", "[f(a=b)]", "[f(**{})]", "f", "[f(a=1), 2]", "x = f(a=1)", "1e999"]
+)
+def test_what_is_no_call_in_python_stays_content(body: str) -> None:
+    text = f"<|tool_call_start|>{body}<|tool_call_end|>"
+    assert check(AnswerForm(calls="lfm2"), text).content == text
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -35,6 +35,7 @@ FORMATS = {
     "granite-3.3": ("granite", "think"),
     "granite-4.0": ("hermes", ""),
     "ministral-3-reasoning": ("mistral", "mistral"),
+    "minimax-m2": ("minimax", "think"),
     "mistral-nemo": ("mistral_v3", ""),
     "mistral-small-3.2": ("mistral", ""),
     "phi-3.5": ("", ""),
@@ -129,9 +130,10 @@ def test_the_calls_that_a_template_writes_are_read(name: str, calls: tuple[int, 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_of_another_server_and_their_results_are_in_the_prompt(name: str) -> None:
-    """Two calls with OpenAI's ids; each result stands behind its call where each is alone."""
+    """Two calls with OpenAI's ids, without content; each result stands behind its call where each
+    is alone."""
     template = loaded(name)
-    asks = asked(0, 1)
+    asks = asked(0, 1) | {"content": None}
     asks["tool_calls"] = [{**each, "id": f"call_{i}"} for i, each in enumerate(asks["tool_calls"])]
     results = [
         {"role": "tool", "tool_call_id": f"call_{i}", "name": WANTED[i][0], "content": f"471{i}"}
@@ -145,6 +147,21 @@ def test_calls_of_another_server_and_their_results_are_in_the_prompt(name: str) 
     if name == "gpt-oss":
         order = [text.rindex(part) for part in ("weather<|channel|>", "4710", "find<|", "4711")]
         assert order == sorted(order)
+
+
+def test_a_template_that_refuses_two_calls_in_a_message_gets_one_in_each() -> None:
+    """As Llama 3's does. Each call stands before its result."""
+    source = (
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        "{{ raise_exception('one call at once') }}{% endif %}{{ m.tool_calls[0].function.name }} "
+        "{% else %}{{ m.content }} {% endif %}{% endfor %}"
+    )
+    results = [
+        {"role": "tool", "tool_call_id": f"abcdefgh{i}", "content": f"471{i}"} for i in (0, 1)
+    ]
+    template = ChatTemplate({"default": source}, TOKENS)
+    chat = plain_messages([USER, asked(0, 1), *results], [], template, "llama3")
+    assert template.render(chat).split()[-4:] == ["weather", "4710", "find", "4711"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -161,6 +178,19 @@ def test_results_and_tools_are_in_the_prompt(name: str, tmp_path: Path) -> None:
     text = encoder.tokenizer.backend.decode(memoryview(ids).cast("i").tolist(), False)
     for part in ("does weather", "does find", "4711"):
         assert part in text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_tool_may_have_only_a_name(name: str, tmp_path: Path) -> None:
+    """Seed-OSS's template wants a schema with properties, gpt-oss's a description."""
+    encoder = PromptEncoder(tokenizer=plain_tokenizer(), folder=tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(loaded(name).source, encoding="utf-8")
+    bare = {"type": "function", "function": {"name": "refresh"}}
+    empty = {"type": "function", "function": {"name": "reset", "parameters": {"type": "object"}}}
+    ids = encoder.encode(ChatPrompt(messages=[USER], tools=[bare, empty], is_split=True))
+    text = encoder.tokenizer.backend.decode(memoryview(ids).cast("i").tolist(), False)
+    assert "refresh" in text
+    assert "reset" in text
 
 
 @pytest.mark.parametrize("name", FORMATS)

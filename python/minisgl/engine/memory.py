@@ -118,11 +118,19 @@ def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:
         most = memory.max_running * -(-memory.max_seq_len // memory.page_size)
         num_pages = bisect_right(range(1, most + 1), budget, key=kv_bytes)
         if num_pages < 1:
+            advice = (
+                "Free some memory, raise --memory-ratio, or lower --max-seq-len, "
+                "--max-prefill-length or --max-running-requests"
+            )
+            if room < memory.activation_bytes:
+                advice = (
+                    "The model is too large for this machine: take --quantization int4, a 4-bit "
+                    "file, more GPUs (--tp) or a smaller model"
+                )
             raise ConfigError(
                 f"no memory is left for the KV cache: {free} are free, of which --memory-ratio "
                 f"{memory.memory_ratio:g} may be used; weights take {weights} and activations up "
-                f"to {activations}. Free some memory, raise --memory-ratio, or lower "
-                "--max-seq-len, --max-prefill-length or --max-running-requests"
+                f"to {activations}. {advice}"
             )
     elif kv_bytes(num_pages) > room:
         fitting = bisect_right(range(1, num_pages), room, key=kv_bytes)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minisgl.errors import CheckpointError
 from minisgl.quantization import Parameter, Part, TensorOwner
-from minisgl.utils.hf import mending, read_json
+from minisgl.utils.hf import mending, weight_files
 from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
@@ -98,31 +98,6 @@ class Checkpoint:
             index.insert(0, part.stack.index)
         tensor: Tensor = self._file_of[name].get_slice(name)[tuple(index)]
         return tensor
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Returns the files that hold the weights: model.safetensors, or those that the index names.
-    Raises CheckpointError if any is missing."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        from minisgl.utils.formats import other_format
-
-        raise CheckpointError(
-            f"{folder} has neither {single.name} nor {index.name}; only safetensors checkpoints "
-            f"can be loaded{other_format(folder)}"
-        )
-    weight_map = read_json(index).get("weight_map")
-    values = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not values or any(
-        type(name) is not str or not name or Path(name).name != name for name in values
-    ):
-        raise CheckpointError(f"{index}: weight_map must map tensor names to files of this folder")
-    names = sorted(set(values))
-    if absent := [name for name in names if not (folder / name).is_file()]:
-        raise CheckpointError(f"{folder} lacks {', '.join(absent)}, which {index.name} names")
-    return [folder / name for name in names]
 
 
 def checkpoint_dtype(folder: Path) -> torch.dtype:

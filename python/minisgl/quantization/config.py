@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from minisgl.errors import ConfigError
 from minisgl.quantization.cut import ALL, Unit
 from minisgl.quantization.fp4 import MX_GROUP, NV_GROUP, Fp4
 from minisgl.quantization.grouped import Grouped
@@ -83,6 +84,11 @@ def read_formats(config: object, where: str) -> ConfiguredFormats:
         rules = read_compressed_tensors(section)
     elif method in METHODS:
         rules = METHODS[method](section)
+    elif method is None and section.get("group_size") and section.get("bits"):
+        raise ConfigError(
+            f"{where}: this is a checkpoint for Apple's MLX, whose layout is not read here; take "
+            "the original, with --quantization int4 for as few bytes, or a GGUF file of the model"
+        )
     else:
         raise section.unsupported("quant_method", f"compressed-tensors or {' or '.join(METHODS)}")
     return ConfiguredFormats(where=where, rules=tuple(rules))
@@ -97,7 +103,7 @@ def read_modelopt_file(values: Mapping[str, object], where: str) -> ConfiguredFo
 def _fp8(config: Section) -> list[Rule]:
     is_blocked = config.get("weight_block_size") is not None
     unit = config.block("weight_block_size") if is_blocked else (ALL, ALL)
-    config.check("fmt", None, "e4m3")
+    config.check("fmt", None, "e4m3", "float8_e4m3fn")  # MiniMax-M2 writes the latter
     config.check("activation_scheme", None, "static", "dynamic")
     config.check("modules_to_convert", None, [])
     key = "ignored_layers" if config.get("ignored_layers") is not None else "modules_to_not_convert"

@@ -21,6 +21,7 @@ The ring is two files: FILE becomes FILE.1 when it has `SEGMENT_BYTES`, and begi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -66,9 +67,7 @@ class Recorder:
 
     def frame(self, data: bytes) -> None:
         """Write an encoded frame, and hand the file's buffer to the system."""
-        self._write(b'{"frame":' + data + b"}\n")
-        if not self._file.closed:
-            self._file.flush()
+        self._write(b'{"frame":' + data + b"}\n", is_handed_over=True)
 
     def begin(self, config: SchedulerConfig, *, overlap: bool) -> None:
         """Write what plans depend on beside the messages."""
@@ -120,7 +119,10 @@ class Recorder:
         self._write(_encode({"end": end}) + b"\n")
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()  # may write what is in its buffer
+        except OSError as error:
+            self._warn(error)
 
     def _hash_ids(self, ids: bytes, namespace: str) -> list[int]:
         digest = hashlib.blake2b(namespace.encode(), digest_size=6, key=self._key).digest()
@@ -131,7 +133,10 @@ class Recorder:
             hashes.append(int.from_bytes(digest, "little"))
         return hashes
 
-    def _write(self, line: bytes) -> None:
+    def _warn(self, error: OSError) -> None:
+        logger.warning("--record ends: %s: %s", self._path, error.strerror)
+
+    def _write(self, line: bytes, *, is_handed_over: bool = False) -> None:
         if self._file.closed:
             return
         try:
@@ -142,9 +147,12 @@ class Recorder:
                 self._num_bytes = 0
             self._file.write(line)
             self._num_bytes += len(line)
+            if is_handed_over:
+                self._file.flush()
         except OSError as error:
-            logger.warning("--record ends: %s: %s", self._path, error.strerror)
-            self._file.close()
+            self._warn(error)
+            with contextlib.suppress(OSError):  # its buffer is full of what cannot be written
+                self._file.close()
 
 
 class RecordedInbox:

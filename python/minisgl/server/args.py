@@ -54,7 +54,8 @@ _COLLECTOR: Final = text(
 
 ToolCallParser = Literal[
     "seed", "qwen3_coder", "glm", "hermes", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v3",
-    "gemma", "gemma4", "cohere", "phi4", "granite", "llama3", "harmony",
+    "gemma", "gemma4", "cohere", "phi4", "nemotron", "lfm2", "olmo3", "granite", "llama3",
+    "minimax", "harmony",
 ]  # fmt: skip
 """The formats of `minisgl.tokenizer.parse.formats`, where a test compares them."""
 

@@ -36,7 +36,7 @@ from minisgl.tokenizer.parse.response_template import (
     response_formats,
 )
 from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer_config
-from minisgl.tokenizer.tool_text import plain_messages, takes_tools
+from minisgl.tokenizer.tool_text import plain_messages, takes_tools, whole_tools
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -115,7 +115,9 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     tools = [_tool(tool, index) for index, tool in enumerate(prompt.tools)]
     _check_tools(tools, prompt.tool_choice)
     takes = bool(prompt.tools) and takes_tools(encoder.template)
-    messages, args = list(prompt.messages), _template_args(prompt, template, takes)
+    messages, args = list(prompt.messages), _template_args(prompt, template)
+    if takes:
+        args["tools"] = whole_tools(prompt.tools, encoder.template)
     own = ResponseFormats() if _detect_calls(template) == HARMONY else _own(encoder.folder)
     detected = own.calls or _detect_calls(template)
     if prompt.tools or any(message.get("tool_calls") for message in messages):
@@ -137,8 +139,8 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     return planned
 
 
-def _template_args(prompt: ChatPrompt, template: str, takes: bool) -> dict[str, Any]:
-    """Return the template's variables: tools, and the switches of reasoning that it has."""
+def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
+    """Return the client's variables of the template, with the switches of reasoning that it has."""
     args = dict(prompt.template_args)
     effort, switch = args.get("reasoning_effort"), _detect_switch(template)
     if switch and SWITCH in args:
@@ -151,8 +153,6 @@ def _template_args(prompt: ChatPrompt, template: str, takes: bool) -> dict[str, 
                 param="reasoning_effort",
             )
         args.setdefault(switch, effort not in ("none", "minimal"))
-    if takes:
-        args["tools"] = prompt.tools
     return args
 
 

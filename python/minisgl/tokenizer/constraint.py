@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from minisgl.core import SamplingParams
-from minisgl.errors import InvalidRequest, InvalidSampling
+from minisgl.errors import InvalidSampling
 from minisgl.grammar import calls
 from minisgl.grammar.answer import AnswerGrammar
 from minisgl.grammar.compile import answer_grammar, checked_schema, compiled, problem
+from minisgl.grammar.pairs import pairs_call
 from minisgl.tokenizer.answers import AnswerPlan
 from minisgl.tokenizer.parse.formats import HARMONY, Calls, call_format, reasoning_marks
 from minisgl.tokenizer.parse.parser import AnswerForm
 from minisgl.tokenizer.tokenizer import Tokenizer
+
+LISTS: Final = ("mistral_v3", "granite", "cohere", "nemotron")
+"""Formats whose calls are one list of JSON objects. Calls in Python's syntax are written as such a
+list, too, as grammars know JSON; LFM2 also writes it where it is asked to."""
 
 
 def constraint(
@@ -20,8 +26,7 @@ def constraint(
 ) -> str:
     """Return the text of the grammar: reasoning, then tool calls, structured content, or any text.
 
-    Raises InvalidSampling if it cannot be compiled, and for options that exclude one another;
-    InvalidRequest for a format of calls that has no grammar.
+    Raises InvalidSampling if it cannot be compiled, and for options that exclude one another.
     """
     content = sampling.structured_outputs
     must_call = plan.choice != "auto"
@@ -76,14 +81,9 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
         header = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
         return calls.named_call(grammar, tools, "", header, "")
     form = call_format(name)
-    if form.syntax == "pairs":
-        raise InvalidRequest(
-            f"tool_choice can be only auto or none with this model's calls ({form.begin})",
-            param="tool_choice",
-        )
     begin, end = form.begin, form.end
-    if form.is_list or name in ("mistral_v3", "granite", "cohere"):
-        keys, most = (form.name_key, form.key), 1 if is_one else None
+    if form.is_list or form.syntax == "python" or name in LISTS:
+        keys, most = (form.name_key, form.key or "arguments"), 1 if is_one else None
         return calls.list_of_calls(grammar, tools, keys, begin, end, most)
     if form.is_bare:
         return calls.object_call(grammar, tools, form.key, "", "")
@@ -96,9 +96,14 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
         call = calls.named_call(
             grammar, tools, begin, header, f"\n```{end}" if name == "deepseek_v3" else end
         )
+    elif form.syntax == "pairs":
+        call = pairs_call(grammar, tools, begin, end, form.quote)
     elif not isinstance(name, str):
         item = f"{form.key}KEY{form.key_end}{form.value_begin}VALUE{form.value_end}"
         call = calls.tagged_call(grammar, tools, begin, form.header, item, end)
+    elif name == "minimax":
+        item = '<parameter name="KEY">VALUE</parameter>\n'
+        call = calls.tagged_call(grammar, tools, "\n" + begin, 'NAME">\n', item, end)
     elif name == "glm":
         item = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
         call = calls.tagged_call(grammar, tools, begin, "NAME\n", item, end)

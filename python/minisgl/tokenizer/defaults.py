@@ -18,7 +18,7 @@ logger = get_logger(__name__)
 _NEUTRAL: Final[dict[str, object]] = {
     "no_repeat_ngram_size encoder_no_repeat_ngram_size penalty_alpha epsilon_cutoff eta_cutoff": 0,
     "min_length min_new_tokens": 0,
-    "repetition_penalty encoder_repetition_penalty guidance_scale num_beams typical_p": 1,
+    "encoder_repetition_penalty guidance_scale num_beams typical_p": 1,
     "force_words_ids constraints stop_strings bad_words_ids suppress_tokens": [],
     "begin_suppress_tokens": [],
     "sequence_bias": {},
@@ -43,6 +43,7 @@ class GenerationDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
@@ -58,8 +59,9 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         eos = _token_ids(read_json(folder / "config.json"), folder / "config.json")
     is_sampled = fields.get("do_sample") is not False
 
-    def number(name: str, kind: Callable[[float], Any]) -> Any:
-        value = fields.get(name) if is_sampled else None
+    def number(name: str, kind: Callable[[float], Any], *, is_kept: bool = False) -> Any:
+        """is_kept: greedy choices heed it, too."""
+        value = fields.get(name) if is_sampled or is_kept else None
         if value is None:
             return None
         if type(value) not in (int, float) or not abs(value) < 2**31 or kind(value) != value:
@@ -78,6 +80,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         top_k=number("top_k", int),
         top_p=number("top_p", float),
         min_p=number("min_p", float),
+        repetition_penalty=number("repetition_penalty", float, is_kept=True),
     )
 
 
@@ -92,7 +95,7 @@ def _token_ids(fields: dict[str, Any], file: Path) -> tuple[int, ...]:
 
 
 def sampling_defaults(folder: Path) -> SamplingParams:
-    """Return the recommended temperature, top-k, top-p and min-p, and log them.
+    """Return the recommended temperature, top-k, top-p, min-p and repetition penalty, and log them.
 
     Logs a warning about recommendations that have no effect here. Raises ConfigError for values
     that no request could have.
@@ -107,7 +110,7 @@ def sampling_defaults(folder: Path) -> SamplingParams:
         )
     given = {
         name: value
-        for name in ("temperature", "top_k", "top_p", "min_p")
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         if (value := getattr(recommended, name)) is not None
     }
     try:

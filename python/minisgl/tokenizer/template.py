@@ -191,8 +191,8 @@ def _find_sources(folder: Path) -> dict[str, str]:
 
 
 def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """One message as templates expect it: content a string, no null fields, OpenAI's role
-    `developer` by its old name."""
+    """One message as templates expect it: content a string (empty where an assistant's message has
+    none), no other null fields, OpenAI's role `developer` by its old name."""
     where = f"messages[{index}]"
     normal = {key: value for key, value in message.items() if value is not None}
     role = normal.get("role")
@@ -207,6 +207,8 @@ def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
             f"{where}.content is missing: only an assistant's message may go without",
             param=f"{where}.content",
         )
+    else:
+        normal["content"] = ""  # Qwen3's template, for one, reads it without asking
     if isinstance(calls := normal.get("tool_calls"), list):
         normal["tool_calls"] = [_normalise_call(call) for call in calls]
     return normal

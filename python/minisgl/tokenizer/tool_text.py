@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ _TOOL: Final = {
     "type": "function",
     "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}},
 }
+_NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
+_BARE_TOOL: Final = {"type": "function", "function": {"name": _NAME}}
 _CALL: Final[dict[str, Any]] = {
     "id": "abcdefghi",
     "type": "function",
@@ -50,6 +53,21 @@ def takes_tools(template: ChatTemplate) -> bool:
     return "tools" in template.source and _writes(template, [_USER], {"tools": [_TOOL]})
 
 
+def whole_tools(
+    tools: Sequence[Mapping[str, Any]], template: ChatTemplate
+) -> Sequence[Mapping[str, Any]]:
+    """Return the tools for a template that takes tools. Where it refuses one that has only a name,
+    all get an empty description and empty properties if they have none."""
+    if not _refuses(template, [_USER], {"tools": [_BARE_TOOL]}):
+        return tools
+    shown = []
+    for tool in tools:
+        function = {"description": "", **tool["function"]}
+        function["parameters"] = {**_NO_ARGUMENTS, **function.get("parameters", {})}
+        shown.append({**tool, "function": function})
+    return shown
+
+
 def plain_messages(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
@@ -59,15 +77,15 @@ def plain_messages(
     """Return messages that say the same and that the template writes completely.
 
     - If the template refuses an id of a call, ids become nine letters and digits (Mistral).
-    - If it writes only the first of several calls, each call gets a message of its own, followed by
-      its result (gpt-oss).
+    - If it writes only the first of several calls (gpt-oss) or refuses several (Llama 3), each call
+      gets a message of its own, followed by its result.
     - If it writes no calls, they become content, in the format `calls`.
     - If it takes no tools, they are described in the system message, or in the first message if it
       takes no system message. Calls become content, and results become messages of the user.
     """
     shown = [dict(message) for message in messages]
     form = CALLS.get(calls) if isinstance(calls, str) else calls
-    if form is None or form.syntax != "object":
+    if form is None or form.syntax not in ("object", "python"):
         form = CALLS["hermes"]
     takes, has_calls = takes_tools(template), any(message.get("tool_calls") for message in shown)
     is_plain = has_calls and not _writes(template, [_USER, _ANSWER], {})
@@ -79,7 +97,10 @@ def plain_messages(
             template, [_USER, _ANSWER]
         ):
             shown = [_with_short_ids(message) for message in shown]
-        if not _writes(template, [_USER, _ANSWER_TWO], {}, _SECOND):
+        is_alone = _refuses(template, [_USER, _ANSWER_TWO]) and not _refuses(
+            template, [_USER, _ANSWER]
+        )
+        if is_alone or not _writes(template, [_USER, _ANSWER_TWO], {}, _SECOND):
             shown = _one_call_each(shown)
     if takes or not tools:
         return shown
@@ -107,9 +128,13 @@ def _writes(
         return messages[0] is not _SYSTEM
 
 
-def _refuses(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> bool:
+def _refuses(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    args: Mapping[str, Any] | None = None,
+) -> bool:
     try:
-        template.render(messages, {})
+        template.render(messages, args)
     except InvalidRequest:
         return True
     return False
@@ -163,6 +188,9 @@ def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return rest
     texts = [str(message["content"])] if isinstance(message.get("content"), str) else []
+    if form.syntax == "python":
+        calls = ", ".join(_python(call["function"]) for call in message["tool_calls"])
+        return {**rest, "content": "\n".join([*texts, f"{form.begin}[{calls}]{form.end}"])}
     for call in message["tool_calls"]:
         function = call["function"]
         name, arguments = json.dumps(function["name"]), function.get("arguments") or "{}"
@@ -171,6 +199,17 @@ def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
         body = f'{{"{form.name_key}": {name}, "{form.key}": {arguments}}}'
         texts.append(f"{form.begin}\n{body}\n{form.end}".rstrip())
     return {**rest, "content": "\n".join(text for text in texts if text)}
+
+
+def _python(function: Mapping[str, Any]) -> str:
+    """Return a call as Python writes it."""
+    values = function.get("arguments") or {}
+    if isinstance(values, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(values)
+    if not isinstance(values, dict):  # a model's earlier mistake: shown as it was made
+        return f"{function['name']}({values})"
+    return f"{function['name']}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
 
 def _with_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -70,6 +70,32 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that hold the weights: model.safetensors, or those that the index names;
+    a folder may have others (Mistral's consolidated.safetensors). Raises CheckpointError if any is
+    missing."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        from minisgl.utils.formats import other_format
+
+        raise CheckpointError(
+            f"{folder} has neither {single.name} nor {index.name}; only safetensors checkpoints "
+            f"can be loaded{other_format(folder)}"
+        )
+    weight_map = read_json(index).get("weight_map")
+    values = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not values or any(
+        type(name) is not str or not name or Path(name).name != name for name in values
+    ):
+        raise CheckpointError(f"{index}: weight_map must map tensor names to files of this folder")
+    names = sorted(set(values))
+    if absent := [name for name in names if not (folder / name).is_file()]:
+        raise CheckpointError(f"{folder} lacks {', '.join(absent)}, which {index.name} names")
+    return [folder / name for name in names]
+
+
 def mending(path: str | os.PathLike[str]) -> str:
     """Return what to do about a broken file of a checkpoint.
 

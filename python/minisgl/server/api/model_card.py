@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.errors import CheckpointError
+from minisgl.tokenizer.parse.formats import (
+    HARMONY,
+    detect_calls,
+    detect_reasoning,
+    detect_switch,
+)
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
+from minisgl.utils.hf import weight_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +41,8 @@ class ModelCard:
         found = ["completion"]
         if "tools" in self.template:
             found.append("tools")
-        if "enable_thinking" in self.template or "<think>" in self.template:
+        reads_thinking = detect_switch(self.template) or detect_reasoning(self.template)
+        if reads_thinking or detect_calls(self.template) == HARMONY:
             found.append("thinking")
         return found
 
@@ -50,7 +58,7 @@ class ModelCard:
 def read_card(folder: Path) -> ModelCard:
     """Return the card of the checkpoint in `folder`, which must be one that loads."""
     config = read_json_object(folder / "config.json")
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder) if any(folder.glob("model*.safetensors*")) else []
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):

@@ -133,6 +133,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         card = model.card
         defaults = msgspec.structs.asdict(model.defaults)
         shown = [f"{key} {defaults[key]}" for key in ("temperature", "top_k", "top_p", "min_p")]
+        shown.append(f"repeat_penalty {defaults['repetition_penalty']}")
         answer = OllamaShown(
             parameters="\n".join(shown),
             template=card.template,

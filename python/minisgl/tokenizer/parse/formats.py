@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Syntax = Literal["object", "named", "tags", "pairs"]
+Syntax = Literal["object", "named", "tags", "pairs", "python"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class CallFormat:
         tags    a header with the name, then for each argument `key`, its name, `key_end`,
                 `value_begin`, its value, `value_end`
         pairs   NAME{key:value,...}, texts between two of `quote`
+        python  calls as Python writes them, in a list or each on a line of its own
     name: a regex for a header, whose first group is the name. section: the text before the first
     call and the text behind the last. is_bare: whether a whole answer may be a call without
     `begin`. detected_by: texts that every template with this format has. header, is_list: only for
@@ -95,6 +96,17 @@ CALLS: Final[dict[str, CallFormat]] = {
         value_begin="<arg_value>",
         value_end="</arg_value>",
     ),
+    "minimax": CallFormat(
+        begin='<invoke name="',
+        end="</invoke>",
+        detected_by=("<minimax:tool_call>",),
+        syntax="tags",
+        name=r'\s*(.*?)"\s*>\s*',
+        key='<parameter name="',
+        key_end='">',
+        value_end="</parameter>",
+        section=("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
     "hermes": CallFormat(
         begin="<tool_call>", end="</tool_call>", detected_by=("<tool_call>", "arguments")
     ),
@@ -147,6 +159,19 @@ CALLS: Final[dict[str, CallFormat]] = {
     ),
     "phi4": CallFormat(
         begin="<|tool_call|>", end="<|/tool_call|>", detected_by=("<|tool_call|>", "<|/tool_call|>")
+    ),
+    "nemotron": CallFormat(begin="<TOOLCALL>", end="</TOOLCALL>", detected_by=("<TOOLCALL>",)),
+    "lfm2": CallFormat(
+        begin="<|tool_call_start|>",
+        end="<|tool_call_end|>",
+        detected_by=("List of tools: ",),
+        syntax="python",
+    ),
+    "olmo3": CallFormat(
+        begin="<function_calls>",
+        end="</function_calls>",
+        detected_by=("<function_calls>",),
+        syntax="python",
     ),
     "granite": CallFormat(begin="<|tool_call|>", end="", detected_by=("<|tool_call|>",)),
     "llama3": CallFormat(

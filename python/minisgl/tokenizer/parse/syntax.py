@@ -11,9 +11,10 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from minisgl.tokenizer.parse.formats import CallFormat
+from minisgl.tokenizer.parse.python_calls import dumped, python_calls
 from minisgl.tokenizer.parse.reader import Reader, Reading
 
 Types = Mapping[str, Mapping[str, str]]
@@ -113,11 +114,23 @@ def read_pairs(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
     return True
 
 
+def read_python(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
+    """f(a=1, b='x'), several in a list or each on a line; or a list of JSON objects."""
+    body, marker = yield from reader.until(form.end)
+    calls = python_calls(body.strip(), types) if marker else []
+    for name, arguments in calls:
+        reader.emit("call", name)
+        reader.emit("arguments", arguments)
+    reader.put_back(marker if calls else "")
+    return bool(calls)
+
+
 READERS: Final = {
     "object": read_object,
     "named": read_named,
     "tags": read_tags,
     "pairs": read_pairs,
+    "python": read_python,
 }
 
 
@@ -147,18 +160,13 @@ def _typed(value: str, type: str) -> str:
     """Return the JSON of an argument that is written as plain text. type: see `Types`."""
     if type != "string":
         with contextlib.suppress(ValueError, RecursionError):
-            return _dumped(json.loads(value))
+            return dumped(json.loads(value))
         if value[:1] in "{[TFN":  # as some templates print values of Python
             with contextlib.suppress(
                 ValueError, SyntaxError, TypeError, RecursionError, MemoryError
             ):
-                return _dumped(ast.literal_eval(value))
-    return _dumped(value)
-
-
-def _dumped(value: Any) -> str:
-    """Return the JSON of a value. Raises ValueError for NaN and infinities, which JSON lacks."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+                return dumped(ast.literal_eval(value))
+    return dumped(value)
 
 
 _PAIRS: Final = re.compile(r"\s*([{,])\s*([\w.$-]+)\s*:")
@@ -170,10 +178,10 @@ def _json_of_pairs(text: str, quote: str) -> str:
     pieces = text.split(quote)
     for index, piece in enumerate(pieces):
         if index % 2:
-            pieces[index] = _dumped(piece)
+            pieces[index] = dumped(piece)
         else:
             pieces[index] = _PAIRS.sub(r'\1"\2":', piece)
     shown = "".join(pieces)
     with contextlib.suppress(ValueError, RecursionError):
-        return _dumped(json.loads(shown))
+        return dumped(json.loads(shown))
     return shown
