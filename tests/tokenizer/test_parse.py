@@ -236,7 +236,10 @@ def test_content_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
-        ('[f(a=true, b=[null, 1.5], c={"d": -1})]', [("f", {"a": True, "b": [None, 1.5], "c": {"d": -1}})]),  # noqa: E501
+        (
+            '[f(a=true, b=[null, 1.5], c={"d": -1})]',
+            [("f", {"a": True, "b": [None, 1.5], "c": {"d": -1}})],
+        ),
         ("[get-it(a='x get-it(1)'), get-it()]", [("get-it", {"a": "x get-it(1)"}), ("get-it", {})]),
         ("[a.b(text='two\nlines')]", [("a.b", {"text": "two\nlines"})]),
         ('[{"name": "f", "arguments": {"a": 1}}]', [("f", {"a": 1})]),
