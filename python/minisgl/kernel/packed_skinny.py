@@ -27,7 +27,9 @@ MAX_ROWS, MAX_FP8_ROWS = 8, 4
 MAX_PAIRS, MAX_8_BIT_TOKENS = 64, 1
 """The most pairs of experts, and the most tokens with 8 bits. In fp8 Qwen3-30B-A3B's take 26.5 us
 for one token and 41.3 by Triton, for 8 tokens 178.9 and 78.2; not measured between."""
-WARPS = 8
+WARPS, MANY_WARPS = 8, 12
+"""Of a block of experts or of more than four rows, and of others. With one row a layer of 14B takes
+66.8 us in int4 with 8 warps, 64.7 with 12, 65.3 with 16; in fp8 100.0, 95.2 and 95.8 (one H200)."""
 KINDS = {"int4": 0, "fp4": 1, "fp8": 2, "int8": 3}
 SCALES = {
     torch.float32: 0,
@@ -39,7 +41,7 @@ SCALES = {
 CHUNK_BYTES = 64  # of a row of weights
 MAX_SIDES = 4
 """Rows of x up to which two chunks of a row of weights lie side by side in an instruction."""
-BESIDE_BYTES = {False: 512, True: 3072}
+BESIDE_BYTES = {False: 1024, True: 3072}
 """Of a single matrix (sums of squares), and of experts (also the experts that the pairs chose)."""
 ALONE_BYTES = 116 << 10
 """The least shared memory of a block that multiplies by a single matrix, so that a multiprocessor
@@ -49,7 +51,9 @@ blocks of the next GEMM and which got none: a layer of int4 took 99.6 us with a 
 PAIR_BYTES = 113 << 10
 """The shared memory of a block of experts: a multiprocessor holds two, so one reads while the other
 waits."""
-MOST_STAGES, EXPERT_STAGES, LEAST_STAGES = 6, 4, 3
+MOST_STAGES, MANY_STAGES, EXPERT_STAGES, LEAST_STAGES = 6, 5, 4, 3
+COLUMN_BYTES = 80
+"""A warp's sums of a tile for one row of x."""
 
 Experts = Literal[0, 1, 2]
 """A single matrix, gate and up of experts, or down."""
@@ -57,10 +61,12 @@ Experts = Literal[0, 1, 2]
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The macros of a kernel, and its shared memory."""
+    """The macros of a kernel, its shared memory, its warps, and the most tiles of a block."""
 
     numbers: tuple[tuple[str, int], ...]
     shared_bytes: int
+    warps: int
+    most_tiles: int
 
 
 class _Task(ctypes.Structure):
@@ -86,6 +92,7 @@ class _Task(ctypes.Structure):
                 "first",
                 "count",
                 "float_norm",
+                "most_tiles",
             )
         ),
     )
@@ -111,13 +118,20 @@ def takes(weight: Packed) -> bool:
 
 
 def choose_config(
-    weight: Packed, rows: int, gate: Gate | None, experts: Experts = 0, tokens: int | None = None
+    weight: Packed,
+    rows: int,
+    gate: Gate | None,
+    num_cores: int,
+    experts: Experts = 0,
+    tokens: int = 0,
+    pairs: int = 0,
 ) -> Config | None:
-    """Return the config, or None if the rows do not fit. rows: of x in shared memory. tokens: of
-    experts."""
+    """Return the config, or None if the rows do not fit. rows: of x in shared memory. tokens,
+    pairs: of experts."""
     _, group, block, middle, _, has_outer = weight.constants
     has_zero = weight.zero is not None
-    has_sides = gate is None and (tokens or rows) <= MAX_SIDES
+    columns = tokens or rows
+    has_sides = gate is None and columns <= MAX_SIDES
     chunk = CHUNK_BYTES * (2 if weight.is_4_bit else 1)
     turn = 2 * chunk if has_sides else chunk
     inputs = -(-weight.shape[-1] // turn) * turn
@@ -125,17 +139,23 @@ def choose_config(
     groups = -(-weight.shape[-1] // group) if group else 1
     blocks = 1 if has_sides else 2
     item = 0 if weight.scale is None else weight.scale.itemsize
-    scale_bytes = blocks * scale_rows * groups * item
-    zero_bytes = blocks * 8 * groups if has_zero else 0
-    loads = max(-(-scale_bytes // (8 if scale_rows == 8 else 4)), zero_bytes // 8)
-    fixed = BESIDE_BYTES[experts > 0] + 2 * WARPS * 8 * 20 * 4 + 128
-    fixed += rows * (inputs * 2 + 64 + inputs // chunk * 16) + 2 * (scale_bytes + zero_bytes) + 64
-    stage = WARPS * 1024
-    least, room, most = ALONE_BYTES, SHARED_BYTES, MOST_STAGES
+    scale_bytes = -(-blocks * scale_rows * groups * item // 16) * 16
+    zero_bytes = -(-blocks * 8 * groups // 16) * 16 if has_zero else 0
+    warps, stages, num_blocks = WARPS, MOST_STAGES, num_cores
+    least, room = ALONE_BYTES, SHARED_BYTES
+    num_tiles = weight.shape[-2] // (8 if has_sides else 16)
     if experts:
         least = room = PAIR_BYTES
-        most = EXPERT_STAGES
-    stages = min((room - fixed) // stage, most)
+        stages, num_blocks = EXPERT_STAGES, 2 * num_cores
+        num_tiles *= min(len(weight.numbers), pairs)
+    elif columns <= MAX_SIDES:
+        warps, stages = MANY_WARPS, MANY_STAGES
+    most_tiles = -(-num_tiles // num_blocks)
+    fixed = BESIDE_BYTES[experts > 0] + 128
+    fixed += rows * (inputs * 2 + 64 + inputs // chunk * 16)
+    fixed += most_tiles * (scale_bytes + zero_bytes + warps * columns * COLUMN_BYTES)
+    stage = warps * 1024
+    stages = min((room - fixed) // stage, stages)
     if stages < LEAST_STAGES:
         return None
     macros = {
@@ -149,11 +169,12 @@ def choose_config(
         "GATE": 0 if gate is None else 3 if gate.limit else 2 if gate.is_gelu else 1,
         "SIDES": int(has_sides),
         "EXPERTS": experts,
+        "WARPS": warps,
         "STAGES": stages,
-        "SCALE_LOADS": max(-(-loads // (32 * WARPS)), 1),
         "BESIDE": BESIDE_BYTES[experts > 0],
     }
-    return Config(tuple(macros.items()), max(fixed + stages * stage, least))
+    shared_bytes = max(fixed + stages * stage, least)
+    return Config(tuple(macros.items()), shared_bytes, warps, most_tiles)
 
 
 def kernel_cubin(numbers: tuple[tuple[str, int], ...]) -> bytes:
@@ -198,7 +219,10 @@ class PackedSkinny:
         if x_MD.dtype != torch.bfloat16 or not x_MD.is_contiguous():
             return None
         config = choose_config(
-            weight, len(x_MD), Gate(is_gelu=gate == "gelu_tanh") if gate else None, 0
+            weight,
+            len(x_MD),
+            Gate(is_gelu=gate == "gelu_tanh") if gate else None,
+            self._num_cores,
         )
         if config is None or not self._kernels.get(config.numbers):
             return None
@@ -230,8 +254,8 @@ class PackedSkinny:
             return None
         if not (takes(gate_up) and takes(down)) or hidden % 16 or inner % 8:
             return None
-        up_config = choose_config(gate_up, num_tokens, gate, 1)
-        down_config = choose_config(down, pairs, None, 2, num_tokens)
+        up_config = choose_config(gate_up, num_tokens, gate, self._num_cores, 1, num_tokens, pairs)
+        down_config = choose_config(down, pairs, None, self._num_cores, 2, num_tokens, pairs)
         if up_config is None or down_config is None:
             return None
         if not all(self._kernels.get(config.numbers) for config in (up_config, down_config)):
@@ -256,11 +280,12 @@ class PackedSkinny:
         _fill(task, numbers=weight.numbers, scale=weight.scale, zero=weight.zero, out=out)
         _fill(task, outer=weight.outer)
         task.outputs, task.inputs = out.shape[1], weight.shape[-1]
+        task.most_tiles = config.most_tiles
         num_blocks = self._num_cores * (2 if task.pairs else 1)
         parameters = (ctypes.c_int64 * 1)(ctypes.addressof(task))
         self._kernels.library.kernel_launch(
-            self._kernels.get(config.numbers), num_blocks, WARPS * 32, config.shared_bytes, 1,
-            ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
+            self._kernels.get(config.numbers), num_blocks, 32 * config.warps, config.shared_bytes,
+            1, ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
 
 

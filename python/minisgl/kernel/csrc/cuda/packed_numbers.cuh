@@ -10,7 +10,7 @@ enum { INT4, FP4, FP8, INT8 };                              // KIND
 enum { FLOAT32, BFLOAT16, FLOAT16, E4M3, EXPONENT };        // SCALE
 enum { NONE, SILU, GELU, CLAMPED };                         // GATE
 
-constexpr int WARPS = 8, THREADS = WARPS * 32, COLUMNS = 8;
+constexpr int THREADS = WARPS * 32, COLUMNS = 8;
 constexpr bool IS_BYTE = KIND >= FP8;
 constexpr int PIECE = IS_BYTE ? 16 : 32, CHUNK = 4 * PIECE;  // inputs; a piece has 16 bytes
 constexpr int WORDS = 4, VECTORS = PIECE / 8;  // of a piece: words of numbers, vectors of x
@@ -32,7 +32,7 @@ constexpr bool HAS_SCALES = GROUP > 0;
 constexpr int STAGE_BYTES = 1024;             // of a warp
 constexpr int SCALE_ROWS = ROWS == 1 ? 8 : 1;  // of 8 outputs
 constexpr int BLOCKS = SIDES ? 1 : 2;         // of 8 outputs that a tile has scales of
-constexpr int SUMS = COLUMNS * 20;  // of a warp: a column has 16 and padding
+constexpr int COLUMN = 20;  // sums of a warp: a column has 16 and padding
 constexpr int MAX_PAIRS = 64;
 constexpr int BATCH = 3;  // vectors of x that a thread loads at once
 
@@ -52,6 +52,13 @@ __device__ u32 shared_address(const void* pointer) {
 __device__ void copy_16(u32 to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(there ? 16 : 0)
+               : "memory");
+}
+
+// Copies 4 or 8 bytes.
+template <int BYTES>
+__device__ void copy(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES)
                : "memory");
 }
 

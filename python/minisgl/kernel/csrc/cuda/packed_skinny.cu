@@ -2,15 +2,16 @@
 // which take as long as reading w (its format: kernel/triton/packed.py). Also the experts of a
 // mixture, for few tokens.
 //
-//   tile    8 outputs and all of their inputs. Blocks get equal numbers of tiles. The eight warps of a
-//           block take chunks of its inputs in turn and add up their sums at its end.
+//   tile    8 outputs and all of their inputs. Blocks get equal numbers of tiles. The warps of a block
+//           take chunks of its inputs in turn. Each keeps its sums of every tile in shared memory. Warps
+//           meet at one barrier, at the end; then the sums are added up.
 //   chunk   64 bytes of a row: 128 inputs of 4 bits, or 64 of 8. The 16 rows of an instruction have
 //           two chunks of each output: its gate and its up, or (SIDES) two chunks side by side, for
 //           which x has columns of its own. Without a gate and with more than 4 rows of x a tile has
 //           16 outputs, with a chunk of each.
 //           A thread copies 16 bytes of each of its rows to shared memory (cp.async) some chunks
 //           ahead, so the main loop has no barrier. Copying begins before the kernel that makes x has
-//           ended. A block loads the scales of a tile during the tile before.
+//           ended, that of the scales of all tiles too.
 //   decode  numbers become bfloat16 pairs in two to four instructions, and are the left operand of
 //           m16n8k16; the rows of x are its 8 columns. The order of inputs within an instruction is
 //           free, so w stays as it is and x is permuted when it is staged in shared memory.
@@ -23,8 +24,8 @@
 // EXPERTS: 0 for one matrix. 1: x has T rows, out a row for each pair of a token and an expert. 2: x
 // and out have a row for each pair, and out is multiplied by the pair's share.
 //
-// Compiled by NVRTC with KIND, GROUP, SCALE, ROWS, ZEROS, MIDDLE, OUTER, GATE, SIDES, EXPERTS,
-// STAGES, SCALE_LOADS and BESIDE defined (packed_skinny.py).
+// Compiled by NVRTC with KIND, GROUP, SCALE, ROWS, ZEROS, MIDDLE, OUTER, GATE, SIDES, EXPERTS, WARPS,
+// STAGES and BESIDE defined (packed_skinny.py).
 
 struct Task {
   const u16 *x, *residual, *norm;  // residual, norm: or null
@@ -39,6 +40,7 @@ struct Task {
   int outputs, inputs;  // of a matrix, gate and up counted once
   int pairs, top_k, first, count;  // EXPERTS: those of this rank
   int float_norm;       // whether the norm's weights are float32
+  int most_tiles;       // of a block
 };
 
 // An expert that some pairs have chosen: its index on this rank, and each token's pair or -1.
@@ -55,11 +57,10 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= BESIDE, "packed_skinny.py asks for less");
 
-// Behind Shared: x, the sums of its parts, scales and zeros (two tiles), sums of warps (two tiles),
-// stages.
+// Behind Shared: x, the sums of its parts, scales, zeros and sums of warps of all tiles, stages.
 struct Places {
-  u32 x, x_stride, x_sums, scales, scale_bytes, zeros, zero_bytes, sums, stages;
-  int chunks, groups;  // chunks are a multiple of TURN
+  u32 x, x_stride, x_sums, scales, scale_bytes, zeros, zero_bytes, sums, sums_bytes, stages;
+  int chunks, groups, columns;  // chunks are a multiple of TURN
 
   __device__ Places(const Task& task, u32 base) {
     chunks = (task.inputs + CHUNK * TURN - 1) / (CHUNK * TURN) * TURN;
@@ -68,11 +69,13 @@ struct Places {
     x_stride = chunks * CHUNK * 2 + 64;  // conflict-free: half of the banks apart
     x_sums = x + task.rows * x_stride;
     scales = x_sums + (OFFSETS ? (task.rows * chunks * PARTS * 4 + 15) & ~15 : 0);
+    columns = EXPERTS == 2 ? task.pairs / task.top_k : task.rows;
     scale_bytes = HAS_SCALES ? (BLOCKS * SCALE_ROWS * groups * SCALE_BYTES + 15) & ~15 : 0;
-    zeros = scales + 2 * scale_bytes;
+    zeros = scales + task.most_tiles * scale_bytes;
     zero_bytes = ZEROS ? (BLOCKS * 8 * groups + 15) & ~15 : 0;
-    sums = zeros + 2 * zero_bytes;
-    stages = sums + 2 * WARPS * SUMS * 4;
+    sums = zeros + task.most_tiles * zero_bytes;
+    sums_bytes = columns * COLUMN * 4;  // of a warp and a tile
+    stages = sums + task.most_tiles * WARPS * sums_bytes;
   }
 };
 
@@ -271,43 +274,18 @@ struct Rows {
   }
 };
 
-// Scales or zeros of a tile on their way to shared memory: each block of 8 outputs is contiguous.
+// Begins to copy the scales or zeros of a tile to shared memory: each block of 8 outputs is
+// contiguous.
 template <int ROWS_EACH, int OUTPUTS, int BYTES>
-struct TileScales {
-  static constexpr int WORD = ROWS_EACH == 8 ? 8 : 4;  // bytes of a load, which are aligned
-  uint2 words[SCALE_LOADS];
-
-  __device__ int count(int groups) const { return ROWS_EACH * groups * BYTES / WORD; }
-
-  __device__ void load(const u8* from, const Rows& rows, int groups) {
-    const int each = count(groups);
-#pragma unroll
-    for (int i = 0; i < SCALE_LOADS; ++i) {
-      const int at = i * THREADS + threadIdx.x, block = at >= each;
-      if (at >= BLOCKS * each) break;
-      const long long row = (block ? rows.first[1] : rows.first[0]) / OUTPUTS;
-      const u8* word = from + row * groups * BYTES + (at - block * each) * WORD;
-      if constexpr (WORD == 8) words[i] = *reinterpret_cast<const uint2*>(word);
-      else words[i].x = *reinterpret_cast<const u32*>(word);
-    }
+__device__ void copy_scales(u32 to, const u8* from, const Rows& rows, int groups) {
+  constexpr int WORD = ROWS_EACH == 8 ? 8 : 4;  // bytes of a copy, which are aligned
+  const int each = ROWS_EACH * groups * BYTES / WORD;
+  for (int at = threadIdx.x; at < BLOCKS * each; at += THREADS) {
+    const int block = at >= each;
+    const long long row = (block ? rows.first[1] : rows.first[0]) / OUTPUTS;
+    copy<WORD>(to + at * WORD, from + row * groups * BYTES + (at - block * each) * WORD);
   }
-
-  __device__ void store(u32 to, int groups) const {
-    const int each = count(groups);
-#pragma unroll
-    for (int i = 0; i < SCALE_LOADS; ++i) {
-      const int at = i * THREADS + threadIdx.x;
-      if (at >= BLOCKS * each) break;
-      if constexpr (WORD == 8) {
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to + at * 8), "r"(words[i].x),
-                     "r"(words[i].y)
-                     : "memory");
-      } else {
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + at * 4), "r"(words[i].x) : "memory");
-      }
-    }
-  }
-};
+}
 
 // A group of a row, of a piece or part that may lie behind its end.
 __device__ int group_of(int input, int groups) {
@@ -316,7 +294,7 @@ __device__ int group_of(int input, int groups) {
   return group < groups ? group : groups - 1;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, EXPERTS && WARPS == 8 ? 2 : 1)
     packed_skinny(const __grid_constant__ Task task) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -365,26 +343,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     next_stage += STAGE_BYTES;
     if (next_stage == ring + STAGES * STAGE_BYTES) next_stage = ring;
   };
-  for (int stage = 0; stage < STAGES - 1; ++stage) issue();
-  TileScales<SCALE_ROWS, ROWS, SCALE_BYTES> next_scales;
-  TileScales<8, 1, 1> next_zeros;
-  auto load_scales = [&](int tile) {
-    if (tile >= end) return;
+  for (int tile = begin; tile < end; ++tile) {
     const Rows rows(task, shared, tile, tiles);
-    if constexpr (HAS_SCALES) next_scales.load(task.scale, rows, groups);
-    if constexpr (ZEROS) next_zeros.load(task.zero, rows, groups);
-  };
-  auto store_scales = [&](int tile) {
-    if (tile >= end) return;
-    const int which = tile & 1;
-    if constexpr (HAS_SCALES) next_scales.store(places.scales + which * places.scale_bytes, groups);
-    if constexpr (ZEROS) next_zeros.store(places.zeros + which * places.zero_bytes, groups);
-  };
-  load_scales(begin);
+    if constexpr (HAS_SCALES) {
+      const u32 to = places.scales + (tile - begin) * places.scale_bytes;
+      copy_scales<SCALE_ROWS, ROWS, SCALE_BYTES>(to, task.scale, rows, groups);
+    }
+    if constexpr (ZEROS) {
+      const u32 to = places.zeros + (tile - begin) * places.zero_bytes;
+      copy_scales<8, 1, 1>(to, task.zero, rows, groups);
+    }
+  }
+  commit();
+  for (int stage = 0; stage < STAGES - 1; ++stage) issue();
   const Staging staging(task, places);
-  store_scales(begin);
   if constexpr (EXPERTS != 1) asm volatile("griddepcontrol.wait;" ::: "memory");
   staging.run(shared);
+  wait_for_copies<STAGES - 1>();  // of scales
   __syncthreads();
 
   // A turn's words, read one turn ahead.
@@ -421,7 +396,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   int turn = warp;
   for (int tile = begin; tile < end; ++tile) {
     const Expert& expert = shared.experts[EXPERTS ? tile / tiles : 0];
-    load_scales(tile + 1);
     // The row of x of a column, or -1.
     auto x_row = [&](int column) {
       if constexpr (EXPERTS == 2) return expert.pairs[column];
@@ -439,9 +413,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       }
     }
     // Of this thread's row of the first chunk; `to_high` further on, that of the second.
-    const u32 scales_at = places.scales + (tile & 1) * places.scale_bytes +
+    const u32 scales_at = places.scales + (tile - begin) * places.scale_bytes +
                           (SCALE_ROWS == 8 ? g * groups * SCALE_BYTES : 0);
-    const u32 zeros_at = places.zeros + (tile & 1) * places.zero_bytes + g * groups;
+    const u32 zeros_at = places.zeros + (tile - begin) * places.zero_bytes + g * groups;
     const u32 scales_to_high = SIDES ? 0 : SCALE_ROWS * groups * SCALE_BYTES;
     const u32 zeros_to_high = SIDES ? 0 : 8 * groups;
     uint4 b[VECTORS]{};
@@ -516,34 +490,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     if constexpr (!FINISHED) {
       for (int i = 0; i < 4; ++i) totals[i] = sums[0][i] + sums[1][i];
     }
-    // Sums of warps, [column][16]; two tiles take turns.
-    const u32 sums_at = places.sums + (tile % 2) * WARPS * SUMS * 4;
+    // Sums of warps, [column][16].
+    const u32 sums_at = places.sums + ((tile - begin) * WARPS + warp) * places.sums_bytes;
     for (int i = 0; i < 4; ++i) {
       // SIDES: columns from 4 on are the second chunk's, in the rows from 8 on.
       if (SIDES && (t >= 2) != (i >= 2)) continue;
       const int column = (t * 2 + i % 2) % ROWS_OF_X, row = g + i / 2 * 8;
-      if (EXPERTS == 2 || column < task.rows) {
-        const u32 to = sums_at + (warp * SUMS + column * 20 + row) * 4;
+      if (column < places.columns) {
+        const u32 to = sums_at + (column * COLUMN + row) * 4;
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(totals[i]) : "memory");
       }
     }
-    store_scales(tile + 1);
-    __syncthreads();
-    // Other warps finish the next tile.
-    const int thread = (threadIdx.x + tile * 64) % THREADS;
-    const int row = thread % TILE, column = thread / TILE;
-    int out_row = -1;
-    if (column < ROWS_OF_X) {
-      if constexpr (EXPERTS != 0) out_row = expert.pairs[column];
-      else if (column < task.rows) out_row = column;
-    }
+  }
+  __syncthreads();
+  const int each = places.columns * TILE;
+  for (int i = threadIdx.x; i < (end - begin) * each; i += THREADS) {
+    const int tile = begin + i / each, row = i % TILE, column = i % each / TILE;
+    const Expert& expert = shared.experts[EXPERTS ? tile / tiles : 0];
+    const u32 sums_at = places.sums + (tile - begin) * WARPS * places.sums_bytes;
+    const int out_row = EXPERTS ? expert.pairs[column] : column;
     if (out_row < 0) continue;
     const int output = (EXPERTS ? tile % tiles : tile) * TILE + row;
     const int matrix = EXPERTS ? expert.index : 0;
     auto result = [&](int half) {
       float total = 0;
       for (int w = 0; w < WARPS; ++w) {
-        const u32 place = sums_at + (w * SUMS + column * 20 + row + half * 8) * 4;
+        const u32 place = sums_at + w * places.sums_bytes + (column * COLUMN + row + half * 8) * 4;
         total += __uint_as_float(load_4(place));
         if constexpr (SIDES) total += __uint_as_float(load_4(place + 32));
       }
