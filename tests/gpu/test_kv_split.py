@@ -32,7 +32,8 @@ def split(
     rows[3, : len(ends)] = torch.tensor(ends)
     rows[3, len(ends) :] = 10_000  # of prompts
     return split_contexts(
-        rows, (len(ends), 2 * HEADS, 128), dtype, num_kv_heads=HEADS, window=window,
+        rows, (len(ends), 2 * HEADS, 128), dtype, kv_dtype=dtype, num_kv_heads=HEADS,
+        window=window,
         shared_1=None if shared is None else torch.tensor([shared], dtype=torch.int32).to(device),
         rotates=False, num_cores=CORES,
         done_of_few=torch.zeros(FEW_BELOW, dtype=torch.int32, device=device),
@@ -148,8 +149,8 @@ def test_layers_take_turns_with_one_split(window: int | None, device: torch.devi
     q = torch.randn(len(ends), 4, 64, generator=gen).half()
     q, k, v, table, rows = (x.to(device) for x in (q, k, v, table, rows))
     own = split_contexts(
-        rows, q.shape, q.dtype, num_kv_heads=2, window=window, shared_1=None, rotates=False,
-        num_cores=CORES, done_of_few=rows,
+        rows, q.shape, q.dtype, kv_dtype=k.dtype, num_kv_heads=2, window=window, shared_1=None,
+        rotates=False, num_cores=CORES, done_of_few=rows,
     )  # fmt: skip
     outs = [torch.full_like(q, float("nan")) for _ in range(3)]
     for out in outs:

@@ -9,29 +9,33 @@ from minisgl.engine.cuda import WARM_UP_ROWS
 from minisgl.kernel.decode_config import FEW_BELOW, MAX_SPLITS, decode_config, few_splits
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("num_cores", [1, 46, 132])
-def test_splits_of_few_rows_run_at_once(num_cores: int, head_dim: int, dtype: torch.dtype) -> None:
+def test_splits_of_few_rows_run_at_once(
+    num_cores: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
     for pairs in range(1, FEW_BELOW):
-        config = decode_config(pairs, num_cores, head_dim, dtype)
+        config = decode_config(pairs, num_cores, head_dim, dtype, kv_dtype)
         splits = few_splits(pairs, num_cores, config)
         most = max(num_cores * config.programs // pairs, 1)
         assert splits == MAX_SPLITS <= most or splits <= most < 2 * splits
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("rotates", [True, False])
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("num_cores", [58, 108, 114, 132, 144, 148, 160])
 def test_a_first_start_meets_every_kind_of_decode(
-    num_cores: int, head_dim: int, rotates: bool
+    num_cores: int, head_dim: int, rotates: bool, kv_dtype: torch.dtype
 ) -> None:
     """Unpadded: whatever number of rows a step has, its kernel was compiled."""
     for num_kv_heads in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 40):
 
         def kind(num_rows: int, heads: int = num_kv_heads) -> object:
             pairs = num_rows * heads
-            config = decode_config(pairs, num_cores, head_dim, torch.bfloat16)
+            config = decode_config(pairs, num_cores, head_dim, torch.bfloat16, kv_dtype)
             is_few = rotates and pairs < FEW_BELOW
             return config, few_splits(pairs, num_cores, config) if is_few else 0
 

@@ -76,6 +76,7 @@ class TritonAttnBackend(PagedAttnBackend):
                 rows,
                 q_DNH.shape,
                 q_DNH.dtype,
+                kv_dtype=pool.k.dtype,
                 num_kv_heads=layer.num_kv_heads,
                 window=window,
                 shared_1=shared_1,

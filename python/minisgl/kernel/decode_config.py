@@ -31,6 +31,8 @@ class DecodeConfig:
 DEEP, LIGHT = DecodeConfig(64, 2, 6, 3), DecodeConfig(64, 2, 4, 4)
 """The two best of five configs with up to twelve splits, for 24 to 256 rows with 2 and with 8 heads
 (`pieces_of_decode_attention_us` in benchmarks/results/h200-experiments.json)."""
+DEEP_8, LIGHT_8 = DecodeConfig(64, 2, 6, 5), DecodeConfig(64, 2, 6, 4)
+"""For keys and values of 8 bits: as many bytes are on their way if more programs run."""
 FULL = 2 / 3
 """From this share of the programs that could run, DEEP is chosen. LIGHT was better at a share of
 0.65 (128 rows of 2 heads), DEEP at 0.81 (160 rows). Not measured between, and not since contexts
@@ -51,10 +53,16 @@ WIDE_FEW, WIDEST_FEW = DecodeConfig(64, 8, 2, 2), DecodeConfig(32, 8, 3, 2)
 
 
 def decode_config(
-    pairs: int, num_cores: int, block_h: int, dtype: torch.dtype, *, is_few: bool = False
+    pairs: int,
+    num_cores: int,
+    block_h: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    *,
+    is_few: bool = False,
 ) -> DecodeConfig:
-    """Return the config. pairs: rows times key/value heads. block_h: the head dim, padded. is_few:
-    whether the step has few rows, and a `Rotation`."""
+    """Return the config. pairs: rows times key/value heads. block_h: the head dim, padded.
+    kv_dtype: of the cache. is_few: whether the step has few rows, and a `Rotation`."""
 
     def splits(config: DecodeConfig) -> int:
         return num_cores * config.programs // pairs  # per pair, if all run at once
@@ -65,10 +73,11 @@ def decode_config(
         return WIDEST_FEW if is_few else WIDEST
     if block_h > 128:
         return WIDE_FEW if is_few else WIDE
+    deep, light = (DEEP_8, LIGHT_8) if kv_dtype.itemsize == 1 else (DEEP, LIGHT)
     if splits(LIGHT) == 0:
-        return DEEP
+        return deep
     is_full = splits(DEEP) * pairs >= FULL * num_cores * DEEP.programs
-    return DEEP if is_full and pairs >= FEW_BELOW else LIGHT
+    return deep if is_full and pairs >= FEW_BELOW else light
 
 
 def few_splits(pairs: int, num_cores: int, config: DecodeConfig) -> int:

@@ -10,7 +10,16 @@ import triton
 import triton.language as tl
 
 from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.quantised import FP8, INT8, PLAIN
+from minisgl.kernel.triton.pairs import (
+    WEIGHT,
+    as_float16,
+    even,
+    join_pairs,
+    odd,
+    split_pairs,
+    takes_pairs,
+)
+from minisgl.kernel.triton.quantised import FP8, INT8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Scores are scaled by it, as exp2 is what the hardware has."""
@@ -74,8 +83,21 @@ def attend(
     scale, SOFTCAP: see `scaled`. KV: the kind of pool; with FP8 the caller multiplies the sums of
     values at the end, by `times_value_scale`.
     """
+    # Pairs of 8-bit numbers are loaded as words and converted by few instructions. Products of
+    # even and of odd dims are products of their own.
+    PAIRS: tl.constexpr = takes_pairs(KV, q.dtype, H, q.shape[1])
     if KV == FP8:
         scale = scale * tl.load(k_scale_ptr + kv_head)
+    if PAIRS:
+        if KV == FP8:
+            q, scale = as_float16(q, scale)
+            acc = acc * WEIGHT
+        q, q_odd = split_pairs(q)
+        acc, acc_odd = split_pairs(acc)
+        h = tl.arange(0, acc.shape[1])
+        k_ptr = k_ptr.to(tl.pointer_type(tl.int16))
+        v_ptr = v_ptr.to(tl.pointer_type(tl.int16))
+    WORDS: tl.constexpr = H // 2 if PAIRS else H
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < end
@@ -83,16 +105,19 @@ def attend(
             inside = inside & (n > tl.min(query) - window)
         page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
         head_at = (page * Z + n % Z) * K + kv_head
-        at = head_at * H
+        at = head_at * WORDS
         k = tl.load(
-            k_ptr + at[None, :] + h[:, None], mask=inside[None, :] & (h[:, None] < H), other=0.0
+            k_ptr + at[None, :] + h[:, None], mask=inside[None, :] & (h[:, None] < WORDS), other=0.0
         )
         v = tl.load(
-            v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < H), other=0.0
+            v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < WORDS), other=0.0
         )
-        if KV != PLAIN:
+        if PAIRS:
+            score = tl.dot(q, even(k, KV))
+            score = tl.dot(q_odd, odd(k, KV), score) * scale
+        else:
             k, v = k.to(q.dtype), v.to(q.dtype)  # exact
-        score = tl.dot(q, k, input_precision="ieee") * scale
+            score = tl.dot(q, k, input_precision="ieee") * scale
         if KV == INT8:
             score = score * tl.load(k_scale_ptr + head_at, mask=inside, other=0.0)[None, :]
         if SOFTCAP > 0:
@@ -110,8 +135,19 @@ def attend(
         mass = mass * shrink + tl.sum(p, 1)
         if KV == INT8:
             p = p * tl.load(v_scale_ptr + head_at, mask=inside, other=0.0)[None, :]
-        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        if PAIRS:
+            if KV == FP8:
+                p = p * WEIGHT
+            p = p.to(q.dtype)
+            acc = tl.dot(p, even(v, KV), acc * shrink[:, None])
+            acc_odd = tl.dot(p, odd(v, KV), acc_odd * shrink[:, None])
+        else:
+            acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
+    if PAIRS:
+        acc = join_pairs(acc, acc_odd)
+        if KV == FP8:
+            acc = acc * (1 / WEIGHT)
     return acc, mass, top
 
 

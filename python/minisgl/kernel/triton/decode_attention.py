@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.decode_config import LIGHT
+from minisgl.kernel.decode_config import LIGHT, LIGHT_8
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.attend import (
     ENDED,
@@ -146,7 +146,7 @@ def decode(
             sinks is not None, cascade,
             max(power_of_2(group), 16), merge_g, merge_p, block_h, config.keys, MIN_SPLIT,
             rotation is not None, normed, rotation is not None and rotation.norms_values,
-            config == LIGHT and splits.splits_each > 0 and has_pdl(),
+            config in (LIGHT, LIGHT_8) and splits.splits_each > 0 and has_pdl(),
         ),
         dtype=(*dtypes, weights[0].dtype), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

@@ -84,6 +84,7 @@ def split_contexts(
     q_shape: Sequence[int],
     dtype: torch.dtype,
     *,
+    kv_dtype: torch.dtype,
     num_kv_heads: int,
     window: int | None,
     shared_1: Tensor | None,
@@ -93,7 +94,8 @@ def split_contexts(
 ) -> KVSplits:
     """Divide the contexts of the decode rows into splits.
 
-    rows: `Batch.rows` [4, >= B]; table indices and ends are read. q_shape: (B, N, H).
+    rows: `Batch.rows` [4, >= B]; table indices and ends are read. q_shape: (B, N, H). dtype,
+    kv_dtype: of queries and of the cache.
 
     shared_1: int32 [1], the length of the common prefix, which all contexts have in the same pages;
     only without a window. rotates: whether `decode` gets a `Rotation`. num_cores: multiprocessors
@@ -104,7 +106,7 @@ def split_contexts(
     block_h, pairs = block_h_of(head_dim), num_rows * num_kv_heads
     group = num_q_heads // num_kv_heads
     is_few = rotates and pairs < FEW_BELOW
-    config = decode_config(pairs, num_cores, block_h, dtype, is_few=is_few)
+    config = decode_config(pairs, num_cores, block_h, dtype, kv_dtype, is_few=is_few)
     splits_each = few_splits(pairs, num_cores, config) if is_few else 0
     at_once = splits_at_once(num_kv_heads, num_cores, config)
     num_splits = num_rows * splits_each if is_few else num_rows + at_once

@@ -1,0 +1,114 @@
+"""Pairs of 8-bit keys or values as 16-bit floats, in two to four instructions for two pairs.
+
+With Triton's casts of fp8 to bfloat16 a key and a value of 128 dims take 44 instructions of a warp,
+8 of them in the slow conversion unit; without any they take 20, and with these 23 (int8: 50 and
+31). A word of 16 bits has the numbers of two dims. The even dims of two words become a pair of
+floats, and the odd dims another, as matrix instructions take them. fp8 becomes float16, by the
+instruction for it; int8 becomes bfloat16, by the bits of 128 to 255.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minisgl.kernel.triton.launch import INTERPRET
+from minisgl.kernel.triton.quantised import FP8, PLAIN
+
+WEIGHT = tl.constexpr(32768.0)
+"""By which weights in float16 are multiplied: those down to 2**-39 of the largest do not vanish."""
+
+INTERPRETED = tl.constexpr(INTERPRET)
+
+
+@triton.constexpr_function
+def takes_pairs(kv, dtype, head_dim, block):
+    """Whether keys and values of 8 bits are read as pairs. int8 needs queries in bfloat16."""
+    is_16_bit = dtype in (tl.bfloat16, tl.float16) if kv == FP8.value else dtype == tl.bfloat16
+    return kv != PLAIN.value and is_16_bit and head_dim % 2 == 0 and block > 16
+
+
+@triton.jit
+def as_float16(q, scale):
+    """(q as float16, scale [M, 1]): each row is multiplied by a power of two that brings its
+    largest magnitude to 2**14 or above, and its scale is divided by it. Exact, but for numbers
+    below 2**-28 of the row's largest."""
+    q = q.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    factor = (0x7F000000 - exponent + (14 << 23)).to(tl.float32, bitcast=True)
+    inverse = (exponent - (14 << 23)).to(tl.float32, bitcast=True)
+    return (q * factor[:, None]).to(tl.float16), (scale * inverse)[:, None]
+
+
+@triton.jit
+def split_pairs(x):
+    """The even and the odd columns of [M, H]."""
+    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+
+
+@triton.jit
+def join_pairs(x, y):
+    """The inverse of `split_pairs`."""
+    return tl.reshape(tl.join(x, y), [x.shape[0], x.shape[1] * 2])
+
+
+@triton.jit
+def even(words, KV: tl.constexpr):
+    """The numbers of the even dims, in the low bytes."""
+    if INTERPRETED:
+        x = (words & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif KV == FP8:
+        x = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bytes;
+            .reg .b16 low, high;
+            prmt.b32 bytes, $1, 0, 0x0020;
+            mov.b32 {low, high}, bytes;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            }""",
+            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        x = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, sign, minus;
+            mov.b32 minus, 0xbf80bf80;
+            lop3.b32 low, $1, 0x007f007f, 0x43004300, 0xea;
+            lop3.b32 sign, $1, 0x00800080, 0x43004300, 0xea;
+            fma.rn.bf16x2 $0, sign, minus, low;
+            }""",
+            "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return x
+
+
+@triton.jit
+def odd(words, KV: tl.constexpr):
+    """The numbers of the odd dims, in the high bytes."""
+    if INTERPRETED:
+        x = ((words >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif KV == FP8:
+        x = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bytes;
+            .reg .b16 low, high;
+            prmt.b32 bytes, $1, 0, 0x0031;
+            mov.b32 {low, high}, bytes;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            }""",
+            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        x = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 own, low, sign, minus;
+            mov.b32 minus, 0xbf80bf80;
+            shr.u32 own, $1, 8;
+            lop3.b32 low, own, 0x007f007f, 0x43004300, 0xea;
+            lop3.b32 sign, own, 0x00800080, 0x43004300, 0xea;
+            fma.rn.bf16x2 $0, sign, minus, low;
+            }""",
+            "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return x
