@@ -125,6 +125,22 @@ def test_norm_rope_store(
         assert torch.equal(pools[0].v, pools[1].v)
 
 
+def test_norm_and_rope_of_queries_alone(device: torch.device) -> None:
+    q = torch.randn(5, 3 * 24, device=device)
+    weight, table = torch.randn(24, device=device), torch.randn(50, 24, device=device)
+    positions, slots = torch.arange(10, 20, device=device).int().view(2, 5)
+    k, v = torch.full((2, 2, 4, 2, 24), 7.0, device=device)
+    pool = LayerPool(k=k, v=v)
+    got, *_ = rotary.norm_rope_store(
+        q, pool, slots, positions, table, weight, None, 1e-6,
+        num_q_heads=3, num_kv_heads=0, head_dim=24, keep=True,
+    )  # fmt: skip
+    normed = REFERENCE.rms_norm(q.view(5, 3, 24), weight, 1e-6)
+    check(got, REFERENCE.apply_rope(normed, normed, table, positions)[0])
+    assert (pool.k == 7).all()
+    assert (pool.v == 7).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_vocab", [5, 4096, 10_001])
 def test_greedy(num_vocab: int, dtype: torch.dtype, device: torch.device) -> None:

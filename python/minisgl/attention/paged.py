@@ -76,6 +76,7 @@ class PagedMetadata(BaseAttnMetadata):
 
 class PagedAttnBackend(BaseAttnBackend):
     graph_safe = True
+    takes_queries = True
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
@@ -112,11 +113,12 @@ class PagedAttnBackend(BaseAttnBackend):
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
         metadata: PagedMetadata = batch.attn_metadata
-        if not metadata.all.num_rows:
+        layer = steps.layer
+        has_kv = qkv.shape[1] > layer.num_q_heads * layer.head_dim
+        if has_kv and not metadata.all.num_rows:
             out = self.decode_qkv(qkv, steps, batch)
             if out is not None:
                 return out
-        layer = steps.layer
         pool = batch.context.kv_pool.layer(layer.layer_id)
         q_TNH, k_TKH, v_TKH = rotary.norm_rope_store(
             qkv,
@@ -128,7 +130,7 @@ class PagedAttnBackend(BaseAttnBackend):
             steps.k_norm_weight,
             steps.norm_eps,
             num_q_heads=layer.num_q_heads,
-            num_kv_heads=layer.num_kv_heads,
+            num_kv_heads=layer.num_kv_heads if has_kv else 0,
             head_dim=layer.head_dim,
             keep=metadata.fresh.num_rows > 0,
             norms_values=steps.norms_values,

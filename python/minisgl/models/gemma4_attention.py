@@ -70,6 +70,8 @@ class ReadsAnother(AttentionLayer):
 
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
         view = batch.pools[self.layer.pool]
+        if view.context.attn.takes_queries:
+            return super().forward(qkv, batch)
         q_TNH = self.q_norm.forward(qkv.view(len(qkv), -1, self.layer.head_dim))
         q_TNH, _ = self.rope.forward(q_TNH, q_TNH[:, :1], view.positions)
         # Backends store their arguments; slot -1 makes them store nothing.

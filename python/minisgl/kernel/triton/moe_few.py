@@ -29,7 +29,7 @@ def experts_of_few(
     gate: Gate = SILU,
     up_bias_LG: Tensor | None = None,
     down_bias_LD: Tensor | None = None,
-    blocks: tuple[int, int] = (4, 8),
+    blocks: tuple[int, int] = (4, 4),
 ) -> Tensor:
     """Return the weighted sum of each token's experts, [T, D]. blocks: outputs of a program, of
     gate and up, and of down. up_bias_LG: of gate, then up."""
@@ -43,7 +43,7 @@ def experts_of_few(
         (x_TD, gate_up_LGD, ids_TK, act, act if up_bias_LG is None else up_bias_LG),
         (
             *constants, gate.is_squared, up_bias_LG is not None, *gate.constants, blocks[0],
-            _step(hidden, 1024),
+            _step(hidden),
         ),
         dtype=x_TD.dtype, num_warps=4,
     )  # fmt: skip
@@ -53,16 +53,17 @@ def experts_of_few(
             act, down_LDF, ids_TK, weights_TK, out_TD,
             act if down_bias_LD is None else down_bias_LD,
         ),
-        (*constants, down_bias_LD is not None, blocks[1], _step(inner, 256)),
+        (*constants, down_bias_LD is not None, blocks[1], _step(inner)),
         dtype=x_TD.dtype, num_warps=4,
     )  # fmt: skip
     return out_TD
 
 
-def _step(size: int, most: int) -> int:
-    """A power of 2 up to `most` that divides `size`, if one above 32 does."""
-    step = min(size & -size, most)
-    return step if step >= 64 else min(power_of_2(size), most)
+def _step(size: int) -> int:
+    """Inputs of an iteration. More iterations cost more than lanes without inputs: one token of
+    Gemma 4 26B-A4B's experts (704 x 2,816) takes 30.2 us on an H200, and 37.5 with steps of 256 and
+    64 and 8 outputs of down; of Qwen3.6-35B-A3B's (512 x 2,048) 17.0 and 21.5."""
+    return min(power_of_2(size), 1024)
 
 
 @triton.jit

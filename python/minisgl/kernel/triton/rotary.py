@@ -56,16 +56,19 @@ def norm_rope_store(
     """Return q [T, N, H], k and v [T, K, H] of qkv [T, (N + 2K) * H], and store k and v.
 
     As `Ops.rms_norm` (if there are weights), `Ops.apply_rope` and `Ops.store_kv` one after another,
-    with their roundings. qkv is contiguous. keep: whether k and v are returned as they are stored,
-    before a pool quantises them; otherwise views of qkv are returned. norms_values: values are
-    normed too, without a weight; only with weights of q and k.
+    with their roundings. qkv is contiguous, and has queries alone where num_kv_heads is 0. keep:
+    whether k and v are returned as they are stored, before a pool quantises them; otherwise views
+    of qkv are returned. norms_values: values are normed too, without a weight; only with weights of
+    q and k.
     """
     num_tokens = len(qkv)
     q_TNH = torch.empty((num_tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     rotary_dim = cos_sin_PR.shape[1]
-    _, k_TKH, v_TKH = (
-        x.view(num_tokens, -1, head_dim)
-        for x in qkv.split([num_q_heads * head_dim] + 2 * [num_kv_heads * head_dim], dim=-1)
+    k_TKH, v_TKH = (
+        qkv.narrow(1, first * head_dim, num_kv_heads * head_dim).view(
+            num_tokens, num_kv_heads, head_dim
+        )
+        for first in (num_q_heads, num_q_heads + num_kv_heads)
     )
     if keep:
         k_TKH = torch.empty(k_TKH.shape, dtype=qkv.dtype, device=qkv.device)
@@ -82,7 +85,7 @@ def norm_rope_store(
         (num_tokens, -(-num_heads // heads), 1),
         (
             qkv, q_TNH, k_TKH, v_TKH, *tensors_of(pool), slots_T, positions_T, cos_sin_PR,
-            q_weight if normed else qkv, k_weight if normed else qkv, eps,
+            q_weight if normed else qkv, qkv if k_weight is None else k_weight, eps,
         ),
         (
             num_q_heads, num_kv_heads, head_dim, rotary_dim, kind_of(pool), normed,
