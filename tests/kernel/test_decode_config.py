@@ -9,7 +9,7 @@ from minisgl.engine.cuda import WARM_UP_ROWS
 from minisgl.kernel.decode_config import FEW_BELOW, MAX_SPLITS, decode_config, few_splits
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("num_cores", [1, 46, 132])
@@ -23,7 +23,7 @@ def test_splits_of_few_rows_run_at_once(
         assert splits == MAX_SPLITS <= most or splits <= most < 2 * splits
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("rotates", [True, False])
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("num_cores", [58, 108, 114, 132, 144, 148, 160])
