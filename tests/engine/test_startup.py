@@ -80,6 +80,45 @@ def test_the_model_of_a_step_is_that_of_the_slowest_rank(monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.parametrize(("host_ms", "device_ms", "gap_ms"), [(0.7, 1.0, 1.0), (1.2, 0.5, 1.2)])
+def test_a_decode_step_takes_as_long_as_a_stream_waits(
+    host_ms: float, device_ms: float, gap_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host launches a step while the device computes the one before."""
+    engine = FakeEngine(lambda _: 0)
+    device = SimpleNamespace(ends=0.0)
+
+    def launch(plan: Plan) -> SimpleNamespace:
+        engine.now += host_ms / 1e3
+        device.ends = end = max(device.ends, engine.now) + device_ms / 1e3
+
+        def wait() -> StepResult:
+            engine.now = max(engine.now, end)
+            return StepResult(next_ids=[0])
+
+        return SimpleNamespace(wait=wait)
+
+    monkeypatch.setattr(engine, "launch", launch)
+    monkeypatch.setattr(FakeEngine, "comm", SimpleNamespace(rank=0, all_min=lambda value: value))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.now)
+    times = measure.measure_step_times(cast(Engine, engine))
+    assert times.step_s(1) == pytest.approx(gap_ms / 1e3, rel=0.01)
+
+
+def test_a_pair_takes_as_long_as_in_the_default_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest chunk uses all of a GPU; a smaller one leaves a part idle."""
+
+    def step_s(plan: Plan) -> float:
+        prompt = plan.num_tokens - plan.num_decodes
+        return 1e-4 + prompt * 1e-6 + max(plan.starts) * max(prompt * 1e-9, 2.048e-6)
+
+    engine = FakeEngine(step_s)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.now)
+    times = measure.measure_step_times(cast(Engine, engine))
+    assert 1024 <= times.default_chunk < 4096
+    assert times.attend_ns == pytest.approx(2 * 2, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("prompt_us", "chunk"),
     [
@@ -140,14 +179,14 @@ def test_noise_does_not_choose_the_threads(one_ms: float, all_ms: float, right: 
 @pytest.mark.parametrize(
     ("launch_ms", "rate", "wanted"),
     [
-        (10.5, 400_000, 4200),
-        (13, 400_000, 4352),  # that is all that can be padded
-        (7, 400_000, 2800),
-        (15, 20_000, 300),  # a large model
-        (0, 400_000, 64),  # nothing to gain
+        (5.25, 400_000, 4200),
+        (13, 400_000, 8448),  # that is all that can be padded
+        (3.5, 400_000, 2800),
+        (7.5, 20_000, 300),  # a large model
+        (0, 400_000, 128),  # nothing to gain
     ],
 )
-def test_prompts_are_replayed_where_launching_takes_longer(
+def test_prompts_are_replayed_where_a_busy_host_launches_more_slowly(
     launch_ms: float, rate: float, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = SimpleNamespace(

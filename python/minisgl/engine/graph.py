@@ -33,7 +33,7 @@ take 192 us for 128 rows, then 203 (144), 214 (160), 219 (176), 241 (192), 236 (
 SIZE_STEP = 64  # of those above
 
 
-PROMPT_TOKENS = (64, 128, 256, 512, 1024, 2048, 3072, 4096)
+PROMPT_TOKENS = (64, 128, 256, 512, 1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192)
 BESIDE_PROMPTS = (0, 16, 64, 256)
 """Sizes of steps with prompts, no larger than a step's prompts can be, and of decode rows beside
 them. They are few, because all of them are captured at the start. Start-up measures up to how many

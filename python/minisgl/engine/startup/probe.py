@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minisgl.core import Plan, SamplingParams, StepFailed
+from minisgl.core import Plan, SamplingParams, StepFailed, StepResult
 
 if TYPE_CHECKING:
     from minisgl.engine.engine import Engine
@@ -21,7 +21,11 @@ RANDOM = SamplingParams(temperature=1.0, seed=0)
 
 def run_probe(engine: Engine, plan: Plan) -> None:
     """Run the step and wait for it. Raises the error of a step that fails."""
-    outcome = engine.launch(plan).wait()
+    check_outcome(engine.launch(plan).wait())
+
+
+def check_outcome(outcome: StepResult | StepFailed) -> None:
+    """Raise the error of a step that failed."""
     if isinstance(outcome, StepFailed):
         raise outcome.error
 
