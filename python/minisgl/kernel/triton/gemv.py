@@ -117,22 +117,26 @@ def _held_kernel(
             if REST:
                 square += tl.sum(x_b.to(tl.float32) * x_b.to(tl.float32), 0)
             scale = tl.rsqrt(square / D + eps)
-            x_a = (x_a.to(tl.float32) * scale * norm_a.to(tl.float32)).to(x_a.dtype)
+            x_a = x_a.to(tl.float32) * norm_a.to(tl.float32)
             if REST:
-                x_b = (x_b.to(tl.float32) * scale * norm_b.to(tl.float32)).to(x_b.dtype)
+                x_b = x_b.to(tl.float32) * norm_b.to(tl.float32)
         y = _dot(weight_a, x_a)
         if REST:
             y += _dot(weight_b, x_b)
+        if NORM:
+            y *= scale
         if BIAS:
             y += tl.load(bias_ptr + f, mask=in_f, other=0.0).to(tl.float32)
-        y = y.to(x_a.dtype)
+        y = y.to(weight_a.dtype)
         if GATED:
             up = _dot(up_a, x_a)
             if REST:
                 up += _dot(up_b, x_b)
+            if NORM:
+                up *= scale
             if BIAS:
                 up += tl.load(bias_ptr + F + f, mask=in_f, other=0.0).to(tl.float32)
-            y = activate(y, SILU) * up.to(x_a.dtype)
+            y = activate(y, SILU) * up.to(weight_a.dtype)
         tl.store(out_ptr + m * F + f, y, mask=in_f)
 
 
