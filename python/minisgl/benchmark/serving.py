@@ -50,6 +50,11 @@ def main(argv: Sequence[str]) -> int:
     add_json(parser)
     add("server", nargs="*", help="flags of the server, after --")
     args = parser.parse_args(argv)
+    if "--dp" in args.server:
+        parser.error(
+            "this measures one server, and --dp starts several: start them with `minisgl serve "
+            "--dp N`, and measure them with `minisgl bench online --url URL`"
+        )
 
     workloads = {name: lengths_of(name) for name in args.workloads.split(",")}
     result: dict[str, Any] = {"load_before": machine_load()}

@@ -116,6 +116,7 @@ def _held_kernel(
             square = tl.sum(x_a.to(tl.float32) * x_a.to(tl.float32), 0)
             if REST:
                 square += tl.sum(x_b.to(tl.float32) * x_b.to(tl.float32), 0)
+            # It multiplies the sums below, so they do not wait for it.
             scale = tl.rsqrt(square / D + eps)
             x_a = x_a.to(tl.float32) * norm_a.to(tl.float32)
             if REST:
