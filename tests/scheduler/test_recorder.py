@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gaps import gaps_of
 from minisgl.benchmark import replay
-from minisgl.benchmark.replay_plans import replay_plans
+from minisgl.benchmark.replay_plans import Recording, replay_plans
 from minisgl.benchmark.workload import reusable_share
 from minisgl.benchmark.workload import trace as read_trace
 from minisgl.core import SamplingParams
 from minisgl.core.event import Token
+from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, recorder, run
@@ -32,14 +34,15 @@ def record(
     prompts: list[list[int]],
     namespaces: list[str] | None = None,
     more: Callable[[Scheduler, ListOutbox], list[SchedulerMsg] | None] | None = None,
+    times: StepTimes | None = None,
 ) -> None:
     """Serve the prompts over a fake engine, recorded.
 
-    more: returns the messages of each later turn, None at the end.
+    more: returns the messages of each later turn, None at the end. times: with a bound of 1 s.
     """
     config = SchedulerConfig(
         num_pages=256, page_size=16, max_seq_len=200, vocab_size=100, eos_ids=frozenset(),
-        max_prefill_tokens=64, max_running=8,
+        max_prefill_tokens=64, max_running=8, step_times=times, max_stall_s=times and 1.0,
     )  # fmt: skip
     scheduler = Scheduler(config)
     keeper = Recorder(path)
@@ -201,3 +204,19 @@ def test_a_plan_that_mixes_up_the_cache_is_found(
     monkeypatch.setattr(FakeExecutor, "_write", wrong)
     with pytest.raises(EngineError, match="the KV cache of request 0 holds other tokens"):
         replay_plans(path)
+
+
+def test_a_recording_has_the_gaps_of_streams(tmp_path: Path) -> None:
+    path = tmp_path / "flight"
+    times = StepTimes(prompt_us=((16, 1000.0),), decode_us=500.0, row_us=100.0)
+    record(path, [[*PREFIX, uid] for uid in range(3)], times=times)
+    gaps = gaps_of(Recording(path), path)
+    assert gaps
+    assert all(0 <= gap.seconds < 0.3 for gap in gaps)
+    plain = [gap for gap in gaps if not gap.prompt_tokens]
+    assert [gap.predicted_s for gap in plain] == [
+        pytest.approx(500e-6 + 100e-6 * (gap.decodes - 1)) for gap in plain
+    ]
+    record(tmp_path / "offline", [PREFIX])
+    with pytest.raises(ConfigError, match="it has no stall bound"):
+        gaps_of(Recording(tmp_path / "offline"), path)

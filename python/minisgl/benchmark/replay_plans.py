@@ -214,6 +214,19 @@ def _said(step: Step) -> str:
     return f"{decodes} decodes, {counted(prompt, 'prompt token')} (tokens by request: {said})"
 
 
+def plan_again(recording: Recording, meter: Meter) -> None:
+    """Plan a recording's steps again; `meter` gets each plan."""
+    scheduler = Scheduler(recording.config)
+    run(
+        scheduler,
+        _RecordedDevice(recording),
+        _Inbox(recording, scheduler),
+        ListOutbox(),
+        overlap=recording.overlap,
+        meter=meter,
+    )
+
+
 def replay_plans(path: Path) -> str:
     """Plan a recording's steps again. Returns a sentence about the result.
 
@@ -221,17 +234,9 @@ def replay_plans(path: Path) -> str:
     differs, or that has a wrong KV cache.
     """
     recording = Recording(path)
-    scheduler = Scheduler(recording.config)
     comparer = _Comparer(recording.steps)
     began = time.perf_counter()
-    run(
-        scheduler,
-        _RecordedDevice(recording),
-        _Inbox(recording, scheduler),
-        ListOutbox(),
-        overlap=recording.overlap,
-        meter=comparer,
-    )
+    plan_again(recording, comparer)
     seconds = time.perf_counter() - began
     unknown = comparer.num_unknown
     more = (
