@@ -10,7 +10,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 ARGS   ?=
-PYTEST_ARGS ?= -n 3 --dist worksteal  # many tests wait: 619 s on two cores, with -n 2 712 s
+# Many tests wait, so three processes share two cores: 619 s instead of 712.
+PYTEST_ARGS ?= -n 3 --dist worksteal
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
