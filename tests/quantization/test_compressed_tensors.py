@@ -54,6 +54,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "fp8 block": (
         "float-quantized", {**FP8, "strategy": "block", "block_structure": [32, 32]}, None,
     ),
+    "MXFP4": (
+        "mxfp4-pack-quantized",
+        {
+            "num_bits": 4, "type": "float", "strategy": "group", "group_size": 32,
+            "symmetric": True, "dynamic": False, "scale_dtype": torch.uint8,
+        },
+        None,
+    ),
     "NVFP4": (
         "nvfp4-pack-quantized",
         {

@@ -1,5 +1,7 @@
 """MXFP4 as gpt-oss is released, and NVFP4 as compressed-tensors and ModelOpt write it.
 
+`test_compressed_tensors.py` has MXFP4 of compressed-tensors.
+
 Planted once, and noticed: nibbles swapped, the exponent's bias 128, groups one late, the rows of
 `first` ignored, the matrix scale multiplied where compressed-tensors divides.
 """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from minisgl.quantization.config import NVFP4, grouped_format, scaled_format
+from minisgl.quantization.config import fp4_format, grouped_format, scaled_format
 from minisgl.quantization.cut import ALL
-from minisgl.quantization.fp4 import NV_GROUP
+from minisgl.quantization.fp4 import MX_GROUP, NV_GROUP
 from minisgl.quantization.rules import Rule, Section, named, of_class
 from minisgl.quantization.weight import PLAIN, Format
 
@@ -41,9 +41,10 @@ def _format(config: Section, group: Section) -> Format:
         activations.check("type", kind)
         activations.check("num_bits", 8, 4)
     if kind == "float" and weights.get("num_bits") == 4:
-        weights.check("strategy", "tensor_group")
-        weights.check("group_size", NV_GROUP)
-        return NVFP4["compressed-tensors"]
+        weights.check("strategy", "group", "tensor_group")
+        is_mx = weights.get("strategy") == "group"
+        weights.check("group_size", MX_GROUP if is_mx else NV_GROUP)
+        return fp4_format("mxfp4-pack-quantized" if is_mx else "nvfp4-pack-quantized")
     if kind == "int" and (group.get("format") or config.get("format")) == "pack-quantized":
         return _packed(weights)
     weights.check("num_bits", 8)

@@ -15,7 +15,8 @@ import torch
 
 from minisgl.errors import ConfigError
 from minisgl.quantization.cut import ALL, Unit
-from minisgl.quantization.fp4 import MX_GROUP, NV_GROUP, Fp4
+from minisgl.quantization.fp4 import NV_GROUP, Fp4
+from minisgl.quantization.fp4 import Spelling as Fp4Spelling
 from minisgl.quantization.grouped import Grouped
 from minisgl.quantization.grouped import Spelling as GroupedSpelling
 from minisgl.quantization.rules import ConfiguredFormats, Rule, Section, excluded, of_class
@@ -55,20 +56,13 @@ def grouped_format(
     )
 
 
-MXFP4 = Format(
-    name=f"MXFP4, a scale for each group of {MX_GROUP}",
-    weight=Fp4(spelling="gpt-oss"),
-    unit=MX_GROUP,
-)
-NVFP4: Mapping[str, Format] = {
-    spelling: Format(
-        name=f"NVFP4, a scale for each group of {NV_GROUP}", weight=weight, unit=NV_GROUP
-    )
-    for spelling, weight in (
-        ("compressed-tensors", Fp4(spelling="compressed-tensors")),
-        ("modelopt", Fp4(spelling="modelopt")),
-    )
-}
+def fp4_format(spelling: Fp4Spelling) -> Format:
+    weight = Fp4(spelling=spelling)
+    name = f"{'MX' if weight.is_mx else 'NV'}FP4, a scale for each group of {weight.group}"
+    return Format(name=name, weight=weight, unit=weight.group)
+
+
+MXFP4: Final = fp4_format("gpt-oss")
 
 
 def read_formats(config: object, where: str) -> ConfiguredFormats:
@@ -133,7 +127,7 @@ def _modelopt(config: Section) -> list[Rule]:
     formats: dict[str, Format] = {
         "FP8": scaled_format("fp8", (ALL, ALL)),
         "FP8_PER_CHANNEL_PER_TOKEN": scaled_format("fp8", (1, ALL), flat=True),
-        "NVFP4": NVFP4["modelopt"],
+        "NVFP4": fp4_format("modelopt"),
     }
     config.check("quant_algo", *formats)
     if config.get("quant_algo") == "NVFP4":

@@ -34,8 +34,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values without their sign, which is the highest of the four bits."""
 MX_GROUP, NV_GROUP = 32, 16
 
-Spelling = Literal["gpt-oss", "compressed-tensors", "modelopt"]
-"""Who wrote the file: gpt-oss stores MXFP4, the two others NVFP4."""
+Spelling = Literal["gpt-oss", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "modelopt"]
+"""How a file stores the tensors. The two in the middle are formats of compressed-tensors; the first
+two are MXFP4, the others NVFP4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,16 @@ class Fp4:
     """Makes the weights of this format."""
 
     spelling: Spelling
+
+    @property
+    def is_mx(self) -> bool:
+        """Whether it is MXFP4, not NVFP4."""
+        return self.spelling in ("gpt-oss", "mxfp4-pack-quantized")
+
+    @property
+    def group(self) -> int:
+        """The inputs that have a common scale."""
+        return MX_GROUP if self.is_mx else NV_GROUP
 
     def __call__(
         self,
@@ -52,7 +63,7 @@ class Fp4:
         rows: int | None = None,
         stacked: int | None = None,
     ) -> Fp4Weight:
-        return Fp4Weight(ops, dtype, parts, rows, stacked, self.spelling)
+        return Fp4Weight(ops, dtype, parts, rows, stacked, self)
 
 
 class Fp4Weight(QuantisedWeight):
@@ -60,8 +71,8 @@ class Fp4Weight(QuantisedWeight):
 
     - gpt-oss: STACK_blocks [E, O, I / 32, 16] and STACK_scales [E, O, I / 32], uint8, of all
       experts. STACK is the name of `Part.stack`, whose shape is [E, O, I].
-    - compressed-tensors: NAME.weight_packed, NAME.weight_scale, NAME.weight_global_scale, by which
-      the values are divided.
+    - mxfp4-pack-quantized: NAME.weight_packed, NAME.weight_scale.
+    - nvfp4-pack-quantized: these and NAME.weight_global_scale, by which the values are divided.
     - modelopt: NAME.weight, NAME.weight_scale, NAME.weight_scale_2.
     """
 
@@ -76,26 +87,25 @@ class Fp4Weight(QuantisedWeight):
         parts: Sequence[Part],
         rows: int | None,
         stacked: int | None,
-        spelling: Spelling,
+        kind: Fp4,
     ) -> None:
         super().__init__(ops, dtype)
-        group = MX_GROUP if spelling == "gpt-oss" else NV_GROUP
+        group = kind.group
         self._group, self._rows = group, local_rows(parts, stacked)
         if parts[0].shape[1] % group:
             raise ConfigError(
                 f"{parts[0].module} has {parts[0].shape[1]} inputs, but its format has groups of "
                 f"{group}; expected a multiple"
             )
-        if spelling == "gpt-oss":
+        if kind.spelling == "gpt-oss":
             packed = [_of_stack(part, "blocks", MX_GROUP // 2) for part in parts]
             scales = [_of_stack(part, "scales") for part in parts]
-            scale_dtype = torch.uint8
         else:
-            scale_dtype = torch.float8_e4m3fn
-            is_modelopt = spelling == "modelopt"
+            is_modelopt = kind.spelling == "modelopt"
             name = "weight" if is_modelopt else "weight_packed"
             packed = [per_unit(part, name, (1, 2)) for part in parts]
-            scales = [per_unit(part, "weight_scale", (1, NV_GROUP)) for part in parts]
+            scales = [per_unit(part, "weight_scale", (1, group)) for part in parts]
+        if not kind.is_mx:
             name = "weight_scale_2" if is_modelopt else "weight_global_scale"
             matrix_scales = [
                 per_unit(
@@ -110,6 +120,7 @@ class Fp4Weight(QuantisedWeight):
                 for part in parts
             ]
             self.declare("matrix_scale", torch.float32, *matrix_scales, stacked=stacked)
+        scale_dtype = torch.uint8 if kind.is_mx else torch.float8_e4m3fn
         self.declare("packed", torch.uint8, *packed, rows=rows, stacked=stacked)
         self.declare("scale", scale_dtype, *scales, rows=rows, stacked=stacked)
 
