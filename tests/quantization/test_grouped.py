@@ -26,6 +26,7 @@ from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
 from helpers.quantised import Quantise, run, run_ranks, save_both, save_quantised, transformers_ids
 from minisgl.errors import ConfigError
+from minisgl.quantization import PLAIN
 from minisgl.quantization.config import read_formats
 from minisgl.quantization.grouped import GroupedWeight
 
@@ -125,6 +126,15 @@ def compressed(**weights: Any) -> dict[str, Any]:
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+AUTO_ROUND = {
+    "quant_method": "auto-round",
+    "data_type": "int",
+    "bits": 4,
+    "group_size": GROUP,
+    "sym": False,
+    "packing_format": "auto_round:auto_gptq",
+    "block_name_to_quantize": "model.layers",
+}
 CASES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "compressed-tensors": (
         compressed(symmetric=True),
@@ -147,6 +157,9 @@ CASES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "gptq": (GPTQ, grouped("gptq")),
     "gptq-act-order": ({**GPTQ, "desc_act": True}, grouped("gptq", act_order=True)),
     "gptq-v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, grouped("gptq_v2")),
+    "auto-round": (AUTO_ROUND, grouped("gptq")),
+    "auto-round-v2": ({**AUTO_ROUND, "packing_format": "auto_round:gptqmodel"}, grouped("gptq_v2")),
+    "auto-round-awq": ({**AUTO_ROUND, "packing_format": "auto_round:auto_awq"}, grouped("awq")),
     "gptq-8-row": ({**GPTQ, "bits": 8, "group_size": -1}, grouped("gptq", 8, group=0)),
 }
 
@@ -214,6 +227,46 @@ def test_a_share_that_cuts_a_group_is_refused(tmp_path: Path) -> None:
     save_both(config, *CASES["awq"], tmp_path / "cut")
     with pytest.raises(ConfigError, match=r"o_proj: .* columns \d+ to \d+ of 32, .* units of 32"):
         run_ranks(tmp_path / "cut" / "quantised")
+
+
+def test_auto_round_names_layers_with_other_bits(tmp_path: Path) -> None:
+    """By name and by regular expression; layers outside of its blocks are plain."""
+
+    def quantised(module: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        if module == "model.layers.0.mlp.down_proj":
+            return {"weight": tensor}, tensor
+        if module == "model.layers.1.self_attn.o_proj":
+            return grouped("gptq", 8, group=16)(module, tensor)
+        return grouped("gptq")(module, tensor)
+
+    others = {
+        "model.layers.0.mlp.down_proj": {"bits": 16, "data_type": "float"},
+        r".*layers\.1\.self_attn\.o_proj.*": {"bits": 8, "group_size": 16},
+    }
+    save_both(CONFIGS["llama"], {**AUTO_ROUND, "extra_config": others}, quantised, tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    logits, ours = run(tmp_path / "quantised")
+    assert relative_error(logits, expected) <= TOLERANCE
+    assert ours == tokens
+    blocks = {**AUTO_ROUND, "block_name_to_quantize": ["model.layers.1", "model.layers.2"]}
+    formats = read_formats(blocks, "config.json")
+    assert formats.of(["model.layers.0.mlp.down_proj"], "Linear") is PLAIN
+    assert formats.of(["model.layers.1.mlp.down_proj"], "Linear").unit == GROUP
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("packing_format", "auto_round:fp8_static"),
+        ("bits", 2),
+        ("data_type", "mx_fp"),
+        ("act_bits", 8),
+        ("extra_config", {"model.layers.0.mlp.up_proj": {"bits": 3}}),
+    ],
+)
+def test_what_auto_round_packs_otherwise_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"(packing_format|bits|data_type) is .*, expected "):
+        read_formats({**AUTO_ROUND, key: value}, "config.json")
 
 
 def test_the_numbers_stay_in_4_bits(tmp_path: Path) -> None:

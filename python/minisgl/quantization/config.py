@@ -27,6 +27,15 @@ NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 PACKED: Final = 8
 """Numbers of 4 bits in an int32: files hold them so."""
 ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
+PACKINGS: Final[Mapping[str, GroupedSpelling]] = {
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round:exllamav2": "gptq_v2",
+    "auto_round": "gptq_v2",
+    "auto_round:auto_awq": "awq",
+}
+"""AutoRound's `packing_format`."""
 _EVERY: Final = {(ALL, ALL): "matrix", (1, ALL): "row"}
 
 
@@ -184,6 +193,52 @@ def _gptq(config: Section) -> list[Rule]:
     return [*rules, others, *_layers(format)]
 
 
+def _auto_round(config: Section) -> list[Rule]:
+    """AutoRound's rules. It packs as GPTQ or AWQ does (`PACKINGS`); a layer of `extra_config` has a
+    name or a regular expression, and its own bits and group."""
+
+    def format(section: Section) -> Format:
+        section.check("data_type", None, "int")
+        section.check("bits", None, 4, 8)
+        return grouped_format(
+            packing,
+            section.get("bits", config.get("bits")),
+            _group(section if section.get("group_size") else config, "group_size"),
+            has_zero=True,
+            act_order=False,
+        )
+
+    config.check("packing_format", None, *PACKINGS)
+    packing = PACKINGS[config.get("packing_format", "auto_round:auto_gptq")]
+    config.check("bits", 4, *(() if packing == "awq" else (8,)))
+    config.check("act_bits", None, 16, 32)
+    rules = []
+    if config.get("extra_config"):
+        layers = config.section("extra_config")
+        for name in config.get("extra_config"):
+            layer, pattern = layers.section(name), layers.pattern(name)
+            is_plain = layer.get("bits", 0) >= 16
+            rules.append(
+                Rule(matches=_named_or(name, pattern), format=PLAIN if is_plain else format(layer))
+            )
+    blocks = config.get("block_name_to_quantize")
+    if blocks is not None:
+        names = (
+            blocks.split(",") if isinstance(blocks, str) else config.names("block_name_to_quantize")
+        )
+        starts = tuple(name.strip() for name in names)
+        rules.append(
+            Rule(
+                matches=lambda module, target: module.startswith(starts), format=PLAIN, others=True
+            )
+        )
+    return [*rules, *_layers(format(config))]
+
+
+def _named_or(name: str, pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
+    return lambda module, target: module == name or pattern.fullmatch(module) is not None
+
+
 def _group(config: Section, key: str) -> int:
     """The number of inputs in a group; `ALL` for -1."""
     return ALL if config.get(key) == -1 else config.size(key)
@@ -222,4 +277,5 @@ METHODS: Mapping[str, Callable[[Section], list[Rule]]] = {
     "modelopt": _modelopt,
     "awq": _awq,
     "gptq": _gptq,
+    "auto-round": _auto_round,
 }
