@@ -14,7 +14,7 @@ import pytest
 from minisgl.builtin import model_path
 from minisgl.core import Plan, StepResult
 from minisgl.core.groups import CacheGroup
-from minisgl.core.step_times import StepTimes
+from minisgl.core.step_times import PLANNED_SHARE, StepTimes
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.config import Tuning
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
@@ -42,7 +42,7 @@ def test_a_start_measures_what_a_step_takes() -> None:
     assert taken_us == sorted(taken_us)
     assert times.step_s(1) == times.decode_us * 1e-6 > 0
     assert times.default_chunk <= 256
-    assert 0 < times.default_stall_s <= taken_us[-1] * 1e-6
+    assert 0 < times.default_stall_s <= taken_us[-1] * 1e-6 / PLANNED_SHARE
 
 
 class FakeEngine:
@@ -121,6 +121,23 @@ def test_a_pair_takes_as_long_as_in_the_default_chunk(monkeypatch: pytest.Monkey
     assert times.attend_ns == pytest.approx(2 * 2, rel=0.01)
 
 
+def test_a_chunk_behind_cached_tokens_has_a_cost_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step_s(plan: Plan) -> float:
+        prompt, before = plan.num_tokens - plan.num_decodes, max(plan.starts)
+        resumes = 5e-4 if prompt and before else 0
+        return 1e-4 + prompt * 1e-6 + prompt * before * 1e-9 + resumes
+
+    engine = FakeEngine(step_s)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.now)
+    times = measure.measure_step_times(cast(Engine, engine))
+    assert times.attend_ns == pytest.approx(2 * 1, rel=0.01)
+    for before in (16, 1000, 10_000):  # as FakeEngine says, the other rank takes twice as long
+        taken_s = times.step_s(0, 0, 1024, 1024 * before)
+        assert taken_s == pytest.approx(2 * (1e-4 + 1.024e-3 + 5e-4 + 1.024e-6 * before), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("prompt_us", "chunk"),
     [
@@ -137,7 +154,7 @@ def test_the_default_chunk_keeps_most_of_the_best_rate(
     assert times.default_chunk == chunk
     best = max(times.rate(size) for size, _ in prompt_us)
     assert times.rate(chunk) >= 0.95 * best
-    assert times.default_stall_s == pytest.approx(chunk / times.rate(chunk))
+    assert times.default_stall_s == pytest.approx(chunk / times.rate(chunk) / PLANNED_SHARE)
 
 
 def test_a_padded_step_takes_as_long_as_its_graph() -> None:

@@ -17,6 +17,10 @@ USEFUL_RATE = 0.95
 """The default chunk is the smallest that reaches this share of the best prefill rate. Decision 0009
 says what smaller and larger chunks cost."""
 
+PLANNED_SHARE = 0.9
+"""The part of the stall bound that the predicted time may use. The model errs by up to a tenth of
+the bound, by the recorded steps of 0.6B on an H100 (decision 0009)."""
+
 CHUNK_MULTIPLE = 64
 
 
@@ -27,6 +31,7 @@ class StepTimes:
     prompt_us: (tokens, microseconds) of steps with one prompt and nothing cached; both ascend.
     decode_us, row_us: a decode step of one row, and what each further row adds.
     context_ns: what one token of a decode row's context adds.
+    resume_us: what the first chunk behind cached tokens adds to a step, whatever its size.
     attend_ns: what one pair of a prompt token and a cached token before the chunk adds.
     padded_tokens: a step of up to so many tokens with prompts is padded to the next size of
         `prompt_us`, because it is replayed from a CUDA graph, and takes as long. 0: none is padded.
@@ -36,6 +41,7 @@ class StepTimes:
     decode_us: float = 0.0
     row_us: float = 0.0
     context_ns: float = 0.0
+    resume_us: float = 0.0
     attend_ns: float = 0.0
     padded_tokens: int = 0
 
@@ -62,6 +68,8 @@ class StepTimes:
         if prompt_tokens:
             # One launch multiplies all rows of the step with the weights.
             us = max(self._prompt_us(decode_rows + prompt_tokens), decode_us)
+        if pairs:
+            us += self.resume_us
         ns = self.context_ns * context + self.attend_ns * pairs
         return us * 1e-6 + ns * 1e-9
 
@@ -81,8 +89,8 @@ class StepTimes:
 
     @property
     def default_stall_s(self) -> float:
-        """The default stall bound: the seconds that the default chunk takes."""
-        return self.step_s(0, prompt_tokens=self.default_chunk)
+        """The default stall bound in seconds: the default chunk just fits."""
+        return self.step_s(0, prompt_tokens=self.default_chunk) / PLANNED_SHARE
 
     def _prompt_us(self, num_tokens: int) -> float:
         """Return the time of the padded step, or interpolate `prompt_us`. Beyond the last size, the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minisgl.core.step_times import PLANNED_SHARE
 from minisgl.scheduler.budget import PromptBudget
 from minisgl.scheduler.config import SchedulerConfig
 
@@ -9,8 +10,9 @@ from minisgl.scheduler.config import SchedulerConfig
 class StallBudget(PromptBudget):
     """The prompt budget of a step with decode rows, if there is a stall bound.
 
-    The step's prompts must also add at most `max_stall_s` to a step of the decode rows alone, as
-    `step_times` predicts both. The first chunk of a step may always have one page of tokens.
+    The step's prompts must also add at most `PLANNED_SHARE` of `max_stall_s` to a step of the
+    decode rows alone, as `step_times` predicts both. The first chunk of a step may always have one
+    page of tokens.
     """
 
     def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:
@@ -18,7 +20,7 @@ class StallBudget(PromptBudget):
         assert config.step_times is not None
         assert config.max_stall_s is not None
         self._times = config.step_times
-        self._bound_s = config.max_stall_s
+        self._bound_s = PLANNED_SHARE * config.max_stall_s
         self._num_decodes = num_decodes
         self._decodes_s = self._times.step_s(num_decodes)
         self._num_taken = self._num_pairs = 0  # of the chunks taken

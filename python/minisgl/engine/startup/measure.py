@@ -54,29 +54,42 @@ def measure_step_times(engine: Engine) -> StepTimes:
     )
     if not deep_us:
         return times
+    resume_us, attend_ns = _resume_us(engine, prompt_us, times.default_chunk, start)
     return replace(
         times,
         context_ns=max(deep_us[0] - few_us, 0) * 1e3 / (few * start),
-        attend_ns=_attend_ns(engine, prompt_us, times.default_chunk, start),
+        resume_us=resume_us,
+        attend_ns=attend_ns,
     )
 
 
-def _attend_ns(
+def _resume_us(
     engine: Engine, prompt_us: Sequence[tuple[int, float]], chunk: int, start: int
-) -> float:
-    """Return what a pair of a prompt token and a token of the cached `start` adds.
+) -> tuple[float, float]:
+    """Return what a chunk behind cached tokens adds: (microseconds, nanoseconds of each pair of a
+    prompt token and a cached token).
 
-    A chunk of few tokens leaves a part of a GPU idle, so a pair of the default chunk may take
-    longer than one of the largest: in six starts on an H200 0.36 to 0.50 ns, by the largest 0.38.
+    The first is what a chunk behind one page adds on a GPU, where another kernel attends to cached
+    tokens; a CPU has one kernel, so it is 0 there. A chunk of few tokens leaves a part of a GPU
+    idle, so a pair of the default chunk may take longer than one of the largest: in six starts on
+    an H200 0.36 to 0.50 ns, by the largest 0.38.
     """
     sizes = {max(size for size, _ in prompt_us if size <= chunk), prompt_us[-1][0]}
     timed = [(size, us) for size, us in prompt_us if size in sizes]
-    plans = [probe_plan(engine, 0, [size], before=start, sampling=GREEDY) for size, _ in timed]
-    deep_us = slowest_us(engine, plans)
-    return max(
-        max(deep - us, 0) * 1e3 / (size * start)
-        for (size, us), deep in zip(timed, deep_us, strict=True)
-    )
+
+    def behind_us(before: int) -> list[float]:
+        if not before:
+            return [us for _, us in timed]
+        plans = [probe_plan(engine, 0, [size], before=before, sampling=GREEDY) for size, _ in timed]
+        return [float(us) for us in slowest_us(engine, plans)]
+
+    page = engine.page_size if engine.tuning.graph_tokens and engine.page_size < start else 0
+    resume_us = attend_ns = 0.0
+    for (size, fresh), shallow, deep in zip(timed, behind_us(page), behind_us(start), strict=True):
+        pair_us = max(deep - shallow, 0) / (size * (start - page))
+        resume_us = max(resume_us, shallow - fresh - size * page * pair_us)
+        attend_ns = max(attend_ns, pair_us * 1e3)
+    return resume_us, attend_ns
 
 
 def _decode_us(engine: Engine, plans: Sequence[Plan]) -> list[int]:

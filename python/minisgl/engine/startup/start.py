@@ -20,7 +20,8 @@ def start_engine(
 ) -> Engine:
     """Build the engine, then compile, measure and capture. Returns when all ranks are ready.
 
-    measure_steps: also measure how long steps take (`Engine.tuning`), for the stall bound.
+    measure_steps: also measure how long steps take (`Engine.tuning`), for the stall bound, and load
+    the kernels of all steps with prompts.
     progress, clock and errors are those of `Engine`.
     """
     clock = clock or StartClock()
@@ -34,9 +35,11 @@ def start_engine(
 def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
     """Run probes and apply the settings that they give. Returns these settings."""
     if engine.device.warm_up_rows(engine.max_running):
-        from minisgl.engine.startup.warm_up import compile_kernels
+        from minisgl.engine.startup.warm_up import compile_kernels, load_kernels
 
         compile_kernels(engine)
+        if measure_steps:
+            load_kernels(engine)
         clock.lap("kernels")
     tuning = engine.tuning
     if engine.device.num_threads and engine.comm.size == 1:  # ranks would run different steps
