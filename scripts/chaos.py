@@ -80,17 +80,21 @@ class Client(threading.Thread):
         except httpx.HTTPError as error:  # the server is gone
             self.end = f"connection: {type(error).__name__}"
             return
-        codes = re.findall(r'"code":"(\w+)"', text)
-        num_ends = len(codes) + len(re.findall(r'"finish_reason":"', text))
-        whole = "[DONE]" in text or '"usage":{' in text
-        if num_ends != 1 or not (codes or whole):
-            self.end = f"cut off, {num_ends} ends: {text[-80:]!r}"
-        else:
-            self.end = codes[0] if codes else "done"
+        self.end = end_of(text)
 
     @property
     def silence_s(self) -> float:
         return max(self._longest_s, 0.0 if self.end else time.monotonic() - self._heard_at)
+
+
+def end_of(text: str) -> str:
+    """Return the end of a whole answer: "done", an error's code, or what is wrong with it."""
+    codes = re.findall(r'"code":"(\w+)"', text)
+    num_ends = len(codes) + len(re.findall(r'"finish_reason":"', text))
+    whole = codes or "[DONE]" in text or '"usage":{' in text
+    if num_ends != 1 or not whole:
+        return f"cut off, {num_ends} ends: {text[-80:]!r}"
+    return codes[0] if codes else "done"
 
 
 def bad_client(url: str, fault: str) -> str:
