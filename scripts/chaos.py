@@ -80,13 +80,21 @@ class Client(threading.Thread):
         except httpx.HTTPError as error:  # the server is gone
             self.end = f"connection: {type(error).__name__}"
             return
-        code = re.search(r'"code":"(\w+)"', text)
-        whole = "[DONE]" in text or '"usage":{' in text
-        self.end = code[1] if code else "done" if whole else f"cut off: {text[-80:]!r}"
+        self.end = end_of(text)
 
     @property
     def silence_s(self) -> float:
         return max(self._longest_s, 0.0 if self.end else time.monotonic() - self._heard_at)
+
+
+def end_of(text: str) -> str:
+    """Return the end of a whole answer: "done", an error's code, or what is wrong with it."""
+    codes = re.findall(r'"code":"(\w+)"', text)
+    num_ends = len(codes) + len(re.findall(r'"finish_reason":"', text))
+    whole = codes or "[DONE]" in text or '"usage":{' in text
+    if num_ends != 1 or not whole:
+        return f"cut off, {num_ends} ends: {text[-80:]!r}"
+    return codes[0] if codes else "done"
 
 
 def bad_client(url: str, fault: str) -> str:
@@ -126,20 +134,22 @@ def bad_client(url: str, fault: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """Mutable. ends: of all clients, by kind. longest_silence_s: of streams that nothing disturbs.
-    problems: what must not be."""
+    """Mutable. workers: how often each was killed, stopped or paused. ends: of all clients, by
+    kind. longest_silence_s: of streams that nothing disturbs. problems: what must not be.
+    """
 
     seed: int
     tp: int
     restart: bool
     rounds: Counter[str] = field(default_factory=Counter)
+    workers: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     slowest_end_s: float = 0.0
     longest_silence_s: float = 0.0
     problems: list[str] = field(default_factory=list)
 
 
-def break_something(server: Server, fault: str, rng: random.Random) -> str:
+def break_something(server: Server, fault: str, rng: random.Random, result: Result) -> str:
     """Returns what is wrong with a client that misbehaves, or ""."""
     if fault == "full":
         time.sleep(PAUSE_S)
@@ -148,6 +158,7 @@ def break_something(server: Server, fault: str, rng: random.Random) -> str:
         return bad_client(server.url, fault)
     workers = server.workers()
     name = rng.choice(sorted(workers))
+    result.workers[f"{fault} {name}"] += 1
     os.kill(workers[name], signal.SIGSTOP if fault in ("stop", "pause") else signal.SIGKILL)
     if fault == "pause":
         time.sleep(PAUSE_S)
@@ -166,7 +177,7 @@ def one_round(server: Server, number: int, fault: str, result: Result) -> None:
             client.start()
             time.sleep(rng.random() * 0.05)
         time.sleep(rng.random() * 0.3)
-        problem = break_something(server, fault, rng)
+        problem = break_something(server, fault, rng, result)
         began = time.monotonic()
         # Whom nothing disturbs may need long on a busy machine: its tokens are computed.
         bound_s = HANG_S + LATE_S if fault in BREAKS else START_S

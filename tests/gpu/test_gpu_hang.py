@@ -1,4 +1,7 @@
-"""A server whose GPU computes for ever, or whose engine is stopped amid a step."""
+"""A server whose GPU computes for ever, or whose engine is stopped amid a step.
+
+With two ranks, one on each GPU, the other rank then waits in a collective.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import torch
 
 from helpers.endless import endless_answer, endless_flags, save_endless
 from helpers.running_server import RunningServer
@@ -43,7 +47,9 @@ def plant(engine):
     def planted(self, plan, work):
         import torch
         def step():
-            if os.path.exists(os.environ["HANG"]):
+            if str(self.comm.rank) == os.environ["RANK_THAT_HANGS"] and os.path.exists(
+                os.environ["HANG"]
+            ):
                 torch.cuda._sleep(1 << 50)
             return work()
         return enqueue(self, plan, step)
@@ -51,11 +57,14 @@ def plant(engine):
 
 sys.meta_path.insert(0, Plant())
 """
-"""A step that begins while the file `HANG` exists never ends on the device."""
+"""A step that the rank begins while the file `HANG` exists never ends on the device."""
 
 
 @pytest.mark.parametrize("how", ["endless step", "stopped process"])
-def test_every_client_has_an_end(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_ranks", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_every_client_has_an_end(num_ranks: int, rank: int, how: str, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"needs {num_ranks} GPUs")
     sockets, planted = tmp_path / "sockets", tmp_path / "planted"
     sockets.mkdir()
     planted.mkdir()
@@ -66,13 +75,17 @@ def test_every_client_has_an_end(how: str, tmp_path: Path) -> None:
     server = RunningServer(
         sockets,
         *endless_flags(model),
-        *("--device", "cuda"),
+        *("--device", "cuda", "--tp", str(num_ranks)),
         PYTHONPATH=os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])]),
         HANG=str(hang),
+        RANK_THAT_HANGS=str(rank),
     )
+    engine = f"engine-{rank}" if num_ranks > 1 else "engine"
+    # Of ranks that all wait, the error names any.
+    named = engine if how == "stopped process" else "engine(-[01])?"
 
     def wait_for_the_end(answer: Iterator[Any]) -> float:
-        with pytest.raises(openai.APIError, match="the engine process"):
+        with pytest.raises(openai.APIError, match=f"the {named} process"):
             list(answer)
         return time.monotonic()
 
@@ -84,10 +97,11 @@ def test_every_client_has_an_end(how: str, tmp_path: Path) -> None:
             if how == "endless step":
                 hang.touch()
             else:
-                os.kill(server.pid("engine"), signal.SIGSTOP)
+                os.kill(server.pid(engine), signal.SIGSTOP)
             seconds = [end - began for end in pool.map(wait_for_the_end, answers)]
         print(
-            f"{how}: {NUM_CLIENTS} clients ended after {min(seconds):.1f} to {max(seconds):.1f} s"
+            f"{how} of rank {rank} of {num_ranks}: {NUM_CLIENTS} clients ended after "
+            f"{min(seconds):.1f} to {max(seconds):.1f} s"
         )
         assert max(seconds) <= MOST_S
         assert server.ended() == 1

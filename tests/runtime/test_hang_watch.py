@@ -55,7 +55,7 @@ class Clock:
 class Supervised:
     """Workers that are mere pipes, watched on a clock of the test's."""
 
-    def __init__(self, clock: Clock, *names: str) -> None:
+    def __init__(self, clock: Clock, *names: str, num_nodes: int = 1) -> None:
         self.clock = clock
         self.hearts: dict[str, Heart] = {}
         self.workers: list[Worker] = []
@@ -64,8 +64,7 @@ class Supervised:
             no_process: Any = None
             self.workers.append(Worker(name=name, process=no_process, status=ours))
             self.hearts[name] = Heart(theirs, Pulse())
-        num_ranks = sum(name.startswith("engine") for name in names)
-        self.watch = HangWatch(TIMEOUT_S, num_ranks)
+        self.watch = HangWatch(TIMEOUT_S, num_nodes)
 
     def run(self, seconds: float, **beats: Heartbeat | None) -> WorkerHung | None:
         """Check twice a second; each worker sends its beat of `beats` before each check."""
@@ -118,9 +117,10 @@ def test_a_worker_may_announce_that_it_will_be_silent(clock: Clock) -> None:
     assert server.run(1)
 
 
-@pytest.mark.parametrize(("names", "extra_s"), [(["engine"], 0), (["engine-0", "engine-1"], 2)])
-def test_a_loop_without_progress_is_noticed(names: list[str], extra_s: float, clock: Clock) -> None:
-    server, most_s = Supervised(clock, *names), TIMEOUT_S + extra_s
+@pytest.mark.parametrize(("num_nodes", "extra_s"), [(1, 0), (2, 2)])
+def test_a_loop_without_progress_is_noticed(num_nodes: int, extra_s: float, clock: Clock) -> None:
+    names = ("engine-0", "engine-1")
+    server, most_s = Supervised(clock, *names, num_nodes=num_nodes), TIMEOUT_S + extra_s
     for late_s, is_noticed in ((0, False), (1, True)):
         beats = dict.fromkeys(names, Heartbeat()) | {names[0]: Heartbeat(overdue_s=most_s + late_s)}
         error = server.run(30, **beats)
@@ -128,16 +128,32 @@ def test_a_loop_without_progress_is_noticed(names: list[str], extra_s: float, cl
     assert f"the {names[0]} process makes no progress" in str(error)
 
 
-def test_the_silent_worker_is_named_not_the_one_that_waits_for_it(clock: Clock) -> None:
+@pytest.mark.parametrize("earlier_s", [0.0, 1.0])
+def test_the_silent_worker_is_named_not_the_one_that_waits_for_it(
+    earlier_s: float, clock: Clock
+) -> None:
+    """earlier_s: by how much the turn that waits began before the silence."""
     server = Supervised(clock, "engine-0", "engine-1")
     hearts = server.hearts
     for half_seconds in range(60):
         clock.now += 0.5
-        hearts["engine-0"].send(Heartbeat(overdue_s=half_seconds / 2))
+        hearts["engine-0"].send(Heartbeat(overdue_s=half_seconds / 2 + earlier_s))
         if hung := server.watch.check(server.workers):
             assert hung[1].worker == "engine-1"
+            assert "the engine-1 process has given no sign of life" in str(hung[1])
+            assert clock.now <= TIMEOUT_S + 1
             return
     pytest.fail("nothing was noticed")
+
+
+def test_a_loop_without_progress_is_named_not_a_worker_that_was_silent_for_a_while(
+    clock: Clock,
+) -> None:
+    server = Supervised(clock, "engine-0", "tokenizer-0")
+    assert server.run(4, **{"engine-0": Heartbeat(overdue_s=TIMEOUT_S)}) is None
+    error = server.run(1, **{"engine-0": Heartbeat(overdue_s=TIMEOUT_S + 1)})
+    assert error
+    assert error.worker == "engine-0"
 
 
 def test_the_end_of_a_worker_is_not_a_hang(clock: Clock) -> None:

@@ -1,8 +1,8 @@
 """Notices workers that are stopped or that hang, by their heartbeats (`minisgl.utils.heartbeat`).
 
 A worker hangs if it sends no heartbeat for the timeout, or if its loop is in one turn for the
-timeout longer than that turn may take (with several ranks for `LOOP_EXTRA_S` more). The death of a
-worker shows at once by other means: its sentinel.
+timeout longer than that turn may take (with ranks on several machines for `LOOP_EXTRA_S` more). The
+death of a worker shows at once by other means: its sentinel.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ STALL_S: Final = 2.0
 """After this time without a heartbeat a worker is not ready; heartbeats may be a second late."""
 
 LOOP_EXTRA_S: Final = 2.0
-"""A rank that is stopped makes the loops of the others wait. It is silent before they are overdue,
-so the error names the cause."""
+"""A rank that is stopped makes the loops of the others wait. Its silence outweighs so many seconds
+of theirs, and its own machine's supervisor notices it so much earlier: the error names the cause.
+"""
 
 
 class HangWatch:
     """The heartbeats of the workers of one supervisor. Mutable.
 
-    timeout_s: `--hang-timeout`. num_ranks: of the engine, on all machines.
+    timeout_s: `--hang-timeout`. num_nodes: machines that have ranks of the engine.
     """
 
-    def __init__(self, timeout_s: float, num_ranks: int = 1) -> None:
+    def __init__(self, timeout_s: float, num_nodes: int = 1) -> None:
         self._timeout_s = timeout_s
-        self._loop_timeout_s = timeout_s + (LOOP_EXTRA_S if num_ranks > 1 else 0.0)
+        self._loop_timeout_s = timeout_s + (LOOP_EXTRA_S if num_nodes > 1 else 0.0)
         self._last: float | None = None
         self._silent_s: dict[str, float] = {}
         self._beats: dict[str, Heartbeat] = {}
@@ -44,31 +45,29 @@ class HangWatch:
     def check(self, workers: Sequence[Worker]) -> tuple[Worker, WorkerHung] | None:
         """Read the heartbeats that have come. Return a worker that hangs, with the error for it.
 
-        Among several it is the one that has been silent longest. A pause of this process counts as
-        one interval, because the heartbeats of that time may be still to come.
+        If a loop may only wait for a worker that is silent, it is the silent one. A pause of this
+        process counts as one interval, because the heartbeats of that time may be still to come.
         """
         now = time.monotonic()
         interval_s = 0.0 if self._last is None else min(now - self._last, MAX_INTERVAL_S)
         self._last = now
-        found: list[tuple[float, Worker, WorkerHung]] = []
+        hangs = False
+        found: list[tuple[float, Worker, str]] = []
         for worker in workers:
             if not self._read(worker, interval_s):
                 continue  # it has ended
             beat, silent_s = self._beats[worker.name], self._silent_s[worker.name]
-            if silent_s > self._timeout_s + beat.quiet_s:
-                how = f"has given no sign of life for {silent_s:.0f} s: it is stopped or hangs"
-            elif beat.overdue_s > self._loop_timeout_s:
-                how = (
-                    f"makes no progress: a turn of its loop takes {beat.overdue_s:.0f} s longer "
-                    "than it may"
-                )
-            else:
-                continue
-            found.append((silent_s, worker, WorkerHung(worker.name, how)))
-        if not found:
+            beyond_s = silent_s - beat.quiet_s
+            hangs |= beyond_s > self._timeout_s or beat.overdue_s > self._loop_timeout_s
+            how = f"has given no sign of life for {silent_s:.0f} s: it is stopped or hangs"
+            found.append((beyond_s + LOOP_EXTRA_S, worker, how))
+            late = f"{beat.overdue_s:.0f} s longer than it may"
+            how = f"makes no progress: a turn of its loop takes {late}"
+            found.append((beat.overdue_s, worker, how))
+        if not hangs:
             return None
-        _, worker, error = max(found, key=lambda hung: hung[0])
-        return worker, error
+        _, worker, how = max(found, key=lambda each: each[0])
+        return worker, WorkerHung(worker.name, how)
 
     def stalled(self, workers: Sequence[Worker]) -> str | None:
         """Return what is wrong with a worker that makes no progress, by the last `check`.

@@ -64,7 +64,7 @@ class Workers:
 
     def start_engine(self, args: RuntimeArgs) -> None:
         """Start this node's ranks. `args.model` is a folder."""
-        self._hang_watch = HangWatch(args.hang_timeout, args.tp)
+        self._hang_watch = HangWatch(args.hang_timeout, args.nnodes)
         if args.tp == 1:
             self._start("engine", partial(_engine, args, self.endpoints, 0))
             return
