@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.launch import power_of_2
 from minisgl.kernel.triton.pairs import (
     WEIGHT,
     as_float16,

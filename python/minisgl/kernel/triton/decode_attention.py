@@ -25,7 +25,6 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.decode_config import LIGHT, LIGHT_8
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.attend import (
     ENDED,
     attend,
@@ -49,7 +48,7 @@ from minisgl.kernel.triton.kv_split import (
     first_own,
     split_size,
 )
-from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl
+from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
 from minisgl.kernel.triton.merge import merge, merge_sizes, shared_split_size
 from minisgl.kernel.triton.quantised import (
     FP8,

@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate, normed, warps_of
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.packed import Packed
 
 BLOCK = 128

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.gates import Gates, Matrix
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 BLOCK = 1024  # 16 bytes a thread of 16-bit elements
 DELTA_BLOCK = 256

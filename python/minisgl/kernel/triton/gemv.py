@@ -16,9 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 MAX_INPUTS_OF_2 = 3072
 """The most inputs with two rows. cuBLAS computes GEMMs of more inputs or more rows. A step of

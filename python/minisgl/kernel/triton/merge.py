@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.launch import power_of_2
 
 MERGED = 4096
 """Numbers that a merge loads in one iteration. With twice as many, a context of 4,096 tokens with 8

@@ -28,9 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 PLACE_BLOCK = 256
 TOTAL_BLOCK = 1024

@@ -17,9 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.packed import Packed, as_float, nibbles
 
 MAX_INPUTS = 32768

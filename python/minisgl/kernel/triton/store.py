@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.ops import check_store
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.quantised import (
     FP8,
     INT8,
