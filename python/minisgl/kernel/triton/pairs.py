@@ -53,62 +53,41 @@ def join_pairs(x, y):
     return tl.reshape(tl.join(x, y), [x.shape[0], x.shape[1] * 2])
 
 
-@triton.jit
-def even(words, KV: tl.constexpr):
-    """The numbers of the even dims, in the low bytes."""
-    if INTERPRETED:
-        x = (words & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    elif KV == FP8:
-        x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bytes;
-            .reg .b16 low, high;
-            prmt.b32 bytes, $1, 0, 0x0020;
-            mov.b32 {low, high}, bytes;
-            cvt.rn.f16x2.e4m3x2 $0, low;
-            }""",
-            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 low, sign, minus;
-            mov.b32 minus, 0xbf80bf80;
-            lop3.b32 low, $1, 0x007f007f, 0x43004300, 0xea;
-            lop3.b32 sign, $1, 0x00800080, 0x43004300, 0xea;
-            fma.rn.bf16x2 $0, sign, minus, low;
-            }""",
-            "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    return x
+_FROM_FP8 = """{
+.reg .b32 bytes;
+.reg .b16 low, high;
+prmt.b32 bytes, $1, 0, SELECTED;
+mov.b32 {low, high}, bytes;
+cvt.rn.f16x2.e4m3x2 $0, low;
+}"""
+_FROM_INT8 = """{
+.reg .b32 own, low, sign, minus;
+mov.b32 minus, 0xbf80bf80;
+shr.u32 own, $1, SHIFT;
+lop3.b32 low, own, 0x007f007f, 0x43004300, 0xea;
+lop3.b32 sign, own, 0x00800080, 0x43004300, 0xea;
+fma.rn.bf16x2 $0, sign, minus, low;
+}"""
+
+
+@triton.constexpr_function
+def _instructions(kv, odd):
+    """Return the PTX of `unpacked`."""
+    if kv == FP8.value:
+        return _FROM_FP8.replace("SELECTED", "0x0031" if odd else "0x0020")
+    return _FROM_INT8.replace("SHIFT", "8" if odd else "0")
 
 
 @triton.jit
-def odd(words, KV: tl.constexpr):
-    """The numbers of the odd dims, in the high bytes."""
+def unpacked(words, KV: tl.constexpr, ODD: tl.constexpr):
+    """Return the numbers of the even dims, which are the low bytes of words; with ODD those of the
+    odd dims, the high bytes. FP8 as float16, INT8 as bfloat16."""
     if INTERPRETED:
-        x = ((words >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    elif KV == FP8:
-        x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bytes;
-            .reg .b16 low, high;
-            prmt.b32 bytes, $1, 0, 0x0031;
-            mov.b32 {low, high}, bytes;
-            cvt.rn.f16x2.e4m3x2 $0, low;
-            }""",
-            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
+        byte = (words >> (8 if ODD else 0)) & 0xFF
+        x = byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
         x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 own, low, sign, minus;
-            mov.b32 minus, 0xbf80bf80;
-            shr.u32 own, $1, 8;
-            lop3.b32 low, own, 0x007f007f, 0x43004300, 0xea;
-            lop3.b32 sign, own, 0x00800080, 0x43004300, 0xea;
-            fma.rn.bf16x2 $0, sign, minus, low;
-            }""",
-            "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2,
+            _instructions(KV, ODD), "=r,r", [words],
+            dtype=tl.float16 if KV == FP8 else tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
     return x
