@@ -68,7 +68,7 @@ class TritonAttnBackend(PagedAttnBackend):
         assert batch.rows is not None
         rows, window = batch.rows, layer.window
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        shared_1 = None if window else batch.common_prefix
+        common_prefix = None if window else batch.common_prefix
         metadata: PagedMetadata = batch.attn_metadata
         splits = metadata.once(
             f"splits, window {window}",
@@ -79,7 +79,7 @@ class TritonAttnBackend(PagedAttnBackend):
                 kv_dtype=pool.k.dtype,
                 num_kv_heads=layer.num_kv_heads,
                 window=window,
-                shared_1=shared_1,
+                common_prefix=common_prefix,
                 rotates=rotation is not None,
                 num_cores=self.num_cores,
                 done_of_few=self._done_of_few,
@@ -95,7 +95,7 @@ class TritonAttnBackend(PagedAttnBackend):
             window=window,
             softcap=layer.softcap,
             sinks=layer.sinks.weight if layer.sinks else None,
-            shared_1=shared_1,
+            common_prefix=common_prefix,
             rotation=rotation,
             out_BNH=out_DNH,
         )
