@@ -1,5 +1,6 @@
 // Reads packed weights (kernel/triton/packed.py): copies to shared memory, numbers of 4 or 8 bits as
-// bfloat16 pairs, scales. packed_skinny.py puts it before packed_skinny.cu, whose macros it uses.
+// bfloat16 pairs, scales. packed_skinny.py puts it before packed_staging.cuh; it uses
+// the macros of packed_skinny.cu.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
