@@ -85,11 +85,11 @@ class PackedGemms:
         return self._ops.gated(y, gate) if gate else y
 
     def quantises(self, rows: int) -> bool:
-        """Whether activations are rounded to fp8 with a scale for each 128."""
+        """Return whether activations are rounded to fp8 with a scale for each 128."""
         return self._is_fp8 and self._weight.group > 0 and rows > MAX_FP8
 
     def gated_linear(self, x_MG: Tensor, gate: Activation, bias: Tensor | None) -> Tensor:
-        """`linear` of `Ops.gated`, of rows that are quantised."""
+        """Return `linear` of `Ops.gated(x_MG, gate)`. Requires that `quantises`."""
         return self._fp8(*fp8.gate_and_quantise(x_MG, silu=gate == "silu"), len(x_MG), bias)
 
     def _quantise(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,8 +137,8 @@ class PackedGemms:
         bias: Tensor | None,
         gate: Activation | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """`norm_linear` by the kernels that compute the norm themselves. None if there are more
-        rows, or none."""
+        """Return `norm_linear` by the kernels that compute the norm themselves; None for other
+        numbers of rows."""
         arguments = (x_MD, residual, norm_weight, eps, self._weight, bias, gate)
         if self._skinny and (done := self._skinny.norm_linear(*arguments)):
             return done

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 class Rotation:
     """Lets `decode` norm, rotate and store q, k and v itself, instead of `norm_rope_store`.
 
-    Requires a head dim that is a power of two, of which all dims rotate.
+    Requires that the head dim is a power of two, and that all of its dims rotate.
     qkv: [B, (N + 2K) * H], contiguous. slots: int32 [B]. cos_sin: float32 [P, H]. q_weight,
     k_weight: of the norms, [H], or None. norms_values: see `norm_rope_store`.
     """
@@ -102,7 +102,8 @@ def decode(
     """Attend with one query per row, and write the result to out_BNH.
 
     rows, window, common_prefix: the arguments of `split_contexts`. scale, softcap, sinks: see
-    `AttnLayer`. rotation: only the shape and dtype of q_BNH then count; not with common_prefix.
+    `AttnLayer`. rotation: with it only the shape and dtype of q_BNH count; requires no
+    common_prefix.
     """
     num_rows, num_q_heads, head_dim = q_BNH.shape
     page_size, num_kv_heads = pool.k.shape[1:3]

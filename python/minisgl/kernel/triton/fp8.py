@@ -20,7 +20,6 @@ BLOCK = 128
 ROWS = 16
 """Rows are padded to a multiple of this, because cuBLAS needs the scales of a column of blocks
 aligned."""
-MOST = 448.0
 GATE_SIZE = 1024
 """Elements of a program."""
 

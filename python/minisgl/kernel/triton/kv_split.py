@@ -47,7 +47,7 @@ PREFIX_SPLITS = 16
 """Splits of a common prefix. 128 rows and 8 heads then have 512 programs for 132
 multiprocessors."""
 SPLIT_ROWS = 256  # rows that `_split` reads at once
-CLASSES = 8  # of split sizes; splits are sorted by class
+CLASSES = 8  # of sizes, by which splits are sorted
 MOST_SPLITS = tl.constexpr(MAX_SPLITS)
 
 # The fields of an entry of `KVSplits.table`. An unused entry has no keys.
@@ -172,7 +172,7 @@ def split_size(
 def _keys(
     ends_ptr, row, num_rows, window, prefix_ptr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr
 ):  # fmt: skip
-    """Return of each row the first key of its own splits, the number of their keys, and its end."""
+    """Return each row's first own key, the number of its own keys, and its end."""
     end = tl.load(ends_ptr + row, mask=row < num_rows, other=0)
     low = first_own(end, window, prefix_ptr, WINDOWED, CASCADE)
     return low, tl.maximum(end - low, 0), end

@@ -16,23 +16,27 @@ from minisgl.kernel.triton.launch import INTERPRET
 from minisgl.kernel.triton.quantised import FP8, PLAIN
 
 WEIGHT = tl.constexpr(32768.0)
-"""By which weights in float16 are multiplied: those down to 2**-39 of the largest do not vanish."""
+"""The softmax's weights are multiplied by it before they become float16. Then those down to 2**-39
+of the largest are not 0."""
 
 INTERPRETED = tl.constexpr(INTERPRET)
 
 
 @triton.constexpr_function
 def takes_pairs(kv, dtype, head_dim, block):
-    """Whether keys and values of 8 bits are read as pairs. int8 needs queries in bfloat16."""
+    """Return whether keys and values of 8 bits are read as pairs. int8 requires queries in
+    bfloat16."""
     is_16_bit = dtype in (tl.bfloat16, tl.float16) if kv == FP8.value else dtype == tl.bfloat16
     return kv != PLAIN.value and is_16_bit and head_dim % 2 == 0 and block > 16
 
 
 @triton.jit
 def as_float16(q, scale):
-    """(q as float16, scale [M, 1]): each row is multiplied by a power of two that brings its
-    largest magnitude to 2**14 or above, and its scale is divided by it. Exact, but for numbers
-    below 2**-28 of the row's largest."""
+    """Return q as float16, and its scale [M, 1].
+
+    Each row is multiplied by a power of two that brings its largest magnitude to 2**14 or above,
+    and its scale is divided by it. Numbers of at least 2**-28 of the row's largest stay exact.
+    """
     q = q.to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
@@ -43,13 +47,13 @@ def as_float16(q, scale):
 
 @triton.jit
 def split_pairs(x):
-    """The even and the odd columns of [M, H]."""
+    """Return the even and the odd columns of [M, H]."""
     return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
 
 
 @triton.jit
 def join_pairs(x, y):
-    """The inverse of `split_pairs`."""
+    """Undo `split_pairs`."""
     return tl.reshape(tl.join(x, y), [x.shape[0], x.shape[1] * 2])
 
 

@@ -1,4 +1,4 @@
-"""Stores keys and values in the cache, for attention whose q, k and v no fused kernel makes.
+"""Stores keys and values in the cache, where no fused kernel has done it.
 
 Axes: T tokens, K key/value heads, H head dim.
 """
