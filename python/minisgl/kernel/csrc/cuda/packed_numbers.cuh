@@ -158,6 +158,13 @@ __device__ u32 decode(u32 word, u32 factor) {
   }
 }
 
+// The group of an input; the last one behind the row's end, where a piece or part may lie.
+__device__ int group_of(int input, int groups) {
+  if constexpr (GROUP == 0) return 0;
+  const int group = input / (GROUP > 0 ? GROUP : 1);
+  return group < groups ? group : groups - 1;
+}
+
 // A scale in shared memory.
 __device__ float scale_at(u32 from) {
   if constexpr (SCALE == FLOAT32) return __uint_as_float(load_4(from));

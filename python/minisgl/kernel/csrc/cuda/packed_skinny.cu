@@ -103,13 +103,6 @@ __device__ void copy_scales(u32 to, const u8* from, const Rows& rows, int groups
   }
 }
 
-// A group of a row, of a piece or part that may lie behind its end.
-__device__ int group_of(int input, int groups) {
-  if constexpr (GROUP == 0) return 0;
-  const int group = input / (GROUP > 0 ? GROUP : 1);
-  return group < groups ? group : groups - 1;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, EXPERTS ? 2 : 1)
     packed_skinny(const __grid_constant__ Task task) {
   extern __shared__ __align__(16) unsigned char memory[];
