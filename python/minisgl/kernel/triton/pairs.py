@@ -72,14 +72,9 @@ lop3.b32 low, own, 0x007f007f, 0x43004300, 0xea;
 lop3.b32 sign, own, 0x00800080, 0x43004300, 0xea;
 fma.rn.bf16x2 $0, sign, minus, low;
 }"""
-
-
-@triton.constexpr_function
-def _instructions(kv, odd):
-    """Return the PTX of `unpacked`."""
-    if kv == FP8.value:
-        return _FROM_FP8.replace("SELECTED", "0x0031" if odd else "0x0020")
-    return _FROM_INT8.replace("SHIFT", "8" if odd else "0")
+# Made here, because Triton lets no function that a kernel calls use methods of strings.
+EVEN_FP8, ODD_FP8 = (tl.constexpr(_FROM_FP8.replace("SELECTED", x)) for x in ("0x0020", "0x0031"))
+EVEN_INT8, ODD_INT8 = (tl.constexpr(_FROM_INT8.replace("SHIFT", x)) for x in ("0", "8"))
 
 
 @triton.jit
@@ -89,9 +84,12 @@ def unpacked(words, KV: tl.constexpr, ODD: tl.constexpr):
     if INTERPRETED:
         byte = (words >> (8 if ODD else 0)) & 0xFF
         x = byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif KV == FP8:
+        x = tl.inline_asm_elementwise(
+            ODD_FP8 if ODD else EVEN_FP8, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2
+        )
     else:
         x = tl.inline_asm_elementwise(
-            _instructions(KV, ODD), "=r,r", [words],
-            dtype=tl.float16 if KV == FP8 else tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
+            ODD_INT8 if ODD else EVEN_INT8, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
     return x
