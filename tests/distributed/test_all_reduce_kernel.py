@@ -215,7 +215,8 @@ def build(source: str, num_ranks: int, rows: bool, folder: Path) -> Path:
 @pytest.mark.parametrize("rows", [False, True], ids=["sums", "rows"])
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_ranks_that_dawdle_have_the_sum(num_ranks: int, rows: bool, tmp_path: Path) -> None:
-    source = (jit.CSRC / "cuda" / "all_reduce.cu").read_text()
+    files = ("peer_memory.cuh", "all_reduce.cu")
+    source = "".join((jit.CSRC / "cuda" / file).read_text() for file in files)
     done = subprocess.run(
         [build(source, num_ranks, rows, tmp_path)], capture_output=True, text=True, timeout=150
     )

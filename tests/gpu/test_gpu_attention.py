@@ -31,7 +31,7 @@ from minisgl.attention import (
     create_attention_backend,
     cuda,
 )
-from minisgl.attention.names import SINKS, SOFTCAP
+from minisgl.attention.base import SINKS, SOFTCAP
 from minisgl.attention.paged import PagedAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.core import PoolBatch

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from minisgl.attention import names
+from minisgl.attention import registry
 from minisgl.core.args import options_of
 from minisgl.server import other_engines
 from minisgl.server.args import ServerArgs
@@ -208,10 +208,10 @@ def test_a_flag_of_each_engine_is_answered(
 
 def test_every_attention_backend_can_be_asked_for() -> None:
     """The command line has names of its own, as those of the backends come with torch."""
-    for name in (*names.ATTENTION_BACKENDS, *names.CUDA_BACKENDS):
+    for name in (*registry.ATTENTION_BACKENDS, *registry.CUDA_BACKENDS):
         assert parse_args(["--attn", name]).attn == name
-    firsts = (*names.CUDA_BACKENDS, *names.PREFILL_BACKENDS)
-    seconds = (*names.CUDA_BACKENDS, *names.DECODE_BACKENDS)
+    firsts = (*registry.CUDA_BACKENDS, *registry.PREFILL_BACKENDS)
+    seconds = (*registry.CUDA_BACKENDS, *registry.DECODE_BACKENDS)
     for pair in itertools.product(firsts, seconds):
         assert parse_args(["--attn", ",".join(pair)]).attn == ",".join(pair)
 

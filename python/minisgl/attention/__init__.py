@@ -6,8 +6,7 @@ Read next: `minisgl.attention.torch_backend`, which says in plain torch what eve
 """
 
 from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps, Sinks
-from minisgl.attention.names import ATTENTION_BACKENDS
-from minisgl.attention.registry import create_attention_backend
+from minisgl.attention.registry import ATTENTION_BACKENDS, create_attention_backend
 
 __all__ = [
     "ATTENTION_BACKENDS",

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from torch import Tensor
 
 from minisgl.core import Plan, PoolBatch
+
+SINKS: Final = "sinks"
+SOFTCAP: Final = "softcap"
+KV_SHARING: Final = "layer that reads another's keys and values"
+"""What some models need of a backend. The backends cpu, torch and triton serve all needs;
+`minisgl.attention.cuda.SERVED` lists the needs that others serve."""
 
 
 class Sinks(Protocol):

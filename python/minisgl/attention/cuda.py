@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
-from minisgl.attention.base import BaseAttnBackend
+from minisgl.attention.base import SINKS, BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
 from minisgl.attention.flash_attn2 import FlashAttention2Backend
 from minisgl.attention.flash_infer import FlashInferBackend
-from minisgl.attention.names import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS, SINKS
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend
+from minisgl.attention.registry import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.attention.trtllm import TensorRTLLMBackend
@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 
 
 SERVED = {"fa": (SINKS,)}
-"""Backend -> the needs (`minisgl.attention.names`) that it serves. triton serves all."""
+"""Backend -> the needs (`minisgl.attention.base`) that it serves. triton serves all."""
 
 
 def create_cuda_backend(

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.attention.base import AttnLayer
-from minisgl.attention.names import SINKS
+from minisgl.attention.base import SINKS, AttnLayer
 from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
 from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from minisgl.attention.base import BaseAttnBackend
-from minisgl.attention.names import (
-    ATTENTION_BACKENDS,
-    CUDA_BACKENDS,
-    DECODE_BACKENDS,
-    PREFILL_BACKENDS,
-)
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.library import JitUnavailable, load_cpu_library
@@ -22,6 +17,13 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 CPU = torch.device("cpu")
+
+ATTENTION_BACKENDS: Final = ("auto", "cpu", "torch")
+"""The values of `--attn` on a CPU. On a GPU they are auto, torch, one of `CUDA_BACKENDS`, or two
+names as PREFILL,DECODE."""
+CUDA_BACKENDS: Final = ("triton", "fa")
+PREFILL_BACKENDS: Final = ("fa2", "fi")  # only as PREFILL
+DECODE_BACKENDS: Final = ("trtllm",)  # only as DECODE
 
 
 def create_attention_backend(

@@ -16,10 +16,10 @@ from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
 from minisgl.core import PoolBatch
 from minisgl.kernel.decode_config import FEW_BELOW
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.decode_attention import Rotation, decode
 from minisgl.kernel.triton.extend_attention import extend
 from minisgl.kernel.triton.kv_split import split_contexts
+from minisgl.kernel.triton.launch import power_of_2
 
 
 class TritonAttnBackend(PagedAttnBackend):
@@ -68,7 +68,7 @@ class TritonAttnBackend(PagedAttnBackend):
         assert batch.rows is not None
         rows, window = batch.rows, layer.window
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        shared_1 = None if window else batch.common_prefix
+        common_prefix = None if window else batch.common_prefix
         metadata: PagedMetadata = batch.attn_metadata
         splits = metadata.once(
             f"splits, window {window}",
@@ -79,7 +79,7 @@ class TritonAttnBackend(PagedAttnBackend):
                 kv_dtype=pool.k.dtype,
                 num_kv_heads=layer.num_kv_heads,
                 window=window,
-                shared_1=shared_1,
+                common_prefix=common_prefix,
                 rotates=rotation is not None,
                 num_cores=self.num_cores,
                 done_of_few=self._done_of_few,
@@ -95,7 +95,7 @@ class TritonAttnBackend(PagedAttnBackend):
             window=window,
             softcap=layer.softcap,
             sinks=layer.sinks.weight if layer.sinks else None,
-            shared_1=shared_1,
+            common_prefix=common_prefix,
             rotation=rotation,
             out_BNH=out_DNH,
         )

@@ -103,7 +103,7 @@ def check_option(name: str, value: Any, rule: Rule) -> None:
 
 
 def _is_attention(name: str) -> bool:
-    # `minisgl.attention.names` has the same names, but imports torch. A test compares them.
+    # `minisgl.attention.registry` has the same names, but imports torch. A test compares them.
     prefill, comma, decode = name.partition(",")
     if not comma:
         return name in ("auto", "torch", "cpu", "triton", "fa")

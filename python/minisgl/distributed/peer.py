@@ -1,10 +1,10 @@
 """All-reduce of small tensors through memory that the GPUs of one machine share.
 
 NCCL's latency, not its bandwidth, limits the small all-reduces of a decode step. Here one kernel
-per GPU writes into the other GPUs' memory and reads what they wrote; `all_reduce.cu` explains how,
-and why it needs no barrier. In a decoder a residual addition and a norm follow each all-reduce:
-`add_norm` computes them in the same kernel. The memory is allocated once, opened by the other ranks
-through CUDA IPC handles, and never moved, so CUDA graphs can capture a call.
+per GPU writes into the other GPUs' memory and reads what they wrote; `peer_memory.cuh` explains
+how, and why it needs no barrier. In a decoder a residual addition and a norm follow each
+all-reduce: `add_norm` computes them in the same kernel. The memory is allocated once, opened by the
+other ranks through CUDA IPC handles, and never moved, so CUDA graphs can capture a call.
 
 Only the dtype and the number of bytes decide which algorithm a call takes, so all ranks choose the
 same one.
@@ -58,7 +58,7 @@ def choose_algorithm(num_bytes: int, size: int, share_bytes: int) -> str | None:
 
 
 class _Rooms:
-    """A part of the shared memory. Its rooms are used in rotation: see `all_reduce.cu`."""
+    """A part of the shared memory, with rooms of its own: see `peer_memory.cuh`."""
 
     def __init__(self, library: Any, info: DistributedInfo, capacity: int, num_turns: int) -> None:
         """capacity: the most packs that a rank sends another in one trip. num_turns: the most

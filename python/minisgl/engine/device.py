@@ -154,7 +154,7 @@ class Device(ABC):
 
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `error` means that an allocation on this device failed."""
+        """Return whether `error` means that an allocation on this device failed."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""CUDA graphs: a step whose shape was seen before is replayed as one launch.
+"""CUDA graphs: a step of a shape that came before is replayed as one launch.
 
 A graph contains the addresses that its kernels use. So a padded step has its inputs at the
 addresses of an earlier step of its shape (`Device.upload`). All graphs use one memory pool for
@@ -32,8 +32,6 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 176, 208, 256)
 take 192 us for 128 rows, then 203 (144), 214 (160), 219 (176), 241 (192), 236 (208), 252 (224), 250
 (240) and 252 (256). So 192, 224 and 240 are left out: a larger size takes no longer."""
 SIZE_STEP = 64  # between sizes above these
-
-
 PROMPT_TOKENS = (64, 128, 256, 512, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
 BESIDE_PROMPTS = (0, 16, 64, 256)
 """Numbers of prompt tokens, and of decode rows beside them, of graphs with prompts. Both are few,

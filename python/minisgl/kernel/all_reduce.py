@@ -42,4 +42,4 @@ def all_reduce_cubin(device: torch.device, num_ranks: int) -> bytes:
     """
     major, minor = torch.cuda.get_device_capability(device)
     defines = (f"NUM_RANKS={num_ranks}", f"NUM_THREADS={THREADS}", f"ROW_THREADS={ROW_THREADS}")
-    return load_cubin("all_reduce", f"sm_{major}{minor}", defines)
+    return load_cubin("all_reduce", f"sm_{major}{minor}", defines, ("peer_memory.cuh",))

@@ -51,7 +51,7 @@ class CudaOps(Ops):
         bias: Tensor | None = None,
         gate: Activation | None = None,
     ) -> Tensor:
-        if x.dim() == 2 and gemv.reaches(*x.shape) and x.is_contiguous():
+        if x.dim() == 2 and gemv.takes(*x.shape) and x.is_contiguous():
             return gemv.norm_linear(x, None, None, 0.0, weight, bias, gate)[0]
         if self._skinny and (config := self._skinny.config(x, weight, gated=gate == "silu")):
             y = self._skinny.linear(x, weight, bias, config)
@@ -68,7 +68,7 @@ class CudaOps(Ops):
         bias: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if gemv.reaches(*x.shape):
+        if gemv.takes(*x.shape):
             return gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, gate)
         return super().norm_linear(x, residual, norm_weight, eps, weight, bias, gate)
 

@@ -55,7 +55,7 @@ def delta_rule(
     beta_TN: Tensor,
     is_delta: bool = True,
 ) -> tuple[Tensor, Rows]:
-    """Returns the outputs, float32 [T, N, V], and the rows of old and new tokens. is_delta: False
+    """Return the outputs, float32 [T, N, V], and the rows of old and new tokens. is_delta: False
     for Mamba2."""
     num_old, num_heads = len(old.keys), state_NHV.shape[0]
     keys = torch.cat((old.keys, k_TKH))
@@ -89,7 +89,7 @@ def delta_rule(
 
 
 def next_state(state_NHV: Tensor, rows: Rows, is_delta: bool = True) -> Tensor:
-    """Returns the state after the last of these rows, [N, H, V]."""
+    """Return the state after the last of these rows, [N, H, V]."""
     last_N = rows.decays[-1]
     k_JNH = _unit(rows.keys, len(state_NHV), is_delta) * (last_N - rows.decays).exp()[:, :, None]
     added = torch.einsum("jnh,jnv->nhv", k_JNH, rows.updates)

@@ -1,4 +1,4 @@
-"""The gates of hybrids' layers in plain torch, which only these layers import.
+"""The gates of hybrids' layers, in plain torch; only these layers import them.
 
 `Gates` is to `minisgl.kernel.triton.gates` as `Ops` is to its twins: the specification, the
 fallback and the oracle. Rounding follows Hugging Face transformers step by step.
@@ -32,17 +32,17 @@ class Gates:
         self.ops = ops
 
     def delta(self, ba: Tensor, a_log_N: Tensor, dt_bias_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The decay and the update rate of a gated delta net.
+        """Return the log decay and the update rate of a gated delta net, both float32 [T, N].
 
-        ba: [T, 2N], b then a. a_log_N, dt_bias_N: float32. Returns float32 [T, N]: the logarithm of
-        the decay, -exp(a_log) * softplus(a + dt_bias); and sigmoid(b), rounded to b's dtype.
+        They are -exp(a_log) * softplus(a + dt_bias), and sigmoid(b) rounded to b's dtype. ba:
+        [T, 2N], b then a. a_log_N, dt_bias_N: float32.
         """
         b_TN, a_TN = ba.chunk(2, dim=-1)
         g_TN = -a_log_N.exp() * F.softplus(a_TN.float() + dt_bias_N)
         return g_TN, b_TN.sigmoid().float()
 
     def norm(self, x_TNV: Tensor, weight_V: Tensor, eps: float, z: Tensor) -> Tensor:
-        """rms_norm(x) * silu(z), [T, N * V]. z: [T, N * V], of x's dtype.
+        """Return rms_norm(x) * silu(z), [T, N * V]. z: [T, N * V], of x's dtype.
 
         The norm is rounded as in `Ops.rms_norm`; silu and the product are float32.
         """
@@ -50,19 +50,19 @@ class Gates:
         return (normed * F.silu(z.float())).to(x_TNV.dtype)
 
     def add(self, x_TD: Tensor, h_TD: Tensor, gate: Matrix, y_TD: Tensor) -> Tensor:
-        """x + sigmoid(gate.linear(h)) * y; each step is rounded to the tensors' dtype.
+        """Return x + sigmoid(gate.linear(h)) * y; each step is rounded to the tensors' dtype.
 
         gate: [1, D].
         """
         return x_TD + torch.sigmoid(gate.linear(h_TD)) * y_TD
 
     def output(self, x: Tensor, gate_TNH: Tensor) -> Tensor:
-        """x * sigmoid(gate), [T, N * H]; the sigmoid is rounded to the tensors' dtype."""
+        """Return x * sigmoid(gate), [T, N * H]; the sigmoid is rounded to the tensors' dtype."""
         return x * torch.sigmoid(gate_TNH).flatten(1)
 
 
 def create_gates(ops: Ops) -> Gates:
-    """Returns the gates of the device that `ops` are for."""
+    """Return the gates of the device that `ops` are for."""
     if ops.name == "triton":
         from minisgl.kernel.triton.gates import TritonGates
 

@@ -21,7 +21,7 @@ STEP = 16  # widths of tiles are multiples of it
 BOX = 128  # rows of weights that one copy brings
 NUM_THREADS = 384  # three warpgroups
 BESIDE_BYTES = 2 * (MOST * 8 + 20) + 8 * MOST * 32 + 160
-"""Shared memory beside the stages: `News` of two tiles, outputs that eight warps transpose,
+"""Shared memory beside the stages: `TilePairs` of two tiles, outputs that eight warps transpose,
 barriers."""
 MAX_EXPERTS = 512  # on a rank; two numbers of each are in shared memory
 

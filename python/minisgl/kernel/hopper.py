@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from minisgl.kernel.jit import CSRC, CUDA, build_in_thread, load_cubin, load_library
+from minisgl.kernel.jit import CUDA, build_in_thread, load_cubin, load_library
 from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import get_logger
 
@@ -50,9 +50,8 @@ def load_gemm(
     """
     defines = [f"{key}={int(value)}" for key, value in numbers.items()]
     defines.append(f"BFLOAT16={int(dtype == torch.bfloat16)}")
-    common = (CSRC / "cuda" / "hopper.cuh").read_text()
-    before = common + "".join(multiply_source(n, dtype) for n in columns)
-    return load_cubin(name, "sm_90a", defines, before)
+    multiplies = "".join(multiply_source(n, dtype) for n in columns)
+    return load_cubin(name, "sm_90a", defines, ("hopper.cuh",), multiplies)
 
 
 class Kernels(Generic[Kind]):

@@ -76,8 +76,8 @@ def begin_building() -> threading.Thread:
 
 
 def build_in_thread(build: Callable[[], object]) -> threading.Thread:
-    """Call `build`, which uses `build_once`, in a thread. Who calls `build` meanwhile waits for the
-    thread, and gets its error."""
+    """Call `build`, which uses `build_once`, in a thread. Other calls of it wait for the thread
+    and raise its error."""
 
     def build_quietly() -> None:
         with suppress(JitUnavailable):
@@ -88,11 +88,18 @@ def build_in_thread(build: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = "") -> bytes:
+def load_cubin(
+    name: str,
+    arch: str,
+    defines: Iterable[str] = (),
+    headers: Iterable[str] = (),
+    generated: str = "",
+) -> bytes:
     """Compile `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"). Returns a cubin.
 
-    defines: macros as NAME=VALUE. before: text in front of the source. (The source includes no
-    files, because there may be no CUDA headers.) Raises JitUnavailable.
+    defines: macros as NAME=VALUE. headers: files beside it, in the order of their text before its
+    own; they and the source include nothing, because there may be no CUDA headers. generated: text
+    between them. Raises JitUnavailable.
     """
     refuse_if_disabled()
     try:
@@ -105,7 +112,8 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
         ) from error
     from tvm_ffi.cpp.nvrtc import nvrtc_compile
 
-    source = before + (CSRC / "cuda" / f"{name}.cu").read_text()
+    texts = [(CSRC / "cuda" / file).read_text() for file in (*headers, f"{name}.cu")]
+    source = "".join((*texts[:-1], generated, texts[-1]))
     options = ["-std=c++17", *(f"-D{define}" for define in defines)]
 
     def compile_cubin(folder: Path) -> Path:
@@ -121,8 +129,8 @@ def load_cubin(name: str, arch: str, defines: Iterable[str] = (), before: str = 
 
 def _build_library(library: Library) -> Path:
     refuse_if_disabled()
-    if library == CPU and (came := ahead.library(_sources(CPU))):
-        return came
+    if library == CPU and (shipped := ahead.library(_sources(CPU))):
+        return shipped
     path = _library_path(library, _compiler())
     build_once(path, f"{library.what} (first start only)", partial(_compile_library, library))
     return path

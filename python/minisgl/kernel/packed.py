@@ -71,14 +71,8 @@ class PackedGemms:
         """See `Ops.linear`."""
         x_MD = x.reshape(-1, x.shape[-1]).contiguous()
         rows = len(x_MD)
-        done = self._skinny and self._skinny.norm_linear(
-            x_MD, None, None, 0.0, self._weight, bias, gate
-        )
-        if done:
+        if done := self._few(x_MD, None, None, 0.0, bias, gate):
             return done[0].view(*x.shape[:-1], -1)
-        if rows == 1 and x_MD.shape[1] <= packed_gemv.MAX_INPUTS:
-            y = packed_gemv.norm_linear(x_MD, None, None, 0.0, self._weight, bias, gate)[0]
-            return y.view(*x.shape[:-1], -1)
         if 0 < rows <= (MAX_FP8 if self._is_fp8 else MAX_DECODED):
             outputs, inputs = self._weight.shape
             tile = choose_tile(rows, outputs, inputs, self._weight.group, self._num_cores)
@@ -91,11 +85,11 @@ class PackedGemms:
         return self._ops.gated(y, gate) if gate else y
 
     def quantises(self, rows: int) -> bool:
-        """Whether activations are rounded to fp8 with a scale for each 128."""
+        """Return whether activations are rounded to fp8 with a scale for each 128."""
         return self._is_fp8 and self._weight.group > 0 and rows > MAX_FP8
 
     def gated_linear(self, x_MG: Tensor, gate: Activation, bias: Tensor | None) -> Tensor:
-        """`linear` of `Ops.gated`, of rows that are quantised."""
+        """Return `linear` of `Ops.gated(x_MG, gate)`. Requires that `quantises`."""
         return self._fp8(*fp8.gate_and_quantise(x_MG, silu=gate == "silu"), len(x_MG), bias)
 
     def _quantise(self, x_MD: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,21 +119,29 @@ class PackedGemms:
         gate: Activation | None,
     ) -> tuple[Tensor, Tensor]:
         """See `Ops.norm_linear`."""
-        done = self._skinny and self._skinny.norm_linear(
-            x, residual, norm_weight, eps, self._weight, bias, gate
-        )
-        if done:
+        if done := self._few(x, residual, norm_weight, eps, bias, gate):
             return done
-        if x.shape[0] == 1 and x.dim() == 2 and x.shape[1] <= packed_gemv.MAX_INPUTS:
-            weight = self._weight
-            return packed_gemv.norm_linear(x, residual, norm_weight, eps, weight, bias, gate)
-        if norm_weight is None:
-            return self.linear(x, bias, gate), x
-        if self.quantises(len(x)) and x.dim() == 2 and x.is_contiguous():
+        if norm_weight is not None and self.quantises(len(x)) and x.is_contiguous():
             numbers, scale, residual = fp8.norm_and_quantise(x, residual, norm_weight, eps)
             y = self._fp8(numbers, scale, len(x), bias)
             return self._ops.gated(y, gate) if gate else y, residual
-        if residual is None:
-            return self.linear(self._ops.rms_norm(x, norm_weight, eps), bias, gate), x
-        x, residual = self._ops.add_rms_norm(x, residual, norm_weight, eps)
+        x, residual = self._ops.normed(x, residual, norm_weight, eps)
         return self.linear(x, bias, gate), residual
+
+    def _few(
+        self,
+        x_MD: Tensor,
+        residual: Tensor | None,
+        norm_weight: Tensor | None,
+        eps: float,
+        bias: Tensor | None,
+        gate: Activation | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return `norm_linear` by the kernels that compute the norm themselves; None for other
+        numbers of rows."""
+        arguments = (x_MD, residual, norm_weight, eps, self._weight, bias, gate)
+        if self._skinny and (done := self._skinny.norm_linear(*arguments)):
+            return done
+        if len(x_MD) == 1 and x_MD.shape[1] <= packed_gemv.MAX_INPUTS:
+            return packed_gemv.norm_linear(*arguments)
+        return None

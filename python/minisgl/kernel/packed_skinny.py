@@ -17,20 +17,21 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.hopper import SHARED_BYTES, Kernels
-from minisgl.kernel.jit import CSRC, load_cubin
+from minisgl.kernel.jit import load_cubin
 from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton.moe import Gate
 from minisgl.kernel.triton.packed import Packed
 
 MAX_ROWS, MAX_FP8_ROWS = 8, 4
-"""A layer of 14B in fp8 with 4 rows takes 115.0 us here and 120.3 by Triton, with 8 rows 139.4 and
-122.2 (one H200). int4 and int8 win with 8 rows, too."""
+"""The most rows of x. A layer of 14B in fp8 with 4 rows takes 115.0 us here and 120.3 by Triton,
+with 8 rows 139.4 and 122.2 (one H200). int4 and int8 win with 8 rows, too."""
 MAX_PAIRS, MAX_8_BIT_TOKENS = 64, 1
 """The most pairs of experts, and the most tokens with 8 bits. In fp8 Qwen3-30B-A3B's take 26.5 us
 for one token and 41.3 by Triton, for 8 tokens 178.9 and 78.2; not measured between."""
 WARPS, MANY_WARPS = 8, 12
-"""Of a block of experts or of more than four rows, and of others. With one row a layer of 14B takes
-63.3 us in int4 with 8 warps, 58.3 with 12, 58.5 with 16; in fp8 93.3, 92.6 and 93.5 (one H200)."""
+"""The warps of a block: WARPS with experts or more than four rows, else MANY_WARPS. With one row a
+layer of 14B takes 63.3 us in int4 with 8 warps, 58.3 with 12, 58.5 with 16; in fp8 93.3, 92.6 and
+93.5 (one H200)."""
 KINDS = {"int4": 0, "fp4": 1, "fp8": 2, "int8": 3}
 SCALES = {
     torch.float32: 0,
@@ -39,11 +40,12 @@ SCALES = {
     torch.float8_e4m3fn: 3,
     torch.uint8: 4,
 }
-CHUNK_BYTES = 64  # of a row of weights
+CHUNK_BYTES = 64  # the part of a row of weights that one instruction takes
 MAX_SIDES = 4
 """Rows of x up to which two chunks of a row of weights lie side by side in an instruction."""
 BESIDE_BYTES = {False: 1024, True: 3072}
-"""Of a single matrix (sums of squares), and of experts (also the experts that the pairs chose)."""
+"""The bytes of `Shared` in packed_staging.cuh. False: of a single matrix, for sums of squares.
+True: of experts, also for the experts that the pairs chose."""
 ALONE_BYTES = 116 << 10
 """The least shared memory of a block that multiplies by a single matrix, so that a multiprocessor
 holds one. If it held two, a small kernel between two GEMMs decided which multiprocessors got two
@@ -183,10 +185,10 @@ def choose_config(
 
 
 def kernel_cubin(numbers: tuple[tuple[str, int], ...]) -> bytes:
-    """Raises JitUnavailable."""
-    before = (CSRC / "cuda" / "packed_numbers.cuh").read_text()
+    """Return the compiled kernel. Raises JitUnavailable. numbers: of a `Config`."""
     defines = [f"{name}={value}" for name, value in numbers]
-    return load_cubin("packed_skinny", "sm_90a", defines, before)
+    headers = ("packed_numbers.cuh", "packed_staging.cuh")
+    return load_cubin("packed_skinny", "sm_90a", defines, headers)
 
 
 class PackedSkinny:
@@ -215,8 +217,8 @@ class PackedSkinny:
         bias: Tensor | None,
         gate: Activation | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """See `Ops.norm_linear`; without a norm weight, `Ops.linear`. None if Triton should compute
-        it."""
+        """See `Ops.norm_linear`; without a norm weight, `Ops.linear`. Returns None if Triton should
+        compute it."""
         outputs = weight.shape[-2] // (2 if gate else 1)
         most = MAX_FP8_ROWS if weight.kind == "fp8" else MAX_ROWS
         if not 0 < len(x_MD) <= most or outputs % (8 if gate else 16) or not takes(weight):

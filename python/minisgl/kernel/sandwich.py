@@ -42,7 +42,7 @@ class Sandwich:
         factor: Tensor | None,
         pre: Sequence[Norm],
     ) -> tuple[list[Tensor], Tensor]:
-        """Returns (the sum after each norm of `pre`, the sum)."""
+        """Return (the sum after each norm of `pre`, the sum)."""
         x_TD = x_TD if post is None else self.ops.rms_norm(x_TD, *post)
         if len(pre) == 1 and residual_TD is not None and factor is None:
             normed_TD, total_TD = self.ops.add_rms_norm(x_TD, residual_TD, *pre[0])
@@ -52,12 +52,12 @@ class Sandwich:
         return [self.ops.rms_norm(total_TD, *norm) for norm in pre], total_TD
 
     def add(self, x_TD: Tensor, x_norm: Norm, y_TD: Tensor, y_norm: Norm) -> Tensor:
-        """Returns the sum of x and y, each after its norm."""
+        """Return the sum of x and y, each after its norm."""
         return self.ops.rms_norm(x_TD, *x_norm) + self.ops.rms_norm(y_TD, *y_norm)
 
 
 def create_sandwich(ops: Ops) -> Sandwich:
-    """Returns the norms of the device that `ops` are for."""
+    """Return the norms of the device that `ops` are for."""
     if ops.name == "triton":
         from minisgl.kernel.triton.sandwich import TritonSandwich
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.attention.names import SOFTCAP
+from minisgl.attention.base import SOFTCAP
 from minisgl.models.decoder import Attention
 from minisgl.models.gemma import GemmaNorm, check_causal
 from minisgl.models.layer_types import layer_types, layers_of_types

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.attention.names import KV_SHARING
+from minisgl.attention.base import KV_SHARING
 from minisgl.models.gemma4_block import Gemma4Decoder
 from minisgl.models.gemma4_experts import experts_beside
 from minisgl.models.gemma4_layers import gemma4_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.attention.names import SINKS
+from minisgl.attention.base import SINKS
 from minisgl.models.decoder import Block
 from minisgl.models.layer_types import layer_types, layers_of_types
 from minisgl.models.mixture import expert_names, mixture_in_each_layer

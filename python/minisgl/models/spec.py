@@ -148,7 +148,7 @@ class ModelSpec:
     """A decoder to build: the sizes in `config`, and its family's choices.
 
     qk_norm: queries and keys are normed per head before they are rotated. attention: what the
-    layers need of an attention backend that not every backend has (`minisgl.attention.names`).
+    layers need of an attention backend that not every backend has (`minisgl.attention.base`).
     decoder: the class to build; None is `decoder.Decoder`.
     """
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.launch import power_of_2
 from minisgl.kernel.triton.pairs import (
     WEIGHT,
     as_float16,
-    even,
     join_pairs,
-    odd,
     split_pairs,
     takes_pairs,
+    unpacked,
 )
 from minisgl.kernel.triton.quantised import FP8, INT8
 
@@ -113,8 +112,8 @@ def attend(
             v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < WORDS), other=0.0
         )
         if PAIRS:
-            score = tl.dot(q, even(k, KV))
-            score = tl.dot(q_odd, odd(k, KV), score) * scale
+            score = tl.dot(q, unpacked(k, KV, False))
+            score = tl.dot(q_odd, unpacked(k, KV, True), score) * scale
         else:
             k, v = k.to(q.dtype), v.to(q.dtype)  # exact
             score = tl.dot(q, k, input_precision="ieee") * scale
@@ -139,8 +138,8 @@ def attend(
             if KV == FP8:
                 p = p * WEIGHT
             p = p.to(q.dtype)
-            acc = tl.dot(p, even(v, KV), acc * shrink[:, None])
-            acc_odd = tl.dot(p, odd(v, KV), acc_odd * shrink[:, None])
+            acc = tl.dot(p, unpacked(v, KV, False), acc * shrink[:, None])
+            acc_odd = tl.dot(p, unpacked(v, KV, True), acc_odd * shrink[:, None])
         else:
             acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top

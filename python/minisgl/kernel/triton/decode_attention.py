@@ -5,11 +5,11 @@ into KV splits that run in parallel (`minisgl.kernel.triton.kv_split`). The spli
 last merges the row's partial sums (Flash-Decoding, Dao et al. 2023).
 
 A common prefix, which all rows have in the same pages, is read once for all rows (cascade
-attention: Ye et al. 2024; Hydragen: Juravsky et al. 2024). `_decode_shared` takes the queries of
+attention: Ye et al. 2024; Hydragen: Juravsky et al. 2024). `_decode_prefix` takes the queries of
 many rows as one block. Its splits are merged with those of the rows' own contexts::
 
     context of a row   |=== common prefix ====|== own split ==|== own split ==|
-                       0                      shared                          end
+                       0                      prefix                          end
 
 Axes: B rows, N query heads, K key/value heads, G query heads per key/value head, H head
 dim, P pages of a table row, S splits.
@@ -25,7 +25,6 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.decode_config import LIGHT, LIGHT_8
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.attend import (
     ENDED,
     attend,
@@ -42,15 +41,15 @@ from minisgl.kernel.triton.kv_split import (
     FIRST,
     LAST,
     MIN_SPLIT,
+    PREFIX_SPLITS,
     ROW,
-    SHARED_SPLITS,
     TABLE_IDX,
     KVSplits,
     first_own,
     split_size,
 )
-from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl
-from minisgl.kernel.triton.merge import merge, merge_sizes, shared_split_size
+from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
+from minisgl.kernel.triton.merge import merge, merge_sizes, prefix_split_size
 from minisgl.kernel.triton.quantised import (
     FP8,
     INT8,
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
 class Rotation:
     """Lets `decode` norm, rotate and store q, k and v itself, instead of `norm_rope_store`.
 
-    Requires a head dim that is a power of two, of which all dims rotate.
+    Requires that the head dim is a power of two, and that all of its dims rotate.
     qkv: [B, (N + 2K) * H], contiguous. slots: int32 [B]. cos_sin: float32 [P, H]. q_weight,
     k_weight: of the norms, [H], or None. norms_values: see `norm_rope_store`.
     """
@@ -96,35 +95,36 @@ def decode(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
-    shared_1: Tensor | None,
+    common_prefix: Tensor | None,
     rotation: Rotation | None = None,
     out_BNH: Tensor,
 ) -> None:
     """Attend with one query per row, and write the result to out_BNH.
 
-    rows, window, shared_1: the arguments of `split_contexts`. scale, softcap, sinks: see
-    `AttnLayer`. rotation: only the shape and dtype of q_BNH then count; not with shared_1.
+    rows, window, common_prefix: the arguments of `split_contexts`. scale, softcap, sinks: see
+    `AttnLayer`. rotation: with it only the shape and dtype of q_BNH count; requires no
+    common_prefix.
     """
     num_rows, num_q_heads, head_dim = q_BNH.shape
     page_size, num_kv_heads = pool.k.shape[1:3]
     group = num_q_heads // num_kv_heads
     config, block_h = splits.config, block_h_of(head_dim)
     factor, cap = scaled(scale, softcap)
-    cascade = shared_1 is not None
-    shared = rows if shared_1 is None else shared_1
+    cascade = common_prefix is not None
+    prefix = rows if common_prefix is None else common_prefix
     common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim, kind_of(pool))
     dtypes = (q_BNH.dtype, pool.k.dtype)
     if cascade:
         is_wide = block_h > 128 and q_BNH.dtype.itemsize == 4  # 64 take 136 KiB, not all GPUs have
         block_m, num_stages = (32, 1) if is_wide else (64, min(config.stages, 3))
         blocks = -(-num_rows * group // block_m)
-        _launch_decode_shared(
-            (blocks, num_kv_heads, SHARED_SPLITS),
+        _launch_decode_prefix(
+            (blocks, num_kv_heads, PREFIX_SPLITS),
             (
-                q_BNH, *tensors_of(pool), page_table, rows, shared, splits.partial, splits.mass,
+                q_BNH, *tensors_of(pool), page_table, rows, prefix, splits.partial, splits.mass,
                 factor, num_rows, splits.num_splits,
             ),
-            (*common, SHARED_SPLITS, cap, block_m, block_h, config.keys),
+            (*common, PREFIX_SPLITS, cap, block_m, block_h, config.keys),
             dtype=dtypes, num_warps=4, num_stages=num_stages,
         )  # fmt: skip
     merge_g, merge_p = merge_sizes(group, block_h)
@@ -137,12 +137,12 @@ def decode(
     _launch_decode(
         (num_kv_heads, splits.num_splits, 1),  # unused splits come last
         (
-            q_BNH, *tensors_of(pool), page_table, rows, shared, out_BNH, splits.partial,
+            q_BNH, *tensors_of(pool), page_table, rows, prefix, out_BNH, splits.partial,
             splits.mass, splits.done, splits.table, q_BNH if sinks is None else sinks, *fused,
             factor, window or 0, rows.stride(0),
         ),
         (
-            *common, splits.splits_each, SHARED_SPLITS, bool(window), cap,
+            *common, splits.splits_each, PREFIX_SPLITS, bool(window), cap,
             sinks is not None, cascade,
             max(power_of_2(group), 16), merge_g, merge_p, block_h, config.keys, MIN_SPLIT,
             rotation is not None, normed, rotation is not None and rotation.norms_values,
@@ -154,16 +154,16 @@ def decode(
 
 @triton.jit(
     do_not_specialize=["window", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr", "slots_ptr", "splits_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "prefix_ptr", "slots_ptr", "splits_ptr"],
 )
 def _decode(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, shared_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, prefix_ptr, out_ptr,
     partial_ptr, mass_ptr,
     done_ptr, splits_ptr, sinks_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr,
     eps, scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
-    SPLITS_EACH: tl.constexpr, SHARED_SPLITS: tl.constexpr,
+    SPLITS_EACH: tl.constexpr, PREFIX_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, MERGE_G: tl.constexpr, MERGE_P: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -177,7 +177,7 @@ def _decode(
         row, index = split // SPLITS_EACH, split % SPLITS_EACH
         table_idx = tl.load(rows_ptr + row)
         end = tl.load(rows_ptr + 3 * rows_stride + row)
-        low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
+        low = first_own(end, window, prefix_ptr, WINDOWED, CASCADE)
         size = split_size(end - low, SPLITS_EACH, G, BLOCK_N, MIN_SPLIT)
         first = low + index * size
         last = tl.minimum(first + size, end)
@@ -272,8 +272,8 @@ def _decode(
                 tl.store(done, 0)
                 tl.debug_barrier()
                 merge(
-                    out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
-                    K, G, H, SHARED_SPLITS, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
+                    out_ptr, partial_ptr, mass_ptr, prefix_ptr, row, kv_head, base, count,
+                    K, G, H, PREFIX_SPLITS, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
                 )  # fmt: skip
     elif split == 0:
         begin(PDL)  # without it the next kernel would start too early
@@ -281,22 +281,22 @@ def _decode(
 
 @triton.jit(
     do_not_specialize=["num_rows", "num_splits"],
-    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "prefix_ptr"],
 )
-def _decode_shared(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, shared_ptr, partial_ptr,
+def _decode_prefix(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, prefix_ptr, partial_ptr,
     mass_ptr, scale, num_rows, num_splits,
     TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
-    SHARED_SPLITS: tl.constexpr, SOFTCAP: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     block, kv_head, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin(PDL)
-    shared = tl.load(shared_ptr)
-    size = shared_split_size(shared, SHARED_SPLITS, BLOCK_N)
+    prefix = tl.load(prefix_ptr)
+    size = prefix_split_size(prefix, PREFIX_SPLITS, BLOCK_N)
     first = index * size
-    last = tl.minimum(first + size, shared)
+    last = tl.minimum(first + size, prefix)
     if first < last:
         # All rows have the pages of the first row here.
         table = table_ptr + tl.load(rows_ptr).to(tl.int64) * TABLE_STRIDE
@@ -316,7 +316,7 @@ def _decode_shared(
             0, first, last, last, ENDED, Z, K, H, KV, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
         acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
-        sums = num_splits + (m // G) * SHARED_SPLITS + index
+        sums = num_splits + (m // G) * PREFIX_SPLITS + index
         at = sums.to(tl.int64) * K * G + kv_head * G + m % G
         tl.store(
             partial_ptr + at[:, None] * BLOCK_H + h[None, :], acc / mass[:, None],
@@ -326,4 +326,4 @@ def _decode_shared(
 
 
 _launch_decode = Launcher(_decode)
-_launch_decode_shared = Launcher(_decode_shared)
+_launch_decode_prefix = Launcher(_decode_prefix)

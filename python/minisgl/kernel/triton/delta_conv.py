@@ -38,7 +38,7 @@ def convolve(
     interval: int,
     page_size: int,
 ) -> Tensor:
-    """Returns [T, D], packed. owners: int32 [T], the row of each token. rows: `PoolBatch.rows`.
+    """Return [T, D], packed. owners: int32 [T], the row of each token. rows: `PoolBatch.rows`.
     The tables are those of the rows group and the state group. num_prompts: the last rows, which
     may have several tokens."""
     num_tokens, width = x_TD.shape
@@ -126,7 +126,7 @@ def _convolve(
 
 @triton.jit
 def _activated(acc, dtype: tl.constexpr):
-    """silu, of rounded sums."""
+    """Return silu of the rounded sums."""
     acc = acc.to(dtype).to(tl.float32)
     return (acc / (1 + tl.exp(-acc))).to(dtype)
 
@@ -139,7 +139,7 @@ def _convolve_one(
     D: tl.constexpr, W: tl.constexpr, C: tl.constexpr, Z: tl.constexpr, R: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One token's output, and what later steps need of its input."""
+    """Compute one token's output, and store what later steps need of its input."""
     inside = d < D
     row = tl.load(owners_ptr + token)
     table_idx = tl.load(rows_ptr + row).to(tl.int64)
@@ -183,7 +183,7 @@ def _convolve_one(
         index = position - newest + W - 1
         tail = new * (W - 1) + index
         tl.store(tails_ptr + tail * D + d, x, mask=inside & (index >= 0) & (index < W - 1))
-        if position == start:  # and those that are not of this step
+        if position == start:  # also the inputs before this step
             for w in tl.static_range(W - 1):
                 at = newest - (W - 1) + w
                 is_old = inside & (at < start)

@@ -19,14 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.delta_prepare import (
     SOLVED,
     interval_keys,
     interval_queries,
     launch_prepare,
 )
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 BLOCK_V = 32
 SCAN_WARPS, SCAN_STAGES = 4, 2

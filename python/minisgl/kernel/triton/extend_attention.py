@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.attend import (
     CAUSAL,
     WHOLE,
@@ -25,7 +24,7 @@ from minisgl.kernel.triton.attend import (
     scaled,
     times_value_scale,
 )
-from minisgl.kernel.triton.launch import Launcher, begin, shared_kib
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2, shared_kib
 from minisgl.kernel.triton.quantised import kind_of, tensors_of
 
 if TYPE_CHECKING:

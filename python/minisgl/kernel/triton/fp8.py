@@ -12,16 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate, normed, warps_of
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.packed import Packed
 
 BLOCK = 128
 ROWS = 16
 """Rows are padded to a multiple of this, because cuBLAS needs the scales of a column of blocks
 aligned."""
-MOST = 448.0
 GATE_SIZE = 1024
 """Elements of a program."""
 

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.gates import Gates, Matrix
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 BLOCK = 1024  # 16 bytes a thread of 16-bit elements
 DELTA_BLOCK = 256
@@ -74,13 +73,13 @@ class TritonGates(Gates):
 
 @triton.jit
 def _sigmoid(x):
-    """float32 -> float32"""
+    """Return the sigmoid of float32 numbers."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def _softplus(x):
-    """float32 -> float32, as torch's: x itself above 20.
+    """Return the softplus of float32 numbers as torch does: x itself above 20.
 
     log(1 + u) loses the digits of a small u. u * log(w) / (w - 1) with w = 1 + u has them: the
     errors of log(w) and of w - 1 cancel (Higham, Accuracy and Stability, section 1.14.1).

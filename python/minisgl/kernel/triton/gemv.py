@@ -16,9 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 MAX_INPUTS_OF_2 = 3072
 """The most inputs with two rows. cuBLAS computes GEMMs of more inputs or more rows. A step of
@@ -31,7 +30,7 @@ TILE_BYTES = 48 << 10
 with 24 KB, 7.47 with 32, 7.01 with 48 and 64."""
 
 
-def reaches(num_rows: int, inputs: int) -> bool:
+def takes(num_rows: int, inputs: int) -> bool:
     """Return whether these kernels compute such a GEMM. num_rows: 0 in a step in which no row
     samples; then there is nothing to launch."""
     return 0 < num_rows <= 2 and inputs <= (MAX_INPUTS if num_rows == 1 else MAX_INPUTS_OF_2)

@@ -43,11 +43,11 @@ from minisgl.kernel.triton.launch import Launcher, wait
 
 MIN_SPLIT = 64
 """Tokens. With smaller splits the merge costs more than the parallelism saves."""
-SHARED_SPLITS = 16
+PREFIX_SPLITS = 16
 """Splits of a common prefix. 128 rows and 8 heads then have 512 programs for 132
 multiprocessors."""
 SPLIT_ROWS = 256  # rows that `_split` reads at once
-CLASSES = 8  # of split sizes; splits are sorted by class
+CLASSES = 8  # of sizes, by which splits are sorted
 MOST_SPLITS = tl.constexpr(MAX_SPLITS)
 
 # The fields of an entry of `KVSplits.table`. An unused entry has no keys.
@@ -87,7 +87,7 @@ def split_contexts(
     kv_dtype: torch.dtype,
     num_kv_heads: int,
     window: int | None,
-    shared_1: Tensor | None,
+    common_prefix: Tensor | None,
     rotates: bool,
     num_cores: int,
     done_of_few: Tensor,
@@ -95,12 +95,10 @@ def split_contexts(
     """Divide the contexts of the decode rows into splits.
 
     rows: `Batch.rows` [4, >= B]; table indices and ends are read. q_shape: (B, N, H). dtype,
-    kv_dtype: of queries and of the cache.
-
-    shared_1: int32 [1], the length of the common prefix, which all contexts have in the same pages;
-    only without a window. rotates: whether `decode` gets a `Rotation`. num_cores: multiprocessors
-    of the device. done_of_few: int32 [FEW_BELOW], zero between steps: `KVSplits.done` in a step of
-    few rows.
+    kv_dtype: of queries and of the cache. common_prefix: int32 [1], the number of tokens that all
+    contexts have in the same pages; None with a window. rotates: whether `decode` gets a
+    `Rotation`. num_cores: multiprocessors of the device. done_of_few: int32 [FEW_BELOW], zero
+    between steps: `KVSplits.done` in a step of few rows.
     """
     num_rows, num_q_heads, head_dim = q_shape
     block_h, pairs = block_h_of(head_dim), num_rows * num_kv_heads
@@ -110,7 +108,7 @@ def split_contexts(
     splits_each = few_splits(pairs, num_cores, config) if is_few else 0
     at_once = splits_at_once(num_kv_heads, num_cores, config)
     num_splits = num_rows * splits_each if is_few else num_rows + at_once
-    num_sums = num_splits + (num_rows * SHARED_SPLITS if shared_1 is not None else 0)
+    num_sums = num_splits + (num_rows * PREFIX_SPLITS if common_prefix is not None else 0)
     int32: dict[str, Any] = {"dtype": torch.int32, "device": rows.device}
     float32: dict[str, Any] = {"dtype": torch.float32, "device": rows.device}
     splits = KVSplits(
@@ -126,11 +124,11 @@ def split_contexts(
         _launch_split(
             (1, 1, 1),
             (
-                rows, rows if shared_1 is None else shared_1, splits.table, splits.done,
+                rows, rows if common_prefix is None else common_prefix, splits.table, splits.done,
                 window or 0, rows.stride(0), num_rows, num_splits, at_once, pairs,
             ),
             (
-                bool(window), shared_1 is not None, SPLIT_ROWS, config.keys, group, MIN_SPLIT,
+                bool(window), common_prefix is not None, SPLIT_ROWS, config.keys, group, MIN_SPLIT,
                 CLASSES,
             ),
             dtype=dtype, num_warps=4,
@@ -139,13 +137,13 @@ def split_contexts(
 
 
 @triton.jit
-def first_own(end, window, shared_ptr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr):
+def first_own(end, window, prefix_ptr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr):
     """Return the first key of the row's own splits."""
     first = end * 0
     if WINDOWED:
         first = tl.maximum(end - window, 0)
     if CASCADE:
-        first += tl.load(shared_ptr)
+        first += tl.load(prefix_ptr)
     return first
 
 
@@ -172,11 +170,11 @@ def split_size(
 
 @triton.jit
 def _keys(
-    ends_ptr, row, num_rows, window, shared_ptr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr
+    ends_ptr, row, num_rows, window, prefix_ptr, WINDOWED: tl.constexpr, CASCADE: tl.constexpr
 ):  # fmt: skip
-    """Return of each row the first key of its own splits, the number of their keys, and its end."""
+    """Return each row's first own key, the number of its own keys, and its end."""
     end = tl.load(ends_ptr + row, mask=row < num_rows, other=0)
-    low = first_own(end, window, shared_ptr, WINDOWED, CASCADE)
+    low = first_own(end, window, prefix_ptr, WINDOWED, CASCADE)
     return low, tl.maximum(end - low, 0), end
 
 
@@ -196,10 +194,10 @@ def _share_size(
 
 @triton.jit(
     do_not_specialize=["window", "rows_stride", "num_rows", "num_splits", "at_once", "num_done"],
-    do_not_specialize_on_alignment=["rows_ptr", "shared_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "prefix_ptr"],
 )
 def _split(
-    rows_ptr, shared_ptr, table_ptr, done_ptr, window, rows_stride, num_rows, num_splits, at_once,
+    rows_ptr, prefix_ptr, table_ptr, done_ptr, window, rows_stride, num_rows, num_splits, at_once,
     num_done,
     WINDOWED: tl.constexpr, CASCADE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
     G: tl.constexpr, MIN_SPLIT: tl.constexpr, CLASSES: tl.constexpr, PDL: tl.constexpr,
@@ -211,7 +209,7 @@ def _split(
     ends_ptr = rows_ptr + 3 * rows_stride
     total = tl.zeros([], tl.int64)
     for start in range(0, num_rows, BLOCK_B):
-        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, shared_ptr, WINDOWED, CASCADE)
+        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, prefix_ptr, WINDOWED, CASCADE)
         total += tl.sum(own.to(tl.int64), 0)
     total = tl.maximum(total, 1)
     # If all shares are rounded down, all splits run at once, and the largest ends last. If they are
@@ -220,12 +218,12 @@ def _split(
     # earlier.
     largest = tl.zeros([], tl.int32)
     for start in range(0, num_rows, BLOCK_B):
-        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, shared_ptr, WINDOWED, CASCADE)
+        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, prefix_ptr, WINDOWED, CASCADE)
         size = _share_size(own, total, at_once, 0, G, BLOCK_N, MIN_SPLIT)
         largest = tl.maximum(largest, tl.max(tl.minimum(own, size), 0))
     largest_nearest, num_large = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for start in range(0, num_rows, BLOCK_B):
-        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, shared_ptr, WINDOWED, CASCADE)
+        _, own, _ = _keys(ends_ptr, start + i, num_rows, window, prefix_ptr, WINDOWED, CASCADE)
         size = _share_size(own, total, at_once, 1, G, BLOCK_N, MIN_SPLIT)
         split = tl.minimum(own, size)
         largest_nearest = tl.maximum(largest_nearest, tl.max(split, 0))
@@ -235,7 +233,7 @@ def _split(
     used = tl.zeros([], tl.int32)
     for start in range(0, num_rows, BLOCK_B):
         row = start + i
-        low, own, end = _keys(ends_ptr, row, num_rows, window, shared_ptr, WINDOWED, CASCADE)
+        low, own, end = _keys(ends_ptr, row, num_rows, window, prefix_ptr, WINDOWED, CASCADE)
         size = _share_size(own, total, at_once, nearest, G, BLOCK_N, MIN_SPLIT)
         count = tl.cdiv(own, size)
         # Large ones first, by classes of their size.

@@ -41,6 +41,11 @@ _compile_only: ContextVar[set[Any] | None] = ContextVar("compile_only", default=
 """Inside `compile_only`: the (launcher, key) pairs that it has compiled."""
 
 
+def power_of_2(value: int) -> int:
+    """Return the least power of two that is at least `value`; 1 for 0. Blocks have such sizes."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
 @functools.cache
 def has_pdl() -> bool:
     return not INTERPRET and torch.cuda.get_device_capability()[0] >= 9

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minisgl.kernel.sizes import power_of_2
+from minisgl.kernel.triton.launch import power_of_2
 
 MERGED = 4096
 """Numbers that a merge loads in one iteration. With twice as many, a context of 4,096 tokens with 8
@@ -27,15 +27,16 @@ def merge_sizes(group: int, block_h: int) -> tuple[int, int]:
 
 
 @triton.jit
-def shared_split_size(shared, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    return tl.maximum(tl.cdiv(tl.cdiv(shared, SPLITS), BLOCK_N) * BLOCK_N, BLOCK_N)
+def prefix_split_size(prefix, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the keys of each split of a common prefix of `prefix` tokens."""
+    return tl.maximum(tl.cdiv(tl.cdiv(prefix, SPLITS), BLOCK_N) * BLOCK_N, BLOCK_N)
 
 
 @triton.jit
 def merge(
-    out_ptr, partial_ptr, mass_ptr, shared_ptr, row, kv_head, base, count,
+    out_ptr, partial_ptr, mass_ptr, prefix_ptr, row, kv_head, base, count,
     K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-    SHARED_SPLITS: tl.constexpr, CASCADE: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr, CASCADE: tl.constexpr,
     MERGE_G: tl.constexpr, MERGE_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Merge the partial sums of a row for the G heads, and store the result.
@@ -47,9 +48,9 @@ def merge(
     head = kv_head * G + g
     num, beyond = count, base
     if CASCADE:
-        shared = tl.load(shared_ptr)
-        num += tl.cdiv(shared, shared_split_size(shared, SHARED_SPLITS, BLOCK_N))
-        beyond = tl.num_programs(1) + row * SHARED_SPLITS - count
+        prefix = tl.load(prefix_ptr)
+        num += tl.cdiv(prefix, prefix_split_size(prefix, PREFIX_SPLITS, BLOCK_N))
+        beyond = tl.num_programs(1) + row * PREFIX_SPLITS - count
     top = tl.full([MERGE_G], -1e30, tl.float32)
     mass = tl.zeros([MERGE_G], tl.float32)
     acc = tl.zeros([MERGE_G, BLOCK_H], tl.float32)

@@ -28,9 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 PLACE_BLOCK = 256
 TOTAL_BLOCK = 1024
@@ -49,9 +48,11 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """The activation between gate, up and down, as the kernels take it. alpha, limit: see
-    `minisgl.moe.ClampedGate`; limit 0 is silu(gate) * up, or gelu(gate) * up. is_squared: there is
-    no gate, and relu(up) ** 2."""
+    """The activation of an expert, as the kernels take it.
+
+    alpha, limit: see `minisgl.moe.ClampedGate`; with limit 0 it is silu(gate) * up, or with is_gelu
+    gelu(gate) * up. is_squared: it is relu(up) ** 2, without a gate.
+    """
 
     is_gelu: bool = False
     is_squared: bool = False
@@ -74,7 +75,7 @@ def experts(
     x_TD: Tensor, gate_up_LGD: Tensor, down_LDF: Tensor, weights_TK: Tensor, ids_TK: Tensor,
     first: int, counts_L: Tensor, *, up: Gemm, down: Gemm, down_bias_LD: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, used up.
+    """Return the weighted sum of each token's experts, [T, D]. counts_L: int32 zeros, see `place`.
 
     down_bias_LD: for a `down` that adds no biases.
     """
@@ -96,9 +97,10 @@ def total(
     num_held: int,
     bias_LD: Tensor | None = None,
 ) -> Tensor:
-    """The sums [T, D], in order of K, of each token's pairs [T * K, D] whose experts are here.
+    """Return the sums [T, D], in order of K, of each token's pairs [T * K, D] whose experts are on
+    this rank.
 
-    bias_LD: added, times a pair's weight, to each of these pairs.
+    bias_LD: an expert's bias, times a pair's weight, is added to each of its pairs.
     """
     (num_tokens, top_k), hidden = ids_TK.shape, partial.shape[1]
     out_TD = torch.empty((num_tokens, hidden), dtype=partial.dtype, device=partial.device)
@@ -112,7 +114,8 @@ def total(
 
 
 def place(ids_TK: Tensor, counts_L: Tensor, first: int) -> Tensor:
-    """rows [L, T]: the pairs (token * K + k) of each expert, as many as counts_L says then."""
+    """Return rows [L, T]: the pairs (token * K + k) of each expert. counts_L, int32 zeros, gets the
+    number of each expert's pairs."""
     num_held, num_tokens = len(counts_L), len(ids_TK)
     rows_LT = torch.empty((num_held, num_tokens), dtype=torch.int32, device=ids_TK.device)
     _launch_place(
@@ -135,7 +138,8 @@ def grouped_gemm(
     gate: Gate = SILU,
     bias: Tensor | None = None,
 ) -> None:
-    """out [pairs, N] = scales [pairs] * x times each pair's expert's weight [L, N, K], in place.
+    """Write out [pairs, N]: x times the weight [L, N, K] of each pair's expert, times the pair's
+    scale.
 
     x has a row for each pair, or for each token. Without scales weight is [L, 2N, K], gate then up,
     and `gate` is applied; for a squared `gate` weight is [L, N, K]. bias: added before the gate.
@@ -174,7 +178,7 @@ def _place_kernel(
 def gated(
     gate, up, type: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
 ):  # fmt: skip
-    """`Gate` of float32 sums, each step rounded as the reference rounds."""
+    """Return the `Gate` of float32 sums, each step rounded as the reference rounds."""
     gate, up = gate.to(type).to(tl.float32), up.to(type).to(tl.float32)
     if LIMIT > 0:
         gate = tl.minimum(gate, LIMIT)
@@ -188,7 +192,7 @@ def gated(
 
 @triton.jit
 def squared(up, type: tl.constexpr):
-    """The square of the ReLU of a float32 sum, rounded as the reference rounds."""
+    """Return the square of the ReLU of a float32 sum, rounded as the reference rounds."""
     up = tl.maximum(up.to(type).to(tl.float32), 0.0)
     return (up * up).to(type)
 
@@ -201,11 +205,12 @@ def _grouped_gemm(
     LIMIT: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs, N] = x [pairs / SHARE, K] times the expert's weight [N, K], times the scale.
+    """Write out [pairs, N]: x [pairs / SHARE, K] times the expert's weight [N, K], times the
+    scale.
 
     GATED: weight is [2N, K], gate then up; their rows alternate in a tile, so that a thread has
-    both, and what comes out is `gated`, without the scale. SQUARED: what comes out is its ReLU
-    squared, without the scale.
+    both. The output is `gated`, without the scale. SQUARED: the output is `squared`, without the
+    scale.
     """
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // BLOCKS

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.moe import SILU, Gate, gated, squared
 
 

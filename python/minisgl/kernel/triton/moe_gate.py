@@ -22,8 +22,8 @@ BLOCK = 1024
 def activate_pairs(
     both: Tensor, ids_TK: Tensor, held: range, out: Tensor, *, gate: Gate, bias_LG: Tensor | None
 ) -> None:
-    """out [T * K, F] = `gate` of `both` [T * K, 2F] (gate, then up) plus the bias of the pair's
-    expert.
+    """Write out [T * K, F]: `gate` of `both` [T * K, 2F] (gate, then up) plus the bias of each
+    pair's expert.
 
     held: this rank's experts. Pairs of other experts are not written.
     """

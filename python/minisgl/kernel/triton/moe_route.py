@@ -10,18 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 LOWEST = tl.constexpr(-3.0e38)
-"""Below every logit that counts; -inf marks what is taken."""
+"""Logits below it, and NaN, count as equal to it. -inf marks experts that are taken."""
 
 
 def route(
     logits_TE: Tensor, top_k: int, renormalise: bool, counts: Tensor | None = None,
     scale_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See `Ops.route`. counts: at most E int32, set to zero on the way. scale_E: see `Experts`."""
+    """See `Ops.route`. counts: at most E int32, which are set to zero. scale_E: see `Experts`."""
     num_tokens, num_experts = logits_TE.shape
     weights_TK = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TE.device)
     ids_TK = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits_TE.device)

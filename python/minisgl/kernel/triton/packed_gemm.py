@@ -19,14 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.packed import Packed, as_float, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
-    """Rows, outputs and inputs of a tile, programs that share the inputs, warps, stages."""
+    """m, n, k: rows, outputs and inputs of a tile. split: the programs that share its inputs."""
 
     m: int
     n: int
@@ -71,7 +70,8 @@ def expert_gemm(
     out: Tensor,
     tile: TileConfig,
 ) -> None:
-    """out [pairs, F] = scales [pairs] * x times each pair's expert's weight [L, F, D], in place.
+    """Write out [pairs, F]: x times the weight [L, F, D] of each pair's expert, times the pair's
+    scale.
 
     Differs from `minisgl.kernel.triton.moe.grouped_gemm` without scales: here out is [pairs, F].
     """

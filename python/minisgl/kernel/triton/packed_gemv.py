@@ -3,8 +3,8 @@
 As in `minisgl.kernel.triton.gemv`, a program loads all weights of some outputs into registers
 before it waits for the kernel that makes its input, and computes the norm before and the activation
 after. The sum of a chunk, which is 16 bytes or a group of weights, is multiplied by the chunk's
-scale. For a sum of (number - zero) * x a kernel takes the sum of number * x and subtracts zero *
-the sum of x.
+scale. The sum of (number - zero) * x is computed as the sum of number * x, minus zero times the
+sum of x.
 
 Axes: D inputs, F outputs, C chunks of V inputs, K experts of a token, L those of this rank.
 """
@@ -17,9 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import activate
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.packed import Packed, as_float, nibbles
 
 MAX_INPUTS = 32768
@@ -107,7 +106,8 @@ def experts_of_few(
 
 
 def _step(count: int, most: int) -> int:
-    """A power of 2 up to `most` that divides `count`, if one above 8 does."""
+    """Return the chunks of an iteration: a power of two, at most `most`. It divides `count` if that
+    allows 16 or more."""
     step = min(count & -count, most)
     return step if step >= 16 else min(power_of_2(count), most)
 

@@ -16,23 +16,27 @@ from minisgl.kernel.triton.launch import INTERPRET
 from minisgl.kernel.triton.quantised import FP8, PLAIN
 
 WEIGHT = tl.constexpr(32768.0)
-"""By which weights in float16 are multiplied: those down to 2**-39 of the largest do not vanish."""
+"""The softmax's weights are multiplied by it before they become float16. Then those down to 2**-39
+of the largest are not 0."""
 
 INTERPRETED = tl.constexpr(INTERPRET)
 
 
 @triton.constexpr_function
 def takes_pairs(kv, dtype, head_dim, block):
-    """Whether keys and values of 8 bits are read as pairs. int8 needs queries in bfloat16."""
+    """Return whether keys and values of 8 bits are read as pairs. int8 requires queries in
+    bfloat16."""
     is_16_bit = dtype in (tl.bfloat16, tl.float16) if kv == FP8.value else dtype == tl.bfloat16
     return kv != PLAIN.value and is_16_bit and head_dim % 2 == 0 and block > 16
 
 
 @triton.jit
 def as_float16(q, scale):
-    """(q as float16, scale [M, 1]): each row is multiplied by a power of two that brings its
-    largest magnitude to 2**14 or above, and its scale is divided by it. Exact, but for numbers
-    below 2**-28 of the row's largest."""
+    """Return q as float16, and its scale [M, 1].
+
+    Each row is multiplied by a power of two that brings its largest magnitude to 2**14 or above,
+    and its scale is divided by it. Numbers of at least 2**-28 of the row's largest stay exact.
+    """
     q = q.to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
@@ -43,72 +47,49 @@ def as_float16(q, scale):
 
 @triton.jit
 def split_pairs(x):
-    """The even and the odd columns of [M, H]."""
+    """Return the even and the odd columns of [M, H]."""
     return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
 
 
 @triton.jit
 def join_pairs(x, y):
-    """The inverse of `split_pairs`."""
+    """Undo `split_pairs`."""
     return tl.reshape(tl.join(x, y), [x.shape[0], x.shape[1] * 2])
 
 
-@triton.jit
-def even(words, KV: tl.constexpr):
-    """The numbers of the even dims, in the low bytes."""
-    if INTERPRETED:
-        x = (words & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    elif KV == FP8:
-        x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bytes;
-            .reg .b16 low, high;
-            prmt.b32 bytes, $1, 0, 0x0020;
-            mov.b32 {low, high}, bytes;
-            cvt.rn.f16x2.e4m3x2 $0, low;
-            }""",
-            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 low, sign, minus;
-            mov.b32 minus, 0xbf80bf80;
-            lop3.b32 low, $1, 0x007f007f, 0x43004300, 0xea;
-            lop3.b32 sign, $1, 0x00800080, 0x43004300, 0xea;
-            fma.rn.bf16x2 $0, sign, minus, low;
-            }""",
-            "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    return x
+_FROM_FP8 = """{
+.reg .b32 bytes;
+.reg .b16 low, high;
+prmt.b32 bytes, $1, 0, SELECTED;
+mov.b32 {low, high}, bytes;
+cvt.rn.f16x2.e4m3x2 $0, low;
+}"""
+_FROM_INT8 = """{
+.reg .b32 own, low, sign, minus;
+mov.b32 minus, 0xbf80bf80;
+shr.u32 own, $1, SHIFT;
+lop3.b32 low, own, 0x007f007f, 0x43004300, 0xea;
+lop3.b32 sign, own, 0x00800080, 0x43004300, 0xea;
+fma.rn.bf16x2 $0, sign, minus, low;
+}"""
+# Made here, because Triton lets no function that a kernel calls use methods of strings.
+EVEN_FP8, ODD_FP8 = (tl.constexpr(_FROM_FP8.replace("SELECTED", x)) for x in ("0x0020", "0x0031"))
+EVEN_INT8, ODD_INT8 = (tl.constexpr(_FROM_INT8.replace("SHIFT", x)) for x in ("0", "8"))
 
 
 @triton.jit
-def odd(words, KV: tl.constexpr):
-    """The numbers of the odd dims, in the high bytes."""
+def unpacked(words, KV: tl.constexpr, ODD: tl.constexpr):
+    """Return the numbers of the even dims, which are the low bytes of words; with ODD those of the
+    odd dims, the high bytes. FP8 as float16, INT8 as bfloat16."""
     if INTERPRETED:
-        x = ((words >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        byte = (words >> (8 if ODD else 0)) & 0xFF
+        x = byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
     elif KV == FP8:
         x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 bytes;
-            .reg .b16 low, high;
-            prmt.b32 bytes, $1, 0, 0x0031;
-            mov.b32 {low, high}, bytes;
-            cvt.rn.f16x2.e4m3x2 $0, low;
-            }""",
-            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
+            ODD_FP8 if ODD else EVEN_FP8, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2
+        )
     else:
         x = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 own, low, sign, minus;
-            mov.b32 minus, 0xbf80bf80;
-            shr.u32 own, $1, 8;
-            lop3.b32 low, own, 0x007f007f, 0x43004300, 0xea;
-            lop3.b32 sign, own, 0x00800080, 0x43004300, 0xea;
-            fma.rn.bf16x2 $0, sign, minus, low;
-            }""",
-            "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
+            ODD_INT8 if ODD else EVEN_INT8, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
     return x

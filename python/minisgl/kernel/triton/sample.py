@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.threshold import CHUNK as LIMITS_CHUNK
 from minisgl.kernel.triton.threshold import Limits
 

@@ -17,9 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.sandwich import Norm, Sandwich
-from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.elementwise import normed, warps_of
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 MOST_NORMS = 3  # of one sum
 

@@ -1,4 +1,4 @@
-"""Stores keys and values in the cache, for attention whose q, k and v no fused kernel makes.
+"""Stores keys and values in the cache, where no fused kernel has done it.
 
 Axes: T tokens, K key/value heads, H head dim.
 """
@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.ops import check_store
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.quantised import (
     FP8,
     INT8,

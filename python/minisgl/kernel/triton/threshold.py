@@ -32,8 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.sizes import power_of_2
-from minisgl.kernel.triton.launch import Launcher, begin
+from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 CHUNK = 2048
 """Vocabulary entries of a program: 75 programs for each row of Qwen's 151,936."""

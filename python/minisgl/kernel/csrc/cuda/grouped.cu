@@ -26,7 +26,7 @@ constexpr int STEP = 16;           // pairs: widths of tiles are multiples of it
 constexpr int OUTPUTS = GATED ? BOX : 2 * BOX;  // of a tile
 constexpr int FETCHERS = 128;      // threads
 constexpr int FETCHED = MOST / STEP;  // rows of x of a fetching thread
-constexpr int PAIRS = (MOST + FETCHERS - 1) / FETCHERS;  // of a fetching thread, in News
+constexpr int PAIRS = (MOST + FETCHERS - 1) / FETCHERS;  // of a fetching thread, in TilePairs
 constexpr int TRANSPOSED_BYTES = MOST * 32;  // of a warp: 16 outputs of each pair
 
 struct Task {
@@ -43,17 +43,17 @@ struct Tile {
 };
 
 // A tile and its pairs, which the fetching warpgroup writes for the others.
-struct News {
+struct TilePairs {
   Tile tile;
   int pairs[MOST];
   float scales[MOST];
 };
 
-// The shared memory of a block beside the stages. There are two places for News, used alternately.
-// Barriers: `told` when the News of a tile are written, `forgotten` when all threads have read them.
+// The shared memory of a block beside the stages. There are two TilePairs, used alternately.
+// Their barriers: `written` by the fetching warpgroup, and `read` by all threads.
 struct Shared {
-  unsigned long long full[STAGES], empty[STAGES], told[2], forgotten[2];
-  News news[2];
+  unsigned long long full[STAGES], empty[STAGES], written[2], read[2];
+  TilePairs tile_pairs[2];
   alignas(16) unsigned char transposed[8][TRANSPOSED_BYTES];
 
   // Behind this struct: for each expert the number of tiles of its pairs and those before it; then
@@ -120,7 +120,8 @@ struct Stage {
   }
 };
 
-// Loads the pairs that a thread writes into News, FETCHERS apart; past the tile's end, its last pair.
+// Loads the pairs that a thread writes into TilePairs, FETCHERS apart; past the tile's end, its last
+// pair.
 __device__ void load_pairs(int (&pairs)[PAIRS], const Task& task, const Tile& tile, int thread) {
   const int* rows = task.rows + (long long)tile.expert * task.stride + tile.first;
 #pragma unroll
@@ -145,23 +146,23 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
   look_ahead(blockIdx.x);
   for (int number = 0, tile = blockIdx.x; tile < tiles; ++number) {
     const Tile here = next;
-    News& news = shared.news[number & 1];
-    wait(shared_address(&shared.forgotten[number & 1]), ~(number >> 1) & 1);
+    TilePairs& tile_pairs = shared.tile_pairs[number & 1];
+    wait(shared_address(&shared.read[number & 1]), ~(number >> 1) & 1);
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
       const int column = thread + i * FETCHERS;
       if (column < MOST) {
-        news.pairs[column] = pairs[i];
-        if (!GATED) news.scales[column] = task.scales[pairs[i]];
+        tile_pairs.pairs[column] = pairs[i];
+        if (!GATED) tile_pairs.scales[column] = task.scales[pairs[i]];
       }
     }
-    if (thread == 0) news.tile = here;
+    if (thread == 0) tile_pairs.tile = here;
     asm volatile("bar.sync 1, 128;" ::: "memory");
-    if (thread == 0) arrive(shared_address(&shared.told[number & 1]));
+    if (thread == 0) arrive(shared_address(&shared.written[number & 1]));
     const unsigned short* rows[FETCHED];
 #pragma unroll
     for (int i = 0; i < FETCHED; ++i) {
-      const int row = news.pairs[thread / 8 + i * STEP] / task.share;
+      const int row = tile_pairs.pairs[thread / 8 + i * STEP] / task.share;
       rows[i] = task.x + (long long)row * task.inputs + chunk * 8;
     }
     tile += gridDim.x;
@@ -202,7 +203,7 @@ __device__ void transpose(unsigned transposed, int column, const unsigned (&word
 // Stores a warp's 16 outputs from `output` on of each pair. words_of(i, column): the word of a
 // thread's sums i and i + 1, which belong to pairs `column` and `column` + 1.
 template <int N, typename WordsOf>
-__device__ void store(const Task& task, const News& news, unsigned transposed, int output,
+__device__ void store(const Task& task, const TilePairs& tile_pairs, unsigned transposed, int output,
                       WordsOf words_of) {
   const int lane = threadIdx.x % 32, half = lane % 2, first = output + half * 8;
 #pragma unroll
@@ -222,8 +223,8 @@ __device__ void store(const Task& task, const News& news, unsigned transposed, i
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(transposed + column * 32 + (half ^ column / 4 % 2) * 16)
                  : "memory");
-    if (first < task.outputs && column < news.tile.count) {
-      auto* at = task.out + (long long)news.pairs[column] * task.outputs + first;
+    if (first < task.outputs && column < tile_pairs.tile.count) {
+      auto* at = task.out + (long long)tile_pairs.pairs[column] * task.outputs + first;
       asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
                    "r"(x[2]), "r"(x[3])
                    : "memory");
@@ -234,7 +235,7 @@ __device__ void store(const Task& task, const News& news, unsigned transposed, i
 
 template <int N>
 __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages, Stage& at,
-                              const News& news) {
+                              const TilePairs& tile_pairs) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
   float first[N / 2], second[N / 2];  // sums of both halves
 #pragma unroll
@@ -258,34 +259,34 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
   settle(first);
   settle(second);
 
-  const int output = news.tile.block * OUTPUTS + group * 64 + warp % 4 * 16;
+  const int output = tile_pairs.tile.block * OUTPUTS + group * 64 + warp % 4 * 16;
   const unsigned transposed = shared_address(shared.transposed[warp]);
   if constexpr (GATED) {
-    store<N>(task, news, transposed, output, [&](int i, int) {
+    store<N>(task, tile_pairs, transposed, output, [&](int i, int) {
       return gated<GELU>(first[i], first[i + 1], second[i], second[i + 1]);
     });
   } else {
     auto scaled = [&](const float (&sums)[N / 2]) {
       return [&](int i, int column) {
-        return round(sums[i] * news.scales[column], sums[i + 1] * news.scales[column + 1]);
+        return round(sums[i] * tile_pairs.scales[column], sums[i + 1] * tile_pairs.scales[column + 1]);
       };
     };
-    store<N>(task, news, transposed, output, scaled(first));
-    store<N>(task, news, transposed, output + BOX, scaled(second));
+    store<N>(task, tile_pairs, transposed, output, scaled(first));
+    store<N>(task, tile_pairs, transposed, output + BOX, scaled(second));
   }
 }
 
 // Calls multiply_tile for the tile's width, which is the same for all threads of a block.
 template <int N>
 __device__ void multiply_tile_of(const Task& task, Shared& shared, unsigned stages, Stage& at,
-                                 const News& news) {
+                                 const TilePairs& tile_pairs) {
   if constexpr (N < MOST) {
-    if (news.tile.width > N) {
-      multiply_tile_of<N + STEP>(task, shared, stages, at, news);
+    if (tile_pairs.tile.width > N) {
+      multiply_tile_of<N + STEP>(task, shared, stages, at, tile_pairs);
       return;
     }
   }
-  multiply_tile<N>(task, shared, stages, at, news);
+  multiply_tile<N>(task, shared, stages, at, tile_pairs);
 }
 
 // Grid: at most as many blocks as run at once. inputs: a multiple of 64; outputs: of 8.
@@ -300,8 +301,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
       make_barrier(shared_address(&shared.empty[stage]), 2);
     }
     for (int i = 0; i < 2; ++i) {
-      make_barrier(shared_address(&shared.told[i]), 1);
-      make_barrier(shared_address(&shared.forgotten[i]), 8);
+      make_barrier(shared_address(&shared.written[i]), 1);
+      make_barrier(shared_address(&shared.read[i]), 8);
     }
     show_barriers();
   }
@@ -318,9 +319,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     Stage at{0, 0};
     for (int number = 0, tile = blockIdx.x; tile < tiles; ++number, tile += gridDim.x) {
-      wait(shared_address(&shared.told[number & 1]), number >> 1 & 1);
-      multiply_tile_of<STEP>(task, shared, stages, at, shared.news[number & 1]);
-      if (threadIdx.x % 32 == 0) arrive(shared_address(&shared.forgotten[number & 1]));
+      wait(shared_address(&shared.written[number & 1]), number >> 1 & 1);
+      multiply_tile_of<STEP>(task, shared, stages, at, shared.tile_pairs[number & 1]);
+      if (threadIdx.x % 32 == 0) arrive(shared_address(&shared.read[number & 1]));
     }
   }
 }

@@ -1,5 +1,6 @@
 // Reads packed weights (kernel/triton/packed.py): copies to shared memory, numbers of 4 or 8 bits as
-// bfloat16 pairs, scales. packed_skinny.py puts it before packed_skinny.cu, whose macros it uses.
+// bfloat16 pairs, scales. packed_skinny.py puts it before packed_staging.cuh; it uses
+// the macros of packed_skinny.cu.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -155,6 +156,13 @@ __device__ u32 decode(u32 word, u32 factor) {
     const u32 sign = I == 0 ? word << 12 : I == 1 ? word << 8 : I == 2 ? word << 4 : word;
     return fma_2(and_or(value, 0x01c001c0u, sign & 0x80008000u), factor, 0x80008000u);
   }
+}
+
+// The group of an input; the last one behind the row's end, where a piece or part may lie.
+__device__ int group_of(int input, int groups) {
+  if constexpr (GROUP == 0) return 0;
+  const int group = input / (GROUP > 0 ? GROUP : 1);
+  return group < groups ? group : groups - 1;
 }
 
 // A scale in shared memory.
