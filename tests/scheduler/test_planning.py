@@ -271,3 +271,12 @@ def test_a_shorter_prompt_of_a_key_that_is_ahead_counts_as_longer() -> None:
         assert spans(scheduler.plan()) == [(0, 0, 32)]
         add(scheduler, 1, [2] * 20, share=(tag, 2))  # 48 tokens of the first are left
         assert spans(scheduler.plan()) == expected
+
+
+def test_a_prompt_does_not_wait_for_the_page_with_its_last_token() -> None:
+    """It computes that token itself, so the page is of no use to it."""
+    scheduler = make(max_prefill_tokens=32)
+    add(scheduler, 0, [1] * 80)
+    assert spans(scheduler.plan()) == [(0, 0, 32)]
+    add(scheduler, 1, [1] * 36)
+    assert spans(scheduler.plan()) == [(1, 32, 36), (0, 32, 60)]
