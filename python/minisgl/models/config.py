@@ -167,7 +167,9 @@ class ModelConfig:
         if num_layers > MAX_LAYERS:
             raise config.error("num_hidden_layers", f"at most {MAX_LAYERS}")
         activation = str(config._value("hidden_act", family.defaults.get("hidden_act", "silu")))
-        activations = {family.activation: "silu"} if family.activation else _ACTIVATIONS
+        activations: Mapping[str, Activation] = _ACTIVATIONS
+        if family.activation:
+            activations = {family.activation: "silu"}
         if activation not in activations:
             raise config.error("hidden_act", f"one of {', '.join(activations)}")
         stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
