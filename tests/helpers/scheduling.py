@@ -37,6 +37,7 @@ def add(
     prompt: list[int],
     *,
     priority: int = 0,
+    share: tuple[int, int] = (0, 0),
     namespace: str = "",
     grammar: str = "",
     **sampling: Any,
@@ -46,6 +47,7 @@ def add(
         ids=ids_to_bytes(prompt),
         sampling=SamplingParams(**sampling),
         priority=priority,
+        share=share,
         namespace=namespace,
         grammar=grammar,
     )

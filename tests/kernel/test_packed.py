@@ -104,6 +104,8 @@ def test_rows_of_a_packed_table(
     assert torch.equal(packed.dense(), weight)
     ids = torch.randint(0, len(weight), (30,), dtype=ids_dtype)
     assert torch.equal(packed.rows(ids), weight[ids])
+    all_ids = torch.arange(len(weight), dtype=ids.dtype)  # the first one behind the panels, too
+    assert torch.equal(packed.rows(all_ids), weight)
     share = range(3, 3 + len(weight))
     ids = torch.randint(0, 2 * len(weight), (30,), dtype=ids_dtype)
     assert torch.equal(packed.rows(ids, share), Ops().embed_share(ids, weight, share))

@@ -255,3 +255,13 @@ def run_operations(rng: random.Random, groups: tuple[CacheGroup, ...], num_opera
         cache.release(req)
     assert cache.num_used_pages == 0
     cache.check([])
+
+
+def test_there_is_room_only_if_others_can_grow_in_each_group() -> None:
+    window = CacheGroup(kind="window", window=5, num_pages=20)
+    cache = make(CacheGroup(num_pages=100), window)
+    req = request(list(range(8)))
+    assert cache.attach(req, req.prompt[:7], 0) == 0
+    num_others = (20 - window.most_pages(9, 8, PAGE_SIZE)) // 2  # 4 tokens are 2 pages
+    assert cache.has_room(req, 9, (), num_others, growth=4)
+    assert not cache.has_room(req, 9, (), num_others + 1, growth=4)

@@ -216,7 +216,9 @@ def test_a_refused_prompt_ends_the_others(llm: LLM) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
     with pytest.raises(RequestError, match="prompt 1: the prompt has 5000 tokens"):
         llm.generate([[5], [5] * 5000], long)
-    assert stats.num_output_tokens - before <= 3
+    with pytest.raises(RequestError, match="prompt 1: the prompt has 5000 tokens"):
+        llm.generate([[5], [5] * 5000], long, n=2)  # not a number of requests
+    assert stats.num_output_tokens - before <= 6
 
 
 def test_top_logprobs_and_truncated_prompts(llm: LLM) -> None:

@@ -225,3 +225,13 @@ def test_malformed_json_is_named(text: str, tmp_path: Path) -> None:
 def test_transformers_is_not_imported() -> None:
     code = "import sys, minisgl.models; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_family_with_an_mlp_of_its_own_names_its_activation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = dataclasses.replace(get_model_class("LlamaForCausalLM"), activation="relu2")
+    monkeypatch.setattr("minisgl.models.config.get_model_class", lambda _: family)
+    assert read(tmp_path, {**LLAMA, "hidden_act": "relu2"}).num_layers == 3
+    with pytest.raises(ConfigError, match="hidden_act must be one of relu2, got 'silu'"):
+        read(tmp_path, {**LLAMA, "hidden_act": "silu"})

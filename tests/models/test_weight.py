@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -305,3 +306,24 @@ def test_a_weight_too_large_for_the_dtype_is_named(tmp_path: Path) -> None:
         match=r"model\.norm\.weight holds 100000, which is infinite in float16; choose --dtype",
     ):
         load(tmp_path, torch.float16)
+
+
+def test_rows_that_pad_a_vocabulary_are_zeros(tmp_path: Path) -> None:
+    class Dirty(Ops):
+        def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            return torch.full(tuple(shape), torch.nan, dtype=dtype, device=device)
+
+    saved(tmp_path, LlamaConfig(**{**SIZES, "vocab_size": 33}))
+    comm = SingleRank()
+    comm.rank, comm.size = 1, 2
+    config = ModelConfig.from_folder(tmp_path)
+    share = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
+    load_weight(share, Checkpoint(tmp_path), device=torch.device("cpu"), ops=Dirty())
+    (table,) = (
+        getattr(parameter.owner, parameter.attr)
+        for parameter in share.parameters()
+        if parameter.parts[0].name == "lm_head.weight"
+    )
+    num_rows = 33 - len(table)  # the first rank has as many rows, and they are all used
+    assert table[:num_rows].isfinite().all()
+    assert not table[num_rows:].any()

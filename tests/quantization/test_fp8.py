@@ -20,6 +20,7 @@ from helpers.model_harness import Runner, Sequence, load, make_reference, random
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models import ModelConfig
 from minisgl.quantization import PLAIN
+from minisgl.quantization.rules import Section, excluded
 from minisgl.quantization.scaled import ScaledWeight
 
 TOLERANCE = 1e-5
@@ -288,3 +289,9 @@ def test_targets_may_be_names(tmp_path: Path) -> None:
     assert is_fp8("model.layers.1.self_attn.o_proj")
     assert not is_fp8("model.layers.1.self_attn.o_proj_2")
     assert not is_fp8("model.layers.1.mlp.down_proj")
+
+
+def test_an_ignored_layer_is_not_the_start_of_anothers_number() -> None:
+    rule = excluded(Section({}, "config"), ["model.layers.1", "lm_head"])
+    assert rule.matches("model.layers.1.mlp.down_proj", "Linear")
+    assert not rule.matches("model.layers.10.mlp.down_proj", "Linear")

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
 from minisgl.errors import PEER_LOST_EXIT, CheckpointError, StartupFailed, WorkerDied
+from minisgl.runtime.node_link import Gone, NodeLink
 from minisgl.runtime.worker import Worker, main_module_hidden
 from minisgl.runtime.workers import Workers
 from minisgl.utils.process import WorkerStatus
@@ -153,3 +155,13 @@ def test_the_death_of_a_worker_names_the_cause(workers: Workers) -> None:
         process.join()
     with pytest.raises(WorkerDied, match="engine-1 process was killed by signal 9"):
         workers.check()
+
+
+def test_other_nodes_get_the_reason_of_the_end(workers: Workers) -> None:
+    for reason in ("engine-1 was killed", None):
+        node = create_autospec(NodeLink, instance=True)
+        workers.nodes = [node]
+        workers.end(reason)
+        node.send.assert_called_once_with(Gone(reason=reason))
+        node.close.assert_called_once_with()
+        workers.nodes = []

@@ -254,3 +254,29 @@ def test_pages_that_unfinished_prompts_will_need_are_not_given_away() -> None:
     assert spans(scheduler.plan()) == [(0, 8, 16)]
     assert [req.uid for req in scheduler.requests.waiting] == [1]
     scheduler.check()
+
+
+def test_a_prompt_whose_tokens_are_scored_does_not_wait_for_a_common_prefix() -> None:
+    scheduler = make(max_prefill_tokens=32)
+    add(scheduler, 0, [1] * 80)
+    assert spans(scheduler.plan()) == [(0, 0, 32)]
+    add(scheduler, 1, [1] * 40, prompt_logprobs=0)  # it computes all of them itself
+    assert spans(scheduler.plan()) == [(1, 0, 16), (0, 32, 48)]
+
+
+def test_a_shorter_prompt_of_a_key_that_is_ahead_counts_as_longer() -> None:
+    for tag, expected in ((10, [(1, 0, 16), (0, 32, 48)]), (30, [(0, 32, 64)])):
+        scheduler = make(max_prefill_tokens=32)
+        add(scheduler, 0, [1] * 80, share=(0, 1))
+        assert spans(scheduler.plan()) == [(0, 0, 32)]
+        add(scheduler, 1, [2] * 20, share=(tag, 2))  # 48 tokens of the first are left
+        assert spans(scheduler.plan()) == expected
+
+
+def test_a_prompt_does_not_wait_for_the_page_with_its_last_token() -> None:
+    """It computes that token itself, so the page is of no use to it."""
+    scheduler = make(max_prefill_tokens=32)
+    add(scheduler, 0, [1] * 80)
+    assert spans(scheduler.plan()) == [(0, 0, 32)]
+    add(scheduler, 1, [1] * 36)
+    assert spans(scheduler.plan()) == [(1, 32, 36), (0, 32, 60)]

@@ -13,7 +13,8 @@ from ollama._types import ChatRequest, GenerateRequest, Options
 
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl import __version__
-from minisgl.message import ChatPrompt, TextPrompt
+from minisgl.message import ChatPrompt, TextPrompt, TextReply, TokenText
+from minisgl.server.api.ollama import _OllamaShape
 from minisgl.server.api.ollama_request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -234,3 +235,11 @@ def test_no_field_of_ollamas_schema_is_unknown() -> None:
     )
     for theirs, ours in pairs:
         assert set(theirs.model_fields) <= set(ours.__struct_fields__)
+
+
+def test_log_probabilities_of_a_token_without_text_are_sent() -> None:
+    shape = _OllamaShape(MODEL, is_chat=True, has_logprobs=True)
+    token = TokenText(data=b"\xe4", offset=0)
+    reply = TextReply(uid=0, text="", token_ids=[1], logprobs=[-1.5], tokens=[token])
+    line = json.loads(shape.text(0, reply))
+    assert [entry["logprob"] for entry in line["logprobs"]] == [-1.5]

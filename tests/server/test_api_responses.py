@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,8 +13,10 @@ import openai
 import pytest
 
 from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.core import Accepted, Finished
 from minisgl.errors import InvalidRequest
-from minisgl.message import ChatPrompt
+from minisgl.message import ChatPrompt, TokenizeMsg
+from minisgl.message.frontend import UserReply
 from minisgl.server.api.messages import Message
 from minisgl.server.api.response_store import ResponseStore
 
@@ -449,3 +454,18 @@ def test_failures(client: openai.OpenAI, http: httpx.Client, server: ScriptedSer
     assert last.response.error
     assert "out of luck" in last.response.error.message
     assert http.get(f"{PATH}/{last.response.id}").status_code == 404
+
+
+def test_an_empty_answer_has_an_empty_message() -> None:
+    def answer(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
+        yield Accepted(uid=message.uid, num_prompt_tokens=1, sampling=message.sampling)
+        yield Finished(uid=message.uid, reason="stop", num_prompt_tokens=1, num_output_tokens=1)
+
+    with ScriptedServer(answer=answer) as server:
+        body = {"model": MODEL, "input": "a"}
+        whole = httpx.post(f"{server.url}{PATH}", json=body).json()
+        streamed = httpx.post(f"{server.url}{PATH}", json=body | {"stream": True}).text
+    *_, last = (line for line in streamed.splitlines() if line.startswith("data: "))
+    for response in (whole, json.loads(last.removeprefix("data: "))["response"]):
+        (item,) = response["output"]
+        assert (item["type"], item["content"][0]["text"]) == ("message", "")

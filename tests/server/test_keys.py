@@ -20,7 +20,7 @@ from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 from minisgl.errors import ConfigError
 from minisgl.server.address import tls_context
-from minisgl.server.errors import RateLimited
+from minisgl.server.errors import RateLimited, error_response
 from minisgl.server.keys import KeyRing
 from minisgl.server.ready import ready_text
 from minisgl.shell.client import Chat, ChatError
@@ -90,6 +90,14 @@ def test_the_printed_commands_begin_with_the_key() -> None:
     assert said.index("  KEY=...") < said.index('"Authorization: Bearer $KEY"')
     assert 'api_key="$KEY"' in said
     assert "KEY" not in ready_text("m", "http://127.0.0.1:1", 1.0)
+
+
+def test_a_model_without_a_chat_template_is_shown_with_a_text() -> None:
+    said = ready_text("m", "http://127.0.0.1:1", 1.0, needs_key=True, can_chat=False)
+    assert "no usable chat template" in said
+    assert "/v1/completions -H 'Content-Type: application/json' -H \"Authorization" in said
+    assert "chat/completions" not in said
+    assert "minisgl chat" not in said
 
 
 def test_a_value_that_no_message_holds_is_refused_with_a_key(
@@ -354,3 +362,9 @@ def test_a_certificate_that_cannot_be_used(certificate: tuple[str, str], tmp_pat
         with pytest.raises(ConfigError) as refused:
             tls_context(cert, key)
         assert says in str(refused.value)
+
+
+def test_the_time_to_wait_is_whole_seconds_rounded_up() -> None:
+    for seconds, said in ((10.1, "11"), (0.2, "1")):
+        response = error_response(RateLimited("wait", retry_after_s=seconds), "/v1/messages")
+        assert response.headers["retry-after"] == said

@@ -26,6 +26,7 @@ from minisgl.builtin import model_path
 
 # 1,024 tokens: less than the built-in model's context, so that the pool is a limit of its own.
 POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
+DRY = ("--dry-run",)
 
 
 def assert_nothing_left(server: RunningServer, family: list[psutil.Process]) -> None:
@@ -228,14 +229,33 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
 @pytest.mark.parametrize(
-    ("generation", "ranks", "says"),
+    ("flags", "generation", "ranks", "says"),
     [
-        ({}, "--tp 5", "--tp 5 needs a query head for each rank, and the model has 4; use at most"),
-        ({}, "--tp 2 --ep", "--ep splits experts over ranks, and config.json names none; leav"),
-        ({"temperature": 7}, "", "generation_config.json: temperature must be between 0 and 2"),
-        ({"top_k": "all"}, "--tp 2", "generation_config.json: top_k must be a number, got 'all'"),
+        (
+            POOL,
+            {},
+            "--tp 5",
+            "--tp 5 needs a query head for each rank, and the model has 4; use at most",
+        ),
+        (
+            DRY,
+            {},
+            "--tp 2 --ep",
+            "--ep splits experts over ranks, and config.json names none; leav",
+        ),
+        (
+            DRY,
+            {"temperature": 7},
+            "",
+            "generation_config.json: temperature must be between 0 and 2",
+        ),
+        (
+            POOL,
+            {"top_k": "all"},
+            "--tp 2",
+            "generation_config.json: top_k must be a number, got 'all'",
+        ),
     ],
 )
 def test_what_small_files_say_is_reported_before_any_process_starts(
@@ -258,7 +278,7 @@ def test_what_small_files_say_is_reported_before_any_process_starts(
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
+@pytest.mark.parametrize("flags", [DRY, POOL])
 def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -284,9 +304,8 @@ def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: P
     assert (server.returncode, "Traceback" in log + rest) == (0, False), log + rest
 
 
-@pytest.mark.parametrize("flags", [("--dry-run",), ()])
-def test_a_variable_that_is_wrong(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    server = RunningServer(tmp_path, *flags, MINISGL_DISABLE_JIT="yes", MINISGL_LOG_LEVEL="")
+def test_a_variable_that_is_wrong(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, MINISGL_DISABLE_JIT="yes", MINISGL_LOG_LEVEL="")
     assert server.ended(150) == 1
     assert "MINISGL_DISABLE_JIT must be 0 or 1, got 'yes'" in server.output["err"]
     assert "Serving" not in server.output["out"]
@@ -310,14 +329,11 @@ def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempP
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize("flags", [("--dry-run",), POOL])
-def test_a_tokenizer_that_is_broken(
-    launch: Any, tmp_path_factory: pytest.TempPathFactory, flags: tuple[str, ...]
-) -> None:
+def test_a_tokenizer_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
     (folder / "tokenizer.json").write_text("{")
-    server = launch("--model", str(folder), *flags)
+    server = launch("--model", str(folder), *DRY)
     assert server.ended(150) == 1
     told = rf"the \S*tokenizer\S* could not start: {folder}/tokenizer.json does not load as a t"
     assert re.search(told, server.output["err"])
@@ -325,9 +341,7 @@ def test_a_tokenizer_that_is_broken(
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize(
-    ("broken", "flags"), [("cut off", POOL), ("of another model", ("--dry-run",))]
-)
+@pytest.mark.parametrize(("broken", "flags"), [("cut off", POOL), ("of another model", DRY)])
 def test_weights_that_are_broken(
     launch: Any, tmp_path_factory: pytest.TempPathFactory, broken: str, flags: tuple[str, ...]
 ) -> None:

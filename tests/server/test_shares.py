@@ -169,3 +169,13 @@ def test_when_no_request_is_open_all_keys_are_level() -> None:
     a.end(tag, left=0)
     assert b.begin(1) == 1000, "that the other key used an idle server is not held against it"
     assert a.begin(1) == 1000
+
+
+def test_what_an_answer_did_not_take_is_not_owed(tmp_path: Path) -> None:
+    key = ring(tmp_path, a=1)["a"]
+    prompt, params = TokenPrompt(ids=b""), SamplingParams(max_tokens=100)
+    first, second = (key.begin(prompt, params, counts_prompt=False) for _ in range(2))
+    assert (first.share[0], second.share[0]) == (0, 100)
+    first.count(TextReply(uid=0, text="", token_ids=[1] * 10))
+    first.end()
+    assert key.begin(prompt, params, counts_prompt=False).share[0] == 110

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from minisgl.grammar.maskers import Maskers
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.message.frontend import CodecReply, EncodeMsg
 from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
-from minisgl.tokenizer.answers import AnswerPlan
+from minisgl.tokenizer.answers import AnswerPlan, _types
 from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.parse import AnswerForm, collect
 from minisgl.tokenizer.parse.formats import CALLS, PARSERS, REASONING, special_texts
@@ -61,9 +62,19 @@ def tokenizer() -> Tokenizer:
     return make_tokenizer([*texts, *(text for name in REASONING for text in REASONING[name])])
 
 
+@cache
+def without_marks() -> Tokenizer:
+    return make_tokenizer([])
+
+
+@cache
+def maskers_of(tokenizer: Tokenizer) -> Maskers:
+    return Maskers(tokenizer.to_json, tokenizer.vocab_size, {EOS})
+
+
 def draw(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 400) -> list[int]:
     size = tokenizer.vocab_size
-    masker = Maskers(tokenizer.to_json, size, {EOS}).create(grammar)
+    masker = maskers_of(tokenizer).create(grammar)
     rng, output = random.Random(seed), list[int]()
     while EOS not in output and len(output) < most:
         bits = np.unpackbits(masker.mask(output).view(np.uint8), bitorder="little")
@@ -95,7 +106,7 @@ def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tok
     if not has_tokens:
         if name == "harmony":
             return
-        tokenizer = make_tokenizer([])
+        tokenizer = without_marks()
     form = AnswerForm(calls=name, types=TYPES, reasoning="harmony" if name == "harmony" else "")
     tools = tuple(tool for tool in TOOLS if choice in ("required", tool[0]))
     plan = AnswerPlan(form=form, tools=tools, choice=choice)
@@ -167,7 +178,7 @@ def test_pairs_refuse_a_name_that_they_cannot_write(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize("names", ["city unit days spots", "city days", "city days spots", "unit"])
 def test_only_required_arguments_must_be_there(names: str) -> None:
     plan = AnswerPlan(form=AnswerForm(calls="qwen3_coder"), tools=TOOLS, choice="get_weather")
-    grammar, _ = plan.resolve(SamplingParams(), make_tokenizer([]))
+    grammar, _ = plan.resolve(SamplingParams(), without_marks())
     values = {"city": "Bonn", "unit": "C", "days": "3", "spots": "[true]"}
     items = [f"<parameter={name}>\n{values[name]}\n</parameter>\n" for name in names.split()]
     text = f"<tool_call>\n<function=get_weather>\n{''.join(items)}</function>\n</tool_call>"
@@ -184,7 +195,7 @@ def test_reasoning_comes_first(
     is_open: bool, budget: int | None, content: Any, has_tokens: bool, tokenizer: Tokenizer
 ) -> None:
     if not has_tokens:
-        tokenizer = make_tokenizer([])
+        tokenizer = without_marks()
     form = AnswerForm(reasoning="think", is_open=is_open)
     plan = AnswerPlan(form=form, thinking_budget=budget)
     grammar, encoded = plan.resolve(SamplingParams(structured_outputs=content), tokenizer)
@@ -211,6 +222,7 @@ TEMPLATES = {
     "{% for m in messages %}{{ m.content }}{% endfor %}",
     "think": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
     "and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}",
+    "plain_think": "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}",
     "granite": "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking %}<think>\n"
     "{% else %}<think></think>{% endif %}",
     "hybrid": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
@@ -221,7 +233,8 @@ TEMPLATES = {
 def planned(template: str, tokenizer: Tokenizer, **fields: Any) -> tuple[AnswerPlan | None, str]:
     encoder = PromptEncoder(tokenizer=tokenizer, folder=Path())
     encoder.__dict__["template"] = ChatTemplate({"default": TEMPLATES[template]}, {})
-    prompt = ChatPrompt(messages=[{"role": "user", "content": "Hi"}], is_split=True, **fields)
+    messages = fields.pop("messages", [{"role": "user", "content": "Hi"}])
+    prompt = ChatPrompt(messages=messages, is_split=True, **fields)
     ids = encoder.encode(prompt)
     text = tokenizer.decode(np.frombuffer(ids, "<i4").tolist(), skip_special_tokens=False)
     return getattr(ids, "plan", None), text
@@ -253,6 +266,10 @@ def test_plans(tokenizer: Tokenizer) -> None:
         assert plan
         assert text.endswith("<think>\n")
     assert planned("granite", tokenizer, template_args={"enable_thinking": False})[0] is None
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+    args = {"continue_final_message": True, "add_generation_prompt": False}
+    continued = planned("plain_think", tokenizer, messages=turns, template_args=args)
+    assert continued[0] is None  # the text goes on behind its reasoning
     plan, _ = planned("hybrid", tokenizer, template_args={"reasoning_effort": "high"})
     assert plan
     assert plan.form == AnswerForm(reasoning="think")
@@ -300,3 +317,8 @@ def test_a_router_gets_the_ids_of_a_prompt_with_tools(tokenizer: Tokenizer) -> N
     reply = answer_codec(encoder, EncodeMsg(seq=1, prompt=prompt))
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=CodecReply)
     assert sent.ids == encoder.encode(prompt)
+
+
+def test_the_type_of_an_argument_of_several_types_is_unknown() -> None:
+    schema = {"properties": {"a": {"type": ["string", "null"]}, "b": {"type": "integer"}}}
+    assert _types(schema) == {"a": "", "b": "integer"}

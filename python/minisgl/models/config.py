@@ -167,8 +167,11 @@ class ModelConfig:
         if num_layers > MAX_LAYERS:
             raise config.error("num_hidden_layers", f"at most {MAX_LAYERS}")
         activation = str(config._value("hidden_act", family.defaults.get("hidden_act", "silu")))
-        if activation not in _ACTIVATIONS:
-            raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+        activations: Mapping[str, Activation] = _ACTIVATIONS
+        if family.activation:
+            activations = {family.activation: "silu"}
+        if activation not in activations:
+            raise config.error("hidden_act", f"one of {', '.join(activations)}")
         stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
         formats = UNQUANTISED
         if quantization or stored is not None or modelopt.is_file():
@@ -185,7 +188,7 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             norm_eps=config.number("rms_norm_eps", 1e-6),
-            activation=_ACTIVATIONS[activation],
+            activation=activations[activation],
             tie_word_embeddings=config.flag("tie_word_embeddings", False),
             rope=rotary_config(config, head_dim, "full_attention" if family.layer_ropes else None),
             dtype=_dtype(config, folder),

@@ -86,6 +86,8 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
         workers.start_text(found.folder, args.num_tokenizer, dry_run=True)
         workers.wait_ready()
         say(workers.info["memory"])
+        if not workers.info["has_chat_template"]:
+            say("  chats are refused: the model has no usable chat template")
         workers.wait_ended()
 
 
@@ -145,7 +147,8 @@ def _serve(
             if on_url:
                 on_url(url)
                 return
-            say(ready_text(name, url, sum(clock.part_s.values()), needs_key=keys is not None))
+            seconds, can_chat = sum(clock.part_s.values()), workers.info["has_chat_template"]
+            say(ready_text(name, url, seconds, needs_key=keys is not None, can_chat=can_chat))
 
         asyncio.run(server.serve(on_ready))
         return 0

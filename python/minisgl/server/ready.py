@@ -17,11 +17,14 @@ def say(text: str) -> None:
         forget(sys.stdout)
 
 
-def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) -> str:
+def ready_text(
+    name: str, url: str, seconds: float, *, needs_key: bool = False, can_chat: bool = True
+) -> str:
     """Return the server's URL with commands to try it, which need only this package.
 
     The commands work in any folder, and with proxy variables set. seconds: the time of the start.
-    needs_key: the commands use $KEY, which the user sets.
+    needs_key: the commands use $KEY, which the user sets. can_chat: the model has a chat template;
+    without one the command completes a text.
     """
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"
@@ -34,13 +37,24 @@ def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) 
         header = ' -H "Authorization: Bearer $KEY"'
         chat_key = ' --api-key "$KEY"'
         python_header = ', headers={"Authorization": "Bearer $KEY"}'
+    start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
+    if not can_chat:
+        return f"""
+Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). The model
+has no usable chat template, so it completes texts and refuses chats. Try in another terminal
+{first}
+  {start % "completions"} \\
+    -d '{{"prompt": "A radix cache is", "max_tokens": 30}}'
+
+Every endpoint: {url}/docs
+"""
     end = "EOF" if needs_key else "'EOF'"  # the shell fills in $KEY
     python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
     return f"""
 Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). Chat with it in a
 browser at {url}/, or try in another terminal
 {first}
-  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\
+  {start % "chat/completions"} \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
 
   {python} -m minisgl chat --url {url}{chat_key}

@@ -117,7 +117,7 @@ def sampling_defaults(folder: Path) -> SamplingParams:
         defaults = SamplingParams(**given)
     except InvalidSampling as error:
         raise ConfigError(f"{folder}/generation_config.json: {error}") from error
-    said = ", ".join(f"{name} {value:g}" for name, value in given.items()) or "nothing"
+    said = ", ".join(f"{name} {value:g}" for name, value in given.items()) or "none"
     logger.info("sampling defaults from the checkpoint: %s", said)
     return defaults
 

@@ -73,7 +73,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     if config.detokenizer:  # one of a server
         warn_of_unknown_ids(tokenizer, config.folder)
     if config.dry_run:
-        status.ready({})
+        status.ready({"has_chat_template": has_chat_template})
         return
     with ExitStack() as stack:
         inboxes: list[PullQueue[Any]] = []

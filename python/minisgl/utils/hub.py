@@ -71,8 +71,8 @@ def hub_errors(model: str) -> Iterator[None]:
         ),
         (
             errors.LocalEntryNotFoundError,
-            "it is not in the local cache, and Hugging Face is not reachable (or HF_HUB_OFFLINE is "
-            "set); check the network, or pass a local folder",
+            "there is no such folder here, it is not in the local cache, and Hugging Face is not "
+            "reachable (or HF_HUB_OFFLINE is set); check the spelling and the network",
         ),
     )
     try:
