@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from minisgl.benchmark.checkpoint import write_checkpoint
+from minisgl.benchmark.versus_transformers import generate
 from minisgl.core import SamplingParams
 from minisgl.core.args import Quantization
 from minisgl.llm import LLM
@@ -105,11 +106,4 @@ def transformers_engine(values: dict[str, Any]) -> Generate:
     models: Any = AutoModelForCausalLM
     model = models.from_config(config, dtype=torch.bfloat16)
 
-    def generate(prompts: torch.Tensor, count: int) -> None:
-        with torch.inference_mode():
-            model.generate(
-                prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
-                max_new_tokens=count, min_new_tokens=count, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
-
-    return generate
+    return partial(generate, model)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from minisgl.benchmark.arguments import add_json, benchmark_parser
-from minisgl.benchmark.replay import records_of
+from minisgl.benchmark.recording import records_of
 from minisgl.benchmark.replay_plans import Recording, plan_again
 from minisgl.benchmark.report import write_json
 from minisgl.core.plan import Plan

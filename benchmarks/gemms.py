@@ -12,7 +12,6 @@ more than `TOLERANCE` is an error.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.decode_steps import measure_steps
-from minisgl.benchmark.arguments import add_json, benchmark_parser, naturals
+from minisgl.benchmark.arguments import add_json, benchmark_parser, names_of, naturals
 from minisgl.benchmark.floor import gemm_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
@@ -96,7 +95,9 @@ class Layer:
 
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
-    parser.add_argument("--shapes", type=_shapes, default=",".join(SHAPES), help="with commas")
+    parser.add_argument(
+        "--shapes", type=names_of("shape", SHAPES), default=",".join(SHAPES), help="with commas"
+    )
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
     parser.add_argument("--contexts", type=naturals, default=[100], help="of --steps, with commas")
@@ -129,15 +130,6 @@ def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
         (Path(name) / "config.json").write_text(json.dumps(values))
         config = EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings)
         return start_engine(config)
-
-
-def _shapes(text: str) -> dict[str, dict[str, Any]]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in SHAPES]:
-        raise argparse.ArgumentTypeError(
-            f"there is no shape {unknown[0]!r}; there are: {', '.join(SHAPES)}"
-        )
-    return {name: SHAPES[name] for name in names}
 
 
 def measure_layer(name: str, layer: Layer, counts: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -37,9 +37,9 @@ class ServerWorker:
             for ids, (_, output) in zip(prompts, work.requests, strict=True)
         ]
         target = replace(self._target, extra={"temperature": work.temperature})
-        before = self._cpu_s()
+        before = family_cpu_s(self._process)
         records, _ = run_sharded(target, sessions, concurrency=None, processes=self._num_clients)
-        cpu_s = self._cpu_s() - before
+        cpu_s = family_cpu_s(self._process) - before
         summary = summarize(records, Slo())["summary"]
         if summary["num_failed"]:
             raise RuntimeError(f"a request failed: {summary['errors']}")
@@ -70,9 +70,11 @@ class ServerWorker:
                 for ids, (_, output) in zip(prompts, work.requests, strict=True)
             ]
 
-    def _cpu_s(self) -> float:
-        processes = [self._process, *self._process.children(recursive=True)]
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+def family_cpu_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process and of all its descendants that live."""
+    family = [process, *process.children(recursive=True)]
+    return float(sum(sum(each.cpu_times()[:2]) for each in family))
 
 
 @contextmanager

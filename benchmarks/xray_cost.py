@@ -22,9 +22,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
-import numpy as np
 import psutil
 
+from benchmarks.paired import interval
+from benchmarks.paired_server import family_cpu_s
 from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.startup import running_server
@@ -33,7 +34,6 @@ from minisgl.errors import EngineError
 SETTLE_S = 4.5
 """Between windows: the lease of a reader that has left ends within it."""
 ANSWER_TOKENS = 400
-NUM_RESAMPLES = 10_000
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,14 +61,14 @@ def main(argv: Sequence[str]) -> int:
                 time.sleep(SETTLE_S)
             pairs.append(windows)
             print(f"{number + 1:>3}  {_ratio(windows):.4f}", flush=True)
-    low, mean, high = interval([_ratio(windows) for windows in pairs])
+    mean, low, high = interval([_ratio(windows) for windows in pairs])
     print(f"watched / alone: {mean:.4f} [{low:.4f}, {high:.4f}] of the CPU seconds per token")
     result = {
         "kind": "xray_cost",
         "load_before": load,
         "streams": args.streams,
         "window_s": args.window_s,
-        "ratio": {"low": low, "mean": mean, "high": high},
+        "ratio": {"low": round(low, 4), "mean": round(mean, 4), "high": round(high, 4)},
         "pairs": pairs,
     }
     if args.json:
@@ -139,7 +139,7 @@ def measure(servers: Sequence[Server], watched: int, window_s: float) -> dict[st
 
 
 def _spent(server: Server) -> tuple[float, int]:
-    return _cpu_s(server[1]), _tokens(server[0])
+    return family_cpu_s(server[1]), _tokens(server[0])
 
 
 def _read(url: str, left: threading.Event, frames: list[int]) -> None:
@@ -148,11 +148,6 @@ def _read(url: str, left: threading.Event, frames: list[int]) -> None:
             frames[0] += line.startswith("data: ") and bool(json.loads(line[6:]))
             if left.is_set():
                 return
-
-
-def _cpu_s(server: psutil.Process) -> float:
-    times = [one.cpu_times() for one in (server, *server.children(recursive=True))]
-    return float(sum(one.user + one.system for one in times))
 
 
 def _tokens(url: str) -> int:
@@ -174,11 +169,3 @@ def _ratio(windows: Sequence[dict[str, Any]]) -> float:
         ratio = watched["cpu_s"] / watched["tokens"] / (alone["cpu_s"] / alone["tokens"])
         logs.append(math.log(ratio))
     return math.exp(sum(logs) / len(logs))
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the low end, the geometric mean and the high end."""
-    logs = np.log(ratios)
-    means = np.random.default_rng(0).choice(logs, (NUM_RESAMPLES, len(logs))).mean(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return round(math.exp(low), 4), round(math.exp(logs.mean()), 4), round(math.exp(high), 4)

@@ -16,6 +16,9 @@ from typing import Final
 import httpx
 import psutil
 
+from minisgl.benchmark.startup import wait_for_url
+from minisgl.errors import ConfigError
+
 START_S: Final = 120.0
 DISK: Final = "size=256k,nr_inodes=64"
 
@@ -38,14 +41,10 @@ class Server:
             text=True,
             env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
         )
-        assert self.process.stdout
-        self.url = ""
-        for line in self.process.stdout:
-            if found := re.search(r"Serving \S+ on (http://\S+)", line):
-                self.url = found[1]
-                break
-        if not self.url:
-            raise RuntimeError(f"the server did not start: {self.log}")
+        try:
+            self.url = wait_for_url(self.process)
+        except ConfigError as error:
+            raise RuntimeError(f"{error}: {self.log}") from None
 
     @property
     def log(self) -> str:

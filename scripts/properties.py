@@ -10,8 +10,6 @@ finding is an exception: it ends its target, with the smallest case and the seed
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
@@ -24,7 +22,7 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from minisgl.benchmark.report import write_json
+from fuzz import run_targets, targets_parser
 
 ROOT: Final = Path(__file__).parents[1]
 EXAMPLES: Final = 200
@@ -146,30 +144,12 @@ def explore(name: str, seconds: float, first_seed: int) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        choices=[*TARGETS, []],
-        metavar="TARGET",
-        help=f"default: {' '.join(TARGETS)}",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=600, help="of each target (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, help="of the first round (default: %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser = targets_parser(__doc__ or "", TARGETS)
+    parser.add_argument("--seed", type=int, default=1, help="first round's (default: %(default)s)")
     args = parser.parse_args(argv)
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-    rows = []
-    for name in args.targets or TARGETS:
-        rows.append(explore(name, args.seconds, args.seed))
-        print(json.dumps(rows[-1], indent=1), flush=True)
-    if args.json:
-        write_json(args.json, {"rows": rows})
-    return int(any(row["finding"] for row in rows))
+    names = args.targets or TARGETS
+    return run_targets(names, lambda name: explore(name, args.seconds, args.seed), args.json)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def test_values_that_cannot_be_used_are_reported(
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [("--shapes small,none", "no shape 'none'"), ("--dtypes int8", "got 'int8'")],
+    [("--shapes small,none", "no shape 'none'"), ("--dtypes int8", "no dtype 'int8'")],
 )
 def test_names_of_a_mixture_that_are_wrong_are_reported(
     flags: str, says: str, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,6 @@ At the end both doors answer the same greedy prompts twice. Different ids are an
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from minisgl.benchmark.arguments import (
     add_word,
     benchmark_parser,
     integer,
+    names_of,
     natural,
     take_word,
 )
@@ -64,7 +64,12 @@ def main(argv: Sequence[str]) -> int:
         default="throughput,single,prefill,shared",
         help="with commas; there is also long",
     )
-    add("--door", type=_doors, default="llm", help="llm, loop, or both with a comma")
+    add(
+        "--door",
+        type=names_of("door", DOORS),
+        default="llm",
+        help="llm, loop, or both with a comma",
+    )
     add("--repeats", type=natural, default=3, help="runs of each workload after the first")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
     add("--quantization", choices=QUANTISED, help="as the server's flag, like the next five")
@@ -116,15 +121,6 @@ def main(argv: Sequence[str]) -> int:
         result |= {"build_s": round(build_s, 2), "greedy": greedy}
         write_json(args.json, {**result, **rates, "rows": rows})
     return 0 if greedy["repeats_equal"] and greedy["doors_equal"] else 1
-
-
-def _doors(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in DOORS]:
-        raise argparse.ArgumentTypeError(
-            f"there is no door {unknown[0]!r}; there are: {', '.join(DOORS)}"
-        )
-    return names
 
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from minisgl.benchmark.replay import records_of
+from minisgl.benchmark.recording import records_of
 from minisgl.core import SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.core.plan import Plan
