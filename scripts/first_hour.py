@@ -2,8 +2,8 @@
 
 Everything starts empty: the clone, pip's cache, the kernels' cache, the home folder. The bytes are
 those of the clone and of the packages: what pip says that it downloads, and the size of packages
-that it takes from folders of this machine. Needs git, make, playwright and chromium. Prints what
-README says; `--json FILE` keeps the parts.
+that it takes from folders of this machine. Needs git, make, playwright and chromium. Prints the
+README's sentence; `--json FILE` keeps the parts.
 """
 
 from __future__ import annotations
