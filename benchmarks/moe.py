@@ -3,8 +3,8 @@
 On a GPU it times router, routing and experts of one rank with random routing, as CUDA graphs over
 the weights of several layers, so that no cache holds them. The floor of T tokens is the larger of
 arithmetic (6 D F flops for each of their K experts) and bytes: each expert that is expected to be
-touched, E * (1 - (1 - K / E)^T) of them, is read once. On a CPU it times our C++ beside the
-plain-torch loop in rounds; `minisgl.moe.cpu` uses the faster one. `--tune` measures tiles and
+touched, E * (1 - (1 - K / E)^T) of them, is read once. On a CPU it times our C++ and the
+plain-torch loop in turn; `minisgl.moe.cpu` uses the faster one. `--tune` measures tiles and
 writes the table of `minisgl.moe.fused`.
 """
 
@@ -83,7 +83,7 @@ def _check_tunable(gpu: bool) -> None:
 
 
 def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:
-    """See the module's docstring; of an H200."""
+    """Return the floor in seconds on an H200 (see the module's docstring)."""
     touched = touched_experts(shape.experts, shape.top_k, tokens)
     flops = 2.0 * shape.expert_params * shape.top_k * tokens
     return max(touched * shape.expert_params * itemsize / H200_BANDWIDTH, flops / H200_FLOPS)
@@ -141,7 +141,7 @@ def _on_gpu(name: str, shape: Shape, counts: Iterable[int]) -> list[dict[str, An
     routers = torch.randn(len(layers), shape.experts, shape.hidden, device=device, dtype=dtype)
     rows = []
     for tokens in counts:
-        # Ids that no product makes uneven: the router's time counts, random logits route.
+        # The router's time counts, but random logits route, so that the ids are even.
         inputs = [make_inputs(shape, tokens, device, dtype) for _ in layers]
 
         def run(inputs: list[tuple[Tensor, Tensor]] = inputs) -> None:

@@ -1,4 +1,4 @@
-"""What watching costs: CPU seconds of a server per 1,000 tokens, with and without an X-ray reader.
+"""The cost of watching: CPU seconds of a server per token, with and without an X-ray reader.
 
 Two servers of the built-in model run at the same time, each kept busy by 64 streams, so that other
 load on the machine meets both. In a window one of them has a headless reader of `/xray/events`, in
@@ -32,7 +32,7 @@ from minisgl.benchmark.startup import running_server
 from minisgl.errors import EngineError
 
 SETTLE_S = 4.5
-"""Between windows: the lease of a reader that has left ends within it."""
+"""The pause between windows, within which the lease of a reader that has left ends."""
 ANSWER_TOKENS = 400
 
 
@@ -46,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     load = machine_load()
     with ExitStack() as stack:
-        env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other spin
+        env = os.environ | {
+            "OMP_NUM_THREADS": "1"
+        }  # several threads would spin while they wait for each other
         servers = list[Server]()
         for _ in range(2):
             url, process = stack.enter_context(running_server(environment=env))
@@ -82,7 +84,7 @@ Server = tuple[str, psutil.Process]
 
 @contextmanager
 def streams(url: str, count: int) -> Iterator[None]:
-    """Keep so many streamed answers open, from a process of its own."""
+    """Keep `count` streamed answers open, from a process of its own."""
     code = f"from {__name__} import keep_asking; keep_asking({url!r}, {count})"
     with subprocess.Popen([sys.executable, "-c", code]) as child:
         try:
@@ -98,7 +100,7 @@ def keep_asking(url: str, count: int) -> None:
         body = {
             "model": "any",
             "prompt": [10 + number] * 32,
-            "max_tokens": ANSWER_TOKENS + number,  # they do not end together
+            "max_tokens": ANSWER_TOKENS + number,  # so that they do not end together
             "ignore_eos": True,
             "stream": True,
         }
@@ -151,8 +153,8 @@ def _read(url: str, left: threading.Event, frames: list[int]) -> None:
 
 
 def _tokens(url: str) -> int:
-    """Return the pieces of text that the API process has had; each is a token here. The engine's
-    own count is up to a second old."""
+    """Return the number of pieces of text that the API process has got, each of which is a token
+    here. The engine's own count is up to a second old."""
     page = httpx.get(f"{url}/metrics", trust_env=False).text
     found = re.findall(
         r"^minisgl_(?:inter_token|time_to_first_token)_seconds_count (\S+)$", page, re.M
