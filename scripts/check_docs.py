@@ -9,9 +9,9 @@ server   it is run beside a server with the built-in model
 serve    each line starts a server (or ends with 0); lines with --tp need GPUs and are parsed only
 gpu, install, parse   its commands are parsed; they need GPUs, make an environment, or need files
 
-In what is run, the built-in model stands for any other one, and a free port for 1919. All commands
-of all blocks are parsed: names and flags must exist. So must commands, scripts and links in the
-text (`check_prose.py`). --list prints the blocks and runs nothing.
+Blocks run with the built-in model instead of any other one, and with a free port instead of 1919.
+All commands of all blocks are parsed: names and flags must exist. So must commands, scripts and
+links in the text (`check_prose.py`). --list prints the blocks and runs nothing.
 """
 
 from __future__ import annotations

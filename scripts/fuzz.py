@@ -1,12 +1,12 @@
-"""Feeds each decoder of untrusted bytes with what a coverage-guided fuzzer finds.
+"""Feeds each decoder of untrusted bytes with the inputs of a coverage-guided fuzzer.
 
     pip install atheris
     python scripts/fuzz.py [TARGET ...] [--seconds S] [--json FILE]
 
 Each target (`fuzz_targets.py`, `fuzz_checkpoints.py`) runs in a process of its own, from the corpus
-in tests/fuzz. Of what reaches new code some small files are kept there. A finding is an exception
-that the target does not promise, an input that takes longer than `HANG_S`, or more than `MEMORY_MB`
-of memory; its input is written to the folder build/fuzz. tests/scripts/test_fuzz.py runs the corpus
+in tests/fuzz, which keeps some small inputs that reach new code. A finding is an exception that the
+target does not promise, an input that takes longer than `HANG_S`, or more than `MEMORY_MB` of
+memory; its input is written to the folder build/fuzz. tests/scripts/test_fuzz.py runs the corpus
 without atheris.
 """
 
@@ -33,7 +33,7 @@ HANG_S: Final = 20
 MEMORY_MB: Final = 2048
 MAX_BYTES: Final = 4096
 MAX_KEPT: Final = 16
-"""Files of a target: a run of the test takes about a second then."""
+"""Files of a target: so many take the test about a second."""
 
 
 def corpus_of(target: str) -> list[Path]:
@@ -49,13 +49,13 @@ def fuzz_here(target: str, folder: str, options: list[str]) -> None:
 
         run = fuzz_targets.TARGETS[target].run
         for data in fuzz_targets.TARGETS[target].seeds():
-            run(data)  # so that what it imports is instrumented
+            run(data)  # so that its imports are instrumented
     atheris.Setup([sys.argv[0], folder, *options], run, enable_python_coverage=True)
     atheris.Fuzz()
 
 
 def fuzz(target: str, seconds: int) -> dict[str, Any]:
-    """Run one target. Returns what happened, and keeps what was found in the corpus."""
+    """Run one target. Returns the result, and keeps new inputs in the corpus."""
     import fuzz_targets
 
     FOUND.mkdir(parents=True, exist_ok=True)

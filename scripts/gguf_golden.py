@@ -4,7 +4,7 @@ converter writes them, with the logits of llama.cpp and of transformers.
     PYTHONPATH=tests python scripts/gguf_golden.py LLAMA_CPP
 
 LLAMA_CPP is a source folder of llama.cpp; needs the package llama-cpp-python, too. Also writes
-benchmarks/results/gguf_families.json: how far the logits of both are apart.
+benchmarks/results/gguf_families.json: the largest difference between the logits of both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ LETTERS = {LINEAR: "M", FULL: "*", "mlp": "-", "moe": "E"}
 
 
 def as_released(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """transformers' config.json with the fields that the converter reads in released ones."""
+    """Return transformers' config.json with the fields that the converter reads in released
+    ones."""
     if name.startswith("granitehybrid"):
         names = {LINEAR: "mamba", FULL: "attention"}
         config["layer_types"] = [names[kind] for kind in config["layer_types"]]
@@ -80,7 +81,7 @@ def as_released(name: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(model: torch.nn.Module) -> None:
-    """Weights of few values, which pack well, and are exact in every format."""
+    """Give the weights few different values, which pack well and are exact in every format."""
     rng = torch.Generator().manual_seed(0)
     tensors = [*model.named_parameters()]
     tensors += [

@@ -51,7 +51,7 @@ class Server:
         return self._log.read_text()
 
     def workers(self) -> dict[str, int]:
-        """Process ids by name, of the last start."""
+        """Return the process ids of the last start, by name."""
         return {
             name: int(pid)
             for name, pid in re.findall(r"the (\S+) is ready after .* \(pid (\d+)\)", self.log)
@@ -59,11 +59,11 @@ class Server:
 
     @property
     def num_starts(self) -> int:
-        """How often the workers were started again."""
+        """The number of times that the workers were started again."""
         return self.log.count("started again after")
 
     def is_idle(self) -> bool:
-        """Whether it is ready, and no request or page is left."""
+        """Return whether it is ready, and no request or page is left."""
         try:
             if httpx.get(f"{self.url}/ready", timeout=5).status_code != 200:
                 return False
@@ -74,7 +74,7 @@ class Server:
         return "minisgl_requests_open 0.0" in page and all(float(n) == 0 for n in used)
 
     def note_family(self) -> None:
-        """Add the processes that there are now to `family`."""
+        """Add the processes of this moment to `family`."""
         own = psutil.Process(self.process.pid)
         self.family.update([own, *own.children(recursive=True)])
 
@@ -90,7 +90,8 @@ class Server:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small file system on `folder`. Yields False, with a line, where that is forbidden."""
+    """Mount a small file system on `folder`. Yields False, and prints a line, if that is
+    forbidden."""
     command = ["mount", "-t", "tmpfs", "-o", DISK, "chaos", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -126,7 +127,7 @@ def full_disk(folder: Path) -> Iterator[None]:
 
 
 def wait_until(holds: Callable[[], bool]) -> bool:
-    """Wait for `START_S` at most. Returns whether it holds."""
+    """Wait until the condition holds, `START_S` at most. Returns whether it holds."""
     deadline = time.monotonic() + START_S
     while not holds():
         if time.monotonic() > deadline:
@@ -151,7 +152,8 @@ def leftovers(server: Server, before: set[str]) -> list[str]:
 
 
 def shared_memory() -> set[str]:
-    """Return the names in /dev/shm that no process has mapped: those in use may be others'."""
+    """Return the names in /dev/shm that no process has mapped; mapped ones may be other
+    programs'."""
     names = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     for process in Path("/proc").glob("[0-9]*"):
         if not names:

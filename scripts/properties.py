@@ -1,9 +1,9 @@
-"""Runs the random tests for minutes, with what hypothesis draws.
+"""Runs the random tests for minutes, with numbers that hypothesis draws.
 
     python scripts/properties.py [TARGET ...] [--seconds S] [--seed N] [--json FILE]
 
-A target is a function of tests/ that takes a `random.Random`. Hypothesis decides what that object
-returns, so it varies and shrinks what it has drawn. Rounds of `EXAMPLES` examples follow each other
+A target is a function of tests/ that takes a `random.Random`. Hypothesis decides the numbers that
+this object returns, and can vary and shrink them. Rounds of `EXAMPLES` examples follow each other
 until the time is over; round i has the seed N + i, and the same seed draws the same examples. A
 finding is an exception: it ends its target, with the smallest case and the seed of its round.
 """
@@ -33,14 +33,14 @@ Target = Callable[[random.Random], Any]
 
 
 def tree(rng: random.Random) -> None:
-    """The prefix tree against a list of what was inserted."""
+    """The prefix tree against a list of the inserted prompts."""
     from kvcache.test_radix_cache import run_operations
 
     run_operations(rng, page_size=rng.choice([1, 3]), num_operations=rng.randint(1, 60))
 
 
 def groups(rng: random.Random) -> None:
-    """Cache groups: window pages, states and rows against an oracle of who wrote what."""
+    """Cache groups: window pages, states and rows against an oracle that knows their writers."""
     from kvcache.test_groups import GROUPS, run_operations
 
     run_operations(rng, GROUPS[rng.choice(sorted(GROUPS))], num_operations=rng.randint(1, 60))

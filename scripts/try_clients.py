@@ -6,10 +6,10 @@
     minisgl serve --port 1919 &
     clients/bin/python scripts/try_clients.py http://127.0.0.1:1919 > table.md
 
-It needs no minisgl, so the clients have an environment of their own: two of them, as openai-agents
-and pydantic-ai-slim[openai,anthropic] want openai 3, and others openai 2. Names of packages behind
-the URL choose among the cases. A cell is `ok`, or what went
-wrong. The table is in docs/clients.md.
+It does not import minisgl, so the clients have environments of their own: two of them, because
+openai-agents and pydantic-ai-slim[openai,anthropic] need openai 3, and others openai 2. Names of
+packages behind the URL choose among the cases. A cell is `ok` or the error. The table is in
+docs/clients.md.
 """
 
 from __future__ import annotations
