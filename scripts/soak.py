@@ -92,7 +92,7 @@ class Result:
     def growth(self) -> float:
         """The growth of the memory from `GROWS_AFTER_S`, or a quarter of the time, to the end."""
         start = min(int(GROWS_AFTER_S), len(self.memory) // 4)
-        window = min(MEMORY_WINDOW, len(self.memory) // 4)
+        window = max(min(MEMORY_WINDOW, len(self.memory) // 4), 1)
         before = statistics.median(self.memory[start : start + window])
         return statistics.median(self.memory[-window:]) / before - 1
 

@@ -191,7 +191,7 @@ def load(folder: Path) -> Tokenizer:
 
 
 def main() -> None:
-    """Builds the tokenizer and reports what it holds."""
+    """Builds the tokenizer and prints its size and least useful words."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

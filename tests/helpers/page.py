@@ -1,4 +1,4 @@
-"""What tests do with the page at `/`, in a tab of Playwright's."""
+"""Actions of tests on the page at `/`, in a tab of Playwright's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def ask(tab: Any, text: str) -> None:
 
 
 def until(tab: Any, condition: str, wait_s: float = 60) -> None:
-    """Playwright's own wait_for_function needs eval, which the page's policy forbids."""
+    """Wait until a condition of the page holds. Playwright's own wait_for_function needs eval,
+    which the page's policy forbids."""
     deadline = time.monotonic() + wait_s
     while not tab.evaluate(condition):
         assert time.monotonic() < deadline, condition

@@ -3,8 +3,8 @@
 The model has a real shape and random weights, so nothing is downloaded. The time is that of
 `LLM.generate` on lists of token ids, with the texts of the answers. `--door loop` times the
 scheduler and the engine of the same `LLM` alone, in rows of their own. Each workload runs once,
-which may compile new shapes, then `--repeats` times with fresh ids, which the prefix cache does not
-have; the median counts. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
+which may compile new shapes, then `--repeats` times with fresh ids that no prefix cache has; the
+median counts. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
 
 At the end both doors answer the same greedy prompts twice. Different ids are an error.
 """
@@ -165,7 +165,7 @@ class Bench:
     def _answer(
         self, door: str, prompts: list[list[int]], params: list[SamplingParams], salt: str = ""
     ) -> tuple[list[list[int]], tuple[float, float]]:
-        """Returns (the ids of each answer, (wall seconds, CPU seconds))."""
+        """Answer the prompts. Returns (the ids of each answer, (wall seconds, CPU seconds))."""
         if door == "llm":
             outputs, seconds = _timed(lambda: self._llm.generate(prompts, params, cache_salt=salt))
             return [output.token_ids for output in outputs], seconds

@@ -41,7 +41,7 @@ from minisgl.errors import ConfigError
 
 GOODPUT_SHARE = 0.9  # a rate is carried when this share of its requests meets the SLO
 SWEEP_STEPS = 12  # doublings and bisections of `--sweep auto` at most
-CLIENT_BUSY = 0.8  # of a core: above it the client's own time may be in the numbers
+CLIENT_BUSY = 0.8  # of a core: above it the client's own time may show in the numbers
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -64,7 +64,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         help="environment variable that holds the API key",
     )
     add("--extra", type=json_object, default={}, metavar="JSON", help="more fields for each body")
-    add("--allow-eos", action="store_true", help="leave out ignore_eos: answers may be shorter")
+    add("--allow-eos", action="store_true", help="do not send ignore_eos: answers may be shorter")
 
     group = parser.add_argument_group("workload")
     add = group.add_argument
@@ -226,7 +226,7 @@ def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
         low = max(low, rate) if carried(rate) else low
     while not rates and step < SWEEP_STEPS and (not high or high / max(low, 1e-9) > 1.2):
         rate = (low + high) / 2 if high else max(2 * low, 1.0)
-        if carried(rate) or carried(rate):  # one stumble of a shared machine is no limit
+        if carried(rate) or carried(rate):  # a single failure on a shared machine is no limit
             low = rate
         else:
             high = rate

@@ -28,7 +28,10 @@ def requests_of(path: Path) -> list[dict[str, Any]]:
 
 
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of FILE.1, if there is one, and of FILE."""
+    """Yield the objects of FILE.1, if there is one, and of FILE.
+
+    Raises ConfigError at a line that is none of a recording.
+    """
     older = path.with_name(path.name + ".1")
     for file in (older, path) if older.exists() else (path,):
         try:
