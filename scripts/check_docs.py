@@ -24,7 +24,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from unittest.mock import patch
 
 import check_prose
 from minisgl.builtin import model_path
+from own_server import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KINDS: Final = ("run", "server", "serve", "gpu", "install", "parse")
@@ -180,7 +180,7 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         scripts = folder / "bin"
         scripts.mkdir()
         url = f"http://127.0.0.1:{self._port}"
@@ -248,11 +248,6 @@ class Runner:
                     server.send_signal(signal.SIGTERM)
                 server.stdout.close()
                 server.wait(60)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])
 
 
 def main() -> int:

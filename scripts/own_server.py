@@ -1,4 +1,4 @@
-"""A server that a script of this folder starts and breaks, and the small disk that it may fill."""
+"""A server that a script of this folder starts and breaks: its process, port and small disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -124,6 +125,12 @@ def full_disk(folder: Path) -> Iterator[None]:
     finally:
         for path in made:
             path.unlink(missing_ok=True)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return int(bound.getsockname()[1])
 
 
 def wait_until(holds: Callable[[], bool]) -> bool:

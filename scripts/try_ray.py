@@ -28,8 +28,9 @@ from ray import serve
 import try_clients
 from minisgl.benchmark.report import write_json
 from minisgl.deploy import app, ray_app
+from own_server import free_port
 from ray_cost import cost
-from try_replicas import END_S, QUESTION, START_S, Clients, free_port
+from try_replicas import END_S, QUESTION, START_S, Clients
 
 PHASES = ("doors", "cost", "kill", "upgrade", "autoscale")
 

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,16 +31,11 @@ import httpx
 import openai
 
 from minisgl.benchmark.report import write_json
+from own_server import free_port
 
 START_S: Final = 120.0
 END_S: Final = 60.0
 QUESTION: Final = "What is a radix cache?"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:

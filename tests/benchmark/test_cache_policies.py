@@ -1,4 +1,4 @@
-"""The rules of `benchmarks.cache_policies` on sequences that tell them apart."""
+"""The rules of `benchmarks.cache_policies` on sequences on which they differ."""
 
 from __future__ import annotations
 

@@ -8,6 +8,29 @@ from typing import Any
 DONE = "article.answer[aria-busy=false]"
 
 
+MARKDOWN = """\
+# Title
+
+A **bold** word, `code`, and $e^{i\\pi} + 1 = 0$ for $5 and $6.
+
+$$\\int_0^1 x^2 \\, dx = \\frac{1}{3}$$
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+def add(a, b):
+    return a + b
+```
+
+3. three
+
+- [x] done
+- a [link](https://example.org/x)
+"""
+
+
 def ask(tab: Any, text: str) -> None:
     tab.fill("#question", text)
     tab.press("#question", "Enter")
