@@ -36,7 +36,7 @@ MEMORY_EVERY_S = 0.05
 REPORT_S = 0.2  # an engine reports when its work ends; the report may need this long
 NUM_BACKGROUND = 8  # chunk: streams that run while prompts arrive
 NUM_PROMPTS = 10
-MIN_CONTEXT = 64  # of which chunk takes three quarters beside 16 tokens, overlap an eighth
+MIN_CONTEXT = 64  # tokens: room for chunk's prompt (3/4 of it) beside 16, and overlap's (1/8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("name", choices=ABLATIONS, help="the mechanism")
     parser.add_argument("--model", help="a checkpoint (default: the built-in model)")
-    parser.add_argument("--rounds", type=natural, default=3, help="of both sides")
+    parser.add_argument("--rounds", type=natural, default=3, help="rounds of all variants")
     parser.add_argument("--max-len", type=integer(MIN_CONTEXT), default=2048, help="the context")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
     parser.add_argument(

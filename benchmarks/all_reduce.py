@@ -39,7 +39,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=natural, default=gpus or 2, help="default: every GPU")
     parser.add_argument("--calls", type=natural, default=100, help="in a graph; fewer above 1 MB")
     parser.add_argument(
-        "--max-bytes", type=integer(MIN_BYTES), default=MAX_BYTES, help="of the largest tensor"
+        "--max-bytes",
+        type=integer(MIN_BYTES),
+        default=MAX_BYTES,
+        help="bytes of the largest tensor",
     )
     add_json(parser)
     args = parser.parse_args(argv)

@@ -93,7 +93,7 @@ class Sieve:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._ahead, self._passed = Queue(), Queue()  # of the hand; 1: used
+        self._ahead, self._passed = Queue(), Queue()  # blocks before and behind the hand; 1: used
 
     def __contains__(self, key: int) -> bool:
         return key in self._ahead or key in self._passed

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--num-pages", type=natural, help="pages of the KV pool (default: the plan's)"
     )
-    parser.add_argument("--seconds", type=natural, default=60, help="of random batches")
+    parser.add_argument("--seconds", type=natural, default=60, help="seconds of random batches")
     add_json(parser)
     args = parser.parse_args(argv)
     load = machine_load()

@@ -198,7 +198,8 @@ def random_weights(layer: Layer, device: torch.device) -> dict[str, Tensor]:
 def run_layers(
     ops: Ops, layers: Sequence[dict[str, Tensor]], x: Tensor, attended: Tensor
 ) -> Tensor:
-    """What the last layer adds to its residual. attended: what takes attention's place in each."""
+    """Return the last layer's addition to its residual. attended: attention's output in each
+    layer."""
     residual = x
     for w in layers:
         _, residual = ops.norm_linear(x, residual, w["qkv_norm"], EPS, w["qkv"], None)

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
     # Qwen3-0.6B on one H200: 5.57 s in 1,036 steps (benchmarks/results/offline-qwen3-0.6b.json).
-    add("--step-ms", type=above_zero, default=5.5, help="what a step takes")
+    add("--step-ms", type=above_zero, default=5.5, help="time of a step")
     add("--requests", type=natural, default=256, help="all at once")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")

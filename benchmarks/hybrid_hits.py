@@ -26,7 +26,7 @@ from minisgl.models.recurrent import GROUPS
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.testing import InstantExecutor
 
-KV_BYTES = 10 * 2 * 2 * 256 * 2  # of a token: layers, keys and values, heads, dims, bytes
+KV_BYTES = 10 * 2 * 2 * 256 * 2  # a token: layers, keys and values, heads, dims, bytes
 STATE_BYTES = 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)  # layers, matrices, inputs before
 PAGE_SIZE, CHUNK, MAX_RUNNING, OUTPUT_TOKENS = 64, 8192, 16, 16
 # A page of rows: keys, updates and decays of each token, and the last inputs.

@@ -310,12 +310,12 @@ def ops(rounds: int) -> Iterator[Comparison]:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add_json(parser)
-    parser.add_argument("--rounds", type=natural, default=15, help="of each comparison")
+    parser.add_argument("--rounds", type=natural, default=15, help="rounds of each comparison")
     parser.add_argument(
         "--threads",
         type=natural,
         default=torch.get_num_threads(),
-        help="of torch and the kernels",
+        help="threads of torch and the kernels",
     )
     parser.add_argument("--only", choices=("attention", "ops"), help="leave out the other")
     args = parser.parse_args(argv)

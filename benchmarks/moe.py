@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         default="bfloat16",
         help="with commas; on a CPU only",
     )
-    parser.add_argument("--rounds", type=natural, default=15, help="of a CPU's comparison")
+    parser.add_argument("--rounds", type=natural, default=15, help="rounds, on a CPU")
     parser.add_argument("--tune", type=Path, default=None, help="the table to update")
     add_json(parser)
     args = parser.parse_args(argv)

@@ -254,7 +254,7 @@ def names_of(paths: Sequence[Path]) -> dict[str, Path]:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument(
-        "results", nargs="+", type=Path, metavar="RESULT.json", help="of any benchmarks"
+        "results", nargs="+", type=Path, metavar="RESULT.json", help="results of any benchmarks"
     )
     parser.add_argument("--out", type=Path, default=Path("plots"), help="folder")
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""How many held-out prompts the built-in model answers when its weights are quantised.
+"""The held-out prompts that the built-in model answers with quantised weights.
 
 The suite is that of training/ (`training.corpus.suite`), greedy. An answer is right if its text is
 exactly the expected one. "as many" is the number of right answers over that without quantising.

@@ -267,7 +267,7 @@ def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="Mooncake's")
     parser.add_argument("--count", type=natural, default=1000, help="requests")
-    parser.add_argument("--replicas", type=natural, default=2, help="how many")
+    parser.add_argument("--replicas", type=natural, default=2, help="number of replicas")
     parser.add_argument(
         "--pages", type=natural, default=9000, help="pages of 64 tokens of each replica"
     )

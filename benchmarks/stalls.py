@@ -77,7 +77,9 @@ class Simulation:
         self.now = self._free_at = 0.0
         self.num_prompt_steps = 0
         self.times: dict[int, list[float]] = defaultdict(list)
-        self.decode_s: dict[int, list[float]] = defaultdict(list)  # of the step that gave a token
+        self.decode_s: dict[int, list[float]] = defaultdict(
+            list
+        )  # of the steps that gave the tokens
         self._settled_decode_s = 0.0
 
     def launch(self, plan: Plan) -> _Flight:
@@ -147,8 +149,8 @@ def main(argv: Sequence[str]) -> int:
     add("--spread-ms", type=from_zero, default=60.0, help="span of the arrivals; 0: at once")
     add("--trace", metavar="FILE", help="the file of the workload trace")
     add("--count", type=natural, default=400, help="requests of the trace")
-    add("--scale", type=above_zero, default=0.25, help="of its lengths")
-    add("--speed", type=above_zero, default=1.0, help="of its arrivals")
+    add("--scale", type=above_zero, default=0.25, help="trace: factor of all lengths")
+    add("--speed", type=above_zero, default=1.0, help="trace: how much faster requests come")
     add_json(parser)
     args = parser.parse_args(argv)
     speed = Speed(

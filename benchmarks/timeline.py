@@ -60,7 +60,7 @@ def _fault(line: bytes, error: msgspec.MsgspecError) -> str:
     with contextlib.suppress(msgspec.MsgspecError):
         found = msgspec.json.decode(line, type=dict[str, Any])
         missing = [name for name in StepRecord.__struct_fields__ if name not in found]
-        if missing and {"step", "start_s", "settle_s"} <= found.keys():  # of every version
+        if missing and {"step", "start_s", "settle_s"} <= found.keys():  # fields of every version
             return (
                 f"lacks these fields: {', '.join(missing)}. Another version of minisgl wrote this "
                 "log; record it anew, with --log-steps of this one"

@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 Server = tuple[str, psutil.Process]
-"""Its address and its process."""
+"""A server's address and its process."""
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Block:
 
     @property
     def lines(self) -> list[str]:
-        """Its commands, without comments."""
+        """The block's commands, without comments."""
         text = re.sub(r"<<'EOF'\n.*?^EOF$", "", self.text, flags=re.MULTILINE | re.DOTALL)
         lines = text.replace("\\\n", " ").splitlines()
         return [line for line in lines if shlex.split(line, comments=True)]

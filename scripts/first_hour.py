@@ -41,7 +41,9 @@ KEPT_SETTINGS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the way to the first answer.")
-    parser.add_argument("--repository", default=str(ROOT), help="what is cloned (default: this)")
+    parser.add_argument(
+        "--repository", default=str(ROOT), help="repository to clone (default: this)"
+    )
     parser.add_argument(
         "--python", default="python3.11", help="an interpreter (default: python3.11)"
     )

@@ -356,7 +356,7 @@ def main(url: str, *chosen: str) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("url", help="of a server with the built-in model")
+    parser.add_argument("url", help="address of a server with the built-in model")
     known = f"default: all of {' '.join(CASES)}"
     parser.add_argument("packages", nargs="*", choices=[*CASES, []], metavar="PACKAGE", help=known)
     args = parser.parse_args()

@@ -116,7 +116,7 @@ def test_compare_tells_the_rows_of_every_result_apart(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = compare.read_result(path)
-    compare.cautions(result, result)  # of old results, too, which say nothing of the load
+    compare.cautions(result, result)  # old results have no load
     names = [row.name for row in compare.compare(result, result)]
     for field in ("rows", "steps", "variants", "points", "tree"):
         labels = [compare._name_of(item) for item in result.get(field, [])]

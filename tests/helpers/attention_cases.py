@@ -73,7 +73,7 @@ BOUNDED = (
     Case(name="sinks, window 24", rows=(*MIXED, (900, 901)), window=24, sinks=True),
     Case(name="sinks, long prefill", rows=((0, 700), (200, 500)), sinks=True, softcap=8.0),
 )
-"""What transformers' attention of Gemma 2 and gpt-oss has beside scores."""
+"""Arguments of transformers' attention of Gemma 2 and gpt-oss beside the scores."""
 
 
 def is_countable(case: Case) -> bool:

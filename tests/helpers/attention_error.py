@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 ROUNDOFF = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-WEIGHT_ROUNDOFF = ROUNDOFF | {torch.float32: 0.0}  # of p, which stays in float32 there
+WEIGHT_ROUNDOFF = ROUNDOFF | {torch.float32: 0.0}  # p stays in float32 there
 TINY = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 2**-25}  # rounding a subnormal
 SUM_ERROR = {torch.float32: 2**-22, torch.bfloat16: 2**-18, torch.float16: 2**-18}
 """Relative to the sum of magnitudes. A 16-bit matrix instruction cuts bits of its float32 sums."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 ROUNDOFF = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
-TINY = {torch.bfloat16: 0.0, torch.float16: 2**-25}  # what rounding a subnormal number can cost
+TINY = {torch.bfloat16: 0.0, torch.float16: 2**-25}  # the error of rounding a subnormal number
 SUM_ERROR = 2**-18
 """Relative to the sum of magnitudes: float32 sums, of which a matrix instruction cuts bits."""
 

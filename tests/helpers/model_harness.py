@@ -31,7 +31,7 @@ from minisgl.models.short_conv import ConvPoolSpec
 
 CPU = torch.device("cpu")
 VOCAB = 211  # odd, so that a vocabulary split over two ranks is padded
-MAX_TOKENS = 128  # of one sequence
+MAX_TOKENS = 128  # tokens of one sequence
 
 
 def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:

@@ -130,7 +130,7 @@ def check_backend(
                     np.array((order, firsts, lengths, ends)), dtype=torch.int32, device=device
                 ),
             )
-            x_TD = wide[:, : shape.conv_width]  # of a wider projection, as the layer has it
+            x_TD = wide[:, : shape.conv_width]  # a part of a wider projection, as in the layer
             outputs.append(backend.forward(x_TD, g_TN, beta_TN, weight_WD, layer, batch, space))
         parts = zip(*(x.split(lengths) for x in (x_TD, g_TN, beta_TN, *outputs)), strict=True)
         for i, part in zip(order, parts, strict=True):

@@ -132,7 +132,7 @@ def test_many_messages_leave_nothing_behind(tab: Any, scripted: ScriptedServer) 
 
 
 def _held(tab: Any) -> dict[str, Any]:
-    """What is held after a collection, in a new chat."""
+    """Return the counts of elements and listeners after a garbage collection, in a new chat."""
     tab.keyboard.press("Control+Shift+O")
     session = tab.context.new_cdp_session(tab)
     session.send("HeapProfiler.collectGarbage")

@@ -176,7 +176,7 @@ def _expression(text: str) -> re.Pattern[str]:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("a", metavar="A.json", help="a result of any benchmark, before")
-    parser.add_argument("b", metavar="B.json", help="of the same benchmark, after")
+    parser.add_argument("b", metavar="B.json", help="a result of the same benchmark, after")
     parser.add_argument(
         "--only", type=_expression, default="", help="rows whose name matches this expression"
     )

@@ -11,7 +11,7 @@ import torch
 from minisgl.errors import ConfigError
 
 ROUNDS = 7
-ROUND_S = 5e-3  # of one run in a round; CUDA events resolve 0.5 us
+ROUND_S = 5e-3  # time of one run in a round; CUDA events resolve 0.5 us
 
 Result = TypeVar("Result")
 

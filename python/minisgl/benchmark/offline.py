@@ -73,7 +73,12 @@ def main(argv: Sequence[str]) -> int:
     add("--repeats", type=natural, default=3, help="runs of each workload after the first")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
     add("--quantization", choices=QUANTISED, help="as the server's flag, like the next five")
-    add("--kv-cache-dtype", choices=get_args(KVCacheDType), default="auto", help="of the cache")
+    add(
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDType),
+        default="auto",
+        help="dtype of the cache",
+    )
     add("--attn", default="auto", help="backends of attention")
     add("--page-size", type=natural, default=16, help="tokens")
     add("--max-prefill-length", type=natural, default=None, help="default: the device's best chunk")

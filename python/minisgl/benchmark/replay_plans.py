@@ -43,7 +43,7 @@ from minisgl.scheduler.xray import MAX_ROWS
 from minisgl.testing import FakeExecutor, ListOutbox
 from minisgl.utils.text import counted
 
-VOCAB_SIZE: Final = 1 << 24  # so large that no drawn token is a request's stop token by chance
+VOCAB_SIZE: Final = 1 << 24  # large, so that hardly any drawn token is a stop token
 
 Step = tuple[int, int, list[int]]
 """Decodes, prompt tokens, and the first rows as [uid, tokens, ...]."""
