@@ -95,12 +95,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--rate", type=above_zero, help="sessions a second, Poisson")
     add("--concurrency", type=natural, help="sessions at once, closed loop")
     add("--sweep", type=_rates, metavar="auto|R,R,...", help="rates to try; auto finds the limit")
-    add(
-        "--slo",
-        type=_slo,
-        default=Slo(),
-        help="bounds in ms, such as ttft=500,tpot=50; also itl, e2e",
-    )
+    add("--slo", type=_slo, default=Slo(), help="bounds in ms: ttft=500,tpot=50; also itl, e2e")
     add("--repeat", type=natural, default=1, help="runs with new prompts")
     add("--client-processes", type=natural, default=1, help="processes of this client")
     add("--timeout", type=above_zero, default=600.0, help="seconds without news that end a request")
