@@ -126,8 +126,8 @@ def bad_client(url: str, fault: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """Results. Mutable. ends: all clients' ends, by kind. longest_silence_s: over the streams that
-    no fault disturbs. problems: everything that must not happen."""
+    """Mutable. ends: of all clients, by kind. longest_silence_s: of streams that nothing disturbs.
+    problems: what must not be."""
 
     seed: int
     tp: int
@@ -140,7 +140,7 @@ class Result:
 
 
 def break_something(server: Server, fault: str, rng: random.Random) -> str:
-    """Cause a fault. Returns the problem of a client that misbehaves, or ""."""
+    """Returns what is wrong with a client that misbehaves, or ""."""
     if fault == "full":
         time.sleep(PAUSE_S)
         return ""
@@ -168,7 +168,7 @@ def one_round(server: Server, number: int, fault: str, result: Result) -> None:
         time.sleep(rng.random() * 0.3)
         problem = break_something(server, fault, rng)
         began = time.monotonic()
-        # A client that no fault disturbs may be slow on a busy machine: its tokens are computed.
+        # Whom nothing disturbs may need long on a busy machine: its tokens are computed.
         bound_s = HANG_S + LATE_S if fault in BREAKS else START_S
         for client in clients:
             client.join(max(began + bound_s - time.monotonic(), 0.01))
