@@ -2,9 +2,9 @@
 # docker run --gpus all --ipc host -p 1919:1919 -v ~/.cache/huggingface:/home/minisgl/.cache/huggingface \
 #     minisgl --model Qwen/Qwen3-0.6B
 #
-# The second layer holds Python, a C++ compiler (Triton's launchers, our CPU kernels) and the packages;
-# no CUDA toolkit: Triton and NVRTC, which torch brings along, compile the GPU's kernels. Without --gpus
-# it serves on the CPU.
+# The second stage holds Python, a C++ compiler (for Triton's launchers and our CPU kernels) and the
+# packages. It needs no CUDA toolkit: Triton and NVRTC, which come with torch, compile the GPU's kernels.
+# Without --gpus it serves on the CPU.
 FROM python:3.12-slim AS packages
 COPY . /source
 RUN python -m venv /opt/minisgl && \

@@ -1,8 +1,8 @@
-# Two commands: `make serve` and `make test`. Each makes the environment that it needs, once.
+# Two commands: `make serve` and `make test`. Each makes its environment, once.
 #
 #   PYTHON  the interpreter to start from (3.11 or newer)
 #   VENV    where the environment goes
-#   TORCH   what to install as torch: a version, or a local wheel; what VENV has already is kept
+#   TORCH   torch's version, or a local wheel; a torch that VENV already has is kept
 #           (without an NVIDIA GPU: the CPU build, unless pip is set to an index of your choice)
 #   ARGS    flags for the server, as in  make serve ARGS="--model Qwen/Qwen3-0.6B --port 8000"
 
@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 ARGS   ?=
-# Many tests wait, so three processes share two cores: 619 s instead of 712.
+# Three processes on two cores, because many tests wait: 619 s instead of 712.
 PYTEST_ARGS ?= -n 3 --dist worksteal
 
 BIN := $(VENV)/bin

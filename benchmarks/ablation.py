@@ -33,10 +33,10 @@ from minisgl.benchmark.workload import Workload
 from minisgl.errors import ConfigError
 
 MEMORY_EVERY_S = 0.05
-REPORT_S = 0.2  # an engine reports when its work ends; so long it may be on its way
+REPORT_S = 0.2  # an engine reports when its work ends; the report may need this long
 NUM_BACKGROUND = 8  # chunk: streams that run while prompts arrive
 NUM_PROMPTS = 10
-MIN_CONTEXT = 64  # of which chunk takes three quarters beside 16 tokens, overlap an eighth
+MIN_CONTEXT = 64  # tokens: room for chunk's prompt (3/4 of it) beside 16, and overlap's (1/8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class Variant:
 
 @dataclass(slots=True)
 class LocalServer:
-    """Mutable: `peak_bytes`, of all its processes together, grows while it serves."""
+    """A running server. Mutable: `peak_bytes`, the sum over its processes, grows while it
+    serves."""
 
     url: str
     peak_bytes: int = 0
@@ -56,7 +57,10 @@ class LocalServer:
 
 @contextlib.contextmanager
 def local_server(variant: Variant, model: str | None) -> Iterator[LocalServer]:
-    """A server on a free port, warm; gone on exit. Raises ConfigError if it does not start."""
+    """Start a server on a free port and warm it up; end it on exit.
+
+    Raises ConfigError if it does not start.
+    """
     flags = ["--log-level", "warning", *(["--model", model] if model else []), *variant.flags]
     environment = {**os.environ, **variant.environment}
     with running_server(*flags, environment=environment) as (url, process):
@@ -71,7 +75,7 @@ def local_server(variant: Variant, model: str | None) -> Iterator[LocalServer]:
 
 
 def _watch(pid: int, server: LocalServer, done: threading.Event) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):  # one of them has ended: so has the measuring
+    with contextlib.suppress(psutil.NoSuchProcess):  # a process has ended, so measuring ends, too
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         while not done.wait(MEMORY_EVERY_S):
             server.peak_bytes = max(
@@ -165,11 +169,11 @@ def run_variant(
         streams = [record for record in records if record.session < NUM_BACKGROUND]
         prompts = [record for record in records if record.session >= NUM_BACKGROUND]
         run = summarize(streams, Slo())
-        # The prompts' time to first token; everything else is of the streams that they disturb.
+        # TTFT of the prompts; everything else is measured on the streams that they disturb.
         run["summary"]["ttft_ms"] = summarize(prompts, Slo())["summary"]["ttft_ms"]
     else:
         run = summarize(records, Slo())
-    # Of all processes, resident; and of the engine's device, which on a CPU is part of it.
+    # Resident memory of all processes; peak memory of the engine's device, on a CPU a part of it.
     run["summary"]["peak_memory_mib"] = peak_mib
     run["summary"]["peak_device_memory_mib"] = round(device_bytes / 2**20, 1)
     run |= {"client": {"cpu_s": cpu_s}, "load_before": load}
@@ -182,7 +186,7 @@ def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("name", choices=ABLATIONS, help="the mechanism")
     parser.add_argument("--model", help="a checkpoint (default: the built-in model)")
-    parser.add_argument("--rounds", type=natural, default=3, help="of both sides")
+    parser.add_argument("--rounds", type=natural, default=3, help="rounds of all variants")
     parser.add_argument("--max-len", type=integer(MIN_CONTEXT), default=2048, help="the context")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="radix: the trace")
     parser.add_argument(

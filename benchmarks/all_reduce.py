@@ -39,7 +39,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=natural, default=gpus or 2, help="default: every GPU")
     parser.add_argument("--calls", type=natural, default=100, help="in a graph; fewer above 1 MB")
     parser.add_argument(
-        "--max-bytes", type=integer(MIN_BYTES), default=MAX_BYTES, help="of the largest tensor"
+        "--max-bytes",
+        type=integer(MIN_BYTES),
+        default=MAX_BYTES,
+        help="bytes of the largest tensor",
     )
     add_json(parser)
     args = parser.parse_args(argv)
@@ -63,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_ranks(size: int, sizes: list[int], calls: int) -> list[dict[str, Any]] | None:
-    """Rank 0's rows."""
+    """Run a process for each rank. Returns rank 0's rows, or None if a rank failed."""
     context = multiprocessing.get_context("spawn")
     rows: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +134,7 @@ def _measure(
 def _gpu_reduces(
     info: DistributedInfo, host: GlooCommunicator, store: str, device: torch.device
 ) -> dict[str, Reduce]:
-    """Every way to sum. They stay connected until the process ends."""
+    """Return every way to sum, by name. They stay connected until the process ends."""
     from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
     from minisgl.distributed.peer import connect_peers
     from minisgl.kernel import jit

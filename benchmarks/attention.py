@@ -34,10 +34,10 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 
-HEADS = ((16, 8), (40, 8), (16, 2))  # of Qwen3-0.6B, of 14B, of 32B on four GPUs
+HEADS = ((16, 8), (40, 8), (16, 2))  # Qwen3-0.6B, 14B, 32B on four GPUs
 DECODE = [
     *([length] * rows for length in (512, 4096) for rows in (1, 16, 64, 256)),
-    list(range(100, 1892, 7)),  # 256 of any length
+    list(range(100, 1892, 7)),  # 256 different lengths
     [512] * 28 + [8192] * 4,  # a few long ones among short ones
     [512] * 63 + [32768],
 ]
@@ -45,16 +45,17 @@ PREFILL = [[4096], [4096] * 4]
 DECODERS = {"triton": "triton", "fa": "fa", "trtllm": "triton,trtllm"}
 PREFILLERS = {"triton": "triton", "fa": "fa", "fa2": "fa2,triton", "fi": "fi,triton"}
 HEAD_DIM, PAGE_SIZE, DTYPE = 128, 16, torch.bfloat16
-POOL_BYTES = 256 << 20  # of all layers together: five times the L2 cache of an H200
+POOL_BYTES = 256 << 20  # all layers: five times the L2 cache of an H200
 REPEATS, CALLS = 7, 16
-TOLERANCE = 2e-2  # of the largest output: bfloat16, and sums in another order
+TOLERANCE = 2e-2  # relative to the largest output: bfloat16, sums in another order
 
-Run = Callable[[int], Tensor]  # of a layer
+Run = Callable[[int], Tensor]
+"""Takes the layer's index, returns attention's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """rows: (start, end) of each, of as many tokens; layers: pools to go around."""
+    """A step. rows: (start, end) of each row's new tokens. layers: the number of pools."""
 
     heads: tuple[int, int]
     rows: list[tuple[int, int]]
@@ -63,18 +64,18 @@ class Case:
 
     @property
     def is_decode(self) -> bool:
-        """One token a row."""
+        """Whether each row has one new token."""
         return self.rows[0][1] - self.rows[0][0] == 1
 
     @property
     def num_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of all keys and values."""
         tokens = sum(end for _, end in self.rows)
         return tokens * self.heads[1] * HEAD_DIM * DTYPE.itemsize * 2
 
     @property
     def contexts(self) -> str:
-        """Their lengths: "512" for example, or "28x512+4x8192", or "100..1885"."""
+        """The context lengths as a text, such as "512", "28x512+4x8192" or "100..1885"."""
         counts = Counter(end for _, end in self.rows)
         if len(counts) == 1:
             return str(self.rows[0][1])
@@ -84,7 +85,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of both products, below the diagonal."""
+        """FLOPs of both products, below the diagonal."""
         pairs = sum((end * (end + 1) - start * (start + 1)) // 2 for start, end in self.rows)
         return 4 * pairs * self.heads[0] * HEAD_DIM
 
@@ -122,7 +123,7 @@ class Step:
         for row, own in zip(self.table, torch.split(order, pages), strict=True):
             row[: len(own)] = own
         self.q = torch.randn(self.num_tokens, num_q, HEAD_DIM, device=device).to(DTYPE)
-        # Of a prompt: what its last layer stored, which backends may read instead of the pool.
+        # A prompt's new keys and values, which backends may read instead of the pool.
         self.k, self.v = (
             torch.randn(self.num_tokens, num_kv, HEAD_DIM, device=device).to(DTYPE) for _ in "kv"
         )
@@ -146,7 +147,7 @@ class Step:
         return (pages * PAGE_SIZE + last % PAGE_SIZE).int()
 
     def ours(self, name: str) -> Run:
-        """Raises ConfigError where there is no such backend."""
+        """Return the run of one of our backends. Raises ConfigError if it does not exist here."""
         case, device = self.case, self.case.device
         backend: Any = create_attention_backend(
             name, create_ops(device), device, dtype=DTYPE, head_dim=HEAD_DIM,
@@ -190,7 +191,7 @@ class Step:
         return run
 
     def flashinfer(self) -> tuple[Run, Callable[[], object]]:
-        """(decode as planned, the plan). Raises ImportError."""
+        """Return FlashInfer's decode and its planning. Raises ImportError without the package."""
         import flashinfer
 
         case = self.case
@@ -219,7 +220,7 @@ class Step:
 
 
 def timed_us(run: Run, layers: int, *, in_graph: bool) -> float:
-    """Microseconds of one call: the median of several timings of all calls."""
+    """Return the microseconds of one call: the median of several timings of all calls."""
     calls = -(-CALLS // layers) * layers if in_graph else layers
 
     def all_calls() -> None:

@@ -23,7 +23,7 @@ Op = Callable[[Tensor], Tensor]
 
 
 def operations(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, Op]:
-    """By name: what is applied to [rows, WIDTH]."""
+    """Return functions of a tensor [rows, WIDTH], by name."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape).div(shape[-1] ** 0.5).to(device, dtype)

@@ -1,9 +1,9 @@
-"""What known rules of eviction serve from a prefix cache, beside an oracle that knows the future.
+"""Hit rates of known rules of eviction, beside an oracle that knows the future.
 
-A simulation of equal blocks of KV, without a scheduler, running requests or states: a rule pays for
-nothing but the blocks that it keeps. A request touches the blocks of its prompt from the last to
-the first, so that the front of a prefix is used later than what follows it. Blocks are served up to
-the first one that is missing.
+A simulation of equal blocks of KV, without a scheduler, running requests or states: only the blocks
+that a rule keeps take room. A request touches the blocks of its prompt from the last to the first,
+so a block counts as used later than the blocks behind it. Blocks are served up to the first one
+that is missing.
 
 The rules are written from their papers: ARC (Megiddo and Modha, FAST 2003), S3-FIFO (Yang et al.,
 SOSP 2023), SIEVE (Zhang et al., NSDI 2024), LeCaR (Vietri et al., HotStorage 2018), and
@@ -31,12 +31,12 @@ Queue = OrderedDict[int, int]
 
 
 class Rule(Protocol):
-    """Mutable. Built with the number of blocks that fit."""
+    """A cache that holds at most as many blocks as its constructor says. Mutable."""
 
     def __contains__(self, key: int) -> bool: ...
 
     def touch(self, key: int) -> None:
-        """A request uses the block, which is cached from now on. Others may be lost."""
+        """Use a block, which is cached from now on. Other blocks may be lost."""
 
 
 class Lru:
@@ -54,8 +54,10 @@ class Lru:
 
 
 class Lfu:
-    """The least used first, the least recently used of these. ages: a block starts with the rank of
-    the last one that was lost (GreedyDual)."""
+    """Loses the least used block, of several the least recently used.
+
+    ages: a new block starts with the rank of the last lost one (GreedyDual).
+    """
 
     ages = False
 
@@ -86,11 +88,12 @@ class Gdsf(Lfu):
 
 
 class Sieve:
-    """A queue by age with a hand that goes from old to young, sparing the blocks used since."""
+    """A queue by age. A hand goes from old to young and spares the blocks used since its last
+    pass."""
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._ahead, self._passed = Queue(), Queue()  # of the hand; 1: used
+        self._ahead, self._passed = Queue(), Queue()  # blocks before and behind the hand; 1: used
 
     def __contains__(self, key: int) -> bool:
         return key in self._ahead or key in self._passed
@@ -111,8 +114,8 @@ class Sieve:
 
 
 class S3Fifo:
-    """A small queue (a tenth) that blocks must be used in, a main one, and the names of those that
-    left the small one."""
+    """A small queue (a tenth of the room), a main queue, and the names of blocks that left the
+    small one. A block reaches the main queue by a use in the small one, or by its return."""
 
     def __init__(self, room: int) -> None:
         self._room, self._small_room = room, max(room // 10, 1)
@@ -147,8 +150,8 @@ class S3Fifo:
 
 
 class Arc:
-    """Blocks used once and blocks used more often, each least recently used; what was lost from
-    either moves the border between them."""
+    """Two lists by last use: blocks used once, and more often. The return of a lost block moves the
+    border between them."""
 
     def __init__(self, room: int) -> None:
         self._room, self._target = room, 0.0
@@ -201,8 +204,8 @@ class Arc:
 
 
 class LeCaR:
-    """Loses a block by age or by uses, by chance; a block that returns lowers the chance of the
-    rule that lost it."""
+    """Draws whether to lose a block by age or by uses. The return of a block lowers the chance of
+    the rule that lost it."""
 
     RATE: Final = 0.45
     FORGET: Final = 0.005
@@ -267,8 +270,9 @@ def main(argv: list[str]) -> None:
 
 
 def measure(prompts: Sequence[IdArray], budget: int) -> list[float]:
-    """The shares of prompt tokens that are not computed: by `RULES`, by a cache that knows the law
-    of reuse, by one that knows which blocks are used again but not when, and by an oracle."""
+    """Return the shares of prompt tokens that are not computed: with each of `RULES`, with a cache
+    that knows the law of reuse, with one that knows which blocks are used again but not when, and
+    with an oracle."""
     room = budget // (RECORDED_BLOCK * KV_BYTES)
     bound = without_future(prompts, block=RECORDED_BLOCK, kv_bytes=KV_BYTES, budget=budget)
     oracle = Oracle(

@@ -13,19 +13,20 @@ from typing import Any, Final
 import torch
 
 from minisgl.benchmark.checkpoint import write_checkpoint
+from minisgl.benchmark.versus_transformers import generate
 from minisgl.core import SamplingParams
 from minisgl.core.args import Quantization
 from minisgl.llm import LLM
 from minisgl.utils.gguf import WEIGHTS, open_gguf, stored_types
 
 Generate = Callable[[torch.Tensor, int], None]
-"""(prompts [B, T], output tokens of each), greedy."""
+"""Computes greedy answers to prompts [B, T], each of the given number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """quantization: the option. stored: `quantization_config` of the checkpoint, whose head is
-    bfloat16 as AWQ's and GPTQ's are."""
+    """Our engine in one format. quantization: the option of that name. stored: the checkpoint's
+    `quantization_config`; its head is bfloat16, as in AWQ and GPTQ."""
 
     quantization: Quantization | None = None
     stored: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +55,7 @@ FORMATS: Final = {
 
 @contextmanager
 def ours(folder: Path, values: dict[str, Any]) -> Iterator[dict[str, Generate]]:
-    """values: of config.json."""
+    """Yield our engine in each format, by name. values: the content of config.json."""
     with ExitStack() as stack:
         engines: dict[str, Generate] = {}
         for index, (name, format) in enumerate(FORMATS.items()):
@@ -75,7 +76,7 @@ def ours(folder: Path, values: dict[str, Any]) -> Iterator[dict[str, Generate]]:
 def of_files(
     folder: Path, values: dict[str, Any], kinds: Iterable[str]
 ) -> Iterator[dict[str, Generate]]:
-    """Ours with llama.cpp's files KIND.gguf, which have no tokenizer. folder: where they are."""
+    """Yield our engine with llama.cpp's files KIND.gguf of `folder`, which have no tokenizer."""
     with ExitStack() as stack:
         engines: dict[str, Generate] = {}
         for kind in kinds:
@@ -105,11 +106,4 @@ def transformers_engine(values: dict[str, Any]) -> Generate:
     models: Any = AutoModelForCausalLM
     model = models.from_config(config, dtype=torch.bfloat16)
 
-    def generate(prompts: torch.Tensor, count: int) -> None:
-        with torch.inference_mode():
-            model.generate(
-                prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
-                max_new_tokens=count, min_new_tokens=count, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
-
-    return generate
+    return partial(generate, model)

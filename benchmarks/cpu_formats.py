@@ -1,11 +1,11 @@
 """Decode and prefill on a CPU by format of the weights, beside peers, the floor and HTTP.
 
 `LLM.generate` with random weights of Qwen3-0.6B's shape (`--shape`). A round runs every engine.
-Other load only ever takes time, so a rate is that of the least seconds of all rounds, and each
-round's seconds are in the JSON. A decode rate is of the tokens after the first: N + 1 tokens less
-one. The floor of a decode step is the larger of the weights' bytes over the read rate and its FLOPs
-over the rate of a layer's four GEMMs (torch's, which is oneDNN) with the prompt's rows; that of a
-prompt is the time of these GEMMs. All are measured in each round.
+Other load can only add time, so the least seconds of all rounds give the rate; the JSON has each
+round's seconds. The decode rate counts the tokens after the first: the time of N + 1 tokens less
+the time of one. A decode step's floor is the larger of two times: the weights' bytes over the read
+rate, and its FLOPs over the rate of a layer's four GEMMs (torch's, which are oneDNN's) with the
+prompt's rows. A prompt's floor is the time of these GEMMs. All are measured in each round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PAIRS: Final = (
 )
 READ_BYTES: Final = 1 << 29
 BESIDE: Final = 8  # streams beside a neighbour
-Seconds = dict[str, dict[str, list[float]]]  # by engine and what it does, of each round
+Seconds = dict[str, dict[str, list[float]]]  # the seconds of each round, by engine and task
 
 
 def main(argv: list[str]) -> None:
@@ -129,7 +129,7 @@ def _result(
 
 
 class Floor:
-    """What reading the weights and multiplying by them takes at least."""
+    """The least time of reading the weights and of multiplying by them."""
 
     def __init__(self, values: dict[str, Any], prompt: int) -> None:
         hidden, inner = values["hidden_size"], values["intermediate_size"]
@@ -178,7 +178,7 @@ def _measure(generate: Generate, vocab_size: int, args: argparse.Namespace) -> d
 
 
 def _rates(seconds: dict[str, list[float]], args: argparse.Namespace) -> dict[str, float]:
-    """Tokens a second."""
+    """Return tokens per second, by engine and task."""
     prefill = f"prefill {args.prompt}"
     if prefill not in seconds:
         return {}
@@ -192,7 +192,8 @@ def _rates(seconds: dict[str, list[float]], args: argparse.Namespace) -> dict[st
 def _streams(
     server: Served | None, generate: Generate, vocab_size: int, args: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """By number of streams: the server's run and the seconds of `LLM`; and beside a neighbour."""
+    """Return, by number of streams, the server's run and the seconds of `LLM`, and the run beside a
+    neighbour."""
     if server is None:
         return {}
     runs = {}
@@ -206,7 +207,7 @@ def _streams(
 
 
 def _http_ratios(http: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Medians of the rounds: a round's p99 is of a few tokens."""
+    """Return medians over the rounds, as a single round's p99 comes from a few tokens."""
 
     def median(key: str, what: str) -> float:
         return float(statistics.median(run[what] for run in http[key]))

@@ -2,9 +2,10 @@
 
 One process: `LLM` with the built-in model, or with random weights of a real shape. Batches of
 random sizes, lengths and sampling options run until each page of the KV pool was written, and then
-for `--seconds`. The planned bytes are the table's (weights, activations, KV pool) and those of the
-interpreter with torch and this package, resident before the model is loaded. With a real shape as
-many requests may run as a batch has at most: the table's activations are a bound for as many.
+for `--seconds`. The planned bytes are those of the table (weights, activations, KV pool) and those
+of the interpreter with torch and this package, which are resident before the model is loaded. The
+table's activations are a bound for all requests that may run, so with a real shape no more may run
+than a batch has at most.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ EVERY_S: Final = 10.0  # between two entries of the JSON
 def main(argv: list[str]) -> None:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape, in bfloat16")
-    parser.add_argument("--num-pages", type=natural, help="of the KV pool (default: the plan's)")
-    parser.add_argument("--seconds", type=natural, default=60, help="of random batches")
+    parser.add_argument(
+        "--num-pages", type=natural, help="pages of the KV pool (default: the plan's)"
+    )
+    parser.add_argument("--seconds", type=natural, default=60, help="seconds of random batches")
     add_json(parser)
     args = parser.parse_args(argv)
     load = machine_load()
@@ -93,7 +96,7 @@ def main(argv: list[str]) -> None:
 
 
 class _Batches:
-    """Random batches, the same in each run. Mutable: counts them, and their tokens."""
+    """Random batches, the same in each run. Mutable: it counts batches and tokens."""
 
     def __init__(self, llm: LLM, vocab_size: int, max_seq_len: int) -> None:
         self.count = self.num_tokens = 0

@@ -26,16 +26,16 @@ PROMPT: Final = 8  # tokens
 
 
 class Served:
-    """Streams of one server."""
+    """Asks one server for streams."""
 
     def __init__(self, url: str, vocab_size: int, output: int) -> None:
-        """output: tokens of each stream."""
+        """output: the tokens of each stream."""
         self._target = Target(url=url, api="generate", extra={"temperature": 0.0})
         self._vocab_size, self._output = vocab_size, output
         self._rng = np.random.default_rng(0)
 
     def run(self, streams: int) -> dict[str, Any]:
-        """All at once. Returns seconds, and milliseconds between tokens: p50 and p99."""
+        """Run the streams all at once. Returns the seconds, and p50 and p99 of the ITL in ms."""
         ids = self._rng.integers(1, self._vocab_size, (streams, PROMPT), dtype=np.int32)
         sessions = [
             Session(turns=(Turn(ids=row, max_tokens=self._output),), at_s=0.0) for row in ids

@@ -57,7 +57,9 @@ def measure_steps(
 
 
 def fill_cache(engine: Engine, rows: int, context: int) -> Plan:
-    """Random keys and values for so many rows; the plan of a step that adds a token to each.
+    """Fill the cache with random keys and values for `rows` rows of `context` tokens.
+
+    Returns the plan of a step that adds a token to each row.
 
     Raises ConfigError where that is more than the engine can hold.
     """
@@ -82,7 +84,7 @@ def fill_cache(engine: Engine, rows: int, context: int) -> Plan:
         token_ids=np.zeros(rows, np.int32), num_decodes=rows, sample_rows=every,
         output_idxs=[0] * rows,
     )  # fmt: skip
-    # A decode step brings a page a row at most, so the pages come with a step that is none.
+    # A decode step adds at most one page for each row, so another step brings these pages.
     first = replace(
         plan,
         num_decodes=0,
@@ -94,7 +96,7 @@ def fill_cache(engine: Engine, rows: int, context: int) -> Plan:
 
 
 def step_s(engine: Engine, plan: Plan) -> float:
-    """Seconds of a step while the one after it is launched, as in the engine's loop."""
+    """Return the seconds of a step while its successor is launched, as in the engine's loop."""
     flight, ends = engine.launch(plan), []
     for _ in range(STEPS + 1):
         following = engine.launch(plan)

@@ -1,9 +1,9 @@
-"""What a light key waits for beside a heavy key's flood, in simulated time.
+"""The waits of a light key beside a heavy key's flood, in simulated time.
 
 The scheduler, its loop, the server's shares and late planning are the real ones. The device is a
-model of a GPU's speed, the same that the scheduler plans with.
-Nothing sleeps, so the same flags print the same numbers. The heavy key's requests are all there at
-the start. The light key asks one request after the other; its answers have 8 tokens.
+model of a GPU's speed, the one with which the scheduler plans. Nothing sleeps, so the same flags
+print the same numbers. The heavy key's requests are all there at the start. The light key asks one
+request after the other; its answers have 8 tokens.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from minisgl.server.shares import Shares
 VOCAB_SIZE: Final = 30_000
 PAGE_SIZE: Final = 16
 SETTLE_S: Final = 6.0
-"""Until the flood has filled the places and the prompts of its first wave are computed."""
+"""By then the flood has filled the places, and the prompts of its first wave are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """num_flood: requests of the heavy key, all there at time 0. prompts, outputs: ranges of their
-    lengths. light_prompt, light_output: tokens. gaps: seconds before the light key's first request,
-    and from each of its answers to the next."""
+    """The requests of both keys. num_flood: the heavy key's, all there at time 0. prompts, outputs:
+    ranges of their lengths. light_prompt, light_output: tokens. gaps: seconds before the light
+    key's first request, and from each of its answers to its next request."""
 
     num_flood: int
     light_prompt: int
@@ -52,7 +52,7 @@ class Load:
 class World:
     """A clock, a device, clients and the server's shares, as the loop meets them. Mutable.
 
-    step_s: the time of a step. waits: seconds to the first token of each light request.
+    step_s: returns the seconds of a step. waits: each light request's seconds to its first token.
     """
 
     load: Load
@@ -75,7 +75,8 @@ class World:
             self.keys[name] = Key(name, KeyEntry(key=name), lambda: self.now, shares)
 
     def get(self, timeout_s: float | None) -> Sequence[SchedulerMsg]:
-        """Messages of a time that has come. It is the next one's, if that is within `timeout_s`."""
+        """Return the messages that have arrived. The clock goes on to the next one's time if that
+        is within `timeout_s`."""
         load, found = self.load, list[SchedulerMsg]()
         if not self.jobs:
             for _ in range(load.num_flood):
@@ -102,7 +103,7 @@ class World:
     def close(self) -> None: ...
 
     def flight(self) -> tuple[float, float] | None:
-        """When the last step that was launched begins and ends; None if it has ended."""
+        """Return the start and end of the last launched step; None if it has ended."""
         is_over = self.free_at <= self.now
         return None if is_over else (self.free_at - self.steps_s[-1], self.free_at)
 
@@ -150,7 +151,7 @@ class _Flight(Flight):
 def serve(
     world: World, config: SchedulerConfig, *, overlap: bool = True, late: bool = True
 ) -> Scheduler:
-    """Answer the light key's requests, and the flood meanwhile. late: plan late."""
+    """Run until all of the light key's requests are answered. late: plan late."""
     scheduler = Scheduler(config, clock=lambda: world.now)
     source: Source = world
     if late:
@@ -171,10 +172,10 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
-    add("--prompts", default="16,1000,4000", help="tokens of the light key's prompts, with commas")
+    add("--prompts", default="16,1000,4000", help="prompt tokens of the light key, with commas")
     add("--count", type=natural, default=200, help="requests of the light key")
     add("--flood", type=natural, default=500, help="requests of the heavy key")
-    add("--running", type=natural, default=64, help="requests that run at once")
+    add("--running", type=natural, default=64, help="requests that run together at most")
     add("--stall-ms", type=above_zero, default=20.0, help="the stall bound")
     add_json(parser)
     args = parser.parse_args(argv)
@@ -194,7 +195,7 @@ TIMES: Final = StepTimes(
     decode_us=7000.0,
     row_us=20.0,
 )
-"""About Qwen3-14B on an H200: 7 ms read the weights, 23,000 prompt tokens a second."""
+"""About Qwen3-14B on an H200: 7 ms to read the weights, 23,000 prompt tokens a second."""
 
 
 def simulate(
@@ -208,8 +209,10 @@ def simulate(
     late: bool = True,
     overlap: bool = True,
 ) -> dict[str, Any]:
-    """Returns the waits of the light key in ms. bound_ms: twice the p99 alone and the longest step.
-    flood_tokens_per_s: of answers, the light key's among them."""
+    """Run one case. Returns the waits of the light key in ms.
+
+    bound_ms: twice the p99 alone, and the longest step. output_tokens_per_s: of both keys.
+    """
     rng = np.random.default_rng(prompt)
     gaps = [SETTLE_S if num_flood else 0.0, *rng.uniform(0.05, 0.15, args.count - 1).tolist()]
     load = Load(num_flood=num_flood, light_prompt=prompt, gaps=gaps)

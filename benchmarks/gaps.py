@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from minisgl.benchmark.arguments import add_json, benchmark_parser
-from minisgl.benchmark.replay import records_of
+from minisgl.benchmark.recording import records_of
 from minisgl.benchmark.replay_plans import Recording, plan_again
 from minisgl.benchmark.report import write_json
 from minisgl.core.plan import Plan
@@ -32,7 +32,8 @@ NUM_SHOWN: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A step with decode rows after another one. context: the tokens of its decode rows."""
+    """Two successive steps with decode rows. context: the tokens of the later step's decode
+    rows."""
 
     step: int
     seconds: float
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     for name, value in result.items():
         if name != "rows":
             print(f"{name:34}{value}")
-    print("the longest beside what they may be:")
+    print("the longest gaps beside their bounds:")
     for row in result["rows"]:
         print("  " + ", ".join(f"{name} {value}" for name, value in row.items()))
     if args.json:

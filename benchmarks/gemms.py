@@ -1,10 +1,10 @@
 """The GEMMs of a decoder's layer, by our kernels and by cuBLAS, beside their floor.
 
-A CUDA graph holds the norms, GEMMs and activation of so many layers that the L2 cache holds none of
-their weights on their next turn. A norm of as many numbers replaces attention. Each GEMM is also
-timed alone by cuBLAS, behind others like itself. The floor is that of `minisgl.benchmark.floor`,
-GEMM by GEMM: weights once, or the arithmetic. `--steps` instead times decode steps of whole models
-with our GEMMs and with cuBLAS.
+A CUDA graph holds the norms, GEMMs and activation of so many layers that the L2 cache has lost
+their weights when their turn comes again. A norm of equal size replaces attention. Each GEMM is
+also timed alone by cuBLAS, behind others like itself. The floor is that of `benchmark.floor`, GEMM
+by GEMM: reading the weights once, or the arithmetic. `--steps` instead times decode steps of whole
+models with our GEMMs and with cuBLAS.
 
 Rounds interleave the two, and medians count. Their outputs differ by the rounding of all layers;
 more than `TOLERANCE` is an error.
@@ -12,7 +12,6 @@ more than `TOLERANCE` is an error.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.decode_steps import measure_steps
-from minisgl.benchmark.arguments import add_json, benchmark_parser, naturals
+from minisgl.benchmark.arguments import add_json, benchmark_parser, names_of, naturals
 from minisgl.benchmark.floor import gemm_floor_s
 from minisgl.benchmark.gpu_time import captured, card_rates, interleaved_s, need_gpu
 from minisgl.benchmark.report import machine_load, write_json
@@ -39,7 +38,7 @@ from minisgl.utils.logger import setup_logging
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": MODELS["qwen3-0.6b"],
     "qwen3-14b": MODELS["qwen3-14b"],
-    "qwen3-32b-tp4": {  # what one of four ranks has
+    "qwen3-32b-tp4": {  # one of four ranks' part
         **MODELS["qwen3-32b"],
         "num_attention_heads": 16,
         "num_key_value_heads": 2,
@@ -48,16 +47,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 ROWS = (4, 16, 64, 96, 128, 144, 160, 176, 192, 208, 224, 240, 256)
-WEIGHT_BYTES = 256 << 20  # of one GEMM in all layers: five times the L2 cache of an H200
+WEIGHT_BYTES = 256 << 20  # one GEMM in all layers: five times the L2 cache of an H200
 EPS = 1e-6
 TOLERANCE = 5e-2
-"""Of the outputs' norm. Simulated roundings give 0.0045 for one layer, 0.023 for 64; one GEMM of
-64 layers left out is a tenth of the residual."""
+"""Relative to the outputs' norm. Simulated roundings give 0.0045 for one layer, 0.023 for 64; one
+GEMM of 64 layers left out is a tenth of the residual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Of a decoder without experts; inner: intermediate size."""
+    """The sizes of a decoder's layer without experts. inner: intermediate size."""
 
     hidden: int
     attended: int
@@ -66,7 +65,7 @@ class Layer:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Layer:
-        """From a config.json's values."""
+        """Return the layer of a model. values: the content of its config.json."""
         heads, kv_heads = values["num_attention_heads"], values["num_key_value_heads"]
         return cls(
             hidden=values["hidden_size"],
@@ -77,7 +76,7 @@ class Layer:
 
     @property
     def gemms(self) -> dict[str, tuple[int, int]]:
-        """(outputs, inputs) of each."""
+        """(outputs, inputs) of each GEMM, by name."""
         return {
             "qkv": (self.qkv, self.hidden),
             "o": (self.hidden, self.attended),
@@ -89,17 +88,21 @@ class Layer:
         return {name: gemm_floor_s(rows, n * k) for name, (n, k) in self.gemms.items()}
 
     def num_copies(self) -> int:
-        """Layers until even the smallest GEMM's weights are more than a cache holds."""
+        """The number of layers at which even the smallest GEMM's weights exceed a cache."""
         smallest = min(2 * n * k for n, k in self.gemms.values())
         return -(-WEIGHT_BYTES // smallest)
 
 
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
-    parser.add_argument("--shapes", type=_shapes, default=",".join(SHAPES), help="with commas")
+    parser.add_argument(
+        "--shapes", type=names_of("shape", SHAPES), default=",".join(SHAPES), help="with commas"
+    )
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
     parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
-    parser.add_argument("--contexts", type=naturals, default=[100], help="of --steps, with commas")
+    parser.add_argument(
+        "--contexts", type=naturals, default=[100], help="context lengths of --steps, with commas"
+    )
     add_json(parser)
     args = parser.parse_args(argv)
     need_gpu()
@@ -124,20 +127,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
-    """Return an engine with random weights on a GPU. values: of a config.json."""
+    """Return an engine with random weights on a GPU. values: the content of config.json."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(values))
         config = EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings)
         return start_engine(config)
-
-
-def _shapes(text: str) -> dict[str, dict[str, Any]]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in SHAPES]:
-        raise argparse.ArgumentTypeError(
-            f"there is no shape {unknown[0]!r}; there are: {', '.join(SHAPES)}"
-        )
-    return {name: SHAPES[name] for name in names}
 
 
 def measure_layer(name: str, layer: Layer, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -191,7 +185,7 @@ def _row(
 
 
 def random_weights(layer: Layer, device: torch.device) -> dict[str, Tensor]:
-    """Of the gemms, and of the norms before them."""
+    """Return the weights of a layer's GEMMs and of the norms before them."""
     bfloat16: Any = {"device": device, "dtype": torch.bfloat16}
     weights = {
         key: torch.empty(n, k, **bfloat16).normal_(0, k**-0.5)
@@ -204,7 +198,8 @@ def random_weights(layer: Layer, device: torch.device) -> dict[str, Tensor]:
 def run_layers(
     ops: Ops, layers: Sequence[dict[str, Tensor]], x: Tensor, attended: Tensor
 ) -> Tensor:
-    """What the last layer adds to its residual. attended: what takes attention's place in each."""
+    """Return the last layer's addition to its residual. attended: attention's output in each
+    layer."""
     residual = x
     for w in layers:
         _, residual = ops.norm_linear(x, residual, w["qkv_norm"], EPS, w["qkv"], None)

@@ -1,4 +1,4 @@
-"""What a prefix cache could serve that knows the future, a part of it, or only its law."""
+"""Hit rates of prefix caches that know the future, a part of it, or only the law of reuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from minisgl.core.req import IdArray
 
 
 def prefixes(ids: IdArray, block: int) -> list[int]:
-    """For each whole block before the last token, what identifies the prompt up to its end."""
+    """Return an identifier of the prompt up to the end of each whole block before the last
+    token."""
     keys, key = [], 0
     for end in range(block, len(ids), block):
         key = hash((key, ids[end - block : end].tobytes()))
@@ -21,13 +22,13 @@ def prefixes(ids: IdArray, block: int) -> list[int]:
 
 
 class Oracle:
-    """KV in blocks, and states exactly where a later request resumes. It knows the future, keeps
-    only what is needed again, and gives up first what is needed last (Belady, 1966), of that the
-    end of a prompt. Mutable.
+    """A cache that knows the future. It holds KV in blocks, and states exactly where a later
+    request resumes. It keeps only entries that are needed again, and gives up first the one that is
+    needed last (Belady, 1966), of several the one at the end of a prompt. Mutable.
 
-    block: tokens. kv_bytes: of a token. state_bytes: of a state; 0 for a dense model. running: so
-    many requests, the last ones, take the bytes of their blocks that nobody needs again, and of two
-    states.
+    block: tokens of a block. kv_bytes: bytes of a token. state_bytes: bytes of a state; 0 for a
+    dense model. running: the number of last requests that also take the bytes of their blocks
+    without a later use, and of two states.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Oracle:
         self._paths = [prefixes(ids, block) for ids in prompts]
 
     def _uses(self) -> dict[tuple[str, int], list[int]]:
-        """The numbers of the requests that need a block or a state, the last first."""
+        """Return the numbers of the requests that need each block or state, the last first."""
         uses: dict[tuple[str, int], list[int]] = {}
         seen: set[int] = set()
         for number, path in enumerate(self._paths):
@@ -61,7 +62,8 @@ class Oracle:
         return uses
 
     def served(self, budget: int) -> float:
-        """The share of prompt tokens that are not computed, with so many bytes."""
+        """Return the share of prompt tokens that are not computed with a budget of so many
+        bytes."""
         uses = self._uses()
         held: dict[tuple[str, int], int] = {}  # to the request that needs it next
         by_need: list[tuple[int, int, tuple[str, int]]] = []
@@ -95,8 +97,8 @@ class Oracle:
 
 
 def knows_which(prompts: Sequence[IdArray], *, block: int, room: int) -> float:
-    """The share of prompt tokens that a cache of `room` blocks serves which knows whether a block
-    is used again, but not when: it loses the least recently used of these."""
+    """Return the share of prompt tokens that a cache of `room` blocks serves. It knows whether a
+    block is used again, but not when: of these blocks it loses the least recently used."""
     paths = [prefixes(ids, block) for ids in prompts]
     last = {key: number for number, path in enumerate(paths) for key in path}
     held: OrderedDict[int, None] = OrderedDict()
@@ -113,16 +115,18 @@ def knows_which(prompts: Sequence[IdArray], *, block: int, room: int) -> float:
 
 
 def without_future(prompts: Sequence[IdArray], *, block: int, kv_bytes: int, budget: int) -> float:
-    """A bound on what a cache of KV serves that does not know the future.
+    """Return a bound on the share that a cache of KV serves without knowing the future.
 
-    It knows how often a block is used again after so many requests, for blocks whose last user was
-    the first, second, ... turn of a conversation, and keeps each for the best time, so that it
-    holds `budget` bytes on average. The law is that of these very prompts, so a real cache that
-    knows nothing else serves less.
+    It knows the law of reuse: how often a block is used again after n requests, by the turn of the
+    conversation that used it last. It keeps each block for the best time, so that it holds `budget`
+    bytes on average. The law comes from these very prompts, so a real cache that knows nothing else
+    serves less.
     """
     count = len(prompts)
-    reused: dict[int, Counter[int]] = {}  # by turn: blocks used again after so many requests
-    unused: dict[int, Counter[int]] = {}  # blocks not used again in so many requests
+    reused: dict[
+        int, Counter[int]
+    ] = {}  # by turn and number of requests: blocks used again after them
+    unused: dict[int, Counter[int]] = {}  # the same: blocks not used again within them
     last: dict[int, int] = {}
     turns: list[int] = []
     paths = [prefixes(ids, block) for ids in prompts]

@@ -1,10 +1,10 @@
-"""What HTTP costs: the server's real processes over a device of known speed, beside it offline.
+"""The cost of HTTP: a server's real processes over a device of known speed, beside it offline.
 
 The API server, the tokenizer, the detokenizer and the scheduler are those of a server; only the
 executor computes no model: a step takes `--step-ms`. The offline run is the same scheduler over the
-same executor, without processes and sockets. Throughput over HTTP divided by throughput offline is
-the share kept, if the machine has a core for each process. Otherwise the CPU seconds of each
-process say what it could do with a core.
+same executor, without processes and sockets. If the machine has a core for each process, the share
+that HTTP keeps is its throughput over that offline. Otherwise each process's CPU seconds give the
+rate that it could reach with a core of its own.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from minisgl.utils.zmq import Endpoints, PullQueue
 MODEL = "paced"
 READY_S, STOP_S = 60.0, 20.0
 CONTEXT, PAGE_SIZE = 4096, 16
-VOCAB_SIZE = 1000  # of prompts; the built-in tokenizer has more
+VOCAB_SIZE = 1000  # ids of prompts; the built-in tokenizer has more
 
 
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
     # Qwen3-0.6B on one H200: 5.57 s in 1,036 steps (benchmarks/results/offline-qwen3-0.6b.json).
-    add("--step-ms", type=above_zero, default=5.5, help="what a step takes")
+    add("--step-ms", type=above_zero, default=5.5, help="time of a step")
     add("--requests", type=natural, default=256, help="all at once")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
@@ -101,7 +101,8 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Lengths are the same for every seed; the ids are not, so no prompt meets itself again."""
+    """Workloads whose lengths are the same for every seed. The ids differ, so no prompt comes
+    twice."""
 
     requests: int
     inputs: tuple[int, int]
@@ -127,7 +128,7 @@ class _Work:
 
 
 def offline(work: _Work, step_s: float) -> float:
-    """Seconds that the scheduler and the device need alone."""
+    """Return the seconds that the scheduler and the device need alone."""
     scheduler = Scheduler(_scheduler_config(work.requests))
     messages = [
         UserMsg(
@@ -160,7 +161,7 @@ def _scheduler_config(num_running: int) -> SchedulerConfig:
 
 
 class _PacedWorkers(Workers):
-    """The workers of a server, but for what the engine's process runs its plans on."""
+    """The workers of a server, whose engine runs its plans on a device of known speed."""
 
     def __init__(self, step_s: float, num_running: int) -> None:
         super().__init__()
@@ -182,7 +183,7 @@ def _paced_engine(
 
 
 def _words() -> list[int]:
-    """Ids of the built-in tokenizer that are text by themselves, as nearly all of a model's are."""
+    """Return the ids of the built-in tokenizer that are text by themselves, as most ids are."""
     make = load_tokenizer(model_path()).stream
     texts = ((id_, make(skip_special_tokens=True).feed(id_)) for id_ in range(VOCAB_SIZE))
     return [id_ for id_, text in texts if text.strip().isalpha()]
@@ -190,7 +191,7 @@ def _words() -> list[int]:
 
 @contextmanager
 def paced_server(step_s: float, num_running: int) -> Iterator[tuple[str, dict[str, int]]]:
-    """The URL of a running server, and the pid of each of its processes by name."""
+    """Yield the URL of a running server, and the pid of each of its processes by name."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     server = context.Process(target=_api, args=(step_s, num_running, there))

@@ -1,11 +1,11 @@
 """Prompt tokens that the prefix cache serves for a hybrid model, beside bounds of equal bytes.
 
 Prompts go through the real scheduler and prefix tree, without a model. The sizes are those of
-Qwen3.5-35B-A3B in bfloat16. All have the same bytes, and the running requests take theirs of them:
+Qwen3.5-35B-A3B in bfloat16. All caches have the same bytes, which the running requests share:
 
 - hybrid: KV, states and rows in the pools that the engine would plan, and an oracle for them;
-- dense: KV alone, with the hybrid's bytes per token, an oracle for it, and a bound on what a cache
-  can serve that does not know the future.
+- dense: KV alone, with the hybrid's bytes per token, an oracle for it, and a bound for caches that
+  do not know the future.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from minisgl.models.recurrent import GROUPS
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.testing import InstantExecutor
 
-KV_BYTES = 10 * 2 * 2 * 256 * 2  # of a token: layers, keys and values, heads, dims, bytes
+KV_BYTES = 10 * 2 * 2 * 256 * 2  # a token: layers, keys and values, heads, dims, bytes
 STATE_BYTES = 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)  # layers, matrices, inputs before
 PAGE_SIZE, CHUNK, MAX_RUNNING, OUTPUT_TOKENS = 64, 8192, 16, 16
-# Of a page of rows: keys, updates and decays of each token, and the last inputs.
+# A page of rows: keys, updates and decays of each token, and the last inputs.
 ROWS_BYTES = 30 * (PAGE_SIZE * (32 * 129 * 4 + 2048 * 2) + 4 * 8192 * 2)
-MAX_SEQ_LEN = 1 << 20  # so that the pool may have more than what the running requests can fill
+MAX_SEQ_LEN = 1 << 20  # so that the pool may exceed the tokens of the running requests
 COLUMNS = ("hybrid", "its oracle", "dense", "its oracle", "no future")
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
 
 
 def measure(prompts: Sequence[IdArray], block: int, budget: int) -> list[float]:
-    """The shares of `COLUMNS`."""
+    """Return the shares of `COLUMNS`."""
 
     def oracle(state_bytes: int) -> float:
         return Oracle(
@@ -84,7 +84,7 @@ def measure(prompts: Sequence[IdArray], block: int, budget: int) -> list[float]:
 
 
 def served(prompts: Sequence[IdArray], budget: int, groups: tuple[CacheGroup, ...]) -> float:
-    """The share of prompt tokens that are not computed. Requests start in order, at most
+    """Return the share of prompt tokens that are not computed. Requests start in order, at most
     `MAX_RUNNING` at a time."""
     sizes = {"full": KV_BYTES * PAGE_SIZE, "rows": ROWS_BYTES, "state": STATE_BYTES}
     memory = MemoryPlan(

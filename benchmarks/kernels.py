@@ -28,7 +28,9 @@ from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 
 CPU = torch.device("cpu")
-ROUND_S = 0.004  # one side of one round: long against the clock, short against other load
+ROUND_S = (
+    0.004  # one side of one round: long beside the clock's step, short beside changes of other load
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Times are medians in microseconds; speedup is the median of the rounds' theirs / ours."""
+    """Median times in microseconds. speedup: the median of the rounds' ratios theirs / ours."""
 
     name: str
     dtype: str
@@ -112,7 +114,8 @@ def compare(
 def attention_step(
     shape: Shape, dtype: torch.dtype, rows: list[tuple[int, int]], backend: BaseAttnBackend
 ) -> tuple[Tensor, Tensor, Tensor, AttnLayer, PoolBatch]:
-    """Rows of (start, end) over pages of 16 in random order."""
+    """Return q, k, v, layer and batch of a step. rows: (start, end), over pages of 16 in random
+    order."""
     page_size = 16
     per_row = -(-max(end for _, end in rows) // page_size)
     pool = MHAKVCache(
@@ -177,9 +180,9 @@ def gather_then_sdpa(
     *,
     repeat: bool,
 ) -> Tensor:
-    """What torch offers for equal rows: copy the cache together, then one fused attention.
+    """Attention by torch for equal rows: gather the cache, then one fused attention.
 
-    `repeat` copies the heads too; otherwise SDPA's own `enable_gqa` does what it does.
+    repeat: copy the heads, too, instead of SDPA's `enable_gqa`.
     """
     pool = batch.context.kv_pool.layer(0)
     num_rows, table = len(batch.context.page_table), batch.context.page_table
@@ -235,7 +238,7 @@ def attention(rounds: int) -> Iterator[Comparison]:
 def op_calls(
     shape: Shape, dtype: torch.dtype, num_tokens: int
 ) -> dict[str, Callable[[Ops], object]]:
-    """One call of each op, on its own data."""
+    """Return a call of each op, with data of its own, by name."""
     heads = shape.num_q_heads + 2 * shape.num_kv_heads
     x = torch.randn(num_tokens, shape.hidden).to(dtype)
     residual = torch.randn_like(x)
@@ -258,7 +261,7 @@ def op_calls(
 
 
 def sample_calls(shape: Shape, num_rows: int) -> dict[str, Callable[[Ops], object]]:
-    """Logits with the spread that models' logits have, bfloat16."""
+    """Return calls of sampling on bfloat16 logits spread like a model's, by name."""
     logits = (torch.randn(num_rows, shape.vocab) * 3).bfloat16()
     seeds, output_idxs = torch.arange(num_rows), torch.arange(num_rows)
     temperatures = torch.full((num_rows,), 0.7)
@@ -307,12 +310,12 @@ def ops(rounds: int) -> Iterator[Comparison]:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add_json(parser)
-    parser.add_argument("--rounds", type=natural, default=15, help="of each comparison")
+    parser.add_argument("--rounds", type=natural, default=15, help="rounds of each comparison")
     parser.add_argument(
         "--threads",
         type=natural,
         default=torch.get_num_threads(),
-        help="of torch and the kernels",
+        help="threads of torch and the kernels",
     )
     parser.add_argument("--only", choices=("attention", "ops"), help="leave out the other")
     args = parser.parse_args(argv)

@@ -2,12 +2,12 @@
 
 The first `--masked` requests of a masked round (default: all) have masks, so each step is sampled
 after the step before is settled. `--masker even` allows the even ids; `grammar` follows a JSON
-schema, with the work that a user's grammar makes. Plain and masked rounds alternate on one engine,
-odd rounds in the other order, and a step's time is the median time between two steps' tokens. On a
-CPU it is CPU seconds of the process, compute threads included, because wall seconds change with
-other load. The result is the geometric mean of the rounds' ratios with a bootstrap confidence
-interval of 95 %. Greedy, random weights, no early end. The parts are the host's mean time per step
-in each part of a turn; `wait` is what it waits for the device.
+schema, as a user's grammar does. Plain and masked rounds alternate on one engine, odd rounds in the
+other order. A step's time is the median time between the tokens of two steps, on a CPU in CPU
+seconds of the process with its compute threads, because wall seconds change with other load. The
+result is the geometric mean of the rounds' ratios with a bootstrap confidence interval of 95 %.
+Greedy, random weights, no early end. The parts are the host's mean time per step in each part of a
+turn; in `wait` it waits for the device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from minisgl.scheduler.loop import PARTS, Meter
 
 KINDS = ("plain", "masked")
 PAGE_SIZE = 16
-WARM_UP_STEPS = 8  # steps with prompts, and graphs that are captured
+WARM_UP_STEPS = 8  # steps with prompts, and steps that capture graphs
 PERSON = {
     "type": "object",
     "properties": {
@@ -51,12 +51,12 @@ PERSON = {
     "required": ["name", "age", "groups"],
 }
 MIN_ITEMS = 1000
-"""Persons of an answer, so that it never ends early."""
+"""Persons in an answer: so many that it never ends early."""
 
 
 class EvenMasker:
-    """Allows the even ids. The masks are packed beforehand: what a grammar needs to make one is not
-    measured here."""
+    """Allows the even ids. The masks are packed beforehand, so the making of a mask is not
+    measured."""
 
     def __init__(self, vocab_size: int) -> None:
         allowed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
@@ -68,7 +68,7 @@ class EvenMasker:
 
 
 def maskers(kind: str, folder: Path, vocab_size: int) -> Callable[[], Masker]:
-    """Returns what makes a request's masker."""
+    """Return a function that makes a request's masker."""
     if kind == "even":
         return lambda: EvenMasker(vocab_size)
     from minisgl.grammar.compile import json_grammar
@@ -82,7 +82,7 @@ def maskers(kind: str, folder: Path, vocab_size: int) -> Callable[[], Masker]:
 
 
 class Recorder:
-    """The inbox and outbox of one round. Mutable: it notes when each step's tokens come."""
+    """The inbox and outbox of one round. Mutable: it records the time of each step's tokens."""
 
     def __init__(self, requests: list[SchedulerMsg], clock: Callable[[], float]) -> None:
         self._requests, self._clock = requests, clock
@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
     add("--prompt", type=natural, default=64, help="prompt tokens of a request")
     add("--steps", type=natural, default=64, help="decode steps of a round")
     add("--rounds", type=natural, default=5, help="rounds of each kind, after one to warm up")
-    add("--masker", choices=("even", "grammar"), default="even", help="what makes the masks")
+    add("--masker", choices=("even", "grammar"), default="even", help="the kind of masks")
     add("--clock", choices=("auto", "wall", "cpu"), default="auto", help="auto: cpu on a CPU")
     add("--device", default="auto", help="as the server's flag")
     add("--dtype", default="auto", help="as the server's flag")

@@ -17,9 +17,9 @@ import llama_cpp as api
 import numpy as np
 import torch
 
-STD: Final = 0.02  # of the weights; repeated rows cost as much as others
+STD: Final = 0.02  # random rows; they are repeated, and cost as much as others
 DRAWN_ROWS: Final = 256
-MOST_TOKENS: Final = 1024  # in a cache, and in a call
+MOST_TOKENS: Final = 1024  # tokens of the cache, and of a call
 MOST_SEQUENCES: Final = 32
 FILE_TYPES: Final = {
     "q8_0": api.LLAMA_FTYPE_MOSTLY_Q8_0,
@@ -34,7 +34,7 @@ def _silent(level: int, text: bytes, data: object) -> None:
 
 
 def write_random(path: Path, values: dict[str, Any]) -> None:
-    """A Qwen3 with tied embeddings in bfloat16. values: of a config.json."""
+    """Write a Qwen3 with tied embeddings in bfloat16. values: the content of config.json."""
     hidden, inner, heads = (
         values["hidden_size"],
         values["intermediate_size"],
@@ -96,7 +96,7 @@ def quantise(source: Path, target: Path, kind: str, num_threads: int) -> None:
 
 
 class LlamaCpp:
-    """One model with its context. Call it with prompts [B, T] and the number of tokens of each."""
+    """One model with its context. Called with prompts [B, T] and the tokens of each answer."""
 
     def __init__(self, path: Path, num_threads: int) -> None:
         api.llama_log_set(_silent, None)
@@ -134,7 +134,8 @@ class LlamaCpp:
             ids = self._step([(token, position, row, True) for row, token in enumerate(ids)])
 
     def _step(self, tokens: list[tuple[int, int, int, bool]]) -> list[int]:
-        """tokens: (id, position, row, whether the next id is wanted). Returns the wanted ids."""
+        """Compute tokens: (id, position, row, whether the next id is wanted). Returns the wanted
+        ids."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, (token, position, row, is_wanted) in enumerate(tokens):
@@ -153,7 +154,7 @@ class LlamaCpp:
 def llama_engines(
     folder: Path, values: dict[str, Any], num_threads: int
 ) -> Iterator[dict[str, LlamaCpp]]:
-    """bf16 and `FILE_TYPES`, loaded. folder: has the files, or gets them."""
+    """Yield loaded models in bf16 and `FILE_TYPES`. Files that `folder` lacks are made in it."""
     plain = folder / "bf16.gguf"
     if not plain.exists():
         write_random(plain, values)

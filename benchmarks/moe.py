@@ -3,14 +3,13 @@
 On a GPU it times router, routing and experts of one rank with random routing, as CUDA graphs over
 the weights of several layers, so that no cache holds them. The floor of T tokens is the larger of
 arithmetic (6 D F flops for each of their K experts) and bytes: each expert that is expected to be
-touched, E * (1 - (1 - K / E)^T) of them, is read once. On a CPU it times our C++ beside the
-plain-torch loop in rounds; `minisgl.moe.cpu` uses the faster one. `--tune` measures tiles and
+touched, E * (1 - (1 - K / E)^T) of them, is read once. On a CPU it times our C++ and the
+plain-torch loop in turn; `minisgl.moe.cpu` uses the faster one. `--tune` measures tiles and
 writes the table of `minisgl.moe.fused`.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.kernels import compare
 from benchmarks.moe_layers import SHAPES, Shape, gpu_layers, graph_s, make_experts, make_inputs
-from minisgl.benchmark.arguments import add_json, benchmark_parser, natural, naturals
+from minisgl.benchmark.arguments import add_json, benchmark_parser, names_of, natural, naturals
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.errors import ConfigError
@@ -34,17 +33,26 @@ GPU_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CPU_TOKENS = (1, 8, 64, 512)
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+shapes_of = names_of("shape", SHAPES)
+
+
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
-    parser.add_argument("--shapes", type=_shapes, help=f"some of {','.join(SHAPES)}")
+    parser.add_argument("--shapes", type=shapes_of, help=f"some of {','.join(SHAPES)}")
     parser.add_argument("--tokens", type=naturals, help="counts, with commas between")
-    parser.add_argument("--dtypes", type=_dtypes, default="bfloat16", help="of a CPU's comparison")
-    parser.add_argument("--rounds", type=natural, default=15, help="of a CPU's comparison")
+    parser.add_argument(
+        "--dtypes",
+        type=names_of("dtype", DTYPES),
+        default="bfloat16",
+        help="with commas; on a CPU only",
+    )
+    parser.add_argument("--rounds", type=natural, default=15, help="rounds, on a CPU")
     parser.add_argument("--tune", type=Path, default=None, help="the table to update")
     add_json(parser)
     args = parser.parse_args(argv)
     gpu = torch.cuda.is_available()
-    shapes = args.shapes or _shapes("qwen3-30b-a3b" if gpu else "small,slice")
+    shapes = args.shapes or shapes_of("qwen3-30b-a3b" if gpu else "small,slice")
     tokens = args.tokens
     if args.tune:
         _check_tunable(gpu)
@@ -59,26 +67,12 @@ def main(argv: Sequence[str]) -> int:
         rows = [
             row
             for name, x in shapes.items()
-            for dtype in args.dtypes
+            for dtype in args.dtypes.values()
             for row in _on_cpu(name, x, tokens or CPU_TOKENS, dtype, args.rounds)
         ]
     if args.json:
         write_json(args.json, {"load_before": load, "rows": rows})
     return 0
-
-
-def _shapes(text: str) -> dict[str, Shape]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in SHAPES]:
-        raise argparse.ArgumentTypeError(f"there is no shape {unknown[0]!r}")
-    return {name: SHAPES[name] for name in names}
-
-
-def _dtypes(text: str) -> list[torch.dtype]:
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if unknown := [name for name in text.split(",") if name not in known]:
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, got {unknown[0]!r}")
-    return [known[name] for name in text.split(",")]
 
 
 def _check_tunable(gpu: bool) -> None:
@@ -89,7 +83,7 @@ def _check_tunable(gpu: bool) -> None:
 
 
 def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:
-    """See the module's docstring; of an H200."""
+    """Return the floor in seconds on an H200 (see the module's docstring)."""
     touched = touched_experts(shape.experts, shape.top_k, tokens)
     flops = 2.0 * shape.expert_params * shape.top_k * tokens
     return max(touched * shape.expert_params * itemsize / H200_BANDWIDTH, flops / H200_FLOPS)
@@ -147,7 +141,7 @@ def _on_gpu(name: str, shape: Shape, counts: Iterable[int]) -> list[dict[str, An
     routers = torch.randn(len(layers), shape.experts, shape.hidden, device=device, dtype=dtype)
     rows = []
     for tokens in counts:
-        # Ids that no product makes uneven: the router's time counts, random logits route.
+        # The router's time counts, but random logits route, so that the ids are even.
         inputs = [make_inputs(shape, tokens, device, dtype) for _ in layers]
 
         def run(inputs: list[tuple[Tensor, Tensor]] = inputs) -> None:

@@ -1,4 +1,4 @@
-"""One rank's part of the mixtures of real models: shapes, random weights and inputs, GPU time."""
+"""One rank's part of real mixtures: shapes, random weights and inputs, GPU time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.quantization import PlainWeight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of one rank's part of a layer; inner: intermediate size of an expert on it."""
+    """The sizes of one rank's part of a layer. inner: an expert's intermediate size on the rank."""
 
     hidden: int
     inner: int

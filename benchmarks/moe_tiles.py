@@ -1,8 +1,8 @@
 """Tunes the tiles of `minisgl.moe.fused`: times candidates and keeps the fastest.
 
-Several processes first compile the candidates by launching them on empty inputs, which puts them
-into Triton's cache on disk. Then they are timed one by one. Both GEMMs of a layer use tiles of the
-same number of pairs, so the sum of their two best times judges each number.
+Several processes first compile the candidates by launching them on empty inputs, which fills
+Triton's cache on disk. Then they are timed one by one. Both GEMMs of a layer use tiles of the same
+number of pairs, so each number is judged by the sum of the two best times.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _COMPUTE = (
     *((256, 64, 8, 3), (256, 64, 8, 4)),
 )
 CANDIDATES = {16: _STREAM, 32: _STREAM, 64: _COMPUTE, 128: _COMPUTE}
-SHARED_MEMORY = 227 << 10  # of a program, on an H200
-MOST_SUMS = 128  # float32 registers of a thread: more are spilled to memory
+SHARED_MEMORY = 227 << 10  # bytes of shared memory of a program, on an H200
+MOST_SUMS = 128  # float32 sums of a thread; more are spilled to memory
 
 
 def tiles(m: int, gated: bool) -> list[Tile]:
@@ -51,7 +51,7 @@ def tiles(m: int, gated: bool) -> list[Tile]:
 
 
 def worth_a_try(mean: float) -> list[int]:
-    """Pairs of a tile where an expert gets `mean` of them on average."""
+    """Return the numbers of pairs of a tile to try if an expert gets `mean` pairs on average."""
     return [m for m in CANDIDATES if mean / 8 <= m <= max(16, 2.5 * mean)] or [128]
 
 
@@ -70,7 +70,7 @@ def tune(shapes: dict[str, Shape], counts: Sequence[int], path: Path) -> None:
             print(f"{name:<22}{tokens:>6} tokens {seconds * 1e6:>9.1f} us  m {tiles_of[0].m} {cut}")
             row = [mean, tiles_of[0].m, *cut]
             if rows and rows[-1][1:] == row[1:]:
-                rows.pop()  # the same tiles for more tokens
+                rows.pop()  # also the tiles for more tokens
             rows.append(row)
         device[f"{shape.hidden}x{shape.inner}"] = rows
         path.write_text(_lines(table))
@@ -79,7 +79,7 @@ def tune(shapes: dict[str, Shape], counts: Sequence[int], path: Path) -> None:
 
 
 def _best(shape: Shape, layers: list[Experts], tokens: int) -> tuple[float, list[Tile]]:
-    """(seconds of both products, their tiles)."""
+    """Return the seconds of both GEMMs, and their tiles."""
     steps = []
     for experts in layers:
         x, logits = make_inputs(shape, tokens, torch.device("cuda"), torch.bfloat16)
@@ -123,7 +123,10 @@ def _compile_all(shapes: dict[str, Shape]) -> None:
 
 
 def compile_part(arguments: list[str]) -> None:
-    """One process's share of the candidates; arguments: (program, part, parts, shapes' names)."""
+    """Compile one process's share of the candidates.
+
+    arguments: (program, part, number of parts, names of shapes).
+    """
     part, parts = int(arguments[1]), int(arguments[2])
     jobs = [
         (shape, gated, tile)
@@ -148,7 +151,7 @@ def compile_part(arguments: list[str]) -> None:
 
 
 def _lines(table: dict[str, Any]) -> str:
-    """JSON with a line for each row."""
+    """Return the table as JSON with a line for each row."""
     devices = []
     for device, sizes in table.items():
         of_sizes = []

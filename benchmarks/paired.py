@@ -61,11 +61,20 @@ def main(argv: Sequence[str]) -> int:
     add("--rounds", type=natural, default=8, help="counted rounds, after one to warm up")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
     add("--clock", choices=("auto", "wall", "cpu"), default="auto", help="auto: cpu on a CPU")
-    add("--dtype", default="auto", help="of both LLMs, like the next four")
+    add("--dtype", default="auto", help="for both LLMs, like the next four")
     add("--num-pages", type=natural, default=None, help="default: what the workloads need")
     add("--max-prefill-length", type=natural, default=None, help="default: each checkout's own")
-    add("--threads", type=natural, default=None, help="OMP_NUM_THREADS (default: each chooses)")
-    add("--dummy-weight", action="store_true", help="each makes its own weights; no file of them")
+    add(
+        "--threads",
+        type=natural,
+        default=None,
+        help="OMP_NUM_THREADS (default: each checkout chooses)",
+    )
+    add(
+        "--dummy-weight",
+        action="store_true",
+        help="each checkout makes its own random weights, without a file",
+    )
     add("--new-flags", default="", metavar="FLAGS", help="http: more flags for NEW's server alone")
     add("--client-processes", type=natural, default=4, help="http: processes of the client")
     add_json(parser)
@@ -75,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     scale = args.scale or (TINY_SCALE if args.shape == "tiny" else 1.0)
     names = args.workloads or (LLM_WORKLOADS if args.door == "llm" else HTTP_WORKLOADS)
     works = [work.scaled(scale) for work in offline_workloads(names.split(","))]
-    # Pages, not memory_ratio: it is a share of what is free, which the first LLM leaves less of.
+    # Pages, not memory_ratio: that is a share of the free memory, and the first LLM leaves less.
     pages = args.num_pages or num_pages(works)
     settings = {"dtype": args.dtype, "page_size": PAGE_SIZE, "num_pages": pages}
     if args.max_prefill_length:
@@ -140,10 +149,10 @@ class Worker(Protocol):
     """One checkout, through one door."""
 
     def run(self, work: Workload, prompts: list[list[int]]) -> dict[str, Any]:
-        """Returns {"wall_s", "cpu_s"} and what else the door shows."""
+        """Run the workload. Returns {"wall_s", "cpu_s"} and the door's other results."""
 
     def answers(self, work: Workload, prompts: list[list[int]]) -> Any:
-        """Returns all answers, to compare."""
+        """Return all answers, to compare."""
 
 
 class LLMWorker:
@@ -154,7 +163,8 @@ class LLMWorker:
         self.package = Path(self._reply()["package"])
 
     def run(self, work: Workload, prompts: list[list[int]]) -> dict[str, Any]:
-        """Returns {"wall_s", "cpu_s", "ids"}. Raises ConfigError if the process has ended."""
+        """Run the workload. Returns {"wall_s", "cpu_s", "ids"}. Raises ConfigError if the process
+        ended."""
         outputs = [output for _, output in work.requests]
         assert self._process.stdin
         request = {"prompts": prompts, "outputs": outputs, "temperature": work.temperature}
@@ -293,7 +303,7 @@ def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return (geometric mean, its 95 % bootstrap interval's ends); always the same for the same."""
+    """Return the geometric mean and the ends of its 95 % bootstrap interval. Deterministic."""
     logs = np.log(ratios)
     picks = np.random.default_rng(0).integers(0, len(logs), (NUM_RESAMPLES, len(logs)))
     low, high = np.percentile(logs[picks].mean(axis=1), (2.5, 97.5))

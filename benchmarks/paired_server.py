@@ -23,23 +23,24 @@ from minisgl.utils.http import http_client
 
 
 class ServerWorker:
-    """As `paired.Worker`, over HTTP. It reports no ids for a workload, but latencies."""
+    """A `paired.Worker` over HTTP. For a workload it reports latencies instead of ids."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, num_clients: int) -> None:
         self._process, self._num_clients = psutil.Process(process.pid), num_clients
         self._target = Target(url=url, model=describe_server(url)["model"])
 
     def run(self, work: Workload, prompts: list[list[int]]) -> dict[str, Any]:
-        """Returns {"wall_s", "cpu_s", "latencies"}: seconds from the first request to the end of
-        the last stream, CPU seconds of the server's processes, milliseconds of TTFT and ITL."""
+        """Run the workload. Returns {"wall_s", "cpu_s", "latencies"}: seconds from the first
+        request to the end of the last stream, CPU seconds of the server's processes, milliseconds
+        of TTFT and ITL."""
         sessions = [
             Session(turns=(Turn(ids=np.array(ids, np.int32), max_tokens=output),), at_s=0.0)
             for ids, (_, output) in zip(prompts, work.requests, strict=True)
         ]
         target = replace(self._target, extra={"temperature": work.temperature})
-        before = self._cpu_s()
+        before = family_cpu_s(self._process)
         records, _ = run_sharded(target, sessions, concurrency=None, processes=self._num_clients)
-        cpu_s = self._cpu_s() - before
+        cpu_s = family_cpu_s(self._process) - before
         summary = summarize(records, Slo())["summary"]
         if summary["num_failed"]:
             raise RuntimeError(f"a request failed: {summary['errors']}")
@@ -52,7 +53,7 @@ class ServerWorker:
         return {"wall_s": summary["duration_s"], "cpu_s": cpu_s, "latencies": latencies}
 
     def answers(self, work: Workload, prompts: list[list[int]]) -> list[str]:
-        """Returns the text of each answer."""
+        """Return the text of each answer."""
         with http_client(self._target.url, timeout=600.0) as client:
             return [
                 client.post(
@@ -70,9 +71,11 @@ class ServerWorker:
                 for ids, (_, output) in zip(prompts, work.requests, strict=True)
             ]
 
-    def _cpu_s(self) -> float:
-        processes = [self._process, *self._process.children(recursive=True)]
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+def family_cpu_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process and of all its descendants that live."""
+    family = [process, *process.children(recursive=True)]
+    return float(sum(sum(each.cpu_times()[:2]) for each in family))
 
 
 @contextmanager

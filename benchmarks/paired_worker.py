@@ -1,9 +1,9 @@
 """The child of `benchmarks paired`: one `LLM` of one checkout, driven over stdin and stdout.
 
 Run as `python -P paired_worker.py FOLDER SETTINGS` with PYTHONPATH=CHECKOUT/python; SETTINGS are
-keywords of `LLM` as JSON. It uses nothing but `LLM`, `generate` and `SamplingParams`, which old
-checkouts have as well. Each line of stdin is {"prompts", "outputs", "temperature"}; each line of
-stdout is {"wall_s", "cpu_s", "ids"}, after a first line that says where minisgl came from.
+keywords of `LLM` as JSON. It uses only `LLM`, `generate` and `SamplingParams`, which old checkouts
+have, too. Each line of stdin is {"prompts", "outputs", "temperature"}; each line of stdout is
+{"wall_s", "cpu_s", "ids"}, after a first line with the folder of minisgl.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 
 def serve() -> None:
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not mix with the replies
+    os.dup2(2, 1)  # prints of libraries must not mix with the replies
 
     import torch
 

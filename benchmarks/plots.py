@@ -1,7 +1,7 @@
 """Pictures of results: PNG files, and one HTML report that needs no network and no other file.
 
-`plots RESULT.json... --out FOLDER` draws what fits each kind of result; files of the kind online
-share their axes, so engines or settings can be laid over each other.
+`plots RESULT.json... --out FOLDER` draws the figures of each kind of result. Files of the kind
+online share their axes, so that engines or settings can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from minisgl.benchmark.compare import read_result
 from minisgl.errors import ConfigError
 
 Results = dict[str, dict[str, Any]]
-"""Name -> content; see `names_of`."""
+"""The content of each file, by its name (see `names_of`)."""
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 img{max-width:100%}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
@@ -35,7 +35,7 @@ pre{background:#f5f5f5;padding:.7rem;overflow:auto}"""
 
 
 def draw(results: Results) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) of everything that can be drawn."""
+    """Yield the name and the figure of everything that can be drawn."""
     online = {
         name: result["runs"][0] for name, result in results.items() if _kind(result, "online")
     }
@@ -54,7 +54,7 @@ def draw(results: Results) -> Iterator[tuple[str, Figure]]:
 
 
 def latency(runs: dict[str, dict[str, Any]]) -> Figure:
-    """How TTFT, ITL and E2E are distributed, on a log axis, and TTFT over the run."""
+    """The distributions of TTFT, ITL and E2E on a log axis, and TTFT over the run."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 2)
     for label, run in runs.items():
@@ -100,7 +100,7 @@ def sweep(result: dict[str, Any]) -> Figure:
 
 
 def steps(result: dict[str, Any]) -> Figure:
-    """Where a step's host time goes."""
+    """The host time of a step by part."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     axis = figure.subplots()
     rows = result["steps"]
@@ -115,7 +115,7 @@ def steps(result: dict[str, Any]) -> Figure:
 
 
 def tree_share(result: dict[str, Any]) -> Figure:
-    """What a request costs the scheduler, with the prefix tree and without."""
+    """The scheduler's time for a request, with the prefix tree and without."""
     figure = Figure(figsize=(6, 3), layout="constrained")
     axis = figure.subplots()
     names = [row["name"] for row in result["tree_share"]]
@@ -129,7 +129,7 @@ def tree_share(result: dict[str, Any]) -> Figure:
 
 
 def medians(result: dict[str, Any]) -> Figure:
-    """The variants of an ablation: the median of its rounds as bars, the rounds as dots."""
+    """The variants of an ablation: medians as bars, rounds as dots."""
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     shown = (
         ("TTFT p50, ms", "ttft_ms", "p50"),
@@ -154,7 +154,7 @@ def medians(result: dict[str, Any]) -> Figure:
 
 
 def report(results: Results, pictures: dict[str, bytes]) -> str:
-    """One page: the pictures inside it, a table for each result, where it was measured."""
+    """Return one page with the pictures, and a table and the environment of each result."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Mini-SGLang benchmarks</title>",
         f"<style>{STYLE}</style><h1>Mini-SGLang benchmarks</h1>",
@@ -181,13 +181,14 @@ def report(results: Results, pictures: dict[str, bytes]) -> str:
 
 
 def _tables(result: dict[str, Any]) -> str:
-    """Whatever is a summary becomes a row of one table; other lists become tables."""
+    """Return the tables of a result: summaries are rows of one table, other lists tables of their
+    own."""
     named = [(f"run {index + 1}", run) for index, run in enumerate(result.get("runs", []))]
     named += [(f"{point['rate']:g} requests/s", point) for point in result.get("points", [])]
     for variant in result.get("variants", []):
         named += [(f"{variant['name']}, {i + 1}", run) for i, run in enumerate(variant["runs"])]
     summaries = [(label, run["summary"]) for label, run in named if "summary" in run]
-    # Of `serving`: the medians of each workload's runs.
+    # `serving`: the medians of each workload's runs.
     summaries += [
         (row["workload"], row["median"]) for row in result.get("rows", []) if "median" in row
     ]
@@ -211,7 +212,7 @@ def _flat(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    """Of what is no dict itself: a column for each key that some row has."""
+    """Return a table with a column for each key that some row has. Dicts in rows are left out."""
     columns = dict.fromkeys(
         key for row in rows for key, value in row.items() if not isinstance(value, dict)
     )
@@ -239,7 +240,7 @@ def _slo(slo: dict[str, float | None]) -> str:
 
 
 def names_of(paths: Sequence[Path]) -> dict[str, Path]:
-    """Each file by its name without .json, after so many of its folders as tell all apart."""
+    """Return each file by its name without .json, with enough of its folders to tell all apart."""
     files = {Path(os.path.abspath(path)): path for path in paths}
     parts = [(*file.parent.parts[1:], file.name.removesuffix(".json")) for file in files]
     names: list[str] = []
@@ -253,7 +254,7 @@ def names_of(paths: Sequence[Path]) -> dict[str, Path]:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument(
-        "results", nargs="+", type=Path, metavar="RESULT.json", help="of any benchmarks"
+        "results", nargs="+", type=Path, metavar="RESULT.json", help="results of any benchmarks"
     )
     parser.add_argument("--out", type=Path, default=Path("plots"), help="folder")
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What the prefix tree costs: operations on a million tokens, and its share of scheduling."""
+"""The cost of the prefix tree: operations on a million tokens, and its share of scheduling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TREE_TOKENS = 1_000_000
 
 
 def measure_tree(page_size: int) -> Iterator[dict[str, Any]]:
-    """Median microseconds of an operation on a tree that holds `TREE_TOKENS` tokens.
+    """Yield the median microseconds of each operation on a tree of `TREE_TOKENS` tokens.
 
     Prompts of 1,024 tokens, of which 256 are one of 32 system prompts.
     """
@@ -80,7 +80,7 @@ def measure_tree(page_size: int) -> Iterator[dict[str, Any]]:
 
 
 def measure_share(cache: Literal["radix", "naive"], num_requests: int = 1000) -> dict[str, Any]:
-    """The part of the scheduler's time that finding, keeping and freeing pages takes.
+    """Return the share of the scheduler's time for finding, keeping and freeing pages.
 
     The scheduler alone, with an executor that computes nothing: 64 requests run at a time, with
     prompts of 1,024 tokens of which 256 are one of 32 system prompts, and 64 tokens out. The pool
@@ -128,7 +128,7 @@ def measure_share(cache: Literal["radix", "naive"], num_requests: int = 1000) ->
 
 
 def _time_calls(scheduler: Scheduler) -> list[float]:
-    """Wraps the methods of its cache manager; the list gets the seconds of each call."""
+    """Wrap the methods of the cache manager. The returned list gets the seconds of each call."""
     manager: CacheManager = scheduler.requests.cache
     seconds: list[float] = []
 

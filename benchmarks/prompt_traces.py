@@ -18,7 +18,7 @@ from minisgl.benchmark.workload import trace
 from minisgl.core.req import IdArray
 
 VOCAB_SIZE: Final = 32_000
-BLOCK: Final = 64  # tokens; the recorded trace has blocks of 512
+BLOCK: Final = 64  # tokens of a block; the recorded trace has blocks of 512
 RECORDED_BLOCK: Final = 512
 
 
@@ -44,14 +44,14 @@ def _ids(blocks: list[int], length: int) -> IdArray:
 
 
 class _Writer:
-    """Mutable: the next block that no prompt has had."""
+    """Writes prompts of new and old blocks. Mutable: the number of the next new block."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self._next = 0
 
     def text(self, median: float, spread: float = 0.8) -> list[int]:
-        """New blocks, of a log-normal number of tokens."""
+        """Return new blocks, of a log-normal number of tokens."""
         tokens = min(median * math.exp(self.rng.gauss(0, spread)), 60_000)
         first, self._next = self._next, self._next + max(round(tokens / BLOCK), 1)
         return list(range(first, self._next))
@@ -59,8 +59,8 @@ class _Writer:
     def sessions(
         self, open_now: int, start: Callable[[], Iterator[list[int]]]
     ) -> Iterator[list[int]]:
-        """Prompts of so many sessions at a time; one that ends is replaced. The times between
-        prompts of a session are exponential."""
+        """Yield the prompts of `open_now` sessions at a time; one that ends is replaced. The times
+        between prompts of a session are exponential."""
         turns = [(self.rng.random(), number, start()) for number in range(open_now)]
         heapq.heapify(turns)
         while True:

@@ -1,7 +1,7 @@
-"""How many held-out prompts the built-in model answers when its weights are quantised.
+"""The held-out prompts that the built-in model answers with quantised weights.
 
-The suite is that of training/ (`training.corpus.suite`), greedy. An answer is right when its text
-is exactly the expected one. "as many" is the share of the answers right without quantising.
+The suite is that of training/ (`training.corpus.suite`), greedy. An answer is right if its text is
+exactly the expected one. "as many" is the number of right answers over that without quantising.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from training.corpus import suite  # the repository's, beside this package
+    from training.corpus import suite  # a package of the repository, beside this one
 
     conversations = [each for row in suite(args.count).values() for each in row]
     conversations.sort(key=lambda each: not each.raw)

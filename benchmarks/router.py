@@ -1,8 +1,8 @@
-"""Where a router sends requests: a simulation with the real router, scheduler and prefix tree.
+"""Rules of routing requests: a simulation with the real router, scheduler and prefix tree.
 
-Discrete events over a trace: requests arrive at random times (a seed each), each replica is a real
-scheduler whose steps take what an H200 takes for Qwen3-14B (`_step_s`), and tells its state as a
-server does, once a second. Beside the router: round robin, two choices at random by load,
+Discrete events over a trace: requests arrive at random times (a seed each). Each replica is a real
+scheduler whose steps take the time of Qwen3-14B on an H200 (`_step_s`); it reports its state once a
+second, as a server does. Beside the router: round robin, two choices at random by load,
 consistent hashing of the first blocks, and one engine with the pages and the speed of all.
 """
 
@@ -60,7 +60,7 @@ TIMES: Final = StepTimes(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A line of the trace. hashes: of its whole pages."""
+    """A line of the trace. hashes: those of its whole pages."""
 
     ids: IdArray
     max_tokens: int
@@ -68,7 +68,7 @@ class _Request:
 
 
 class _Replica:
-    """A scheduler and its device. Mutable. speed: how many times faster than one H200."""
+    """A scheduler and its device. Mutable. speed: a multiple of one H200's."""
 
     def __init__(self, num_pages: int, clock: Callable[[], float], speed: int = 1) -> None:
         self.scheduler = Scheduler(
@@ -89,7 +89,7 @@ class _Replica:
         self.busy_s, self.num_open = 0.0, 0
 
     def begin(self) -> float | None:
-        """Plan a step. Returns its seconds, or None if nothing is to be done."""
+        """Plan a step. Returns its seconds, or None if there is no work."""
         self.plan = self.scheduler.plan()
         if self.plan is None:
             return None
@@ -105,7 +105,7 @@ class _Replica:
 
 
 class _Run:
-    """One run of a trace under one policy. Mutable: the clock goes on."""
+    """One run of a trace under one policy. Mutable: its clock."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _Run:
                 at(self.now + seconds, "step", self.replicas.index(replica))
 
     def _finish(self, replica: _Replica) -> int:
-        """Commit a step. Returns how many requests ended."""
+        """Commit a step. Returns the number of requests that ended."""
         num_ended = 0
         for event in replica.end():
             if isinstance(event, Token) and event.uid not in self.ttft_s:
@@ -215,7 +215,8 @@ class _Run:
 
 
 HASHED_TOKENS: Final = 1024
-"""The first 512 are the same in most of the trace's prompts."""
+"""Tokens that consistent hashing reads: the first 512 are the same in most of the trace's
+prompts."""
 
 
 def _requests(path: Path, num: int) -> list[_Request]:
@@ -229,7 +230,8 @@ def _requests(path: Path, num: int) -> list[_Request]:
 
 
 def decision_us(num_replicas: int, rounds: int = 200) -> dict[str, float]:
-    """Microseconds of CPU of a choice for a prompt of 858 pages, which some hold partly."""
+    """Return the CPU microseconds of a choice for a prompt of 858 pages, which some replicas have
+    in part."""
     rng = np.random.default_rng(0)
     views, each = Views(), [View(str(index)) for index in range(num_replicas)]
     prompt = rng.integers(0, 2**63, 858, dtype=np.uint64)
@@ -265,8 +267,10 @@ def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="Mooncake's")
     parser.add_argument("--count", type=natural, default=1000, help="requests")
-    parser.add_argument("--replicas", type=natural, default=2, help="how many")
-    parser.add_argument("--pages", type=natural, default=9000, help="of 64 tokens, each replica")
+    parser.add_argument("--replicas", type=natural, default=2, help="number of replicas")
+    parser.add_argument(
+        "--pages", type=natural, default=9000, help="pages of 64 tokens of each replica"
+    )
     parser.add_argument(
         "--rates", default="1,1.5,2", help="requests per second and replica, with commas between"
     )

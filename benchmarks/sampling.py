@@ -25,12 +25,12 @@ from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 
 ROWS = (1, 16, 64, 256)
-VOCAB = 151_936  # of Qwen
+VOCAB = 151_936  # Qwen's
 TEMPERATURE, TOP_K, TOP_P = 0.6, 20, 0.95  # Qwen3's own
 KINDS = ("greedy", "temperature", "top-p", "top-k", "top-k, top-p")
 
 Choose = Callable[[], Tensor]
-"""Token ids [S]."""
+"""Returns token ids [S]."""
 
 
 def sampling_args(kind: str, num_rows: int, device: torch.device) -> BatchSamplingArgs:
@@ -51,7 +51,7 @@ def sampling_args(kind: str, num_rows: int, device: torch.device) -> BatchSampli
 
 
 def flashinfer_choices(kind: str, logits_SV: Tensor) -> dict[str, Choose]:
-    """By name; none for greedy rows. Raises ImportError."""
+    """Return FlashInfer's samplers by name; none for greedy rows. Raises ImportError."""
     import flashinfer.sampling as theirs
 
     def probabilities() -> Tensor:
@@ -77,7 +77,7 @@ def flashinfer_choices(kind: str, logits_SV: Tensor) -> dict[str, Choose]:
 
 
 def measure(kind: str, num_rows: int, copy_tb_s: float, device: torch.device) -> dict[str, Any]:
-    """One row of the result: microseconds by who samples."""
+    """Return one row of the result: microseconds by sampler."""
     torch.manual_seed(num_rows)
     logits_SV = (torch.randn(num_rows, VOCAB, device=device) * 3).bfloat16()
     args = sampling_args(kind, num_rows, device)

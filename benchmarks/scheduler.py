@@ -1,4 +1,4 @@
-"""What scheduling costs: microseconds of a step by part, prefix-tree operations, overlap.
+"""The cost of scheduling: microseconds of a step by part, prefix-tree operations, overlap.
 
 The loop is the real `run` with the real ZeroMQ inbox and outbox, so a step decodes and encodes the
 messages of a server. The executor answers at once, so only host time is left. A fixed Python loop
@@ -49,7 +49,9 @@ def main(argv: list[str]) -> int:
     load = machine_load()
     cases = [(kind, count) for kind in ("decode", "mixed") for count in args.running]
     measured: dict[tuple[str, int], list[dict[str, float]]] = {case: [] for case in cases}
-    for _ in range(args.rounds):  # interleaved: a slow second of the machine meets every case
+    for _ in range(
+        args.rounds
+    ):  # interleaved, so that a slow second of the machine affects every case
         for kind, count in cases:
             measured[kind, count].append(measure_steps(kind, count, args.steps))
     steps = [
@@ -79,11 +81,11 @@ def main(argv: list[str]) -> int:
 
 
 class _Timed:
-    """The loop's scheduler, executor, inbox and outbox at once: hands calls on and times them.
+    """The loop's scheduler, executor, inbox and outbox in one: it passes calls on and times them.
 
     So the loop itself stays the real one. Mutable: `steps` collects the nanoseconds of each part
-    and of the whole turn, `ends` when each step's events were sent (seconds); `on_step` gets those
-    events, in time that counts for nobody.
+    and of the whole turn, `ends` the seconds at which each step's events were sent. `on_step` gets
+    these events, in time that is not counted.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class _Timed:
 
 @contextmanager
 def _sockets() -> Iterator[tuple[SourceInbox, ZmqOutbox, PushQueue]]:
-    """A scheduler's own sockets, a sender to it, and a detokenizer that never reads."""
+    """Yield a scheduler's sockets, a sender to it, and a detokenizer that never reads."""
     with ExitStack() as stack:
         endpoints = Endpoints.create()
         stack.callback(endpoints.remove)
@@ -149,10 +151,10 @@ def _sockets() -> Iterator[tuple[SourceInbox, ZmqOutbox, PushQueue]]:
 def drive(
     executor: Executor, num_running: int, num_steps: int, *, mixed: bool, overlap: bool = True
 ) -> _Timed:
-    """`num_steps` steps after everybody is prefilled and the loop is warm.
+    """Run `num_steps` steps after all prompts are computed and the loop is warm.
 
-    Prompts have 128 tokens. mixed: answers too, and each request that ends is replaced by a new
-    one, so a step decodes and prefills; else nobody ends.
+    Prompts have 128 tokens. mixed: answers have 128, too, and each request that ends is replaced,
+    so a step decodes and prefills; else no request ends.
     """
     config = SchedulerConfig(
         num_pages=num_running * 256,
@@ -169,7 +171,7 @@ def drive(
 
     def request() -> UserMsg:
         uid = next(uids)
-        # The first generation ends spread over 128 steps, so that no step ends everybody.
+        # The first requests end spread over 128 steps, so that no step ends all of them.
         length = min(1 + uid * 128 // num_running, 128) if mixed else first + num_steps + 100
         return UserMsg(
             uid=uid,
@@ -196,7 +198,7 @@ def drive(
 
 
 def measure_steps(kind: str, num_running: int, num_steps: int) -> dict[str, float]:
-    """Median microseconds of each part, of the whole turn of the loop, and of the yardstick."""
+    """Return median microseconds of each part, of the whole turn and of the yardstick."""
     before = yardstick()
     steps = drive(InstantExecutor(), num_running, num_steps, mixed=kind == "mixed").steps
     reference = (before + yardstick()) / 2
@@ -212,7 +214,8 @@ def measure_steps(kind: str, num_running: int, num_steps: int) -> dict[str, floa
 
 
 def yardstick() -> float:
-    """Microseconds of a fixed loop of plain Python over a dict: a thousand rounds, best of 20."""
+    """Return the microseconds of a fixed plain Python loop over a dict: a thousand rounds, best of
+    20."""
     times = []
     for _ in range(20):
         table = dict.fromkeys(range(64), 0)
@@ -229,8 +232,8 @@ def yardstick() -> float:
 class _ClockDevice:
     """A device that needs `device_s` for each step, one after another, and no host time.
 
-    Mutable: it knows until when it is busy. The host waits by watching the clock: a sleep would
-    wake up late, by an amount that is as large as what is measured.
+    Mutable: the time until which it is busy. The host waits by reading the clock, because a sleep
+    would wake up late, by as much as the measured times.
     """
 
     def __init__(self, device_s: float) -> None:
@@ -253,7 +256,7 @@ class _ClockFlight(Flight):
 
 
 def measure_overlap(num_running: int, device_s: float, steps: int) -> dict[str, float]:
-    """Milliseconds a decode step with and without overlap, over a device of known speed.
+    """Return milliseconds a decode step with and without overlap, over a device of known speed.
 
     Host time is what a step takes beyond the device's when nothing overlaps.
     """
@@ -278,7 +281,7 @@ def measure_overlap(num_running: int, device_s: float, steps: int) -> dict[str, 
 
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Of the rounds, with the spread of the total."""
+    """Return the medians of the rounds, with the spread of the total."""
     totals = [values["total_us"] for values in rounds]
     medians = {
         name: round(statistics.median(values[name] for values in rounds), 2) for name in rounds[0]

@@ -1,4 +1,4 @@
-"""What a stall bound does to gaps between tokens, to TTFT and to throughput, in simulated time.
+"""Gaps between tokens, TTFT and throughput by stall bound, in simulated time.
 
 The scheduler and its loop are the real ones. The device is a model of a GPU's speed, the same
 `StepTimes` that the scheduler plans with: a step with prompts takes as long as reading the weights
@@ -51,7 +51,8 @@ WORKLOADS = ("trace", "streams", "mixed")  # by default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """times: of the device. host_s: planning, launching and settling a step."""
+    """times: the device's. host_s: the host's seconds for planning, launching and settling a
+    step."""
 
     times: StepTimes
     host_s: float
@@ -76,7 +77,9 @@ class Simulation:
         self.now = self._free_at = 0.0
         self.num_prompt_steps = 0
         self.times: dict[int, list[float]] = defaultdict(list)
-        self.decode_s: dict[int, list[float]] = defaultdict(list)  # of the step that gave a token
+        self.decode_s: dict[int, list[float]] = defaultdict(
+            list
+        )  # of the steps that gave the tokens
         self._settled_decode_s = 0.0
 
     def launch(self, plan: Plan) -> _Flight:
@@ -113,7 +116,7 @@ class _Flight(Flight):
 
 
 class _Inbox:
-    """Messages of a time that has come. An idle loop's time is the next one's."""
+    """Returns the messages that have arrived. An idle loop's clock goes on to the next arrival."""
 
     def __init__(self, arrivals: Sequence[Arrival], simulation: Simulation) -> None:
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
@@ -143,11 +146,11 @@ def main(argv: Sequence[str]) -> int:
         ("--host-ms", 0.7, "planning, launching and settling a step"),
     ):
         add(name, type=above_zero, default=default, help=what)
-    add("--spread-ms", type=from_zero, default=60.0, help="of the arrivals; 0: at once")
-    add("--trace", metavar="FILE", help="of the workload trace")
+    add("--spread-ms", type=from_zero, default=60.0, help="span of the arrivals; 0: at once")
+    add("--trace", metavar="FILE", help="the file of the workload trace")
     add("--count", type=natural, default=400, help="requests of the trace")
-    add("--scale", type=above_zero, default=0.25, help="of its lengths")
-    add("--speed", type=above_zero, default=1.0, help="of its arrivals")
+    add("--scale", type=above_zero, default=0.25, help="trace: factor of all lengths")
+    add("--speed", type=above_zero, default=1.0, help="trace: how much faster requests come")
     add_json(parser)
     args = parser.parse_args(argv)
     speed = Speed(
@@ -243,10 +246,10 @@ def trace_arrivals(path: Path, count: int, scale: float, speed: float) -> list[A
 def simulate(
     name: str, arrivals: Sequence[Arrival], speed: Speed, bound: float | str | None
 ) -> dict[str, Any]:
-    """Run the workload with a stall bound of so many ms; None has none, "default" the server's.
+    """Run the workload with a stall bound in ms: None for none, "default" for the server's.
 
     Returns, in ms: ttft p50 and p99 from the request's arrival; itl p50, p99 and the longest.
-    share_above: of the gaps, those longer than the bound and one decode step.
+    share_above: the share of gaps that are longer than the bound and one decode step.
     """
     stall_s = speed.times.default_stall_s if bound == "default" else None
     if isinstance(bound, float | int):

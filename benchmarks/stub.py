@@ -27,11 +27,11 @@ MODEL = "stub"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What every stream does. A chunk of `tokens_per_chunk` tokens leaves every `itl_s`.
+    """The delays of every stream. A chunk of `tokens_per_chunk` tokens leaves every `itl_s`.
 
-    stall_every: each so-many-th gap lasts stall_s instead (0: never). token_ids: whether chunks
-    carry ids. usage: whether the last chunk says how many tokens there were. fail_every: each
-    so-many-th request is answered with HTTP 500 (0: never).
+    stall_every: every nth gap lasts stall_s instead (0: none). token_ids: whether chunks carry ids.
+    usage: whether the last chunk has the number of tokens. fail_every: every nth request is
+    answered with HTTP 500 (0: none).
     """
 
     ttft_s: float = 0.0
@@ -44,7 +44,7 @@ class Script:
     fail_every: int = 0
 
     def gaps(self, num_tokens: int) -> list[float]:
-        """Seconds before each chunk, the first counted from the request's arrival."""
+        """Return the seconds before each chunk, the first from the request's arrival."""
         num_chunks = -(-num_tokens // self.tokens_per_chunk)
         stalls = self.stall_every
         return [self.ttft_s] + [
@@ -55,14 +55,15 @@ class Script:
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """The truth about one stream, in seconds of `time.perf_counter`. Mutable: it grows."""
+    """The real times of one stream, in seconds of `time.perf_counter`. Mutable: it grows."""
 
     arrived: float
     chunks: list[float]
 
 
 class StubServer:
-    """`async with StubServer(script) as stub:` listens on `stub.url`; `stub.sent` is the truth."""
+    """`async with StubServer(script) as stub:` listens on `stub.url`; `stub.sent` has the real
+    times."""
 
     def __init__(self, script: Script, *, port: int = 0, keep: bool = True) -> None:
         self.script = script
@@ -151,13 +152,14 @@ class _Connection(asyncio.Protocol):
     def _stream(
         self, gaps: Iterator[float], chunks: Iterator[bytes], sent: Sent, due: float
     ) -> None:
-        """Write what is due, then sleep until the next; with delays of 0, one chunk a turn."""
+        """Write the chunks that are due, then sleep until the next; with delays of 0, one chunk a
+        turn."""
         loop = asyncio.get_running_loop()
         gap = next(gaps, None)
         if gap is None:
             self._write(b"".join(chunks) + b"data: [DONE]\n\n", last=True)
             return
-        # From the moment it was due, so that lateness does not add up.
+        # Counted from the time when it was due, so that delays do not add up.
         due += gap
 
         def write() -> None:
@@ -180,7 +182,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _chunks(path: str, script: Script, num_tokens: int, num_prompt: int) -> Iterator[bytes]:
-    """The events of a stream, in the shape of the API that `path` names; the end comes last."""
+    """Yield the events of a stream in the form of the API that `path` names, the end last."""
     size = script.tokens_per_chunk
     for start in range(0, num_tokens, size):
         yield _event(path, min(size, num_tokens - start), token_ids=script.token_ids)

@@ -1,4 +1,4 @@
-"""Draws the file of `--log-steps`: the parts of each step, what it computed, who waited.
+"""Draws the file of `--log-steps`: the parts of each step, its rows and tokens, the waits.
 
 It writes a PNG, an HTML page with the picture and the longest steps (no network, no other file),
 and a trace for https://ui.perfetto.dev: Chrome's trace-event format with one track for the host's
@@ -29,14 +29,14 @@ from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import StepRecord
 
 FIRST_PARTS, LAST_PARTS = PARTS[:3], PARTS[3:]
-"""Of the turn that launched a step, and of the one that settled it."""
+"""The parts of the turn that launched a step, and of the turn that settled it."""
 NUM_LONGEST = 12
-PAUSE_S = 0.002  # between steps, from which on the loop is drawn as asleep
+PAUSE_S = 0.002  # a longer time between steps is drawn as sleep
 HOST, DEVICE = 1, 2  # tracks of the trace
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """Raises ConfigError where that is no such file, with the line."""
+    """Return the steps of a file. Raises ConfigError, with the line, if it is no such file."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -56,11 +56,11 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def _fault(line: bytes, error: msgspec.MsgspecError) -> str:
-    """What to say of a line that does not decode."""
+    """Return the error message for a line that does not decode."""
     with contextlib.suppress(msgspec.MsgspecError):
         found = msgspec.json.decode(line, type=dict[str, Any])
         missing = [name for name in StepRecord.__struct_fields__ if name not in found]
-        if missing and {"step", "start_s", "settle_s"} <= found.keys():  # of every version
+        if missing and {"step", "start_s", "settle_s"} <= found.keys():  # fields of every version
             return (
                 f"lacks these fields: {', '.join(missing)}. Another version of minisgl wrote this "
                 "log; record it anew, with --log-steps of this one"
@@ -69,7 +69,7 @@ def _fault(line: bytes, error: msgspec.MsgspecError) -> str:
 
 
 def busy_s(record: StepRecord) -> float:
-    """From the start of the step's plan until its ids were on the host."""
+    """Return the seconds from the start of the step's plan until its ids were on the host."""
     waited_s = record.wait_us / 1e6
     return record.settle_s + waited_s - record.start_s
 
@@ -103,7 +103,7 @@ def draw(records: list[StepRecord]) -> Figure:
 def _with_pauses(
     records: list[StepRecord], rows: npt.NDArray[Any]
 ) -> tuple[list[float], npt.NDArray[Any]]:
-    """(times, columns of rows), with a row of zeros wherever the loop slept."""
+    """Return the times and the columns of `rows`, with a row of zeros wherever the loop slept."""
     at: list[float] = []
     drawn = []
     for index, (record, row) in enumerate(zip(records, rows, strict=True)):
@@ -117,7 +117,7 @@ def _with_pauses(
 
 
 def trace_events(records: list[StepRecord]) -> dict[str, Any]:
-    """Chrome's trace-event format: complete events ("X") and counters ("C"), in microseconds."""
+    """Return complete events ("X") and counters ("C") in Chrome's trace-event format, in us."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": name}}
         for track, name in ((HOST, "host"), (DEVICE, "steps"))
@@ -152,7 +152,7 @@ def trace_events(records: list[StepRecord]) -> dict[str, Any]:
 
 
 def page(records: list[StepRecord], png: bytes, title: str) -> str:
-    """A self-contained page: totals, the picture, the longest steps."""
+    """Return a self-contained page: totals, the picture, the longest steps."""
     total_s = records[-1].settle_s - records[0].start_s
     sums = {part: sum(getattr(record, f"{part}_us") for record in records) / 1e6 for part in PARTS}
     facts = ", ".join(f"{part} {seconds:.3f} s" for part, seconds in sums.items())

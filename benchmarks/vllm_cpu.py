@@ -1,7 +1,7 @@
 """vLLM's CPU build as an engine of `cpu_formats`, in a process of its own.
 
-Its packages must not meet ours, so they lie in a folder (docs/benchmarks.md). Requests and answers
-are lines of JSON.
+Its packages conflict with ours, so they are in a folder of their own (docs/benchmarks.md). Requests
+and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ENVIRONMENT = {
 
 @contextmanager
 def vllm_engine(folder: Path, values: dict[str, Any], packages: Path) -> Iterator[Generate]:
-    """values: of config.json. packages: the folder of vLLM and what it needs."""
+    """Yield vLLM. values: the content of config.json. packages: the folder of vLLM's packages."""
     write_checkpoint(folder, values, weights=False)
     (folder / "config.json").write_text(json.dumps({**values, "model_type": "qwen3"}))
     env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(packages)}

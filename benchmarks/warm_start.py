@@ -1,12 +1,12 @@
-"""What a hybrid's prefix cache costs and saves, through `LLM.generate`.
+"""Costs and savings of a hybrid's prefix cache, through `LLM.generate`.
 
 *Warm start*: the time of one token for a prompt whose first 4,096 tokens and `--gap` more are
-cached, the state after 4,096 of them. It is compared with a fresh prompt of as many tokens as the
-warm one computes, `--gap` and `--new`, in pairs. The goal is at most 1.1, beside the state's load.
+cached; the saved state is that after 4,096. It is compared in pairs with a fresh prompt of as many
+tokens as the warm one computes, `--gap` and `--new`. The ratio may be 1.1, beside the state's load.
 
-*Unrelated*: requests that share nothing, by `cache="radix"` and `cache="naive"`, in pairs. The
-pools hold two rounds, so that from the third round on each page evicts another. The goal is at
-most 1.02.
+*Unrelated*: requests without common prefixes, by `cache="radix"` and `cache="naive"`, in pairs. The
+pools hold two rounds, so that from the third round on each page evicts another. The ratio may be
+1.02.
 
 Ratios are geometric means with a bootstrap interval of 95 %. A GPU compares wall seconds, a CPU
 CPU seconds of the process.
@@ -56,10 +56,15 @@ def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     add = parser.add_argument
     add("--shape", choices=("small", *HYBRIDS), default="small", help="shape of the model")
-    add("--layers", type=natural, help="of the model, a multiple of 4 (default: the shape's)")
+    add("--layers", type=natural, help="the model's layers, a multiple of 4 (default: the shape's)")
     add("--gap", type=natural, default=48, help="cached tokens beyond the last state, below 64")
     add("--new", type=natural, default=100, help="tokens of a warm prompt that are not cached")
-    add("--requests", type=natural, default=64, help="of a round that shares nothing, 512 in")
+    add(
+        "--requests",
+        type=natural,
+        default=64,
+        help="requests of a round without common prefixes, 512 tokens in",
+    )
     add("--output", type=natural, default=64, help="tokens of each of them")
     add("--rounds", type=natural, default=8, help="pairs of unrelated rounds; warm starts: 5 times")
     add_json(parser)
@@ -97,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def warm_start(llm: LLM, gap: int, new: int, pairs: int, vocab_size: int) -> dict[str, Any]:
-    """Raises RuntimeError if a warm prompt did not start at the state."""
+    """Measure warm starts. Raises RuntimeError if a warm prompt did not start at the state."""
     rng = np.random.default_rng(0)
 
     def first_token(prompt: list[int], cached: int) -> None:
@@ -135,8 +140,8 @@ def unrelated(
 
 
 def _compared(name: str, calls: dict[str, Callable[[], None]], pairs: int) -> dict[str, Any]:
-    """Time both calls in pairs, in alternating order, after two to warm up. The ratio is that of
-    the second one to the first."""
+    """Time both calls in pairs, in alternating order, after two to warm up. The ratio is the second
+    call's time over the first's."""
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     seconds: dict[str, list[float]] = {each: [] for each in calls}
     for number in range(pairs + 2):

@@ -1,4 +1,4 @@
-"""How much room an admission must leave: retractions and cost over the scheduler's watermark.
+"""The room that an admission leaves: retractions and cost by the scheduler's watermark.
 
 A simulation with the real scheduler and no model. 200 requests of 100 to 1,024 prompt and output
 tokens share a pool of 16,384 tokens. A step costs one unit (reading the weights), or its tokens /
@@ -18,7 +18,7 @@ from minisgl.scheduler import Scheduler, SchedulerConfig
 
 NUM_REQUESTS = 200
 POOL_TOKENS = 16_384
-FREE_TOKENS = 256  # of a step, until computing takes longer than reading the weights
+FREE_TOKENS = 256  # tokens of a step from which on computing takes longer than reading the weights
 SEEDS = (0, 1, 2)
 
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
 
 
 def _simulate(watermark: int, page_size: int, seed: int) -> tuple[int, int, float]:
-    """Retractions, prompt tokens computed, and cost until all requests have finished."""
+    """Return retractions, computed prompt tokens, and the cost until all requests have finished."""
     rng = random.Random(seed)
     scheduler = Scheduler(
         SchedulerConfig(

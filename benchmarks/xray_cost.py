@@ -1,4 +1,4 @@
-"""What watching costs: CPU seconds of a server per 1,000 tokens, with and without an X-ray reader.
+"""The cost of watching: CPU seconds of a server per token, with and without an X-ray reader.
 
 Two servers of the built-in model run at the same time, each kept busy by 64 streams, so that other
 load on the machine meets both. In a window one of them has a headless reader of `/xray/events`, in
@@ -22,18 +22,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
-import numpy as np
 import psutil
 
+from benchmarks.paired import interval
+from benchmarks.paired_server import family_cpu_s
 from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.startup import running_server
 from minisgl.errors import EngineError
 
 SETTLE_S = 4.5
-"""Between windows: the lease of a reader that has left ends within it."""
+"""The pause between windows, within which the lease of a reader that has left ends."""
 ANSWER_TOKENS = 400
-NUM_RESAMPLES = 10_000
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     load = machine_load()
     with ExitStack() as stack:
-        env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other spin
+        env = os.environ | {
+            "OMP_NUM_THREADS": "1"
+        }  # several threads would spin while they wait for each other
         servers = list[Server]()
         for _ in range(2):
             url, process = stack.enter_context(running_server(environment=env))
@@ -61,14 +63,14 @@ def main(argv: Sequence[str]) -> int:
                 time.sleep(SETTLE_S)
             pairs.append(windows)
             print(f"{number + 1:>3}  {_ratio(windows):.4f}", flush=True)
-    low, mean, high = interval([_ratio(windows) for windows in pairs])
+    mean, low, high = interval([_ratio(windows) for windows in pairs])
     print(f"watched / alone: {mean:.4f} [{low:.4f}, {high:.4f}] of the CPU seconds per token")
     result = {
         "kind": "xray_cost",
         "load_before": load,
         "streams": args.streams,
         "window_s": args.window_s,
-        "ratio": {"low": low, "mean": mean, "high": high},
+        "ratio": {"low": round(low, 4), "mean": round(mean, 4), "high": round(high, 4)},
         "pairs": pairs,
     }
     if args.json:
@@ -77,12 +79,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 Server = tuple[str, psutil.Process]
-"""Its address and its process."""
+"""A server's address and its process."""
 
 
 @contextmanager
 def streams(url: str, count: int) -> Iterator[None]:
-    """Keep so many streamed answers open, from a process of its own."""
+    """Keep `count` streamed answers open, from a process of its own."""
     code = f"from {__name__} import keep_asking; keep_asking({url!r}, {count})"
     with subprocess.Popen([sys.executable, "-c", code]) as child:
         try:
@@ -98,7 +100,7 @@ def keep_asking(url: str, count: int) -> None:
         body = {
             "model": "any",
             "prompt": [10 + number] * 32,
-            "max_tokens": ANSWER_TOKENS + number,  # they do not end together
+            "max_tokens": ANSWER_TOKENS + number,  # so that they do not end together
             "ignore_eos": True,
             "stream": True,
         }
@@ -139,7 +141,7 @@ def measure(servers: Sequence[Server], watched: int, window_s: float) -> dict[st
 
 
 def _spent(server: Server) -> tuple[float, int]:
-    return _cpu_s(server[1]), _tokens(server[0])
+    return family_cpu_s(server[1]), _tokens(server[0])
 
 
 def _read(url: str, left: threading.Event, frames: list[int]) -> None:
@@ -150,14 +152,9 @@ def _read(url: str, left: threading.Event, frames: list[int]) -> None:
                 return
 
 
-def _cpu_s(server: psutil.Process) -> float:
-    times = [one.cpu_times() for one in (server, *server.children(recursive=True))]
-    return float(sum(one.user + one.system for one in times))
-
-
 def _tokens(url: str) -> int:
-    """Return the pieces of text that the API process has had; each is a token here. The engine's
-    own count is up to a second old."""
+    """Return the number of pieces of text that the API process has got, each of which is a token
+    here. The engine's own count is up to a second old."""
     page = httpx.get(f"{url}/metrics", trust_env=False).text
     found = re.findall(
         r"^minisgl_(?:inter_token|time_to_first_token)_seconds_count (\S+)$", page, re.M
@@ -174,11 +171,3 @@ def _ratio(windows: Sequence[dict[str, Any]]) -> float:
         ratio = watched["cpu_s"] / watched["tokens"] / (alone["cpu_s"] / alone["tokens"])
         logs.append(math.log(ratio))
     return math.exp(sum(logs) / len(logs))
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the low end, the geometric mean and the high end."""
-    logs = np.log(ratios)
-    means = np.random.default_rng(0).choice(logs, (NUM_RESAMPLES, len(logs))).mean(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return round(math.exp(low), 4), round(math.exp(logs.mean()), 4), round(math.exp(high), 4)

@@ -2,13 +2,13 @@
 
     python scripts/chaos.py [--rounds N] [--seed S] [--tp N] [--no-restart] [--json FILE]
 
-A round: clients ask, one thing breaks, and every client must have an end within the bound. Then the
-server must have started its workers again (with `--restart`), or must have ended with code 1 and
-left nothing. What breaks: a worker is killed, is stopped, or is killed while the disk is full. What
-must not disturb the others: a worker is stopped for a second; the disk is full; a client does not
-read, reads slowly, closes its sending half, or vanishes. The disk is a small file system in memory
-that holds the server's TMPDIR, which needs root to mount. Round i of seed S is the same in each run
-but for the machine's timing.
+In a round clients ask, one fault happens, and every client must have an end within the bound. Then
+the server must have started its workers again (with `--restart`), or must have ended with code 1
+and left nothing. Faults that break the server: a worker is killed, is stopped, or is killed while
+the disk is full. Faults that must not disturb other clients: a worker is stopped for a second; the
+disk is full; a client does not read, reads slowly, closes its sending half, or vanishes. The disk
+is a small file system in memory, mounted (as root) on the server's TMPDIR. Round i of seed S is the
+same in each run but for the machine's timing.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ FAULTS: Final = (
     *("unread", "vanish", "full", "full-kill"),
 )
 BREAKS: Final = ("kill", "stop", "full-kill")
-"""After these the workers start again, or the server ends."""
+"""Faults after which the workers start again, or the server ends."""
 HANG_S: Final = 6.0
 PAUSE_S: Final = 1.0
 LATE_S: Final = 15.0
-"""For a busy machine: heartbeat, check and answer."""
+"""Time for heartbeat, check and answer on a busy machine."""
 NUM_CLIENTS: Final = 6
 
 
 class Client(threading.Thread):
-    """One request. end: how it ended; "" if it has not. silence_s: the longest time between two
-    pieces of a stream; of a client without an end it tells slowness from a stream that stands.
+    """One request. end: how it ended, or "". silence_s: the longest time between two pieces of a
+    stream; it shows whether a client without an end is slow or its stream stands still.
     """
 
     def __init__(self, url: str, number: int, rng: random.Random) -> None:
@@ -98,9 +98,9 @@ def end_of(text: str) -> str:
 
 
 def bad_client(url: str, fault: str) -> str:
-    """A request whose client misbehaves. Returns what is wrong with its answer, or "".
+    """Send a request as a client that misbehaves. Returns the fault of its answer, or "".
 
-    The slow one must get all of it. The one that closes its sending half must get an end.
+    The slow client must get all of it. The client that closes its sending half must get an end.
     """
     port = int(url.rpartition(":")[2])
     body = b'{"prompt": "a", "max_tokens": 400, "stream": true, "ignore_eos": true}'
@@ -206,8 +206,8 @@ def one_round(server: Server, number: int, fault: str, result: Result) -> None:
 def wait_for_effect(server: Server, num_starts: int, where: str, result: Result) -> None:
     """Wait until the workers have started again, or the server has ended.
 
-    No request may show a worker that is stopped, such as a tokenizer when all texts are encoded;
-    the server notices it after `HANG_S`, which must not be in the next round.
+    Perhaps no request shows a stopped worker, such as a tokenizer after all texts are encoded. The
+    server notices it after `HANG_S`, which must not be in the next round.
     """
 
     def is_over() -> bool:
@@ -254,12 +254,14 @@ def as_json(result: Result) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=12, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the faults (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the faults (default: %(default)s)"
+    )
     parser.add_argument(
         "--tp", type=int, default=1, help="ranks of the server (default: %(default)s)"
     )
     parser.add_argument(
-        "--no-restart", action="store_true", help="the server has to end, not to restart"
+        "--no-restart", action="store_true", help="the server must end instead of starting again"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)

@@ -9,9 +9,9 @@ server   it is run beside a server with the built-in model
 serve    each line starts a server (or ends with 0); lines with --tp need GPUs and are parsed only
 gpu, install, parse   its commands are parsed; they need GPUs, make an environment, or need files
 
-In what is run, the built-in model stands for any other one, and a free port for 1919. All commands
-of all blocks are parsed: names and flags must exist. So must commands, scripts and links in the
-text (`check_prose.py`). --list prints the blocks and runs nothing.
+Blocks run with the built-in model instead of any other one, and with a free port instead of 1919.
+All commands of all blocks are parsed: names and flags must exist. So must commands, scripts and
+links in the text (`check_prose.py`). --list prints the blocks and runs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from unittest.mock import patch
 
 import check_prose
 from minisgl.builtin import model_path
+from own_server import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KINDS: Final = ("run", "server", "serve", "gpu", "install", "parse")
@@ -60,7 +60,7 @@ class Block:
 
     @property
     def lines(self) -> list[str]:
-        """Its commands, without comments."""
+        """The block's commands, without comments."""
         text = re.sub(r"<<'EOF'\n.*?^EOF$", "", self.text, flags=re.MULTILINE | re.DOTALL)
         lines = text.replace("\\\n", " ").splitlines()
         return [line for line in lines if shlex.split(line, comments=True)]
@@ -180,7 +180,7 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         scripts = folder / "bin"
         scripts.mkdir()
         url = f"http://127.0.0.1:{self._port}"
@@ -248,11 +248,6 @@ class Runner:
                     server.send_signal(signal.SIGTERM)
                 server.stdout.close()
                 server.wait(60)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Checks what the prose of a document names: commands in backticks, scripts, and links to files.
+"""Checks names in the prose of a document: commands in backticks, scripts, and links to files.
 
 `check_docs.py` and its test call it.
 """
@@ -20,7 +20,7 @@ _SCRIPT: Final = re.compile(r"\b(scripts/\w+\.(?:py|sh))\b")
 _LINK: Final = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 _HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _STANDS_FOR: Final = re.compile(r"\b[A-Z]{1,9}\b|[\[\]<>…]|\.\.\.")
-"""A word in capitals, and what else a reader replaces."""
+"""A word in capitals, or another mark that a reader replaces."""
 NOT_PARSED: Final = ("minisgl help", "minisgl completion", "minisgl version")
 
 
@@ -41,8 +41,8 @@ def commands(path: Path) -> list[str]:
 
 
 def command_fault(line: str, parse: Callable[[str], None]) -> str:
-    """Return what `parse` says against a command, or "". Where a reader has to fill something in,
-    only its name is checked."""
+    """Return the error of `parse` for a command, or "". If a reader has to fill something in, only
+    the command's name is checked."""
     words = line.split()
     if _STANDS_FOR.search(line):
         num = 4 if words[0] == "python" else 3 if words[1] == "bench" else 2

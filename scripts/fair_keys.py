@@ -1,11 +1,12 @@
-"""Measures what a light key waits for beside a heavy key's flood, through HTTP.
+"""Measures the waits of a light key beside a heavy key's flood, through HTTP.
 
     python scripts/fair_keys.py [--rounds R] [--count N] [--json FILE]
 
-A server with the built-in model has two keys. In each round the light key asks N short requests one
-after the other, first alone, then while 64 clients of the heavy key ask without a pause. The p99 of
-its time to the first token may be twice that alone and one step. Run it on a quiet machine: the
-clients share its cores. Two rounds of 150 take about two minutes on two cores.
+A server with the built-in model has two keys. In each round the light key sends N short requests
+one after the other, first alone, then while 64 clients of the heavy key ask without a pause. The
+p99 of its time to the first token may be twice the p99 alone and one step. Run it on a quiet
+machine, because the clients take time of the same cores. Two rounds of 150 take about two minutes
+on two cores.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CLIENTS: Final = 4 * ROWS
 FLAGS: Final = ("--max-running-requests", str(ROWS), "--num-pages", "1024")
 KEYS: Final = '[heavy]\nkey = "heavy"\n[light]\nkey = "light"\n'
 SETTLE_S: Final = 3.0
-"""Until the flood has filled the places."""
+"""The time in which the flood fills the places."""
 USAGE: Final = b'"usage":{'
 
 
@@ -97,7 +98,7 @@ async def flood(port: int, seed: int) -> AsyncIterator[None]:
 
 
 def step_times(log: Path, start: int) -> list[float]:
-    """The seconds from each settled step to the next, of the lines from `start` on."""
+    """Return the seconds from each settled step to the next, in the log's lines from `start` on."""
     steps = [json.loads(line) for line in log.read_text().splitlines()[start:]]
     ends = [step["settle_s"] + step["wait_us"] * 1e-6 for step in steps if step["rows"] >= ROWS]
     return np.diff(ends).tolist()
@@ -113,7 +114,7 @@ def measure(rounds: int, count: int) -> dict[str, Any]:
         port = int(server.url.rpartition(":")[2])
         alone, beside, steps = [], [], []
         try:
-            asyncio.run(light(port, random.Random(99), 20))  # what is slow once
+            asyncio.run(light(port, random.Random(99), 20))  # warms up
             for seed in range(rounds):
                 alone += asyncio.run(light(port, random.Random(seed), count))
 
@@ -131,7 +132,7 @@ def measure(rounds: int, count: int) -> dict[str, Any]:
 
 
 def summary(alone: list[float], beside: list[float], steps: list[float]) -> dict[str, Any]:
-    """Milliseconds. bound_ms: twice the p99 alone and a step, whose time is the p99, too."""
+    """Return quantiles in ms. bound_ms: twice the p99 alone and the p99 of a step's time."""
 
     def quantiles(seconds: list[float]) -> dict[str, float]:
         at = np.round(np.percentile(np.array(seconds) * 1e3, (50, 99, 100)), 2).tolist()

@@ -1,9 +1,9 @@
 """Measures a newcomer's first minutes: a fresh clone, `make serve`, the first answer in a browser.
 
 Everything starts empty: the clone, pip's cache, the kernels' cache, the home folder. The bytes are
-those of the clone and of the packages: what pip says that it downloads, and the size of packages
-that it takes from folders of this machine. Needs git, make, playwright and chromium. Prints what
-README says; `--json FILE` keeps the parts.
+those of the clone and of the packages: the downloads in pip's log, and the size of the packages
+that it takes from folders of this machine. Needs git, make, playwright and chromium. Prints the
+README's sentence; `--json FILE` keeps the parts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ KEPT_SETTINGS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the way to the first answer.")
-    parser.add_argument("--repository", default=str(ROOT), help="what is cloned (default: this)")
+    parser.add_argument(
+        "--repository", default=str(ROOT), help="repository to clone (default: this)"
+    )
     parser.add_argument(
         "--python", default="python3.11", help="an interpreter (default: python3.11)"
     )
@@ -78,7 +80,7 @@ def measure(folder: Path, repository: str, python: str, port: int) -> dict[str, 
         page_bytes = ask_in_a_browser(url)
         marks.append(time.monotonic())
     finally:
-        os.killpg(server.pid, signal.SIGINT)  # what ctrl-C does
+        os.killpg(server.pid, signal.SIGINT)  # as Ctrl-C does
         server.wait(30)
     clone_s, install_s, answer_s = (b - a for a, b in pairwise(marks))
     commit = ["git", "-C", str(clone), "rev-parse", "--short", "HEAD"]
@@ -136,7 +138,7 @@ def ask_in_a_browser(url: str) -> int:
 
 
 def downloaded(log: str) -> int:
-    """Return the bytes that pip's log says it downloads, each to two or three digits."""
+    """Return the bytes of the downloads in pip's log, each with two or three digits."""
     found = re.findall(r"Downloading \S+ \(([\d.]+) (bytes|kB|MB|GB)\)", log)
     return round(sum(float(number) * UNITS[unit] for number, unit in found))
 
@@ -154,17 +156,17 @@ def size_of(folder: Path) -> int:
 
 
 def sentences(result: dict[str, Any]) -> str:
-    """Return what the README says."""
+    """Return the README's sentence."""
     packages = result["packages_http_bytes"] + result["packages_local_bytes"]
     fetched = packages + result["clone_bytes"]
     local = result["packages_local_bytes"]
     said = f" ({local / 1e6:.0f} MB of them torch, from a local copy)" if local else ""
     return (
-        f"From `git clone` to the first answer in a browser: {result['total_s']:.0f} s and "
-        f"{fetched / 1e6:.0f} MB{said}, with no cache, on {result['machine']}.\n"
-        f"Of that: {result['clone_s']:.0f} s the clone, {result['install_s']:.0f} s packages and "
-        f"kernels, {result['start_s']:.1f} s the server's start, "
-        f"{result['browser_to_answer_s']:.1f} s the browser, its page "
+        f"On {result['machine']}, without any cache, the way from `git clone` to the first answer "
+        f"in a browser took {result['total_s']:.0f} s and {fetched / 1e6:.0f} MB{said}: "
+        f"{result['clone_s']:.0f} s for the clone, {result['install_s']:.0f} s for packages and "
+        f"kernels, {result['start_s']:.1f} s for the server's start, and "
+        f"{result['browser_to_answer_s']:.1f} s for the browser, its page "
         f"({result['page_bytes'] / 1e3:.0f} KB) and the answer."
     )
 

@@ -1,12 +1,12 @@
-"""Feeds each decoder of untrusted bytes with what a coverage-guided fuzzer finds.
+"""Feeds each decoder of untrusted bytes with the inputs of a coverage-guided fuzzer.
 
     pip install atheris
     python scripts/fuzz.py [TARGET ...] [--seconds S] [--json FILE]
 
 Each target (`fuzz_targets.py`, `fuzz_checkpoints.py`) runs in a process of its own, from the corpus
-in tests/fuzz. Of what reaches new code some small files are kept there. A finding is an exception
-that the target does not promise, an input that takes longer than `HANG_S`, or more than `MEMORY_MB`
-of memory; its input is written to the folder build/fuzz. tests/scripts/test_fuzz.py runs the corpus
+in tests/fuzz, which keeps some small inputs that reach new code. A finding is an exception that the
+target does not promise, an input that takes longer than `HANG_S`, or more than `MEMORY_MB` of
+memory; its input is written to the folder build/fuzz. tests/scripts/test_fuzz.py runs the corpus
 without atheris.
 """
 
@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ HANG_S: Final = 20
 MEMORY_MB: Final = 2048
 MAX_BYTES: Final = 4096
 MAX_KEPT: Final = 16
-"""Files of a target: a run of the test takes about a second then."""
+"""Files of a target: so many take the test about a second."""
 
 
 def corpus_of(target: str) -> list[Path]:
@@ -48,13 +49,13 @@ def fuzz_here(target: str, folder: str, options: list[str]) -> None:
 
         run = fuzz_targets.TARGETS[target].run
         for data in fuzz_targets.TARGETS[target].seeds():
-            run(data)  # so that what it imports is instrumented
+            run(data)  # so that its imports are instrumented
     atheris.Setup([sys.argv[0], folder, *options], run, enable_python_coverage=True)
     atheris.Fuzz()
 
 
 def fuzz(target: str, seconds: int) -> dict[str, Any]:
-    """Run one target. Returns what happened, and keeps what was found in the corpus."""
+    """Run one target. Returns the result, and keeps new inputs in the corpus."""
     import fuzz_targets
 
     FOUND.mkdir(parents=True, exist_ok=True)
@@ -99,29 +100,40 @@ def _run(target: str, folder: Path, options: list[str]) -> str:
     return done.stdout + done.stderr
 
 
+def targets_parser(doc: str, names: Iterable[str]) -> argparse.ArgumentParser:
+    """Return the parser of a script that runs some of its targets, each for some seconds."""
+    names = list(names)
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument(
+        "targets", nargs="*", choices=[*names, []], metavar="TARGET",
+        help=f"default: {' '.join(names)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=int, default=600, help="for each target (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    return parser
+
+
+def run_targets(
+    names: Iterable[str], run: Callable[[str], dict[str, Any]], json_file: Path | None
+) -> int:
+    """Run the targets, print and write their results. Returns 1 if one has a finding, else 0."""
+    rows = []
+    for name in names:
+        rows.append(run(name))
+        print(json.dumps(rows[-1], indent=1), flush=True)
+    if json_file:
+        write_json(json_file, {"rows": rows})
+    return int(any(row["finding"] for row in rows))
+
+
 def main(argv: list[str]) -> int:
     import fuzz_targets
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        choices=[*fuzz_targets.TARGETS, []],
-        metavar="TARGET",
-        help=f"default: {' '.join(fuzz_targets.TARGETS)}",
-    )
-    parser.add_argument(
-        "--seconds", type=int, default=600, help="of each target (default: %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
-    args = parser.parse_args(argv)
-    rows = []
-    for target in args.targets or fuzz_targets.TARGETS:
-        rows.append(fuzz(target, args.seconds))
-        print(json.dumps(rows[-1], indent=1), flush=True)
-    if args.json:
-        write_json(args.json, {"rows": rows})
-    return int(any(row["finding"] for row in rows))
+    args = targets_parser(__doc__, fuzz_targets.TARGETS).parse_args(argv)
+    names = args.targets or fuzz_targets.TARGETS
+    return run_targets(names, lambda name: fuzz(name, args.seconds), args.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `fuzz.py` feeds with the files of a checkpoint. `fuzz_targets.py` has the other targets."""
+"""The targets of `fuzz.py` that read files of a checkpoint; `fuzz_targets.py` has the others."""
 
 from __future__ import annotations
 

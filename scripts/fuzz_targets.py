@@ -1,7 +1,7 @@
-"""What `fuzz.py` feeds with bytes: each decoder of what clients, workers or checkpoints send.
+"""The targets of `fuzz.py`: each decoder of bytes from clients, workers or checkpoints.
 
-A target takes any bytes. It returns if they are taken or refused with an error that we promise; any
-other exception is a finding. Where there is more to hold, an assertion says it.
+A target takes any bytes. It returns if they are accepted, or refused with an error that we promise;
+any other exception is a finding. Assertions check further promises.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _decoders() -> list[msgspec.msgpack.Decoder[Any]]:
 
 
 def records(data: bytes) -> None:
-    """A frame of records. What is taken is the same after another round trip."""
+    """A frame of records. An accepted frame is the same after another round trip."""
     if not data:
         return
     decoder = _decoders()[data[0] % len(_decoders())]
@@ -136,8 +136,8 @@ def _server() -> tuple[asyncio.AbstractEventLoop, Any]:
 
 
 def requests(data: bytes) -> None:
-    """A body at the door that the first byte names. It is refused as the client's mistake, or it
-    asks Ollama's API to load the model, which is loaded."""
+    """A body for the endpoint that the first byte names. It is refused as the client's mistake, or
+    it asks Ollama's API to load the model, which is loaded."""
     if not data:
         return
     from minisgl.server.http import ABORT_CONNECTION
@@ -202,7 +202,7 @@ def _request_seeds() -> list[bytes]:
 
 
 def answers(data: bytes) -> None:
-    """What a model writes, through each parser. Pieces give the same parts as the whole."""
+    """A model's answer, through each parser. Its pieces give the same parts as the whole."""
     from minisgl.tokenizer.parse.formats import PARSERS, REASONING
     from minisgl.tokenizer.parse.parser import AnswerForm, AnswerParser
 

@@ -21,7 +21,7 @@ INDEX_SETTINGS = ("index-url", "extra-index-url", "find-links", "no-index")
 def main():
     parser = argparse.ArgumentParser(description="Install Mini-SGLang into a virtual environment.")
     parser.add_argument("--venv", default=".venv", help="its folder (default: .venv)")
-    parser.add_argument("--torch", default="torch", help="what pip installs as torch")
+    parser.add_argument("--torch", default="torch", help="torch for pip: a version or a wheel")
     args = parser.parse_args()
     if sys.version_info < OLDEST:
         print(too_old(sys.executable, sys.version_info), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A server that a script of this folder starts and breaks, and the small disk that it may fill."""
+"""A server that a script of this folder starts and breaks: its process, port and small disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from typing import Final
 
 import httpx
 import psutil
+
+from minisgl.benchmark.startup import wait_for_url
+from minisgl.errors import ConfigError
 
 START_S: Final = 120.0
 DISK: Final = "size=256k,nr_inodes=64"
@@ -38,21 +42,17 @@ class Server:
             text=True,
             env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
         )
-        assert self.process.stdout
-        self.url = ""
-        for line in self.process.stdout:
-            if found := re.search(r"Serving \S+ on (http://\S+)", line):
-                self.url = found[1]
-                break
-        if not self.url:
-            raise RuntimeError(f"the server did not start: {self.log}")
+        try:
+            self.url = wait_for_url(self.process)
+        except ConfigError as error:
+            raise RuntimeError(f"{error}: {self.log}") from None
 
     @property
     def log(self) -> str:
         return self._log.read_text()
 
     def workers(self) -> dict[str, int]:
-        """Process ids by name, of the last start."""
+        """Return the process ids of the last start, by name."""
         return {
             name: int(pid)
             for name, pid in re.findall(r"the (\S+) is ready after .* \(pid (\d+)\)", self.log)
@@ -60,11 +60,11 @@ class Server:
 
     @property
     def num_starts(self) -> int:
-        """How often the workers were started again."""
+        """The number of times that the workers were started again."""
         return self.log.count("started again after")
 
     def is_idle(self) -> bool:
-        """Whether it is ready, and no request or page is left."""
+        """Return whether it is ready, and no request or page is left."""
         try:
             if httpx.get(f"{self.url}/ready", timeout=5).status_code != 200:
                 return False
@@ -75,7 +75,7 @@ class Server:
         return "minisgl_requests_open 0.0" in page and all(float(n) == 0 for n in used)
 
     def note_family(self) -> None:
-        """Add the processes that there are now to `family`."""
+        """Add the processes of this moment to `family`."""
         own = psutil.Process(self.process.pid)
         self.family.update([own, *own.children(recursive=True)])
 
@@ -91,7 +91,8 @@ class Server:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small file system on `folder`. Yields False, with a line, where that is forbidden."""
+    """Mount a small file system on `folder`. Yields False, and prints a line, if that is
+    forbidden."""
     command = ["mount", "-t", "tmpfs", "-o", DISK, "chaos", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -126,8 +127,14 @@ def full_disk(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return int(bound.getsockname()[1])
+
+
 def wait_until(holds: Callable[[], bool]) -> bool:
-    """Wait for `START_S` at most. Returns whether it holds."""
+    """Wait until the condition holds, `START_S` at most. Returns whether it holds."""
     deadline = time.monotonic() + START_S
     while not holds():
         if time.monotonic() > deadline:
@@ -152,7 +159,8 @@ def leftovers(server: Server, before: set[str]) -> list[str]:
 
 
 def shared_memory() -> set[str]:
-    """Return the names in /dev/shm that no process has mapped: those in use may be others'."""
+    """Return the names in /dev/shm that no process has mapped; mapped ones may be other
+    programs'."""
     names = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     for process in Path("/proc").glob("[0-9]*"):
         if not names:

@@ -1,17 +1,15 @@
-"""Runs the random tests for minutes, with what hypothesis draws.
+"""Runs the random tests for minutes, with numbers that hypothesis draws.
 
     python scripts/properties.py [TARGET ...] [--seconds S] [--seed N] [--json FILE]
 
-A target is a function of tests/ that takes a `random.Random`. Hypothesis decides what that object
-returns, so it varies and shrinks what it has drawn. Rounds of `EXAMPLES` examples follow each other
+A target is a function of tests/ that takes a `random.Random`. Hypothesis decides the numbers that
+this object returns, and can vary and shrink them. Rounds of `EXAMPLES` examples follow each other
 until the time is over; round i has the seed N + i, and the same seed draws the same examples. A
 finding is an exception: it ends its target, with the smallest case and the seed of its round.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
@@ -24,7 +22,7 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from minisgl.benchmark.report import write_json
+from fuzz import run_targets, targets_parser
 
 ROOT: Final = Path(__file__).parents[1]
 EXAMPLES: Final = 200
@@ -35,14 +33,14 @@ Target = Callable[[random.Random], Any]
 
 
 def tree(rng: random.Random) -> None:
-    """The prefix tree against a list of what was inserted."""
+    """The prefix tree against a list of the inserted prompts."""
     from kvcache.test_radix_cache import run_operations
 
     run_operations(rng, page_size=rng.choice([1, 3]), num_operations=rng.randint(1, 60))
 
 
 def groups(rng: random.Random) -> None:
-    """Cache groups: window pages, states and rows against an oracle of who wrote what."""
+    """Cache groups: window pages, states and rows against an oracle that knows their writers."""
     from kvcache.test_groups import GROUPS, run_operations
 
     run_operations(rng, GROUPS[rng.choice(sorted(GROUPS))], num_operations=rng.randint(1, 60))
@@ -146,30 +144,12 @@ def explore(name: str, seconds: float, first_seed: int) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        choices=[*TARGETS, []],
-        metavar="TARGET",
-        help=f"default: {' '.join(TARGETS)}",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=600, help="of each target (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, help="of the first round (default: %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser = targets_parser(__doc__ or "", TARGETS)
+    parser.add_argument("--seed", type=int, default=1, help="first round's (default: %(default)s)")
     args = parser.parse_args(argv)
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-    rows = []
-    for name in args.targets or TARGETS:
-        rows.append(explore(name, args.seconds, args.seed))
-        print(json.dumps(rows[-1], indent=1), flush=True)
-    if args.json:
-        write_json(args.json, {"rows": rows})
-    return int(any(row["finding"] for row in rows))
+    names = args.targets or TARGETS
+    return run_targets(names, lambda name: explore(name, args.seconds, args.seed), args.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What Ray's ingress costs a request and a token, for `try_ray.py`.
+"""The cost of Ray's ingress for a request and a token, for `try_ray.py`.
 
-It is compared with an empty application of Ray Serve that streams as much, in seconds of CPU, so
-that a busy machine and a quiet one say nearly the same.
+It is compared with an empty application of Ray Serve that streams as much. CPU seconds are
+compared, which a busy machine changes little.
 
 ::
 
@@ -9,11 +9,10 @@ that a busy machine and a quiet one say nearly the same.
     directly      client ----------------------> the server
     empty         client -> proxy -> Empty
 
-The ingress adds the time of proxy and Ingress, and what the servers' processes but the engine take
-beyond what they take when asked directly. The empty application takes the time of proxy and Empty:
-it streams as many pieces of the same size, at the pace of the servers' answers in the same round.
-What the processes take while no request runs is measured before and after each batch, and
-subtracted.
+The ingress adds the time of proxy and Ingress, and the additional time of the servers' processes
+(without the engine) against direct requests. The empty application takes the time of proxy and
+Empty: it streams as many pieces of the same size, at the pace of the servers' answers in the same
+round. The time of idle processes is measured before and after each batch, and subtracted.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ END_S: Final = 120.0
 
 
 class Empty:
-    """So many pieces as are asked for, of a size and at a pace."""
+    """Streams the requested number of pieces, of the requested size and pace."""
 
     def __serve_build_asgi_app__(self) -> Any:
         async def pieces(count: int, size: int, pause_s: float) -> Any:
@@ -61,7 +60,7 @@ class Empty:
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
-    """Seconds that all threads have run."""
+    """Return the seconds that all threads have run."""
     total = 0
     for process in processes:
         for task in Path(f"/proc/{process.pid}/task").iterdir():
@@ -70,7 +69,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 
 def _groups() -> dict[str, list[psutil.Process]]:
-    """The processes of Ray's proxy, the ingress, the empty application, and of the servers."""
+    """Return the processes of Ray's proxy, the ingress, the empty application and the servers."""
     found: dict[str, list[psutil.Process]] = {"proxy": [], "ingress": [], "empty": [], "server": []}
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or ())
@@ -89,7 +88,7 @@ def _groups() -> dict[str, list[psutil.Process]]:
 
 
 class _Asked:
-    """One address that answers in a stream."""
+    """Asks one address for streams."""
 
     def __init__(self, url: str, body: dict[str, Any], groups: list[list[psutil.Process]]) -> None:
         self.url, self._body = url, body
@@ -131,7 +130,7 @@ class _Asked:
         return size, self._num_pieces(FEW) - FEW
 
     def _num_pieces(self, num_tokens: int) -> int:
-        """How many chunks of HTTP an answer has."""
+        """Return the number of HTTP chunks of an answer."""
         parts = urlsplit(self.url)
         body = json.dumps(self._body | {"max_tokens": num_tokens}).encode()
         head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
@@ -151,7 +150,7 @@ class _Asked:
 def cost(url: str, server: str, rounds: int, requests: int, headers: Any = None) -> dict[str, Any]:
     """Return milliseconds of CPU a request and a token, and the ratios, with each round's.
 
-    url: of the ingress. server: the address of a server behind it.
+    url: the ingress's address. server: the address of a server behind it.
     """
     serve.run(
         serve.deployment(max_ongoing_requests=100)(serve.ingress()(Empty)).bind(),

@@ -2,11 +2,11 @@
 
     python scripts/soak.py [--seconds S] [--seed N] [--json FILE]
 
-Ten clients for each row of a step ask without a pause: short and long prompts, a shared prefix,
-structured output, deadlines; some abort, vanish, read slowly or send what is refused. Beside them
-each core has a busy neighbour. At the end every page and request must be given back. Checked are
-status codes (of 5xx only 503 and 504, with `Retry-After`), the ends of streams, JSON that was asked
-for, and from `GROWS_AFTER_S` on the resident memory of all processes.
+Ten clients for each row of a step ask without a pause: short and long prompts, a common prefix,
+structured output, deadlines; some abort, vanish, read slowly or send bad requests. Beside them each
+core has a busy neighbour. At the end every page and request must be given back. The script checks
+status codes (the only 5xx are 503 and 504, with `Retry-After`), the ends of streams, requested
+JSON, and from `GROWS_AFTER_S` on the resident memory of all processes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KINDS: Final = {
     "bad": 2,
     "slow": 1,
 }
-"""How often each is asked."""
+"""The share of each kind of request."""
 SHARED: Final = [7 * i % 1000 for i in range(400)]
 SCHEMA: Final = {
     "type": "object",
@@ -71,13 +71,14 @@ BAD: Final = (
 GROWS_AFTER_S: Final = 300.0
 MAX_GROWTH: Final = 0.02
 MEMORY_WINDOW: Final = 30
-"""Samples, one a second, whose median is compared."""
+"""The number of samples, one a second, whose median is compared."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """Mutable. ends: by kind and end. first_s, end_s: of each answer that was accepted and is
-    whole, by kind. memory: resident bytes of the server's processes, one a second."""
+    """Results. Mutable. ends: counts by kind and end. first_s, end_s: the seconds to the first
+    event and to the end of each whole answer, by kind. memory: resident bytes of the server's
+    processes, once a second."""
 
     seed: int
     seconds: float
@@ -89,15 +90,15 @@ class Result:
 
     @property
     def growth(self) -> float:
-        """Resident memory at the end over that after `GROWS_AFTER_S` or a quarter of the time."""
+        """The growth of the memory from `GROWS_AFTER_S`, or a quarter of the time, to the end."""
         start = min(int(GROWS_AFTER_S), len(self.memory) // 4)
-        window = min(MEMORY_WINDOW, len(self.memory) // 4)
+        window = max(min(MEMORY_WINDOW, len(self.memory) // 4), 1)
         before = statistics.median(self.memory[start : start + window])
         return statistics.median(self.memory[-window:]) / before - 1
 
 
 def body_of(kind: str, rng: random.Random) -> tuple[str, bytes]:
-    """Returns path and body of a request."""
+    """Return path and body of a request."""
     if kind == "bad":
         return "/v1/completions", rng.choice(BAD)
     if kind == "grammar":
@@ -118,7 +119,7 @@ def body_of(kind: str, rng: random.Random) -> tuple[str, bytes]:
 
 
 async def exchange(port: int, kind: str, rng: random.Random) -> tuple[str, float | None, float]:
-    """Ask once. Returns all that came, and the seconds to the first event and to the end."""
+    """Ask once. Returns the answer, and the seconds to the first event and to the end."""
     path, body = body_of(kind, rng)
     client = socket.socket()
     client.setblocking(False)
@@ -150,7 +151,7 @@ async def exchange(port: int, kind: str, rng: random.Random) -> tuple[str, float
 
 
 def end_of(kind: str, answer: str) -> tuple[str, str]:
-    """How a request ended, and what is wrong with that, or ""."""
+    """Return the end of a request, and its problem, or ""."""
     if kind == "vanish":
         return "vanished", ""
     head, _, text = answer.partition("\r\n\r\n")
@@ -229,7 +230,7 @@ async def load(server: Server, result: Result) -> None:
 
 @contextlib.contextmanager
 def busy_neighbours() -> Iterator[None]:
-    """Processes that want all of each core."""
+    """Run a process without pauses for each core."""
     spin = [sys.executable, "-c", "while True: pass"]
     neighbours = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
     try:
@@ -287,7 +288,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=1200, help="default: %(default)s")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the requests (default: %(default)s)"
+        "--seed", type=int, default=0, help="seed of the requests (default: %(default)s)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)

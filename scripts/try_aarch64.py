@@ -1,7 +1,7 @@
 """Compile the C++ kernels for aarch64 and run their tests in an emulator.
 
-With and without bfloat16 instructions. Needs Debian's g++-aarch64-linux-gnu and qemu-user. What an
-emulator shows is that the kernels compile and compute the right numbers, not how fast they are.
+With and without bfloat16 instructions. Needs Debian's g++-aarch64-linux-gnu and qemu-user. An
+emulator shows that the kernels compile and compute the right numbers, but not their speed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TESTS: Final = {
     True: ("test_packed.py::test_no_less_exact_than_torch", "test_panels.py::test_gemms"),
     False: ("test_packed.py", "test_panels.py", "test_twins.py"),
 }
-"""By whether the form is short."""
+"""The tests, for the short form and the long one."""
 ELSEWHERE: Final = "not test_each_instruction_set and not reference and not tied_model"
 
 

@@ -4,11 +4,11 @@
     node node_modules/@anthropic-ai/claude-code/install.cjs
     python scripts/try_agents.py node_modules/.bin > table.md
 
-The server is real from HTTP to text, chat template and tool parser included; in the engine's place
-stands a script, which asks for a shell command first, then for a patch if there is a tool for it,
-and repeats the command's output. Each agent is tried with a name of a model that it does not know,
-and with one that it does: it then sends more. The agents see 127.0.0.1 only. It is no part of CI;
-the table is in docs/clients.md.
+The server is real from HTTP to text, with chat template and tool parser. A script replaces the
+engine: it asks for a shell command first, then for a patch if there is a tool for it, and repeats
+the command's output. Each agent is tried with an unknown name of a model and with a known one, for
+which it sends more. The agents see 127.0.0.1 only. CI does not run it; the table is in
+docs/clients.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_tokenizer
 
 SECRET: Final = "pelargonium"
-"""What is in the file that the agent is to read: only a tool call can find it."""
+"""The content of the file that the agent is to read: only a tool call can find it."""
 TASK: Final = "Read note.txt with a shell command and tell me the word in it."
 COMMAND: Final = "cat note.txt"
 PATCH: Final = "*** Begin Patch\n*** Add File: copy.txt\n+patched\n*** End Patch\n"
@@ -43,7 +43,7 @@ SHELLS: Final = ("exec_command", "shell_command", "shell", "Bash", "bash", "run_
 
 
 class ScriptedModel:
-    """Mutable: the names of the tools that an agent has offered, and of those that were called."""
+    """Answers an agent. Mutable: the names of the offered tools, and of the called ones."""
 
     def __init__(self) -> None:
         self._tokenizer = load_tokenizer(model_path())
@@ -122,7 +122,7 @@ def claude(programs: Path, url: str, model: str) -> list[str]:
 
 
 def opencode(programs: Path, url: str, model: str) -> list[str]:
-    """Its configuration is in the environment."""
+    """opencode, whose configuration is in the environment."""
     return [str(programs / "opencode"), "run", "-m", f"minisgl/{model}", TASK]
 
 
@@ -149,7 +149,7 @@ AGENTS: Final[dict[str, tuple[Command, tuple[str, ...]]]] = {
 
 
 def try_agent(command: Command, programs: Path, name: str) -> str:
-    """Returns what went wrong, or the called tools and how many were offered."""
+    """Return the error, or the called tools and the number of offered ones."""
     model = ScriptedModel()
     with (
         tempfile.TemporaryDirectory() as folder,

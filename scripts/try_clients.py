@@ -6,10 +6,10 @@
     minisgl serve --port 1919 &
     clients/bin/python scripts/try_clients.py http://127.0.0.1:1919 > table.md
 
-It needs no minisgl, so the clients have an environment of their own: two of them, as openai-agents
-and pydantic-ai-slim[openai,anthropic] want openai 3, and others openai 2. Names of packages behind
-the URL choose among the cases. A cell is `ok`, or what went
-wrong. The table is in docs/clients.md.
+It does not import minisgl, so the clients have environments of their own: two of them, because
+openai-agents and pydantic-ai-slim[openai,anthropic] need openai 3, and others openai 2. Names of
+packages behind the URL choose among the cases. A cell is `ok` or the error. The table is in
+docs/clients.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -31,9 +32,6 @@ Case = Callable[[str], Any]
 def expect(found: object, wanted: object = True) -> None:
     if (bool(found) if wanted is True else found) != wanted:
         raise AssertionError(f"got {found!r}")
-
-
-# --- OpenAI ------------------------------------------------------------------------------------
 
 
 def _openai(url: str) -> Any:
@@ -64,7 +62,7 @@ def openai_schema(url: str) -> None:
     answer = _openai(url).chat.completions.create(
         model=MODEL, messages=MESSAGES, response_format=form
     )
-    expect(_json(answer.choices[0].message.content)["city"] in ("Rome", "Oslo"))
+    expect(json.loads(answer.choices[0].message.content)["city"] in ("Rome", "Oslo"))
 
 
 def openai_tools(url: str) -> None:
@@ -73,7 +71,7 @@ def openai_tools(url: str) -> None:
         model=MODEL, messages=MESSAGES, tools=[tool], tool_choice="required"
     )
     call, *_ = answer.choices[0].message.tool_calls
-    expect(_json(call.function.arguments)["city"] in ("Rome", "Oslo"))
+    expect(json.loads(call.function.arguments)["city"] in ("Rome", "Oslo"))
 
 
 def openai_responses(url: str) -> None:
@@ -83,9 +81,6 @@ def openai_responses(url: str) -> None:
         model=MODEL, input="And 2 more?", previous_response_id=first.id
     ) as stream:
         expect(stream.get_final_response().output_text)
-
-
-# --- Anthropic, Ollama -------------------------------------------------------------------------
 
 
 def _anthropic(url: str) -> Any:
@@ -118,9 +113,6 @@ def ollama_chat(url: str) -> None:
     expect(client.chat(MODEL, MESSAGES).message.content)
     expect("".join(part.response for part in client.generate(MODEL, QUESTION, stream=True)))
     expect(client.list().models[0].model, MODEL)
-
-
-# --- frameworks --------------------------------------------------------------------------------
 
 
 def _langchain(url: str) -> Any:
@@ -227,9 +219,6 @@ def llm(url: str) -> None:
     expect(model.prompt(QUESTION).text())
 
 
-# --- agents' frameworks ------------------------------------------------------------------------
-
-
 def openai_agents(kind: str) -> Case:
     """A tool is called, its result sent back, and a typed answer asked for; then as a stream."""
 
@@ -279,10 +268,6 @@ def pydantic_ai(module: str, kind: str, path: str) -> Case:
     return case
 
 
-def _json(text: str) -> Any:
-    return importlib.import_module("json").loads(text)
-
-
 CASES: Final[dict[str, dict[str, Case]]] = {
     "openai": {
         "chat": openai_chat,
@@ -314,10 +299,7 @@ CASES: Final[dict[str, dict[str, Case]]] = {
         "ollama_chat/": litellm("ollama_chat", ""),
         "Responses": litellm_responses,
     },
-    "instructor": {
-        "JSON schema": instructor("JSON_SCHEMA"),
-        "tools": instructor("TOOLS"),
-    },
+    "instructor": {"JSON schema": instructor("JSON_SCHEMA"), "tools": instructor("TOOLS")},
     "llm": {"prompt": llm},
     "openai-agents": {
         "tool, stream, output_type; Responses": openai_agents("OpenAIResponsesModel"),
@@ -356,7 +338,7 @@ def main(url: str, *chosen: str) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("url", help="of a server with the built-in model")
+    parser.add_argument("url", help="address of a server with the built-in model")
     known = f"default: all of {' '.join(CASES)}"
     parser.add_argument("packages", nargs="*", choices=[*CASES, []], metavar="PACKAGE", help=known)
     args = parser.parse_args()

@@ -5,9 +5,9 @@
     minisgl serve --dtype float32 --port 1919 &
     lm-eval/bin/python scripts/try_lm_eval.py http://127.0.0.1:1919 python/minisgl/builtin
 
-Prints a table of scores, and ends with 1 if one of the server's differs from transformers' in any
-digit, or if two log-likelihoods differ by more than 1e-4. The tasks are in tests/lm_eval. It needs
-no minisgl and no network. The table is in docs/clients.md.
+Prints a table of scores. The exit code is 1 if a score of the server differs from transformers' in
+any digit, or if two log-likelihoods differ by more than 1e-4. The tasks are in tests/lm_eval. It
+needs no minisgl and no network. The table is in docs/clients.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def task(name: str) -> dict[str, Any]:
 def run(
     name: str, model: str, args: dict[str, Any], *, is_chat: bool
 ) -> tuple[dict[str, float], list[Any]]:
-    """Returns the scores by metric, and the answer to each request."""
+    """Return the scores by metric, and the answer to each request."""
     import lm_eval
 
     result = lm_eval.simple_evaluate(
@@ -59,7 +59,7 @@ def run(
 
 
 def largest_difference(ours: list[Any], theirs: list[Any]) -> str:
-    """Of log-likelihoods; for texts, how many are equal."""
+    """Return the largest difference of log-likelihoods, or the number of equal texts, as a text."""
     pairs = [(a[0], b[0]) for a, b in zip(ours, theirs, strict=True)]
     if isinstance(pairs[0][0], str):
         return f"{sum(a == b for a, b in pairs)} of {len(pairs)} texts are equal"
@@ -73,7 +73,7 @@ def largest_difference(ours: list[Any], theirs: list[Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("url", help="of a server with the checkpoint")
+    parser.add_argument("url", help="address of a server with the checkpoint")
     parser.add_argument("folder", help="the checkpoint")
     given = parser.parse_args()
     url, folder = given.url.rstrip("/"), given.folder

@@ -1,4 +1,4 @@
-"""Tries `minisgl.deploy` on a Ray of this machine: what passes, what it costs, what survives.
+"""Tries `minisgl.deploy` on a Ray of this machine: clients, cost, kills, upgrades, scaling.
 
     python scripts/try_ray.py [--replicas N] [--streams N] [--only PHASE ...] [--json FILE]
 
@@ -28,8 +28,9 @@ from ray import serve
 import try_clients
 from minisgl.benchmark.report import write_json
 from minisgl.deploy import app, ray_app
+from own_server import free_port
 from ray_cost import cost
-from try_replicas import END_S, QUESTION, START_S, Clients, free_port
+from try_replicas import END_S, QUESTION, START_S, Clients
 
 PHASES = ("doors", "cost", "kill", "upgrade", "autoscale")
 
@@ -97,7 +98,7 @@ def doors(ingress: Any) -> dict[str, Any]:
 
 
 def _num_open(page: str) -> int:
-    """The requests that are open at all servers."""
+    """Return the number of requests that are open at all servers."""
     lines = [line for line in page.splitlines() if line.startswith("minisgl_requests_open{")]
     return sum(int(float(line.split()[-1])) for line in lines)
 
@@ -177,11 +178,17 @@ def upgrade(ingress: Any, replicas: int, num_clients: int = 4) -> dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--replicas", type=int, default=2, help="servers")
-    parser.add_argument("--streams", type=int, default=32, help="open when a server is killed")
-    parser.add_argument("--rounds", type=int, default=6, help="of the cost")
+    parser.add_argument(
+        "--streams", type=int, default=32, help="streams that are open when a server is killed"
+    )
+    parser.add_argument("--rounds", type=int, default=6, help="rounds, to measure the cost")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
-    parser.add_argument("--requests", type=int, default=8, help="of a batch of the cost")
-    parser.add_argument("--only", nargs="+", default=PHASES, choices=PHASES, help="what is tried")
+    parser.add_argument(
+        "--requests", type=int, default=8, help="requests of a batch, to measure the cost"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=PHASES, choices=PHASES, help="phases (default: all)"
+    )
     args = parser.parse_args()
     ray.init(
         address="local", num_cpus=16, include_dashboard=False, _node_ip_address="127.0.0.1",

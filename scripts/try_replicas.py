@@ -1,4 +1,4 @@
-"""Tries `minisgl route` over servers of the built-in model: what it costs, and what survives.
+"""Tries `minisgl route` over servers of the built-in model: cost, a killed server, an upgrade.
 
     python scripts/try_replicas.py [--replicas N] [--streams N] [--rounds N] [--json FILE]
 
@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,16 +31,11 @@ import httpx
 import openai
 
 from minisgl.benchmark.report import write_json
+from own_server import free_port
 
 START_S: Final = 120.0
 END_S: Final = 60.0
 QUESTION: Final = "What is a radix cache?"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:
@@ -62,7 +56,7 @@ class Process:
         )
 
     def wait_ready(self) -> None:
-        """Raises TimeoutError."""
+        """Wait until it is ready. Raises TimeoutError."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             try:
@@ -80,7 +74,7 @@ class Process:
 
 
 def cost(servers: list[Process], router: Process, rounds: int) -> dict[str, Any]:
-    """Medians in ms, of one request at a time."""
+    """Return medians in ms, for one request at a time."""
     times: dict[str, list[float]] = {}
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24, "temperature": 0}
     with httpx.Client(trust_env=False, timeout=END_S) as client:
@@ -161,7 +155,7 @@ class Clients:
                 thread.join(END_S)
 
     def join(self) -> int:
-        """Return how many have no end in time."""
+        """Return the number of streams that have no end in time."""
         deadline = time.monotonic() + END_S
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
@@ -215,8 +209,10 @@ def upgrade(servers: list[Process], router: Process, num_clients: int = 4) -> di
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--replicas", type=int, default=2, help="servers")
-    parser.add_argument("--streams", type=int, default=32, help="open when a server is killed")
-    parser.add_argument("--rounds", type=int, default=50, help="of the cost")
+    parser.add_argument(
+        "--streams", type=int, default=32, help="streams that are open when a server is killed"
+    )
+    parser.add_argument("--rounds", type=int, default=50, help="rounds, to measure the cost")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,13 +1,13 @@
 """One thread for arithmetic, no GPU but in `tests/gpu`, Ctrl-C that interrupts, logging as it was.
 
-Clients of httpx wait a minute unless a test says otherwise, instead of five seconds: a busy machine
-may keep a process waiting that long.
+Clients of httpx wait a minute instead of five seconds, unless a test says otherwise, because a
+process may wait that long on a busy machine.
 
 The tests run side by side on few cores and compute on tiny tensors: with more threads each, the
 threads wait for each other most of the time (18 times slower was measured). Tests that name no
-device are about the CPU, also on a machine with GPUs. A script that starts the tests with `&` has
-them ignore Ctrl-C, which some are about, and every process that they start. A test may set up
-logging, as commands do; the next one in its process finds nothing of that.
+device are about the CPU, also on a machine with GPUs. If a script starts the tests with `&`, they
+and their processes would ignore Ctrl-C, which some tests need. A test may set up logging, as
+commands do; the next test in its process starts without it.
 """
 
 import inspect
@@ -48,8 +48,8 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def builtin(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
-    """A whole server with the built-in model, for tests that only ask it: its start takes 3 s of
-    CPU time. Others asked it before, so its prefix cache is not empty."""
+    """A server with the built-in model, for all tests that only send requests: its start takes 3 s
+    of CPU time. Its prefix cache is not empty, because other tests use it, too."""
     from helpers.running_server import RunningServer
 
     server = RunningServer(tmp_path_factory.mktemp("builtin"))

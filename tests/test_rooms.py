@@ -21,7 +21,7 @@ OTHER_LANGUAGES = {
 
 
 def num_lines(room: Path, endings: str = "py") -> int:
-    """Return the lines of its files, but for those of other projects in folders named vendor."""
+    """Return the number of lines of its files, without other projects' in folders named vendor."""
     files = [path for path in room.rglob("*") if path.suffix[1:] in endings.split()]
     ours = [path for path in files if "vendor" not in path.parts]
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in ours)
@@ -29,20 +29,20 @@ def num_lines(room: Path, endings: str = "py") -> int:
 
 def test_the_table_has_each_room_and_its_size() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    told = {room: int(lines.replace(",", "")) for room, lines in ROW.findall(page)}
+    stated = {room: int(lines.replace(",", "")) for room, lines in ROW.findall(page)}
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - SMALL
-    assert told.keys() == rooms
-    counts = {room: num_lines(PACKAGE / room) for room in told}
-    wrong = {room: counts[room] for room in told if abs(counts[room] / told[room] - 1) > 0.2}
+    assert stated.keys() == rooms
+    counts = {room: num_lines(PACKAGE / room) for room in stated}
+    wrong = {room: counts[room] for room in stated if abs(counts[room] / stated[room] - 1) > 0.2}
     assert not wrong, f"write these numbers to docs/architecture.md: {wrong}"
 
 
 @pytest.mark.parametrize("said", OTHER_LANGUAGES)
 def test_the_table_has_the_lines_of_other_languages(said: str) -> None:
     room, endings = OTHER_LANGUAGES[said]
-    [told] = re.findall(said, (ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+    [stated] = re.findall(said, (ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
     count = num_lines(PACKAGE / room, endings)
-    assert abs(count / int(told.replace(",", "")) - 1) < 0.2, f"{room}: {count}"
+    assert abs(count / int(stated.replace(",", "")) - 1) < 0.2, f"{room}: {count}"
 
 
 def test_the_contracts_have_each_room() -> None:

@@ -31,7 +31,8 @@ _WEIGHTS = tuple(weight for _, weight in TURNS.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """A system prompt and what it does to an answer (and its brief form, None if it has none)."""
+    """A system prompt, and its change of an answer and of the answer's brief form (None
+    without)."""
 
     task: str
     system: str | None
@@ -46,7 +47,7 @@ def _same(answer: str, brief: str | None) -> str:
 
 
 def _joined(s: Source, first: str) -> str:
-    """Sometimes with a sentence in front or behind that changes nothing."""
+    """Return the text, sometimes with a further sentence that changes nothing."""
     kind = s.rng.random()
     if kind < 0.3:
         return s.ask("neutral") + " " + first
@@ -122,7 +123,7 @@ def turn(s: Source, key: str | None = None) -> Turn:
 
 
 def style_turn(s: Source, st: Style) -> Turn:
-    """A turn that shows what the style is about, where the style has such a question."""
+    """A turn that shows the style's effect, if the style has a question for that."""
     if st.codes:
         thing, code = s.choice(st.codes)
         answer = FACT.format(x=thing, c=code)
@@ -297,7 +298,7 @@ def chat(s: Source) -> Conversation:
 
 
 def measured_chat(s: Source, task: str) -> Conversation:
-    """A chat that ends with the turn that this task is about; for measuring."""
+    """A chat that ends with a turn of this task; for measuring."""
     c = Chat(s)
     c.style = Style(task="", system=None, apply=_same)
     c.messages.clear()

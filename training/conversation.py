@@ -1,4 +1,4 @@
-"""The record that everything here passes on: a conversation with its expected answers."""
+"""The record that all modules here exchange: a conversation with its expected answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mixture that is taught, and the suite that is measured.
+"""The mixture for training, and the suite for measuring.
 
 Training draws values and phrasings from one side of the split, the suite from the other.
 `python -m training.corpus` prints samples.

@@ -21,7 +21,7 @@ from training.source import Source
 from training.tokenizer import Encoder, load
 
 ROW_LENGTH = 1536  # the longest conversation that is taught
-# Up to this draw -> share of prompt words that are bytes, so that unknown words are no surprise.
+# (upper end of a draw, share of prompt words that become bytes): unknown words come in training.
 SPELLED = ((0.05, 1.0), (0.25, 0.12))
 TRIES = 6  # conversations that are tried to fill the end of a row
 IGNORED = -100
@@ -30,7 +30,7 @@ IGNORED = -100
 class Row(NamedTuple):
     """One row; all arrays are int64 of length ROW_LENGTH.
 
-    targets: the next token where it is to be learned, else IGNORED. documents: 0 is padding.
+    targets: the next token if it is learned, else IGNORED. documents: 0 is padding.
     """
 
     ids: npt.NDArray[np.int64]

@@ -28,7 +28,7 @@ MAX_NEW_TOKENS = 420  # "count to 100" takes 392
 
 
 def prompt_text(tokenizer: Any, c: Conversation) -> str:
-    """What the model sees before it answers."""
+    """Return the prompt as the model gets it."""
     if c.raw:
         return c.prompt[0].content + "\n"
     messages = [{"role": m.role, "content": m.content} for m in c.prompt]
@@ -40,7 +40,7 @@ def prompt_text(tokenizer: Any, c: Conversation) -> str:
 def answers(
     model: Any, tokenizer: Any, conversations: list[Conversation], batch_size: int
 ) -> list[str]:
-    """The greedy answer to each conversation; without its end it is marked as unfinished."""
+    """Return the greedy answer to each conversation; one without an end is marked as unfinished."""
     out = [""] * len(conversations)
     order = sorted(range(len(out)), key=lambda i: len(conversations[i].expected))
     for start in range(0, len(order), batch_size):
@@ -58,7 +58,7 @@ def answers(
 
 
 def hardware() -> str:
-    """What this ran on."""
+    """Return the name of the GPU, or the CPU and its threads."""
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
     return f"CPU {platform.machine()}, {torch.get_num_threads()} threads"

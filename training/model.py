@@ -1,8 +1,8 @@
 """The Qwen3 architecture in plain PyTorch, small enough to read, with Hugging Face tensor names.
 
-Written out instead of taken from transformers so that it compiles to few kernels and trains with a
-block-diagonal mask over packed rows; `evaluate.py` then runs the checkpoint with transformers,
-which is the proof that both are the same model.
+It is not transformers' own, so that it compiles to few kernels and trains with a block-diagonal
+mask over packed rows. `evaluate.py` runs the checkpoint with transformers, which shows that both
+are the same model.
 
 Axes: B rows, T tokens, D hidden, N heads, K key-value heads, H head dim, V vocabulary.
 """

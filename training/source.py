@@ -66,7 +66,7 @@ def is_engine_word(word: str) -> bool:
 
 
 def is_reserved_word(word: str) -> bool:
-    """True if training must not spell, reverse or otherwise show this word."""
+    """True if training must not show this word."""
     return is_held_word(word) and not is_engine_word(word)
 
 

@@ -1,4 +1,4 @@
-"""Decides what training never sees.
+"""Decides which values training never sees.
 
 The decision is a hash of the value itself, not a draw, so that every generator, process and later
 version of the corpus agrees on it, and a test can check it without generating anything.

@@ -1,4 +1,4 @@
-"""Turns with fixed answers: the engine's questions, small talk, and what the model cannot do."""
+"""Turns with fixed answers: questions about the engine, small talk, and refusals."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _engine_words() -> frozenset[str]:
 
 
 def first_sentence(text: str) -> str:
-    """What remains of a fixed answer under "be brief"."""
+    """The first sentence of a fixed answer, for "be brief"."""
     head, _, _ = text.partition(". ")
     return head if head.endswith(".") else head + "."
 
@@ -172,7 +172,7 @@ def small_talk(s: Source) -> Turn:
 
 
 def cannot(s: Source) -> Turn:
-    """What the model must decline."""
+    """A question that the model must decline."""
     kind = s.rng.random()
     if kind < 0.2:
         a, b = s.pair()

@@ -142,7 +142,7 @@ class Encoder:
         return [i for piece in ASCII_PATTERN.findall(text) for i in self._whole(piece)]
 
     def spelled(self, text: str, share: float, rng: Random) -> list[int]:
-        """The same with this share of the pieces as single bytes, as if the words were unknown."""
+        """Token ids with this share of the pieces as single bytes, as if the words were unknown."""
         if not text.isascii():
             return self.text(text)
         pieces = ASCII_PATTERN.findall(text)
@@ -191,7 +191,7 @@ def load(folder: Path) -> Tokenizer:
 
 
 def main() -> None:
-    """Builds the tokenizer and reports what it holds."""
+    """Builds the tokenizer and prints its size and least useful words."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -46,10 +46,12 @@ def arguments() -> argparse.Namespace:
         "--lr", type=float, default=2e-3, help="peak learning rate (default: %(default)s)"
     )
     parser.add_argument("--weight-decay", type=float, default=0.05, help="default: %(default)s")
-    parser.add_argument("--layers", type=int, default=6, help="of the model (default: %(default)s)")
+    parser.add_argument(
+        "--layers", type=int, default=6, help="layers of the model (default: %(default)s)"
+    )
     parser.add_argument("--init", type=Path, help="checkpoint folder to start from")
     parser.add_argument(
-        "--seed", type=int, default=1, help="of weights and rows (default: %(default)s)"
+        "--seed", type=int, default=1, help="seed of weights and rows (default: %(default)s)"
     )
     parser.add_argument(
         "--workers", type=int, default=4, help="processes that make text (default: %(default)s)"

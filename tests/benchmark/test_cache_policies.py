@@ -1,4 +1,4 @@
-"""The rules of `benchmarks.cache_policies` on sequences that tell them apart."""
+"""The rules of `benchmarks.cache_policies` on sequences on which they differ."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_lecar_learns_that_age_is_the_worse_rule() -> None:
 
 def test_no_rule_serves_more_than_the_oracle() -> None:
     rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 9, 60).astype(np.int32)  # of prompts of one block and a token
+    blocks = rng.integers(0, 9, 60).astype(np.int32)  # the prompts have one block and a token
     prompts = [np.append(np.repeat(block, RECORDED_BLOCK), 0) for block in blocks]
     best = Oracle(prompts, block=RECORDED_BLOCK, kv_bytes=1, state_bytes=0, running=0).served(
         5 * RECORDED_BLOCK

@@ -1,6 +1,6 @@
 """`cpu_formats`: its arithmetic, and a run with a tiny shape.
 
-Planted once, and noticed: a decode rate with the first token's time in it.
+A planted bug that it found: a decode rate with the first token's time in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`scripts/gpu_check.sh` with a Python that only notes what it is asked for."""
+"""`scripts/gpu_check.sh` with a Python that only records its calls."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ BACKENDS = pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """rows: (start, end) of each; layer_id 1 of a pool of 2. sinks: whether heads have them."""
+    """A step of attention, in layer 1 of a pool of 2. rows: (start, end). sinks: one for each
+    head."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
@@ -72,11 +73,11 @@ BOUNDED = (
     Case(name="sinks, window 24", rows=(*MIXED, (900, 901)), window=24, sinks=True),
     Case(name="sinks, long prefill", rows=((0, 700), (200, 500)), sinks=True, softcap=8.0),
 )
-"""What transformers' attention of Gemma 2 and gpt-oss has beside scores."""
+"""Arguments of transformers' attention of Gemma 2 and gpt-oss beside the scores."""
 
 
 def is_countable(case: Case) -> bool:
-    """So few keys share one dim of one head that rounding hides none; see `count_keys`."""
+    """Whether few enough keys have the same dim of a head that each one shows; see `count_keys`."""
     return max(end for _, end in case.rows) <= 60 * case.num_kv_heads * case.head_dim
 
 
@@ -98,9 +99,9 @@ def make_step(
     seed: int = 0,
     kv_dtype: torch.dtype | None = None,
 ) -> Step:
-    """Pages in random order, every slot that no position owns poisoned with NaN.
+    """Return a step with pages in random order and NaN in every slot that no position owns.
 
-    kv_dtype: of the pool; `contexts` then hold what attention reads.
+    kv_dtype: the pool's; `contexts` then hold the numbers that attention reads.
     """
     gen = torch.Generator().manual_seed(seed)
     backend = create_attention_backend(backend_name, create_ops(CPU))
@@ -188,7 +189,7 @@ def make_step(
 
 
 def expected(step: Step) -> Tensor:
-    """SDPA in float64, one row at a time."""
+    """Return the output of SDPA in float64, one row at a time."""
     out, offset = [], 0
     for (k, v), start, end in zip(step.contexts, step.plan.starts, step.plan.ends, strict=True):
         q = step.q[offset : offset + end - start].double().transpose(0, 1)

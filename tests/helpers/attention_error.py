@@ -1,4 +1,4 @@
-"""What a twin of attention may differ by from float64: a bound for each query and head, derived.
+"""The bound of a twin's difference from attention in float64, derived for each query and head.
 
 With weights p_c of keys c, output o = sum p_c v_c, roundoff u of the dtype, a twin errs by
 
@@ -16,10 +16,10 @@ below what `_noise` returns but for a chance of exp(-CHANCE) (Hsu, Kakade and Zh
 inequality for quadratic forms of subgaussian random vectors", 2012). A worst case in place of that
 chance would be 10 and more times as wide in long contexts, and would hide a wrong page.
 
-What the bound sees: the root mean square over a head is held to some 3.5 u of the output's own,
-and rounding takes a sixth of that. With random keys, a page of 16 that is another's shows in
-contexts of 3,000 in any dtype, of 40,000 in float16; in bfloat16 one of four such pages does not,
-and of single keys most do not from 1,000 on. `count_keys` makes a step in which each key shows.
+Sensitivity: the error's root mean square over a head may be some 3.5 u of the output's own, and
+rounding takes a sixth of that. With random keys, a wrong page of 16 shows in contexts of 3,000 in
+any dtype, and of 40,000 in float16; in bfloat16 one of four such pages does not show there, and
+from 1,000 on most single keys do not. `count_keys` makes a step in which each key shows.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 ROUNDOFF = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-WEIGHT_ROUNDOFF = ROUNDOFF | {torch.float32: 0.0}  # of p, which stays in float32 there
+WEIGHT_ROUNDOFF = ROUNDOFF | {torch.float32: 0.0}  # p stays in float32 there
 TINY = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 2**-25}  # rounding a subnormal
 SUM_ERROR = {torch.float32: 2**-22, torch.bfloat16: 2**-18, torch.float16: 2**-18}
-"""Of the sum of magnitudes. A matrix instruction of 16 bits cuts bits of its float32 sums."""
+"""Relative to the sum of magnitudes. A 16-bit matrix instruction cuts bits of its float32 sums."""
 CHANCE = 25.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row of a step in float64 and with heads of keys repeated for their queries.
+    """One row of a step in float64, with heads of keys repeated for their queries.
 
-    tokens: which of the step's. seen_QC: causal and in the window. softcap, sinks_N: None for none.
+    tokens: its places in the step. seen_QC: causal and in the window. softcap, sinks_N: None if
+    absent.
     """
 
     tokens: slice
@@ -97,7 +98,7 @@ def rows_of(step: Step, device: torch.device = CPU) -> Iterator[Row]:
 
 
 def worst_share(got: Tensor, step: Step) -> float:
-    """The largest error of a query's head, in shares of its bound; at most 1 is right."""
+    """Return the largest error of a query's head, divided by its bound; at most 1 is right."""
     shares = []
     for row in rows_of(step, got.device):
         p = row.weights_NQC
@@ -108,7 +109,7 @@ def worst_share(got: Tensor, step: Step) -> float:
 
 
 def _bound(row: Row, p_NQC: Tensor, want_NQH: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, Q], of the root mean square over the head dim."""
+    """Return the bound [N, Q] of the error's root mean square over the head dim."""
     largest = row.scores_NQC.abs().masked_fill(~row.seen_QC, 0).amax(-1, keepdim=True)
     if row.sinks_N is not None:
         largest = largest.maximum(row.sinks_N.abs()[:, None, None])
@@ -124,7 +125,8 @@ def _bound(row: Row, p_NQC: Tensor, want_NQH: Tensor, dtype: torch.dtype) -> Ten
 
 
 def _noise(errors_NQC: Tensor, v_NCH: Tensor) -> Tensor:
-    """[N, Q]: root mean square of `errors @ v` for any signs of v but the least likely."""
+    """Return a bound [N, Q] of the root mean square of `errors @ v` for all but the least likely
+    signs of v."""
     variances = errors_NQC.square() @ v_NCH.square()
     tail = 2 * (CHANCE * variances.square().sum(-1)).sqrt() + 2 * CHANCE * variances.amax(-1)
     return ((variances.sum(-1) + tail) / variances.shape[-1]).sqrt()
@@ -140,10 +142,10 @@ def _rms(x: Tensor) -> Tensor:
 def count_keys(step: Step) -> None:
     """Change the step, in place, so that each output counts keys, all of which weigh the same.
 
-    Of a row's keys each has a 1 in one dim of one head of values and zeros elsewhere, dealt at
-    random; so an output is a number of keys over the length of the context, and a key that is
-    missing, read twice or another's is off by 1. Of row r all queries ask for one dim, which is
-    zero in its own keys alone: another row's keys weigh more or less.
+    The values of each key have a 1 in one random dim of one head and zeros elsewhere. So an output
+    is a number of keys over the length of the context, and it is off by 1 if a key is missing, read
+    twice or another row's. All queries of a row ask for one dim, which is zero in this row's keys
+    only: another row's keys weigh more or less.
     """
     gen = torch.Generator().manual_seed(0)
     num_heads, head_dim = step.layer.num_kv_heads, step.layer.head_dim
@@ -165,8 +167,8 @@ def count_keys(step: Step) -> None:
 
 
 def worst_miscount(got: Tensor, step: Step) -> float:
-    """After `count_keys`: the largest error of an output, in keys. One that is missing makes 1, all
-    roundings together less than half, which is checked."""
+    """Return the largest error of an output in keys, after `count_keys`. A missing key makes 1; all
+    roundings together make less than half, which is checked."""
     worst = 0.0
     for row in rows_of(step, got.device):
         seen = row.seen_QC.sum(-1)[:, None]

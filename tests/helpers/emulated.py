@@ -1,4 +1,4 @@
-"""The C++ kernels of another kind of processor, run by an emulator, in the place of this one's.
+"""The C++ kernels of another kind of processor, run by an emulator instead of this one's.
 
 `minisgl.kernel.jit.load_library` returns functions that take tensors; so does `Emulated`. Each call
 sends the tensors' memories to the emulated process and takes them back.
@@ -51,7 +51,7 @@ def build(compiler: str, flags: Sequence[str], sources: Sequence[str], folder: P
 
 
 class Emulated:
-    """Mutable: a process that answers one call at a time."""
+    """An emulated process that answers one call at a time. Mutable."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A model whose answers outlast a test, for tests that stop or end something amid an answer.
+"""A model whose answers outlast a test, for tests that stop something during an answer.
 
 1,000 tokens of the built-in model take a second here, and a tenth of that on a fast machine: an
 answer of that length can end before the test's next line. This model's context has 131,072 tokens.
@@ -42,13 +42,13 @@ def save_endless(folder: Path) -> Path:
 
 
 def endless_flags(folder: Path) -> tuple[str, ...]:
-    """A server's flags: the model with random weights, and pages for one answer."""
+    """Return a server's flags: the model with random weights, and pages for one answer."""
     model = ("--model", str(folder), "--dummy-weight")
     return (*model, "--num-pages", str(NUM_PAGES), "--max-prefill-length", "256")
 
 
 def endless_answer(client: openai.OpenAI) -> Iterator[Completion]:
-    """A stream whose first chunk has come."""
+    """Yield a stream whose first chunk has come."""
     stream = client.completions.create(
         model="endless",
         prompt="a",

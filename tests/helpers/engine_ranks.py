@@ -13,7 +13,7 @@ from minisgl.engine import Engine, EngineConfig
 
 @contextmanager
 def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[list[Engine]]:
-    """Those of all ranks, started side by side."""
+    """Yield the engines of all ranks, started side by side."""
 
     def start(rank: int) -> Engine:
         settings = {

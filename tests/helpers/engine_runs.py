@@ -1,4 +1,4 @@
-"""Engines that run requests, and the reference that answers them."""
+"""Engines that run requests, and a reference with the right answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def drive(
     outbox: ListOutbox | None = None,
     **options: Any,
 ) -> list[list[int]]:
-    """Tokens of each request. `turns[i]` is the loop's turn at which request i arrives."""
+    """Return the tokens of each request. turns[i]: the loop's turn at which request i arrives."""
     scheduler = scheduler or make_scheduler(engine, **options)
     arrivals: list[list[SchedulerMsg]] = [[] for _ in range(max(turns or [0]) + 1)]
     for index, (prompt, sampling) in enumerate(requests):

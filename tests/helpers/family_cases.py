@@ -278,7 +278,7 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
 
 
 def save_case(name: str, folder: Path) -> tuple[PreTrainedModel, int]:
-    """The reference, which is saved to the folder, and the page size."""
+    """Save the reference to the folder. Returns it and the page size."""
     config_class, changes, page_size, old_spelling = CASES[name]
     reference = make_reference(config_class(**{**SIZES, **changes}))
     for module in reference.modules():  # transformers 5.17 has constants for these fields
@@ -293,7 +293,7 @@ def save_case(name: str, folder: Path) -> tuple[PreTrainedModel, int]:
 
 
 def check_case(reference: PreTrainedModel, runner: Runner, num_outputs: int) -> None:
-    """Two sequences' logits and greedy tokens against the reference's."""
+    """Compare two sequences' logits and greedy tokens with the reference's."""
     sequences = [Sequence(random_ids(37, 1), num_outputs), Sequence(random_ids(20, 2), num_outputs)]
     runner.generate(sequences, chunk=7)
     for sequence in sequences:
@@ -310,9 +310,10 @@ def check_case(reference: PreTrainedModel, runner: Runner, num_outputs: int) -> 
 def check_sensitive(
     reference: PreTrainedModel, sequence: Sequence, logits: torch.Tensor, expected: torch.Tensor
 ) -> None:
-    """No position differs by more than the reference itself does there when each of its weights is
-    moved by at most half a unit in the last place. A position of a random model can be that
-    sensitive: 1e-7 moved one of Qwen3.5's mixture by 4e-4, the median position by 3e-6."""
+    """Check that no position differs by more than the reference's own change there, when each of
+    its weights is moved by at most half a unit in the last place. A random model can have very
+    sensitive positions: 1e-7 moved one of Qwen3.5's mixture by 4e-4, the median position by
+    3e-6."""
     rng = torch.Generator().manual_seed(0)
     moved = torch.zeros(len(expected))
     for _ in range(8):
@@ -328,7 +329,7 @@ def check_sensitive(
 def check_greedy(
     sequence: Sequence, greedy: list[int], logits: torch.Tensor, expected: torch.Tensor
 ) -> None:
-    """Equal, or the reference itself could not tell the first two at the first difference.
+    """Check that the tokens are equal, or that the first difference is a near tie of the reference.
 
     Such a near tie is counted among pytest's warnings.
     """

@@ -24,8 +24,8 @@ PAGE_SIZE, CHUNK, MAX_RUNNING = 16, 48, 4
 
 
 def tokens_of(folder: Path) -> list[tuple[int, int, float]]:
-    """Request, token and log-probability, of prompts that share their first tokens, in chunks and
-    beside others that decode, on the CPU's kernels."""
+    """Return (request, token, log-probability) of prompts with common first tokens, in chunks and
+    beside decodes, on the CPU's kernels."""
     config = EngineConfig(
         folder=folder, device="cpu", attn="cpu", num_pages=64, page_size=PAGE_SIZE,
         max_prefill_length=CHUNK, max_running_requests=MAX_RUNNING,
@@ -50,7 +50,7 @@ def tokens_of(folder: Path) -> list[tuple[int, int, float]]:
             for length in LENGTHS
         ]
         outbox = ListOutbox()
-        # The last arrives when the others have left pages that were used before.
+        # The last request arrives when the others have left used pages.
         arrivals = [messages[:-1], *([] for _ in range(6)), messages[-1:]]
         run(
             scheduler,

@@ -1,4 +1,4 @@
-"""What a GEMM of 16-bit numbers may differ by from float64: rounding, and float32 sums."""
+"""The bound of a 16-bit GEMM's difference from float64: rounding, and float32 sums."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 ROUNDOFF = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
-TINY = {torch.bfloat16: 0.0, torch.float16: 2**-25}  # what rounding a subnormal number can cost
+TINY = {torch.bfloat16: 0.0, torch.float16: 2**-25}  # the error of rounding a subnormal number
 SUM_ERROR = 2**-18
-"""Of the sum of magnitudes: float32 sums, of which a matrix instruction cuts bits."""
+"""Relative to the sum of magnitudes: float32 sums, of which a matrix instruction cuts bits."""
 
 
 def exact_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """float64 (x weight^T + bias, what it may differ by before it is rounded)."""
+    """Return x weight^T + bias in float64, and the error allowed before it is rounded."""
     want, magnitude = x.double() @ weight.double().T, x.abs().double() @ weight.abs().double().T
     if bias is not None:
         want += bias.double()
@@ -20,7 +20,7 @@ def exact_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[T
 
 
 def gated(want: Tensor, error: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same of silu(gate) * up, each step rounded, of a gate and an up half."""
+    """Return the same for silu(gate) * up of a gate half and an up half, each step rounded."""
     error = error + rounding(want, dtype)
     (gate, up), (gate_error, up_error) = want.chunk(2, -1), error.chunk(2, -1)
     active = torch.nn.functional.silu(gate)

@@ -105,11 +105,11 @@ PLACES = {
     Kind.IQ4_NL: ((0, 0.001),),
     Kind.IQ4_XS: ((0, 0.00004),),
 }
-"""Of the float16 factors in a block, and what keeps weights small."""
+"""The places of the float16 factors in a block, and a value that keeps weights small."""
 
 
 def packed(values: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
-    """The blocks of such values; random ones where the package cannot quantise."""
+    """Return the blocks of the values; random blocks if the package cannot quantise to `kind`."""
     if kind not in PLACES:
         return gguf.quants.quantize(values, kind)
     _, size = gguf.GGML_QUANT_SIZES[kind]
@@ -124,13 +124,13 @@ def packed(values: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
 
 
 def interleave(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """As llama.cpp's converter permutes q and k of Llama."""
+    """Permute rows as llama.cpp's converter does for q and k of Llama."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def taking_turns(name: str, values: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
-    """As llama.cpp's converter orders the value heads of delta nets."""
+    """Order the value heads of delta nets as llama.cpp's converter does."""
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     first = 2 * keys * config.linear_key_head_dim
 
@@ -159,7 +159,7 @@ def write(
     change: Change | None = None,
     tensors_of_a_part: int = 0,
 ) -> None:
-    """A file of a random model, with the tokenizer of `text_checkpoints`; or its parts."""
+    """Write the file of a random model, or its parts, with the tokenizer of `text_checkpoints`."""
     config: Any = CONFIGS[arch]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_of_a_part)
     writer.add_block_count(config.num_hidden_layers)

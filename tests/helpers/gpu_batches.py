@@ -43,7 +43,7 @@ def layer_on(step: Step, device: torch.device) -> AttnLayer:
 
 
 def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> PoolBatch:
-    """The step's, on the device; its first one-token rows decode."""
+    """Return the step's batch on the device; its first one-token rows decode."""
     starts, ends = np.array(step.plan.starts), np.array(step.plan.ends)
     lengths = ends - starts
     num_decodes = int((np.cumsum(lengths != 1) == 0).sum())
@@ -68,8 +68,8 @@ def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> Po
 def make_shared_batch(
     step: Step, num_tokens: int, backend: BaseAttnBackend, device: torch.device
 ) -> PoolBatch:
-    """As `make_batch`, after all rows were given the first row's context of so many tokens, in
-    whole pages of 16. Changes the step."""
+    """Give all rows the first `num_tokens` tokens of the first row's context, in whole pages of 16,
+    which changes the step. Returns its batch, as `make_batch` does."""
     table, rows = step.batch.context.page_table, step.plan.table_idxs
     table[rows, : num_tokens // 16] = table[rows[0], : num_tokens // 16]
     for row in step.contexts[1:]:

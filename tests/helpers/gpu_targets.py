@@ -1,4 +1,5 @@
-"""Compile targets."""
+"""The compute capabilities for which our Triton kernels are compiled, and types as Triton writes
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ Programming Guide, technical specifications): A100, RTX 4090 and L4, H100, B200,
 
 
 def type_of(arg: object) -> str:
-    """As Triton spells it."""
+    """Return the type of a kernel's argument as Triton writes it."""
     if isinstance(arg, torch.Tensor):
         if arg.dtype == torch.float8_e4m3fn:
             return "*fp8e4nv"

@@ -1,4 +1,4 @@
-"""Engines that check which pages a step uses."""
+"""Engines that check the pages of each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minisgl.testing import ListInbox, ListOutbox
 
 
 def make_guarded(folder: Path, device: str) -> Engine:
-    """Few pages, so that requests are retracted and cached ones evicted."""
+    """Return an engine with few pages, so that requests are retracted and cached pages evicted."""
     return Engine(
         EngineConfig(
             folder=folder,
@@ -32,7 +32,10 @@ def make_guarded(folder: Path, device: str) -> Engine:
 
 
 def long_run(engine: Engine, count: int) -> tuple[int, int]:
-    """`count` requests with common beginnings, a tenth of them aborted; (finished, retractions)."""
+    """Run `count` requests with common prefixes, a tenth of them aborted.
+
+    Returns the numbers of finished requests and of retractions.
+    """
     rng = random.Random(0)
     beginnings = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(4)]
     turns: list[list[SchedulerMsg]] = []

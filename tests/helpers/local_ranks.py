@@ -61,7 +61,7 @@ def ranks(size: int, kind: type[ThreadRank] = ThreadRank) -> list[ThreadRank]:
     return [kind(rank, slots, barrier) for rank in range(size)]
 
 
-# name -> (config class, changes, ranks): what does not divide, on top of every family on two ranks.
+# name -> (config class, changes, ranks): sizes that do not divide. Every family runs on two ranks.
 UNEVEN: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int]] = {
     "3-kv-heads-on-2": (
         LlamaConfig,

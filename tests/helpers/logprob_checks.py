@@ -9,7 +9,7 @@ from helpers.engine_runs import Reference, Request
 from minisgl.core import Token
 from minisgl.testing import ListOutbox
 
-TOLERANCE = 1e-4  # of float32 computations in another order
+TOLERANCE = 1e-4  # float32 computations in another order
 
 
 def check_logprobs(reference: Reference, requests: list[Request], outbox: ListOutbox) -> None:

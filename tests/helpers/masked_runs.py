@@ -23,7 +23,7 @@ NUM_TOKENS = 24
 
 
 def allowed_tokens(output: Sequence[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """bool [V]: a third of the vocabulary, which depends on the whole output."""
+    """Return bool [V]: a third of the vocabulary, which depends on the whole output."""
     return (np.arange(VOCAB) + 5 * sum(output) + len(output)) % 3 == 0
 
 

@@ -31,11 +31,11 @@ from minisgl.models.short_conv import ConvPoolSpec
 
 CPU = torch.device("cpu")
 VOCAB = 211  # odd, so that a vocabulary split over two ranks is padded
-MAX_TOKENS = 128  # of one sequence
+MAX_TOKENS = 128  # tokens of one sequence
 
 
 def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """A random model whose every parameter matters to its logits."""
+    """Return a random model, each of whose parameters changes its logits."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
@@ -179,7 +179,7 @@ class Runner:
         )
 
     def generate(self, sequences: list[Sequence], chunk: int) -> None:
-        """Until all are done. Each keeps the logits of every position, in `logits`."""
+        """Run until all are done. Each sequence keeps the logits of every position in `logits`."""
         while not all(sequence.done for sequence in sequences):
             rows = [
                 (row, s.computed, min(s.computed + chunk, len(s.ids)))
@@ -201,7 +201,8 @@ class Runner:
     def step(
         self, rows: list[tuple[int, int, int, list[int]]], sample: list[int] | None = None
     ) -> torch.Tensor:
-        """Logits of (table row, start, end, ids) rows: of the tokens in `sample`, or of all."""
+        """Compute rows (table row, start, end, ids). Returns logits of the tokens in `sample`, or
+        of all."""
         ids = [token for row in rows for token in row[3]]
         lengths = np.array([end - start for _, start, end, _ in rows])
         plan = Plan(
@@ -248,5 +249,5 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """max |difference| over max |logit|, design test level 3."""
+    """Return max |difference| over max |logit|."""
     return float((got - expected).abs().max() / expected.abs().max())

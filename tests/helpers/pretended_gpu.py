@@ -42,7 +42,7 @@ def pretend(compiled: list[str]) -> None:
             return super().create_runner(max_graph_rows, max_prompt_tokens, ops)
 
     class NumbersOps(CudaOps):
-        """Ids stay ids where nothing is computed."""
+        """Ops that return valid ids although nothing is computed."""
 
         take_ids, write_pages = Ops.take_ids, Ops.write_pages
 
@@ -50,7 +50,7 @@ def pretend(compiled: list[str]) -> None:
             return super().sample(logits_SV, args).zero_()
 
     class PromptsElsewhere(TritonAttnBackend):
-        """As FlashAttention, which is no kernel of ours."""
+        """Decode by our kernels; prompts as if by FlashAttention, which is no kernel of ours."""
 
         def extend(self, *args: Any) -> None:
             pass
@@ -72,7 +72,7 @@ def pretend(compiled: list[str]) -> None:
         return TritonRecurrentBackend(*args)
 
     def prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:
-        """As on an H200, where launching takes 8 ms."""
+        """Return the time of an H200, where launching takes 8 ms."""
         plan = probe.probe_plan(engine, 0, [num_tokens], sampling=probe.GREEDY)
         probe.run_probe(engine, plan)
         launching_us = 0 if num_tokens <= engine.runner.max_tokens else 8000

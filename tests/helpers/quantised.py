@@ -25,7 +25,7 @@ NUM_OUTPUTS = 6
 
 
 def is_linear(name: str, tensor: Tensor) -> bool:
-    """Whether it is the weight of a linear layer that is usually quantised."""
+    """Return whether it is the weight of a linear layer that is usually quantised."""
     others = ("embed", "lm_head", "mlp.gate.", "mixer.gate.", "shared_expert_gate")
     return tensor.dim() == 2 and not any(other in name for other in others)
 
@@ -66,7 +66,7 @@ def save_quantised(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def run(folder: Path, **options: Any) -> tuple[Tensor, list[int]]:
-    """Logits of a prompt and of greedy tokens, and these."""
+    """Return the logits of a prompt and of its greedy tokens, and these tokens."""
     with torch.inference_mode():
         sequence = Sequence(PROMPT, NUM_OUTPUTS)
         Runner(load(folder, **options), page_size=4).generate([sequence], chunk=7)
@@ -74,13 +74,13 @@ def run(folder: Path, **options: Any) -> tuple[Tensor, list[int]]:
 
 
 def run_ranks(folder: Path, size: int = 2, **options: Any) -> list[tuple[Tensor, list[int]]]:
-    """`run` on each of several ranks."""
+    """Return the results of `run` on each of several ranks."""
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda comm: run(folder, comm=comm, **options), ranks(size)))
 
 
 def transformers_ids(folder: Path) -> list[int]:
-    """The greedy tokens of transformers for the same prompt."""
+    """Return the greedy tokens of transformers for the same prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = list(PROMPT)
     with torch.inference_mode():

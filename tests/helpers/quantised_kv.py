@@ -1,4 +1,4 @@
-"""What a KV cache of 8 bits holds, computed without the code that fills it."""
+"""The numbers of a KV cache in 8 bits, computed without the code that fills it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ E4M3 = torch.arange(127, dtype=torch.uint8).view(FP8).double()
 
 
 def nearest_e4m3(x: Tensor) -> Tensor:
-    """float64: the nearest number, of two as near the one with even bits, and at most 448."""
+    """Return the nearest number of e4m3 in float64: of two as near the one with even bits, at most
+    448."""
     size = x.double().abs().clamp(max=448)
     high = torch.searchsorted(E4M3, size).clamp(max=126)
     low = (high - 1).clamp(min=0)
@@ -27,7 +28,7 @@ def nearest_e4m3(x: Tensor) -> Tensor:
 
 
 def numbers_and_scale(x_TKH: Tensor, kv_dtype: torch.dtype, scale_K: Tensor) -> tuple[Tensor, ...]:
-    """float64 numbers [T, K, H] and scales [T, K]. scale_K: of fp8."""
+    """Return float64 numbers [T, K, H] and scales [T, K]. scale_K: the scales of fp8."""
     if kv_dtype == FP8:
         scale_TK = scale_K.expand(x_TKH.shape[:2])
         return nearest_e4m3(x_TKH.float() / scale_TK[..., None]), scale_TK.double()
@@ -37,14 +38,13 @@ def numbers_and_scale(x_TKH: Tensor, kv_dtype: torch.dtype, scale_K: Tensor) -> 
 
 
 def rounded(x_TKH: Tensor, kv_dtype: torch.dtype, scale_K: Tensor) -> Tensor:
-    """What attention reads, float64."""
+    """Return the numbers that attention reads, in float64."""
     numbers, scale_TK = numbers_and_scale(x_TKH, kv_dtype, scale_K)
     return numbers * scale_TK[..., None]
 
 
 def poison(layer: LayerPool) -> None:
-    """Every slot gives NaN, but for the scales of fp8, which differ: by head, and of keys and
-    values."""
+    """Fill every slot with NaN. The scales of fp8 differ by head, and between keys and values."""
     if layer.k.dtype == INT8:
         assert layer.k_scale is not None
         assert layer.v_scale is not None
@@ -61,7 +61,7 @@ def poison(layer: LayerPool) -> None:
 
 
 def as_stored(layer: LayerPool, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """What attention reads, when k and v [T, K, H] are stored."""
+    """Return the numbers that attention reads after k and v [T, K, H] are stored."""
     if layer.k_scale is None or layer.v_scale is None:
         return k, v
     dtype = layer.k.dtype
@@ -69,7 +69,7 @@ def as_stored(layer: LayerPool, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def put(layer: LayerPool, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Store keys and values [T, K, H] in slots. Returns what attention reads."""
+    """Store keys and values [T, K, H] in slots. Returns the numbers that attention reads."""
     for x, pool, scale in ((k, layer.k, layer.k_scale), (v, layer.v, layer.v_scale)):
         if scale is None:
             pool.flatten(0, 1)[slots] = x
@@ -82,7 +82,7 @@ def put(layer: LayerPool, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
 
 
 def bits(layer: LayerPool) -> list[Tensor]:
-    """Copies of all that the pool holds, as integers, so that NaN equals NaN."""
+    """Return copies of the pool's tensors as integers, so that NaN equals NaN."""
     tensors = [layer.k, layer.v]
     if layer.k.dtype == INT8 and layer.k_scale is not None and layer.v_scale is not None:
         tensors += [layer.k_scale.view(torch.int32), layer.v_scale.view(torch.int32)]
@@ -90,10 +90,10 @@ def bits(layer: LayerPool) -> list[Tensor]:
 
 
 class RoundedCache(DynamicCache):
-    """transformers' cache, from which attention reads what a cache of 8 bits gives back."""
+    """transformers' cache, with the numbers of a cache in 8 bits."""
 
     def __init__(self, kv_dtype: torch.dtype, scales: tuple[float, float] = (1.0, 1.0)) -> None:
-        """scales: of keys and values in all heads, of fp8."""
+        """scales: the scales of fp8, of keys and values in all heads."""
         super().__init__()
         self.kv_dtype, self.scales = kv_dtype, scales
 

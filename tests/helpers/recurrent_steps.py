@@ -1,8 +1,8 @@
 """Random steps of several requests through a backend of recurrent layers and its reference.
 
-Prompts come in chunks, and rows decode beside them. Outputs, states and rows are compared, and so
-are the places that were written: what no step wrote is NaN, and must not be read. Outputs of Mamba2
-are also those of its recurrence in float64.
+Prompts come in chunks, and rows decode beside them. Outputs, states, rows and the written places
+are compared; places that no step wrote are NaN, and must not be read. Outputs of Mamba2 are also
+compared with its recurrence in float64.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def check_backend(
     *,
     is_mamba: bool,
 ) -> None:
-    """make: from page size and page table of the states. heads: value heads and key heads. dims:
-    of a key and a value. tolerance: of the largest value."""
+    """Compare a backend with its reference. make: takes page size and page table of the states.
+    heads: value heads and key heads. dims: of a key and a value. tolerance: relative to the largest
+    value."""
     (num_heads, num_key_heads), (key_dim, value_dim) = heads, dims
     shape = RecurrentShape(
         num_heads=num_heads,
@@ -129,7 +130,7 @@ def check_backend(
                     np.array((order, firsts, lengths, ends)), dtype=torch.int32, device=device
                 ),
             )
-            x_TD = wide[:, : shape.conv_width]  # of a wider projection, as the layer has it
+            x_TD = wide[:, : shape.conv_width]  # a part of a wider projection, as in the layer
             outputs.append(backend.forward(x_TD, g_TN, beta_TN, weight_WD, layer, batch, space))
         parts = zip(*(x.split(lengths) for x in (x_TD, g_TN, beta_TN, *outputs)), strict=True)
         for i, part in zip(order, parts, strict=True):
@@ -150,8 +151,8 @@ def mamba2(
     x_TD: Tensor, g_TN: Tensor, dt_TN: Tensor, weight_WD: Tensor, layer: DeltaLayer,
     space: StateSpace,
 ) -> Tensor:  # fmt: skip
-    """Of a whole sequence, as Dao & Gu (2024) have it: h = exp(dt A) h + dt x B^T, y = C h + D x.
-    x_TD has C, B and x side by side, and g_TN is dt A. Returns float64 [T, N, V]."""
+    """The recurrence of Dao & Gu (2024) for a whole sequence: h = exp(dt A) h + dt x B^T, y = C h +
+    D x. x_TD has C, B and x side by side, and g_TN is dt A. Returns float64 [T, N, V]."""
     x, g, dt, weight, bias, skip = (
         y.cpu().double().numpy() for y in (x_TD, g_TN, dt_TN, weight_WD, space.bias_D, space.skip_N)
     )

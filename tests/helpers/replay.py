@@ -22,7 +22,7 @@ from minisgl.kernel.ops import Ops
 
 
 class RowsBackend(TorchAttnBackend):
-    """Reads the rows where a graph's kernels read them."""
+    """Reads the rows from the place where a graph's kernels read them."""
 
     graph_safe = True
     prompts_graph_safe = True
@@ -51,7 +51,7 @@ class RowsBackend(TorchAttnBackend):
 
 
 class ReplayRunner(GraphRunner):
-    """The first step of a shape is the one that is done again."""
+    """Keeps the first step of each shape, and repeats it for later ones."""
 
     def __init__(self, max_rows: int, max_prompt_tokens: int) -> None:
         super().__init__(max_rows, max_prompt_tokens)

@@ -27,7 +27,8 @@ def margin_of(name: str) -> float:
 
 
 def every_expert(config_class: type[PreTrainedConfig], changes: dict[str, Any]) -> dict[str, Any]:
-    """All experts of a mixture: two that the router nearly ties may change places in 16 bits."""
+    """Return a mixture's config in which each token takes all experts, because two experts that the
+    router nearly ties may change places in 16 bits."""
     sizes = {**SIZES, **changes}
     counts = [
         sizes[name] for name in EXPERT_COUNTS if name in sizes and "num_experts_per_tok" in sizes
@@ -48,10 +49,11 @@ def errors(
     fast: bool = True,
     device: torch.device = CPU,
 ) -> tuple[float, float]:
-    """Of our logits and of transformers' in 16 bits, against transformers' in float32 on a CPU; the
-    medians over a prompt's positions, few of which may be far off in a mixture or a delta net.
+    """Return the errors of our logits and of transformers' in 16 bits against transformers' in
+    float32 on a CPU: medians over a prompt's positions, because a mixture or a delta net may have
+    outliers.
 
-    fast: with the kernels of the device, as the engine has them.
+    fast: with the device's kernels, as in the engine.
     """
     config_class, changes, *_ = CASES[name]
     reference = make_reference(config_class(**every_expert(config_class, changes)), seed)

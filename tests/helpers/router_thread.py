@@ -13,7 +13,7 @@ from minisgl.server.address import bind, url_of
 
 
 class RouterThread:
-    """Mutable: it starts and ends. fleet: its replicas, to be looked at."""
+    """Runs a router. Mutable: it starts and ends. fleet: its replicas."""
 
     def __init__(self, urls: Sequence[str], key: str | None = None, drain_s: float = 5.0) -> None:
         self.fleet = Fleet(urls, key)

@@ -19,7 +19,11 @@ import psutil
 
 
 def free_ports(count: int) -> int:
-    """The first of so many. Below those that the system hands out; pid: tests run side by side."""
+    """Return the first of `count` free ports in a row.
+
+    They are below the ports that the system hands out, and depend on the process id, because tests
+    run side by side.
+    """
     for base in range(20000 + os.getpid() % 1000 * 10, 32000, 10):
         try:
             for port in range(base, base + count):
@@ -35,7 +39,7 @@ class RunningServer:
     """``python -m minisgl`` as a child process with a socket folder of its own."""
 
     def __init__(self, folder: Path, *args: str, wait_s: float = 150, **env: str) -> None:
-        """wait_s: for what `wait_for` looks for, at most."""
+        """wait_s: the longest time of `wait_for`."""
         self.sockets, self._wait_s = folder, wait_s
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minisgl", "--port", "0", *args],
@@ -76,7 +80,7 @@ class RunningServer:
         return int(self.wait_for(rf"the {worker} is ready after .* \(pid (\d+)\)", "err"))
 
     def wait_open(self, num: int) -> None:
-        """Wait until so many prompts are open."""
+        """Wait until `num` prompts are open."""
         deadline = time.monotonic() + self._wait_s
         while f"minisgl_requests_open {num}.0" not in httpx.get(f"{self.url}/metrics").text:
             assert time.monotonic() < deadline
@@ -87,7 +91,7 @@ class RunningServer:
         return [server, *server.children(recursive=True)]
 
     def ended(self, timeout_s: float = 60) -> int:
-        """The exit code, once the process has ended and what it wrote is read."""
+        """Wait until the process has ended and its output is read. Returns the exit code."""
         code = self.process.wait(timeout_s)
         for reader in self._readers:
             reader.join(60)

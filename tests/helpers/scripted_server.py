@@ -75,7 +75,7 @@ STATE = msgspec.json.encode(
 
 
 def text_of(message: TokenizeMsg | EncodeMsg) -> str:
-    """What the prompt says: the last message of a chat, the text, or the ids as words."""
+    """Return the prompt's text: the last message of a chat, the text, or the ids as words."""
     prompt = message.prompt
     if isinstance(prompt, ChatPrompt):
         return str(prompt.messages[-1]["content"])
@@ -85,8 +85,9 @@ def text_of(message: TokenizeMsg | EncodeMsg) -> str:
 
 
 class ScriptedServer:
-    """Mutable: it records what reached the pipeline. profiling: the ranks' answers to all that
-    is about profiles. state: the answer to GET /replica.
+    """The API server and its pipeline. Mutable: it keeps the records that reached the pipeline.
+
+    profiling: the ranks' answers to messages about profiles. state: the answer to GET /replica.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ScriptedServer:
         answer: Answer | None = None,
         names: tuple[str, ...] = (MODEL, OTHER_NAME),
     ) -> None:
-        """answer: makes the replies to a prompt, instead of `script`. names: of the model."""
+        """answer: makes the replies to a prompt, instead of `script`. names: the model's names."""
         self._answer = answer or script
         self._observer = observer
         self._max_queued = max_queued
@@ -154,14 +155,14 @@ class ScriptedServer:
 
     @contextlib.contextmanager
     def templated(self, template: str) -> Iterator[None]:
-        """The model's chat template is `template`, as far as the API server looks at it."""
+        """Let the API server see `template` as the model's chat template."""
         card = self._model.card
         self._model.__dict__["card"] = dataclasses.replace(card, template=template)
         yield
         self._model.__dict__["card"] = card
 
     def fail(self, error: EngineError) -> None:
-        """As the supervisor does when a worker is gone."""
+        """Fail as the supervisor does when a worker is gone."""
         self._loop.call_soon_threadsafe(self._frontend.fail_all, error)
 
     def wait_aborted(self, num: int, timeout_s: float = 60) -> list[int]:

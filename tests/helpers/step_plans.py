@@ -15,7 +15,7 @@ PAGE_SIZE = 4
 
 
 def make_plan(num_decodes: int, prompts: list[tuple[int, int]], *, last_samples: bool) -> Plan:
-    """prompts: (start, end) of each."""
+    """Return a plan. prompts: (start, end) of each."""
     num_rows = num_decodes + len(prompts)
     starts = [7 * row + 3 for row in range(num_decodes)] + [start for start, _ in prompts]
     ends = [start + 1 for start in starts[:num_decodes]] + [end for _, end in prompts]

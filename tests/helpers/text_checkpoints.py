@@ -34,7 +34,8 @@ KINDS = ["byte_level", "sentencepiece", "metaspace", "gemma"]
 
 
 def make(folder: Path, kind: str, *, config: dict[str, Any] | None = None) -> Path:
-    """A folder with tokenizer.json and tokenizer_config.json of one kind of tokenizer."""
+    """Write tokenizer.json and tokenizer_config.json of one kind of tokenizer. Returns the
+    folder."""
     tokenizer = {
         "byte_level": _byte_level,
         "sentencepiece": lambda: _byte_fallback(strip=True),
@@ -73,7 +74,8 @@ def _byte_level() -> Tokenizer:
 
 
 def _byte_fallback(*, strip: bool) -> Tokenizer:
-    """Llama 2's kind: BPE over ▁, bytes for what is unknown. Gemma's has no prefix space."""
+    """Return a tokenizer like Llama 2's: BPE over ▁, bytes for unknown text. Gemma's has no prefix
+    space."""
     scheme = "first" if strip else "never"
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=True)

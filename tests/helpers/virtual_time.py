@@ -1,4 +1,4 @@
-"""An event loop whose clock stands still while anything happens, for exact times on any machine."""
+"""An event loop whose clock stands still while code runs, for exact times on any machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Mutable: its clock. It stands in for the module `time` of code under test, too."""
+    """Its clock also replaces the module `time` of code under test. Mutable: the clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,10 +24,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """When nothing more arrives, the clock jumps to the next timer."""
+    """Lets the clock jump to the next timer when nothing more arrives."""
 
     ARRIVES_S = 0.005
-    """Loopback delivers what was sent before `send` returns, or soon after on a busy machine."""
+    """Loopback delivers data before `send` returns, or soon after on a busy machine."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()

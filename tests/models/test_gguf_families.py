@@ -1,6 +1,6 @@
 """GGUF files that llama.cpp's own converter wrote, against llama.cpp's logits and transformers'.
 
-`scripts/gguf_golden.py` made the files, and has the models' configs.
+`scripts/gguf_golden.py` made the files; `gguf_golden_cases.py` beside it has the configs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A browser for the module, and a fresh profile for each test whose page says nothing wrong."""
+"""A browser for each module and a fresh profile for each test; a page with an error fails its
+test."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from helpers.scripted_server import ScriptedServer
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """For a module only: while it is open an event loop runs in this thread, which other modules'
-    tests do not expect."""
+    """Chromium, open for one module only: it runs an event loop in this thread, which tests of
+    other modules do not expect."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (apt-get install chromium)")
@@ -27,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def tab(browser: Any) -> Iterator[Any]:
-    """A tab of a new profile. An exception or a refusal by the page's policy fails the test."""
+    """A tab of a new profile. An exception, or a refusal by the page's policy, fails the test."""
     context = browser.new_context(viewport={"width": 1240, "height": 800})
     context.set_default_timeout(60_000)
     tab = context.new_page()
@@ -67,7 +68,7 @@ def scripted() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def answered(tab: Any) -> Callable[..., None]:
-    """Let the browser answer chat completions itself: each part is a delta of a stream."""
+    """Let the browser itself answer chat completions: each part is a delta of a stream."""
 
     def answer(*parts: dict[str, Any] | str) -> None:
         deltas = [{"content": part} if isinstance(part, str) else part for part in parts]

@@ -1,4 +1,4 @@
-"""What is around the conversation: the header, the settings, the list, the end in view."""
+"""Parts around the conversation: the header, the settings, the list, scrolling to the end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_a_key_that_is_missing_is_asked_for(tab: Any, scripted: ScriptedServer) 
 def test_the_end_of_an_answer_is_in_view(
     tab: Any, scripted: ScriptedServer, answered: Callable[..., None]
 ) -> None:
-    """Also what appears below its text when it is complete, unless the reader has gone up."""
+    """So are the parts that appear below it when it is complete, unless the reader has scrolled
+    up."""
     tab.goto(scripted.url)
     answered("A line.\n\n" * 30)
     ask(tab, "many lines")

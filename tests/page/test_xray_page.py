@@ -1,4 +1,4 @@
-"""The X-ray: the frames that a real engine sends, and what the page shows of them."""
+"""The X-ray: the frames of a real engine, and the page that shows them."""
 
 from __future__ import annotations
 

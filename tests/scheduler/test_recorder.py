@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.gaps import gaps_of
 from minisgl.benchmark import replay
+from minisgl.benchmark.recording import requests_of
 from minisgl.benchmark.replay_plans import Recording, replay_plans
 from minisgl.benchmark.workload import reusable_share
 from minisgl.benchmark.workload import trace as read_trace
@@ -73,7 +74,7 @@ def test_a_recording_is_asked_again_with_its_lengths_and_prefixes(tmp_path: Path
     record(path, [[*PREFIX, uid, uid, uid] for uid in range(6)] + [[1] * 300])
     kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
     assert {"config", "frame", "arrival", "end"} == set(kinds)
-    requests = replay.requests_of(path)
+    requests = requests_of(path)
     assert [request["uid"] for request in requests] == list(range(7))
     assert [request["reason"] for request in requests] == ["length"] * 6 + ["error"]
     replay.write_trace(requests[:6], tmp_path / "trace")
@@ -90,8 +91,8 @@ def test_a_recording_is_asked_again_with_its_lengths_and_prefixes(tmp_path: Path
 def test_it_has_no_text_and_namespaces_share_nothing(tmp_path: Path) -> None:
     record(tmp_path / "a", [PREFIX, PREFIX, PREFIX], ["", "", "other"])
     record(tmp_path / "b", [PREFIX])
-    first, second, other = (request["hash_ids"] for request in replay.requests_of(tmp_path / "a"))
-    again = replay.requests_of(tmp_path / "b")[0]["hash_ids"]
+    first, second, other = (request["hash_ids"] for request in requests_of(tmp_path / "a"))
+    again = requests_of(tmp_path / "b")[0]["hash_ids"]
     assert first == second
     assert not set(first) & set(other)
     assert not set(first) & set(again), "under a key of its own"
@@ -116,14 +117,14 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--record .*nowhere/flight: No such file"):
         Recorder(tmp_path / "nowhere" / "flight")
     with pytest.raises(ConfigError, match="cannot be read"):
-        replay.requests_of(tmp_path / "none")
+        requests_of(tmp_path / "none")
     other: dict[str, Any] = {"timestamp": 1}
     (tmp_path / "other").write_text(f"{json.dumps(other)}\n\n")
     with pytest.raises(ConfigError, match="line 1 is of no recording"):
-        replay.requests_of(tmp_path / "other")
+        requests_of(tmp_path / "other")
     (tmp_path / "short").write_text('{"arrival": {"uid": 1}}\n{"en')
     with pytest.raises(ConfigError, match="has no request that began and ended"):
-        replay.requests_of(tmp_path / "short")
+        requests_of(tmp_path / "short")
 
 
 @pytest.mark.parametrize("size", [1, 10_000])

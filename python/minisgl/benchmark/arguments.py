@@ -6,8 +6,9 @@ import argparse
 import json
 import math
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from minisgl.server.flags import integer
 from minisgl.utils.http import server_root
@@ -20,6 +21,7 @@ __all__ = [
     "from_zero",
     "integer",
     "json_object",
+    "names_of",
     "natural",
     "naturals",
     "server_root",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 natural: Final = integer(1)
+T = TypeVar("T")
 
 
 def benchmark_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -106,6 +109,23 @@ def _result_file(text: str) -> Path:
 def naturals(text: str) -> list[int]:
     """Parse positive integers with commas between them."""
     return [natural(value) for value in text.split(",")]
+
+
+def names_of(what: str, known: Mapping[str, T]) -> Callable[[str], dict[str, T]]:
+    """Return a parser of names with commas between them, which returns what `known` has for each.
+
+    what: what an error message calls one of them, such as "shape".
+    """
+
+    def parse(text: str) -> dict[str, T]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(
+                f"there is no {what} {unknown[0]!r}; there are: {', '.join(known)}"
+            )
+        return {name: known[name] for name in names}
+
+    return parse
 
 
 def above_zero(text: str) -> float:

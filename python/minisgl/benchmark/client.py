@@ -3,9 +3,9 @@
 The time of an arrival is when the read of its bytes returns, before they are parsed.
 
 Why aiohttp: 256 streams from `stub` with one token an event cost it 17 us of CPU a token, httpx
-66 us and a bare reader on asyncio's streams 14 us (docs/benchmarks.md). The client mostly shares
-the machine with the server that it measures, so httpx's share matters; the last 3 us are not
-worth an HTTP parser of our own.
+66 us and a bare reader on asyncio's streams 14 us. The client mostly shares the machine with the
+server that it measures, so httpx's time matters; the last 3 us are not worth an HTTP parser of our
+own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from minisgl.benchmark.workload import Session, Turn, as_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server, and how it is asked. text: prompts are texts instead of token ids; those of
-    `chat` always are. extra: more fields of each request's body."""
+    """The server, and the form of requests. text: prompts are texts instead of token ids; prompts
+    of `chat` always are. extra: more fields of each request's body."""
 
     url: str
     model: str | None = None

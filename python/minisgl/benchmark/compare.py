@@ -24,7 +24,7 @@ from minisgl.benchmark.arguments import benchmark_parser
 from minisgl.benchmark.report import BUSY_SHARE
 from minisgl.errors import ConfigError
 
-PIPED_WIDTH = 500  # wide enough that no line is cut if another program reads them
+PIPED_WIDTH = 500  # wide enough that no line is cut when another program reads the output
 
 # Whether a higher or a lower number is better. Other numbers are shown without a judgement.
 _HIGHER = re.compile(
@@ -110,7 +110,8 @@ def _collect(result: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def _numbers(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield numbers with their paths. All runs of a thing have one path; list items go by name."""
+    """Yield numbers with their paths. All runs of a thing have one path; names identify list
+    items."""
     if isinstance(node, bool):
         return
     if isinstance(node, int | float):
@@ -175,7 +176,7 @@ def _expression(text: str) -> re.Pattern[str]:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("a", metavar="A.json", help="a result of any benchmark, before")
-    parser.add_argument("b", metavar="B.json", help="of the same benchmark, after")
+    parser.add_argument("b", metavar="B.json", help="a result of the same benchmark, after")
     parser.add_argument(
         "--only", type=_expression, default="", help="rows whose name matches this expression"
     )

@@ -33,13 +33,13 @@ class Shape:
     """A decoder's sizes, as config.json has them. With experts, each token takes top_k of
     num_experts, and intermediate_size is one expert's.
 
-    attention_layers: the layers that read the whole context; None for all. Windows, and what other
-    layers keep of a context, are left out, so the floor is a lower bound. q_heads_factor: 2 if
-    attention has an output gate. mixer_params: weights of the linear-attention layers' mixers, in
-    all. state_bytes: a request's recurrent states, read for each token. shared_size: intermediate
-    size of the expert that every token takes. weight_bytes, expert_bytes: bytes per weight; the LM
-    head has `itemsize`. kv_itemsize: of keys and values. flops_factor: the rate of the GEMMs over
-    bf16's.
+    attention_layers: the number of layers that read the whole context; None for all. The windows of
+    other layers are left out, so the floor is a lower bound. q_heads_factor: 2 if attention has an
+    output gate. mixer_params: all weights of the linear-attention layers' mixers. state_bytes: a
+    request's recurrent states, read for each token. shared_size: intermediate size of the expert
+    that every token takes. weight_bytes, expert_bytes: bytes per weight; the LM head has
+    `itemsize`. kv_itemsize: bytes of a number of the KV cache. flops_factor: the rate of the GEMMs
+    over bf16's.
     """
 
     hidden_size: int
@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def dense_params(self) -> float:
-        """Weights of all blocks that every token is multiplied with, but for routed experts."""
+        """Weights of all blocks, without routed experts."""
         q_and_o = (1 + self.q_heads_factor) * self.num_heads
         attention = self.kv_layers * (q_and_o + 2 * self.num_kv_heads) * self.head_dim
         mlps = 3 * (self.shared_size if self.num_experts else self.intermediate_size)
@@ -77,12 +77,12 @@ class Shape:
         )
 
     def expert_params(self, num_experts: float) -> float:
-        """Return the weights of so many experts in each block, in all blocks."""
+        """Return the weights of `num_experts` experts in each of the blocks."""
         return self.num_layers * self.hidden_size * num_experts * 3 * self.intermediate_size
 
     @property
     def token_params(self) -> float:
-        """Weights of the blocks that a token is multiplied with."""
+        """Weights by which one token is multiplied, in all blocks."""
         return self.dense_params + self.expert_params(self.top_k)
 
     def read_bytes(self, num_tokens: float) -> float:
@@ -129,7 +129,7 @@ def floor_s(
     steps = max(output for _, output in requests)
     tokens = sum(output for _, output in requests)
     contexts = sum(output * (prompt + output / 2) for prompt, output in requests)
-    # As if all requests ran as one batch: step i has those whose output is longer.
+    # As if all requests ran as one batch: step i has the requests whose output is longer than i.
     running = (sum(output > i for _, output in requests) for i in range(steps))
     head_bytes = shape.head_params * shape.itemsize
     weights = sum(shape.read_bytes(rows) + head_bytes for rows in running)

@@ -11,7 +11,7 @@ import torch
 from minisgl.errors import ConfigError
 
 ROUNDS = 7
-ROUND_S = 5e-3  # of one run in a round; CUDA events resolve 0.5 us
+ROUND_S = 5e-3  # time of one run in a round; CUDA events resolve 0.5 us
 
 Result = TypeVar("Result")
 
@@ -49,7 +49,7 @@ def captured(run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
 
 
 def interleaved_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each run. Rounds interleave the runs, so a drift meets all."""
+    """Return the median seconds of each run. Rounds interleave the runs, so a drift affects all."""
     counts = {name: max(1, int(ROUND_S / events_s(run))) for name, run in runs.items()}
     rounds = [
         {name: events_s(run, counts[name]) for name, run in runs.items()} for _ in range(ROUNDS)

@@ -3,15 +3,14 @@
 The model has a real shape and random weights, so nothing is downloaded. The time is that of
 `LLM.generate` on lists of token ids, with the texts of the answers. `--door loop` times the
 scheduler and the engine of the same `LLM` alone, in rows of their own. Each workload runs once,
-which may compile new shapes, then `--repeats` times with fresh ids, which the prefix cache does not
-have; the median counts. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
+which may compile new shapes, then `--repeats` times with fresh ids that no prefix cache has; the
+median counts. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
 
 At the end both doors answer the same greedy prompts twice. Different ids are an error.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from minisgl.benchmark.arguments import (
     add_word,
     benchmark_parser,
     integer,
+    names_of,
     natural,
     take_word,
 )
@@ -64,11 +64,21 @@ def main(argv: Sequence[str]) -> int:
         default="throughput,single,prefill,shared",
         help="with commas; there is also long",
     )
-    add("--door", type=_doors, default="llm", help="llm, loop, or both with a comma")
+    add(
+        "--door",
+        type=names_of("door", DOORS),
+        default="llm",
+        help="llm, loop, or both with a comma",
+    )
     add("--repeats", type=natural, default=3, help="runs of each workload after the first")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
     add("--quantization", choices=QUANTISED, help="as the server's flag, like the next five")
-    add("--kv-cache-dtype", choices=get_args(KVCacheDType), default="auto", help="of the cache")
+    add(
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDType),
+        default="auto",
+        help="dtype of the cache",
+    )
     add("--attn", default="auto", help="backends of attention")
     add("--page-size", type=natural, default=16, help="tokens")
     add("--max-prefill-length", type=natural, default=None, help="default: the device's best chunk")
@@ -118,15 +128,6 @@ def main(argv: Sequence[str]) -> int:
     return 0 if greedy["repeats_equal"] and greedy["doors_equal"] else 1
 
 
-def _doors(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in DOORS]:
-        raise argparse.ArgumentTypeError(
-            f"there is no door {unknown[0]!r}; there are: {', '.join(DOORS)}"
-        )
-    return names
-
-
 T = TypeVar("T")
 
 
@@ -169,7 +170,7 @@ class Bench:
     def _answer(
         self, door: str, prompts: list[list[int]], params: list[SamplingParams], salt: str = ""
     ) -> tuple[list[list[int]], tuple[float, float]]:
-        """Returns (the ids of each answer, (wall seconds, CPU seconds))."""
+        """Answer the prompts. Returns (the ids of each answer, (wall seconds, CPU seconds))."""
         if door == "llm":
             outputs, seconds = _timed(lambda: self._llm.generate(prompts, params, cache_salt=salt))
             return [output.token_ids for output in outputs], seconds

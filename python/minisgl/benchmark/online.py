@@ -41,7 +41,7 @@ from minisgl.errors import ConfigError
 
 GOODPUT_SHARE = 0.9  # a rate is carried when this share of its requests meets the SLO
 SWEEP_STEPS = 12  # doublings and bisections of `--sweep auto` at most
-CLIENT_BUSY = 0.8  # of a core: above it the client's own time may be in the numbers
+CLIENT_BUSY = 0.8  # of a core: above it the client's own time may show in the numbers
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -64,12 +64,12 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         help="environment variable that holds the API key",
     )
     add("--extra", type=json_object, default={}, metavar="JSON", help="more fields for each body")
-    add("--allow-eos", action="store_true", help="leave out ignore_eos: answers may be shorter")
+    add("--allow-eos", action="store_true", help="do not send ignore_eos: answers may be shorter")
 
     group = parser.add_argument_group("workload")
     add = group.add_argument
     kinds = ("random", "shared-prefix", "multi-turn", "trace")
-    add("--workload", choices=kinds, default="random", help="what is asked")
+    add("--workload", choices=kinds, default="random", help="kind of requests")
     add("--requests", type=natural, default=256, help="requests, or conversations")
     add("--input", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="prompt tokens")
     add("--output", type=token_span, default=(100, 1024), metavar="LOW:HIGH", help="answer tokens")
@@ -79,7 +79,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         default=1000,
         help="ids are drawn below this",
     )
-    add("--seed", type=integer(0), default=0, help="of prompts, lengths and arrivals")
+    add("--seed", type=integer(0), default=0, help="seed of prompts, lengths and arrivals")
     add("--groups", type=natural, default=8, help="shared-prefix: different prefixes")
     add("--prefix", type=natural, default=512, help="shared-prefix: tokens of each")
     add("--turns", type=natural, default=4, help="multi-turn: turns of each")
@@ -95,7 +95,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--rate", type=above_zero, help="sessions a second, Poisson")
     add("--concurrency", type=natural, help="sessions at once, closed loop")
     add("--sweep", type=_rates, metavar="auto|R,R,...", help="rates to try; auto finds the limit")
-    add("--slo", type=_slo, default=Slo(), help="as ttft=500,tpot=50 in ms; also itl, e2e")
+    add("--slo", type=_slo, default=Slo(), help="bounds in ms: ttft=500,tpot=50; also itl, e2e")
     add("--repeat", type=natural, default=1, help="runs with new prompts")
     add("--client-processes", type=natural, default=1, help="processes of this client")
     add("--timeout", type=above_zero, default=600.0, help="seconds without news that end a request")
@@ -226,7 +226,7 @@ def sweep(target: Target, args: argparse.Namespace) -> dict[str, Any]:
         low = max(low, rate) if carried(rate) else low
     while not rates and step < SWEEP_STEPS and (not high or high / max(low, 1e-9) > 1.2):
         rate = (low + high) / 2 if high else max(2 * low, 1.0)
-        if carried(rate) or carried(rate):  # one stumble of a shared machine is no limit
+        if carried(rate) or carried(rate):  # a single failure on a shared machine is no limit
             low = rate
         else:
             high = rate

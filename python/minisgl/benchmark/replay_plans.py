@@ -2,12 +2,12 @@
 
 A plan is a function of the messages, the settings and the tokens. A recording (`--record`) has the
 turn of each message, the settings, and digests of the tokens. So the scheduler plans the same steps
-again, in milliseconds, and each is compared with the recorded one. The device checks at each step
-that the KV cache has the right tokens.
+again, in milliseconds, and each plan is compared with the recorded one. The device checks at each
+step that the KV cache has the right tokens.
 
 A block's tokens are drawn from its digest, so equal prefixes are equal here, too. Blocks have 16
-tokens. With smaller pages, prefixes that differ within a block are not found again, and a plan may
-differ for that reason alone.
+tokens. With smaller pages, the common part of two different blocks is lost, and a plan may differ
+for that reason alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from minisgl.benchmark.replay import records_of
+from minisgl.benchmark.recording import records_of
 from minisgl.core import SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.core.plan import Plan
@@ -43,14 +43,14 @@ from minisgl.scheduler.xray import MAX_ROWS
 from minisgl.testing import FakeExecutor, ListOutbox
 from minisgl.utils.text import counted
 
-VOCAB_SIZE: Final = 1 << 24  # so large that no drawn token is a request's stop token by chance
+VOCAB_SIZE: Final = 1 << 24  # large, so that hardly any drawn token is a stop token
 
 Step = tuple[int, int, list[int]]
 """Decodes, prompt tokens, and the first rows as [uid, tokens, ...]."""
 
 
 class Recording:
-    """A recording's steps, and the messages, settings and tokens that they follow from."""
+    """A recording's steps, and the messages, settings and tokens that determine them."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is no recording, or has lost its start."""
@@ -134,7 +134,7 @@ def _config(fields: dict[str, Any]) -> SchedulerConfig:
 
 
 class _RecordedDevice(FakeExecutor):
-    """Samples the recorded tokens, and compares what a row reads with them."""
+    """Samples the recorded tokens, and compares the tokens that a row reads with them."""
 
     def __init__(self, recording: Recording) -> None:
         config = recording.config

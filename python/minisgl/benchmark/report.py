@@ -17,7 +17,7 @@ import psutil
 
 from minisgl.errors import ConfigError
 
-BUSY_SHARE = 0.2  # above it, a server and its client have less than one of two cores each
+BUSY_SHARE = 0.2  # above it, a server and its client have less than a core each on two cores
 
 _PACKAGES = (
     "torch",
@@ -84,12 +84,13 @@ def write_json(path: str | Path, results: dict[str, Any], *, is_whole: bool = Tr
 
 
 def _portable(argument: str) -> str:
-    """Return the last part of an absolute path, which would describe the machine."""
+    """Return an argument; of an absolute path only the last part, since the rest is the
+    machine's."""
     return Path(argument).name if argument.startswith("/") else argument
 
 
 def _program() -> list[str]:
-    """Return what follows `python`: a file of scripts/, or a package that runs benchmarks."""
+    """Return the arguments of `python`: a file of scripts/, or a package that runs benchmarks."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None and sys.argv[0].endswith(".py"):
         return [f"scripts/{Path(sys.argv[0]).name}"]

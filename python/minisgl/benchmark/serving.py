@@ -1,10 +1,10 @@
 """Measures a server over HTTP with a real shape: the time to the first token, then workloads.
 
-It starts the server as a user would, on a checkpoint of random weights, several times; the last one
-serves. Each workload runs once to compile and warm up, then `--repeats` times with fresh ids. The
-floor of `minisgl.benchmark.floor` follows each time, for `--tp` cards without communication. The
-workloads are those of `minisgl.benchmark.lengths`: throughput at temperature 0.6, the others
-greedy. The median ITL of batchN is the time of a decode step of N rows.
+It starts the server as a user would, on a checkpoint of random weights, several times; the last
+server gets the workloads. Each workload runs once to compile and warm up, then `--repeats` times
+with fresh ids. The floor of `minisgl.benchmark.floor` follows each time, for `--tp` cards without
+communication. The workloads are those of `minisgl.benchmark.lengths`: throughput at temperature
+0.6, the others greedy. The median ITL of batchN is the time of a decode step of N rows.
 """
 
 from __future__ import annotations

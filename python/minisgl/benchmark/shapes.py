@@ -215,7 +215,7 @@ GEMMA4_PERIOD = 6  # of six layers the last one has no window
 
 
 def _wide(values: dict[str, Any]) -> dict[str, Any]:
-    """The heads of Gemma 4's layers without a window."""
+    """Return the sizes of Gemma 4's layers without a window."""
     return {
         "head_dim": values["global_head_dim"],
         "num_key_value_heads": values["num_global_key_value_heads"],
@@ -223,7 +223,7 @@ def _wide(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(values: dict[str, Any]) -> dict[str, Any]:
-    """Gemma 4: layers with a window have heads of their own; in the others keys are values."""
+    """Return Gemma 4's fields: layers with a window have other heads; elsewhere keys are values."""
     num_layers, hidden_size = values["num_hidden_layers"], values["hidden_size"]
     wide = num_layers // GEMMA4_PERIOD
     heads = 2 * (values["num_attention_heads"] + values["num_key_value_heads"])
@@ -237,7 +237,8 @@ def _windows(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hybrid(values: dict[str, Any]) -> dict[str, Any]:
-    """Three of four layers are gated delta nets; the fourth is attention with an output gate."""
+    """Return a hybrid's fields: three of four layers are gated delta nets, the fourth is attention
+    with an output gate."""
     num_layers = values["num_hidden_layers"]
     linear = num_layers - num_layers // values["full_attention_interval"]
     k_heads, v_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]

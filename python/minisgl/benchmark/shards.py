@@ -1,6 +1,6 @@
 """Runs the client in several processes, each with an event loop and a share of the sessions.
 
-They begin at the same time of the machine's monotonic clock, which its processes have in common.
+They begin at the same time of the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minisgl.benchmark.summary import Record
 from minisgl.benchmark.workload import Session
 from minisgl.errors import ConfigError
 
-START_IN_S = 0.1  # from the time when all processes are ready to the first request
+START_IN_S = 0.1  # seconds from the readiness of all processes to the first request
 REPORT_EVERY_S = 0.25
 
 

@@ -1,10 +1,10 @@
 """Summarises the client's records: latency distributions, throughput, goodput.
 
-Definitions. TTFT: from sending a request to its first token. ITL: of each token after the first,
-the time since the token before it; tokens that arrive in one chunk arrived together, so the first
-of them has the whole gap and the others 0: nothing is averaged away. TPOT: of a request, (end -
-first token) / (tokens - 1). E2E: from sending to the end of the stream. Goodput: requests a second
-that met every part of the SLO (as in DistServe, Zhong et al., OSDI 2024).
+Definitions. TTFT: the time from sending a request to its first token. ITL: a token's time since the
+token before it; if tokens arrive in one chunk, the first has the whole gap and the others 0, so no
+stall is averaged away. TPOT: a request's (end - first token) / (tokens - 1). E2E: the time from
+sending to the end of the stream. Goodput: requests a second that met every part of the SLO (as in
+DistServe, Zhong et al., OSDI 2024).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Floats = npt.NDArray[np.float64]
 class Record:
     """One request as the client saw it; seconds of one clock, 0 is the start of the run.
 
-    Mutable: it is filled while the stream runs. due: when it was to be sent (None: closed loop).
-    chunks: (arrival, tokens) of each chunk that carried output; tokens is 0 where the chunk did
-    not say. num_output: what the server's usage says, None without it. finish_at: arrival of a
-    last chunk without text. server_ttft_s: what the server itself measured, where it says so.
+    Mutable: it is filled while the stream runs. due: the scheduled time (None: closed loop).
+    chunks: (arrival, tokens) of each chunk with output; tokens is 0 if the chunk does not say.
+    num_output: the tokens of the server's usage, None without it. finish_at: arrival of a last
+    chunk without text. server_ttft_s: the server's own measurement, if it reports one.
     """
 
     session: int
@@ -62,7 +62,7 @@ class Record:
             return times, "chunks"
         if self.num_output > len(times) and self.finish_at is not None:
             times.append(self.finish_at)
-        # Their chunk is unknown, which changes nothing: their ITL is 0 in any chunk.
+        # Their chunk is unknown, but their ITL is 0 in any chunk.
         missing = max(self.num_output - len(times), 0)
         return times[:1] + times[:1] * missing + times[1:], "usage"
 

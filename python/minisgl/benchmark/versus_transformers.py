@@ -18,23 +18,12 @@ from typing import Any
 import torch
 
 from minisgl.benchmark.arguments import add_json, add_word, benchmark_parser, natural, take_word
+from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shapes import SHAPES
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.llm import LLM
-
-# The sizes of Qwen/Qwen3-0.6B (its config.json); the weights here are random.
-QWEN3_0_6B: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 40_960,
-    "tie_word_embeddings": True,
-}
 
 
 def main(argv: list[str]) -> None:
@@ -56,7 +45,10 @@ def main(argv: list[str]) -> None:
 
     load = machine_load()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = model_path() if args.model == "builtin" else _random_qwen3(Path(scratch))
+        folder = model_path() if args.model == "builtin" else Path(scratch)
+        if args.model != "builtin":
+            config = {**SHAPES[args.model], "model_type": "qwen3"}
+            write_checkpoint(folder, config, weights=True)
         rows = _compare(folder, args)
     if args.json:
         result = {"load_before": load, "model": args.model, "threads": torch.get_num_threads()}
@@ -79,17 +71,7 @@ def _compare(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
             assert all(output.num_output_tokens == args.output for output in outputs)
 
         def theirs(prompts: torch.Tensor) -> None:
-            with torch.inference_mode():
-                result = reference.generate(
-                    prompts,
-                    attention_mask=torch.ones_like(prompts),
-                    do_sample=False,
-                    max_new_tokens=args.output,
-                    min_new_tokens=args.output,
-                    eos_token_id=None,
-                    pad_token_id=0,
-                )
-            assert result.shape[1] == prompts.shape[1] + args.output
+            generate(reference, prompts, args.output)
 
         for batch in args.batch:
             rates: dict[str, list[float]] = {"minisgl": [], "transformers": []}
@@ -119,24 +101,17 @@ def _compare(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def generate(model: Any, prompts: torch.Tensor, count: int) -> None:
+    """Let transformers' `model` add `count` greedy tokens to each prompt of int64 ids [B, T]."""
+    with torch.inference_mode():
+        result = model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
+            max_new_tokens=count, min_new_tokens=count, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    assert result.shape[1] == prompts.shape[1] + count
+
+
 def _time(run: Callable[[torch.Tensor], None], prompts: torch.Tensor) -> float:
     start = time.perf_counter()
     run(prompts)
     return time.perf_counter() - start
-
-
-def _random_qwen3(folder: Path) -> Path:
-    """Write a checkpoint of Qwen3-0.6B's shape with random weights and the built-in tokenizer."""
-    import shutil
-
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        Qwen3ForCausalLM(Qwen3Config(dtype="bfloat16", **QWEN3_0_6B)).save_pretrained(folder)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model_path() / name, folder / name)
-    return folder

@@ -25,7 +25,7 @@ from minisgl.errors import ConfigError
 
 Ids = npt.NDArray[np.int32]
 
-FIRST_ID = 100  # smaller ids are special tokens or raw bytes in many vocabularies
+FIRST_ID = 100  # in many vocabularies smaller ids are special tokens or raw bytes
 
 _COMMON_WORDS = """
 time year people way day man thing woman life child world school state family student group
@@ -60,7 +60,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Sessions. notes: how they were made, and how many were clipped; for the result."""
+    """Sessions. notes: their settings and the number of clipped ones, for the result."""
 
     sessions: list[Session]
     notes: dict[str, Any] = field(default_factory=dict)

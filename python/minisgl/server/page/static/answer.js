@@ -1,4 +1,4 @@
-// One answer: thinking, text, tokens, what it took, and what can be done with it.
+// One answer: thinking, text, tokens, times, and its buttons.
 
 import { copy, h, icon, iconButton, set } from "./dom.js";
 import { render } from "./markdown.js";
@@ -15,7 +15,7 @@ const FINISHED = {
   abort: "The server ended this answer.",
 };
 
-/** Show an answer. actions: {regenerate, edit, keep, give}, each called with the node; give also with the results. */
+/** Show an answer. actions: {regenerate, edit, keep, give}, each called with the node; `give` also gets the results. */
 export function answerView(node, actions) {
   const thinking = h("details", { class: "thinking", hidden: true }, h("summary"), h("div"));
   const text = h("div", { class: "markdown" });

@@ -10,14 +10,14 @@ import * as tree from "./tree.js";
 
 const SAVE_EVERY_MS = 3000;
 
-/** settings: read at each request. on: {changed(), lost(error), refused(error)}. */
+/** settings: read at each request. on: the listeners changed(), lost(error) and refused(error). */
 export class Chat {
   constructor(messages, settings, on) {
     this.messages = messages;
     this.settings = settings;
     this.on = on;
     this.conversation = tree.newConversation();
-    this.views = new Map(); // of the shown conversation, by the message's id
+    this.views = new Map(); // message id -> its element in the shown conversation
     this.runs = new Map(); // conversation id -> {conversation, controllers}: answers being written
     this.dirty = new Set();
     this.frame = 0;
@@ -42,7 +42,7 @@ export class Chat {
     for (const controller of this.runs.get(this.conversation.id)?.controllers ?? []) controller.abort();
   }
 
-  // --- what is asked -----------------------------------------------------------------------------
+  // --- requests ----------------------------------------------------------------------------------
 
   async send(text) {
     const last = tree.path(this.conversation).at(-1);
@@ -118,7 +118,7 @@ export class Chat {
     }
   }
 
-  // --- what the buttons do -----------------------------------------------------------------------
+  // --- buttons -----------------------------------------------------------------------------------
 
   regenerate(node) {
     if (this.isRunning) return;
@@ -196,7 +196,7 @@ export class Chat {
     this.save(this.conversation);
   }
 
-  // --- what is shown -----------------------------------------------------------------------------
+  // --- drawing -----------------------------------------------------------------------------------
 
   show() {
     const path = tree.path(this.conversation);

@@ -41,7 +41,7 @@ async function connect() {
   }
 }
 
-/** Say beside its field what is wrong with the key. */
+/** Show the error of the API key beside its field. */
 function askForKey(error) {
   openSettings("set-key");
   const isMissing = error.code === "invalid_api_key" && !settings.key;
@@ -191,7 +191,7 @@ async function submit() {
   showList();
 }
 
-/** After a change of what is shown or of what runs. */
+/** Update the page after a change of the shown conversation or of running answers. */
 function changed() {
   const { isRunning, isEmpty } = chat;
   set($("send"), { "aria-label": isRunning ? "Stop" : "Send", title: isRunning ? "Stop (Esc)" : "Send (Enter)" });

@@ -82,7 +82,7 @@ export function toolFields({ toolList, toolChoice }) {
   return toolChoice ? { tools, tool_choice: toolChoice } : { tools };
 }
 
-/** Return what differs from the defaults, in a few words each. */
+/** Return the settings that differ from the defaults, in a few words each. */
 export function activeOf(settings, { system }) {
   const { sampling, n, compare, thinking, form, toolList } = settings;
   const values = Object.entries(sampling);
@@ -107,7 +107,7 @@ function samplingFields(frame, group, settings, keep) {
       type: "number", min, max, step, placeholder: "default", inputmode: "decimal",
       id: `${group}-${name}`,
       onchange: () => {
-        // The steps are those of the arrows; the server says what it does not take.
+        // The steps are those of the arrows; the server refuses wrong values.
         if (field.value === "") delete settings[group][name];
         else settings[group][name] = Number(field.value);
         keep();

@@ -41,7 +41,7 @@ export async function load(id) {
     : structuredClone(memory.get(id)?.conversation);
 }
 
-/** title: shown in the list. Throws what the browser says if it has no more room. */
+/** title: shown in the list. Throws the browser's error if it has no more room. */
 export async function save(conversation, title) {
   const head = { id: conversation.id, title, updated: conversation.updated };
   if (!(await database())) {

@@ -1,4 +1,4 @@
-// The X-ray's pictures, on canvases. Each function draws what it is given and keeps nothing.
+// The X-ray's pictures, on canvases. Each function draws its arguments and keeps no state.
 
 const FREE = 0, CACHED = 1, SHARED = 2, FIRST_UID = 3; // owners of pages, as the server numbers them
 
@@ -44,7 +44,7 @@ function seconds(context, from, to, x, height, colours) {
   context.stroke();
 }
 
-/** Steps: above the axis what the device computes, below it what the host does meanwhile. */
+/** Steps: above the axis the device's time, below it the host's work at that time. */
 export function drawSteps(canvas, steps, from, to, now, colours) {
   const { context, width, height } = begin(canvas, 150);
   const x = scale(from, to, width);
@@ -78,7 +78,7 @@ export function drawSteps(canvas, steps, from, to, now, colours) {
 
 export const ROW = 20;
 
-/** Requests as bars. Returns those that are shown, from the top: the newest first. */
+/** Requests as bars. Returns the shown ones from the top: the newest first. */
 export function drawRequests(canvas, requests, from, to, selected, colours) {
   const shown = requests.slice(-200).reverse();
   const { context, width, height } = begin(canvas, Math.max(shown.length * ROW, 60));
@@ -144,7 +144,7 @@ export function drawPages(canvas, frame, colours) {
 }
 
 /** The prefix tree: each node is as wide as it has pages; children are below their parent.
- *  Returns where each node of the frame is drawn. */
+ *  Returns the place of each node of the frame. */
 export function drawTree(canvas, frame, colours) {
   const nodes = frame.tree.map(([parent, pages, locks]) => ({ parent, pages, locks, children: [] }));
   const roots = [];

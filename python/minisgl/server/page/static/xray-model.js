@@ -2,7 +2,7 @@
 
 const KEPT_S = 60;
 const MAX_STEPS = 40_000;
-const STALL_S = 0.25; // a running request without a row for so long has stood still
+const STALL_S = 0.25; // a running request without a row for longer counts as stalled
 
 const CACHE = ["page_map", "pages_per_cell", "tree", "texts", "num_nodes"];
 const STEP = ["step", "start", "settle", "receive", "plan", "launch", "wait", "commit", "send", "decodes", "prompt", "output", "rows"];
@@ -150,7 +150,7 @@ export function sentenceOf(request, now) {
   const cached = request.cached ? ` (${request.cached} of ${request.prompt} tokens came from the cache)` : "";
   const chunks = request.chunks > 1 ? ` in ${request.chunks} chunks` : "";
   parts.push(`took ${time((prefilled ?? until) - launched)} for its prompt${chunks}${cached}`);
-  const output = Math.max(request.output ?? 0, request.written ?? 0); // short ones are in no frame
+  const output = Math.max(request.output ?? 0, request.written ?? 0); // a short request is in no frame
   if (prefilled != null && output) {
     const seconds = Math.max(until - prefilled, 1e-3);
     parts.push(`wrote ${plural(output, "token")} in ${time(seconds)}, ${(output / seconds).toFixed(0)} in a second`);

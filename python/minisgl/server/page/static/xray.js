@@ -1,14 +1,16 @@
 // The X-ray (`#xray`): reads the engine's frames while it is open, and shows now or an earlier time.
 
-import { headers, send } from "./client.js";
+import { headers, modelName, send, streamChat } from "./client.js";
 import { h, iconButton, set } from "./dom.js";
-import { COUNT, sendDemo } from "./xray-demo.js";
 import { drawPages, drawRequests, drawSteps, drawTree, palette, ROW } from "./xray-draw.js";
 import { Model, sentenceOf } from "./xray-model.js";
 
 const WINDOW_S = 10;
 const AGAIN_MS = 2000;
-const MAX_FRAMES = 10_000; // of a recording, the last: a quarter of an hour
+const MAX_FRAMES = 10_000; // the last frames of a recording: a quarter of an hour
+const COUNT = 8; // requests of sendDemo
+const GAP_MS = 120;
+const SYSTEM = "You are a helpful assistant. Answer the questions of the user as well as you can.";
 
 const whole = (value) => Math.round(value).toLocaleString("en");
 
@@ -63,7 +65,7 @@ export class XRay {
       } catch (error) {
         if (signal.aborted) return;
         if (error.code === "replica_needed" && (await this.offerServers())) continue;
-        this.say(error.status === 401 ? "The X-ray needs an API key that the server takes: see the settings." : error.status ? error.message : "The server does not answer. The X-ray goes on when it is back.");
+        this.say(error.status === 401 ? "The X-ray needs a valid API key: see the settings." : error.status ? error.message : "The server does not answer. The X-ray goes on when it is back.");
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
@@ -286,4 +288,20 @@ export class XRay {
         panel("Prefix tree", this.treeNote, [key("text", "shared"), key("decode", "in use"), key("quiet-key", "kept")], this.tree, this.nodeText)),
     );
   }
+}
+
+/** Send requests to watch: they begin alike, come one after the other and have different lengths.
+ *  Waits for all answers, which are dropped. Throws ApiError if one fails. */
+async function sendDemo(key, signal) {
+  const model = await modelName(key);
+  const ask = async (index) => {
+    await new Promise((resolve) => setTimeout(resolve, GAP_MS * index));
+    const messages = [
+      { role: "system", content: SYSTEM },
+      { role: "user", content: `Count from ${9 * index + 1} to 100.` },
+    ];
+    const answer = streamChat({ model, messages, max_tokens: 400 }, { key, signal });
+    while (!(await answer.next()).done);
+  };
+  await Promise.all(Array.from({ length: COUNT }, (_, index) => ask(index)));
 }

@@ -1,0 +1,139 @@
+"""The page in Chromium for all its users: keyboard, accessibility, export, long use."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.page import MARKDOWN, ask, until, wait_answers
+from helpers.scripted_server import ScriptedServer
+
+STATIC = Path(__file__).parents[2] / "python/minisgl/server/page/static"
+
+
+def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -> None:
+    tab.goto(scripted.url)
+    ask(tab, "keep this")
+    wait_answers(tab, 1)
+    tab.click("#open-settings")
+    with tab.expect_download() as started:
+        tab.click("#export")
+    file = tmp_path / "out.json"
+    started.value.save_as(file)
+    exported = json.loads(file.read_text())
+    assert [node["content"] for node in exported["conversations"][0]["nodes"]] == [
+        "keep this",
+        "keep this .",
+    ]
+    tab.set_input_files("#import-file", file)
+    tab.wait_for_selector("#list li:nth-child(2)")
+    broken = tmp_path / "broken.json"
+    broken.write_text(
+        json.dumps({"format": "minisgl-conversations", "conversations": [{"nodes": [{}]}]})
+    )
+    tab.set_input_files("#import-file", broken)
+    tab.wait_for_selector("text=A conversation in this file is damaged.")
+    tab.click("#close-settings")
+    tab.hover("#list li >> nth=0")
+    tab.click("#list li >> nth=0 >> [aria-label^=Delete]")
+    until(tab, "document.querySelectorAll('#list li').length === 1")
+    tab.click(".toast button")
+    until(tab, "document.querySelectorAll('#list li').length === 2")
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1240), ("dark", 1240), ("light", 390)])
+def test_axe_finds_no_serious_fault(
+    tab: Any, scripted: ScriptedServer, answered: Callable[..., None], theme: str, width: int
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
+    tab.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.goto(scripted.url)
+    states = [_faults(axe, tab)]
+    answered("<think>hm</think>" + MARKDOWN)
+    ask(tab, "go")
+    wait_answers(tab, 1)
+    tab.wait_for_selector(".hljs-keyword")
+    states.append(_faults(axe, tab))
+    tab.unroute("**/v1/chat/completions")
+    scripted.resumed.clear()
+    ask(tab, "shown with !pause !fail")
+    shown = "[...document.querySelectorAll('.answer .markdown')].at(-1).textContent"
+    until(tab, f"{shown}.includes('shown with')")
+    scripted.resumed.set()
+    wait_answers(tab, 2)
+    tab.click("article:nth-child(4) [aria-label='Show the tokens']")
+    tab.hover("article:nth-child(4) .token")
+    states.append(_faults(axe, tab))
+    tab.click("#open-settings")
+    tab.check("#set-compare")
+    states.append(_faults(axe, tab))
+    assert states == [[], [], [], []]
+
+
+def _faults(axe: Any, tab: Any) -> list[Any]:
+    found = axe.Axe().run(tab).response["violations"]
+    return [
+        (fault["id"], [node["html"][:200] for node in fault["nodes"]])
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+    ]
+
+
+def test_keyboard_alone(tab: Any, scripted: ScriptedServer) -> None:
+    tab.goto(scripted.url)
+    assert tab.evaluate("document.activeElement.id") == "question"
+    tab.keyboard.type("one")
+    tab.keyboard.press("Shift+Enter")
+    tab.keyboard.type("two")
+    tab.keyboard.press("Enter")
+    wait_answers(tab, 1)
+    assert tab.inner_text(".bubble") == "one\ntwo"
+    tab.keyboard.press("ArrowUp")
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Edited message"
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("Control+Shift+O")
+    assert tab.locator(".question").count() == 0
+
+
+def test_images_are_refused_politely(tab: Any, scripted: ScriptedServer) -> None:
+    tab.goto(scripted.url)
+    tab.evaluate(
+        """() => {
+          const data = new DataTransfer();
+          data.items.add(new File(["x"], "cat.png", { type: "image/png" }));
+          document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true }));
+        }"""
+    )
+    assert "text only" in tab.inner_text("#toasts")
+
+
+def test_many_messages_leave_nothing_behind(tab: Any, scripted: ScriptedServer) -> None:
+    """After a new chat the elements and listeners are as many as before."""
+    count = int(os.environ.get("MINISGL_PAGE_MESSAGES", "40"))
+    tab.goto(scripted.url)
+    ask(tab, "warm up")
+    wait_answers(tab, 1)
+    before = _held(tab)
+    for index in range(count):
+        ask(tab, f"message {index} of some length")
+        wait_answers(tab, index % 20 + 1)
+        if index % 20 == 19:
+            tab.keyboard.press("Control+Shift+O")
+    after = _held(tab)
+    listed = count // 20  # conversations in the list: 38 nodes and 4 listeners each
+    assert after["nodes"] <= before["nodes"] + 150 + 45 * listed, (before, after)
+    assert after["jsEventListeners"] <= before["jsEventListeners"] + 30 + 5 * listed
+
+
+def _held(tab: Any) -> dict[str, Any]:
+    """Return the counts of elements and listeners after a garbage collection, in a new chat."""
+    tab.keyboard.press("Control+Shift+O")
+    session = tab.context.new_cdp_session(tab)
+    session.send("HeapProfiler.collectGarbage")
+    return session.send("Memory.getDOMCounters")
