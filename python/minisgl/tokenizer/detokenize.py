@@ -191,7 +191,7 @@ def _matcher(sampling: SamplingParams) -> StopMatcher | None:
 def _last_replies(event: Finished | Failed, output: Output | None) -> list[RequestReply]:
     """Return the rest of the text, if any, and the last reply of the request.
 
-    The rest of a failed request is without the text that was held back.
+    A failed request gets no text that was held back.
     """
     if output is None:
         return [event] if isinstance(event, Failed) else []
