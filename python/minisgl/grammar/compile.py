@@ -56,6 +56,11 @@ def json_grammar(schema: Any) -> dict[str, Any]:
     return {"json_schema": {**schema, "x-guidance": JSON_LAYOUT}}
 
 
+def definitions_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the definitions to which references in a part of the schema point."""
+    return {key: schema[key] for key in _DEFINITIONS if key in schema}
+
+
 def text_literal(text: str) -> str:
     """Return `text` as a literal of llguidance's Lark."""
     return json.dumps(text, ensure_ascii=False)
@@ -115,9 +120,7 @@ def _summary(message: str) -> str:
 
 def _locate(path: str, schema: Any, reason: str) -> tuple[str, str]:
     """Return the path of the smallest part of `schema` that is refused with the same reason."""
-    definitions = {}
-    if isinstance(schema, dict):
-        definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    definitions = definitions_of(schema) if isinstance(schema, dict) else {}
     deadline = time.monotonic() + SEARCH_S
     part = schema
     while reason != trial.TOO_LONG:  # the sum of the parts

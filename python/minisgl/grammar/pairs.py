@@ -11,7 +11,7 @@ from typing import Any, Final
 from minisgl.errors import InvalidSampling
 from minisgl.grammar.answer import TEXT, AnswerGrammar
 from minisgl.grammar.calls import Tool
-from minisgl.grammar.compile import json_grammar
+from minisgl.grammar.compile import json_grammar, text_literal
 
 _COMMA: Final = ' "," '
 _KEY: Final = r"[\w.$-]+"
@@ -97,7 +97,7 @@ class _Values:
                     "letters, digits and _ . $ - are possible",
                     param="tools",
                 )
-            pair = f"{_quoted(key + ':')} {self.of(part)} {rest[1]}"
+            pair = f"{text_literal(key + ':')} {self.of(part)} {rest[1]}"
             first, later = f"({pair})", f'("," {pair})'
             if key not in required:
                 first, later = f"{first} | {rest[0]}", f"{later} | {rest[1]}"
@@ -109,11 +109,13 @@ class _Values:
         if isinstance(value, str):
             return self.grammar.literal(f"{self.quote}{value}{self.quote}")
         if isinstance(value, Mapping):
-            pairs = [f"{_quoted(key + ':')} {self._written(part)}" for key, part in value.items()]
+            pairs = [
+                f"{text_literal(f'{key}:')} {self._written(part)}" for key, part in value.items()
+            ]
             return f'"{{" {_COMMA.join(pairs)} "}}"'
         if isinstance(value, list):
             return f'"[" {_COMMA.join(map(self._written, value))} "]"'
-        return _quoted(json.dumps(value))
+        return text_literal(json.dumps(value))
 
     def _text(self) -> str:
         quote = self.grammar.literal(self.quote)
@@ -144,8 +146,3 @@ class _Values:
     @staticmethod
     def _either(choices: Sequence[str]) -> str:
         return choices[0] if len(choices) == 1 else f"({' | '.join(choices)})"
-
-
-def _quoted(text: str) -> str:
-    """Return `text` as a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)

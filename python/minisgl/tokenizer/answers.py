@@ -44,9 +44,6 @@ logger = get_logger(__name__)
 if TYPE_CHECKING:
     from minisgl.tokenizer.tokenize import PromptEncoder
 
-_detect_calls = lru_cache(4)(detect_calls)
-_detect_reasoning = lru_cache(4)(detect_reasoning)
-_detect_switch = lru_cache(4)(detect_switch)
 ANY_TOOL: Final = ("auto", "required")
 SWITCH: Final = "enable_thinking"
 """The name by which clients switch reasoning on and off. A template may have another."""
@@ -118,8 +115,8 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     messages, args = list(prompt.messages), _template_args(prompt, template)
     if takes:
         args["tools"] = whole_tools(prompt.tools, encoder.template)
-    own = ResponseFormats() if _detect_calls(template) == HARMONY else _own(encoder.folder)
-    detected = own.calls or _detect_calls(template)
+    own = ResponseFormats() if detect_calls(template) == HARMONY else _own(encoder.folder)
+    detected = own.calls or detect_calls(template)
     if prompt.tools or any(message.get("tool_calls") for message in messages):
         calls = encoder.tool_call_parser or detected
         messages = plain_messages(messages, prompt.tools, encoder.template, calls)
@@ -142,7 +139,7 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
 def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
     """Return the client's variables of the template, with the switches of reasoning that it has."""
     args = dict(prompt.template_args)
-    effort, switch = args.get("reasoning_effort"), _detect_switch(template)
+    effort, switch = args.get("reasoning_effort"), detect_switch(template)
     if switch and SWITCH in args:
         args.setdefault(switch, args[SWITCH])
     if effort is not None and "reasoning_effort" not in template:
@@ -187,8 +184,8 @@ def _form(
     response_template.
     """
     calls = parser if tools else ""
-    is_harmony = HARMONY in (parser, _detect_calls(template))
-    known = HARMONY if is_harmony else own.reasoning or _detect_reasoning(template)
+    is_harmony = HARMONY in (parser, detect_calls(template))
+    known = HARMONY if is_harmony else own.reasoning or detect_reasoning(template)
     reasoning = known
     is_open = False
     if reasoning and reasoning != HARMONY:

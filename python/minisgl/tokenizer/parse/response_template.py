@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from minisgl.tokenizer.parse.formats import CALLS, CallFormat
+from minisgl.tokenizer.parse.formats import CALLS, CallFormat, Calls
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 
@@ -25,10 +26,9 @@ class UnknownResponseTemplate(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormats:
-    """calls: the name of a known format, or the format itself; "" for none. reasoning: the texts
-    before and behind reasoning."""
+    """reasoning: the texts before and behind reasoning; None for none."""
 
-    calls: str | CallFormat = ""
+    calls: Calls = ""
     reasoning: tuple[str, str] | None = None
 
 
@@ -93,23 +93,22 @@ def _call_format(field: Mapping[str, Any]) -> CallFormat:
             begin=_joined(opening[:at]), end=end, syntax="pairs", quote=_quote(args, behind)
         )
     begin, lead = opening[0].text.strip(), _joined(opening[1:at])
-    header, name = f"{lead}NAME{behind}", rf"\s*{re.escape(lead)}(.*?)\s*"
+    named = partial(
+        CallFormat, begin=begin, end=end, header=f"{begin}{lead}NAME{behind}", footer=end
+    )
     if content == "json" and behind:
-        return CallFormat(
-            begin=begin, end=end, syntax="named", header=header, name=name, separator=behind
-        )
+        name = rf"\s*{re.escape(lead)}(.*?)\s*"
+        return named(syntax="named", name=name, separator=behind)
     if content == "xml-inline" and end:
         key, key_end, value_begin, value_end = _tags(str(args.get("tag_pattern", "")))
-        return CallFormat(
-            begin=begin,
-            end=end,
+        return named(
             syntax="tags",
-            header=header,
             name=rf"\s*{re.escape(lead)}(.*?)(?:{re.escape(behind)})?\s*",
             key=key,
             key_end=key_end,
             value_begin=value_begin,
             value_end=value_end,
+            argument=f"{key}KEY{key_end}{value_begin}VALUE{value_end}",
         )
     raise UnknownResponseTemplate(f"its tool_calls with a name are {content}")
 
@@ -202,7 +201,7 @@ def _parsed(pattern: str) -> list[_Piece]:
     return pieces
 
 
-def _known(form: CallFormat) -> str | CallFormat:
+def _known(form: CallFormat) -> Calls:
     """Return the name of the known format that is read in the same way, or else `form`."""
     for name, known in CALLS.items():
         if not known.is_bare and _marks(known) == _marks(form):
