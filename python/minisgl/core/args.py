@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
-from minisgl.errors import ConfigError, brief
+from minisgl.errors import ConfigError
+from minisgl.utils.text import brief
 
 CacheKind = Literal["radix", "naive"]
 DeviceName = Literal["auto", "cpu", "cuda"]

@@ -6,7 +6,9 @@ from collections.abc import Collection
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from minisgl.errors import InvalidSampling, brief
+from minisgl.core.stop_checks import is_unicode
+from minisgl.errors import InvalidSampling
+from minisgl.utils.text import brief
 
 if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
@@ -85,7 +87,7 @@ def _checked_words(words: Any) -> tuple[str, ...]:
             f"{MAX_BAD_WORD_LENGTH} characters, not all of them spaces, got {brief(words)}",
             param="bad_words",
         )
-    if any("\ud800" <= char <= "\udfff" for word in words for char in word):
+    if not all(map(is_unicode, words)):
         raise InvalidSampling("bad_words must be valid Unicode", param="bad_words")
     return tuple(words)
 

@@ -1,16 +1,20 @@
-"""How the next token of a request is chosen, and when the request ends."""
+"""The sampling parameters of a request: how its next token is chosen, and when it ends."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 
-from minisgl.errors import InvalidSampling, brief
+from minisgl.errors import InvalidSampling
+from minisgl.utils.text import brief
 
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+"""The most choices of one prompt. They have the same parameters, but for the seed."""
 _BOUNDS: dict[str, tuple[float, float, str]] = {
     "temperature": (0, 2, "be between 0 and 2"),
     "top_p": (5e-324, 1, "be above 0 and at most 1"),
@@ -154,6 +158,14 @@ class SamplingParams(
         """Whether an option changes the model's logits before temperature and filters."""
         others = (self.logit_bias, self.allowed_token_ids, self.min_tokens, self.bad_words_ids)
         return self.has_penalties or any(others)
+
+    def with_seed(self, choice: int = 0) -> SamplingParams:
+        """Return the parameters of a choice: without a seed a random one, else the seed + `choice`
+        (docs/api.md)."""
+        if self.seed is not None and not choice:
+            return self
+        seed = secrets.randbits(63) if self.seed is None else (self.seed + choice) % 2**64
+        return msgspec.structs.replace(self, seed=seed)
 
     def kept(self, ids: bytes) -> bytes:
         """Return the part of a prompt, int32 ids, that `truncate_prompt_tokens` keeps."""

@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl.errors import InvalidSampling, brief
+from minisgl.core.stop_checks import is_unicode
+from minisgl.errors import InvalidSampling
+from minisgl.utils.text import brief
 
 if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
@@ -120,8 +122,7 @@ def num_levels(value: Any, most: int) -> int:
 
 
 def _is_text(value: Any) -> bool:
-    is_text = isinstance(value, str) and value != ""
-    return is_text and not any("\ud800" <= char <= "\udfff" for char in value)
+    return isinstance(value, str) and value != "" and is_unicode(value)
 
 
 def _check_size(size: int, param: str, at_least: str = "") -> None:

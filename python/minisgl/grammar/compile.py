@@ -15,8 +15,9 @@ from typing import Any, Final
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
-from minisgl.errors import InvalidSampling, shortened
+from minisgl.errors import InvalidSampling
 from minisgl.grammar import trial
+from minisgl.utils.text import shortened
 
 JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """JSON on one line, with or without spaces behind commas and colons. Any other whitespace is valid

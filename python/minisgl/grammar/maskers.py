@@ -20,8 +20,9 @@ import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
 from minisgl.core.req import Mask
-from minisgl.errors import InvalidSampling, RequestError, shortened
+from minisgl.errors import InvalidSampling, RequestError
 from minisgl.grammar.trial import LIMITS
+from minisgl.utils.text import shortened
 
 _PREFIX_SPACE: Final = '"add_prefix_space":true'
 OnCompiled = Callable[[RequestError | None], None]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
 import numpy as np
 
 from minisgl import env
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
-T = TypeVar("T")
 
 
 class LLM:
@@ -107,7 +104,7 @@ class LLM:
         given = locals()
         env.check()
         check_option("progress", progress, SWITCH)
-        options = {name: _own(given[name]) for name in options_of(EngineArgs)}
+        options = {name: _plain(given[name]) for name in options_of(EngineArgs)}
         if isinstance(model, PathLike):
             options["model"] = fspath(model)
         args = EngineArgs(**options)
@@ -252,14 +249,14 @@ class LLM:
 
             raise wrong_call(len(prompts), params, cache_salt)
         if n != 1:
-            from minisgl.core.choices import choices_of
+            from minisgl.llm.prompts import choices_of
 
             prompts, params = choices_of(prompts, params, n)
 
         messages: list[UserMsg] = []
         with _naming_the_prompt(messages, len(prompts), n):
             for ids, sampling in zip(prompts, params, strict=True):
-                messages.append(self._encoder.request(ids, _with_seed(sampling), cache_salt))
+                messages.append(self._encoder.request(ids, sampling.with_seed(), cache_salt))
         return self._session.submit(messages, on_news, n)
 
     @cached_property
@@ -296,13 +293,6 @@ def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int = 1) -> 
         raise
 
 
-def _with_seed(sampling: SamplingParams) -> SamplingParams:
-    """Give a request without a seed a random one."""
-    if sampling.seed is not None:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-
-
-def _own(value: T) -> T:
-    """Return a NumPy number as a Python number, which does not overflow, and others unchanged."""
+def _plain(value: Any) -> Any:
+    """Return a NumPy number as a Python number, which does not overflow; another value as it is."""
     return value.item() if isinstance(value, np.generic) else value

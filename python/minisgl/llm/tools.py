@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from minisgl.errors import InvalidRequest, brief
+from minisgl.errors import InvalidRequest
+from minisgl.utils.text import brief
 
 NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 CHOICES: Final = ("auto", "none", "required")

@@ -1,4 +1,4 @@
-"""The meter's numbers for people: a status line in the log, a file with a line per step."""
+"""The meter's numbers for people: in the log (`StatusLine`) and in a file (`StepLog`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from minisgl.errors import ConfigError
 from minisgl.message import StatusReply
+from minisgl.scheduler.line_file import LineFile
 from minisgl.scheduler.meter import StepRecord
-from minisgl.utils.files import forget
 from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
@@ -20,10 +17,10 @@ LINE_EVERY_S: Final = 5.0
 
 
 class StatusLine:
-    """Logs a line every `LINE_EVERY_S` at most, and only when steps ran since the last.
+    """Logs a line at most every `LINE_EVERY_S`, and only if a step ran since the last line.
 
-    Rates are per second of the loop's busy time, so pauses do not lower them; `busy` is that
-    time's share. Mutable: it remembers the report of the last line.
+    Rates are per second of the loop's busy time, so pauses do not lower them; `busy` is the busy
+    share of all time. Mutable: it remembers the report of the last line.
     """
 
     def __init__(self) -> None:
@@ -61,40 +58,18 @@ class StatusLine:
 
 
 class StepLog:
-    """``--log-steps``: one JSON line per step. Mutable: it owns the file.
-
-    A disk that is full ends the file with a warning, not the engine.
-    """
+    """``--log-steps``: one JSON line per step."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._file = path.open("wb")
-        except OSError as error:
-            raise ConfigError(f"--log-steps {path}: {error.strerror or error}") from error
-        self._path = path
-        self._encode = msgspec.json.Encoder().encode
+        """Raises ConfigError if the file cannot be written."""
+        self._file = LineFile("--log-steps", path)
 
     def __call__(self, record: StepRecord) -> None:
-        try:
-            self._file.write(self._encode(record) + b"\n")
-        except OSError as error:
-            self._give_up(error)
+        self._file.write(record)
 
     def flush(self, report: StatusReply) -> None:
-        """Write out the buffer with each report, so that the file is complete when the loop is
-        idle."""
-        self._flush()
+        """Complete the file with each report, so that it is complete when the loop is idle."""
+        self._file.flush()
 
     def close(self) -> None:
-        self._flush()
         self._file.close()
-
-    def _flush(self) -> None:
-        try:
-            self._file.flush()
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        logger.warning("--log-steps ends: %s: %s", self._path, error.strerror)
-        forget(self._file)
