@@ -47,7 +47,7 @@ def test_a_model_with_a_smaller_vocabulary_is_warned_of(
         assert not caplog.text
         (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
         warn_of_unknown_ids(tokenizer, folder)
-    assert f"has {vocab_size + 1:,} tokens, and the model" in caplog.text
+    assert f"has {vocab_size + 1:,} tokens, but by config.json the model has only" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
