@@ -246,4 +246,4 @@ def test_one_that_is_not_known_leaves_the_chat_template(
     monkeypatch.setattr(logging.getLogger("minisgl"), "propagate", True)
     plan = planned(encoder(tmp_path, {"fields": {"tool_calls": {"open_pattern": "(a|b)"}}}))
     assert plan.form.calls == "hermes"
-    assert "response_template in tokenizer_config.json is not used, as the pattern" in caplog.text
+    assert "in tokenizer_config.json is not used, because the pattern" in caplog.text

@@ -1,4 +1,4 @@
-"""The grammar of an answer with reasoning, forced tool calls or structured content."""
+"""The grammar of an answer with reasoning, required tool calls or structured content."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def constraint(
 ) -> str:
     """Return the text of the grammar: reasoning, then tool calls, structured content, or any text.
 
-    Raises InvalidSampling if it cannot be compiled, and for options that exclude one another.
+    Raises InvalidSampling if it cannot be compiled, or if two options exclude each other.
     """
     content = sampling.structured_outputs
     must_call = plan.choice != "auto"
     if content:
-        compiled(content)  # names the part that is wrong
+        compiled(content)  # its error names the part that is wrong
     if must_call:
         for name in ("structured_outputs", "ignore_eos", "min_tokens", "allowed_token_ids"):
             if getattr(sampling, name):
@@ -58,7 +58,7 @@ def constraint(
 
 
 def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """Return the id of `text` if it is an added token that llguidance does not treat as text; else
+    """Return the id of `text` if it is an added token that llguidance keeps apart from text; else
     None."""
     id: int | None = tokenizer.backend.token_to_id(text)
     is_tag = text.startswith("<") and text.endswith(">")

@@ -1,4 +1,4 @@
-"""A prompt to token ids: the first hop of a request after the API server."""
+"""Encodes a prompt as token ids: the first hop of a request after the API server."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class PromptEncoder:
             case TextPrompt(text=text, add_special_tokens=adds):
                 self._check_text(text, context_length)
                 ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=adds))
-                # An empty text is refused even where the tokenizer would add a special token.
+                # An empty text is refused even if the tokenizer would add a special token.
                 if not text or not ids:
                     raise InvalidRequest("the prompt is empty", param="prompt")
             case ChatPrompt(messages=messages, template_args=args):
-                # A template writes the special tokens itself, the beginning of sequence included.
+                # The template writes all special tokens, the BOS token included.
                 check = partial(self._check_text, context_length=context_length)
                 if prompt.is_split:
                     from minisgl.tokenizer.answers import encode_chat
