@@ -25,7 +25,8 @@ PENALTY_BOUNDS = {
 
 
 def checked_logit_options(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the options whose values are collections, by name, with Python's own types inside.
+    """Check the options. Returns those whose values are collections, by name, of Python's own
+    types.
 
     Raises InvalidSampling for a value of a wrong type or out of its bounds.
     """
@@ -93,8 +94,11 @@ def _checked_words(words: Any) -> tuple[str, ...]:
 
 
 def _checked_sequences(sequences: Any) -> tuple[tuple[int, ...], ...]:
-    """Return `bad_words_ids` as tuples. A word of `bad_words` makes two sequences, with and without
-    a space before it, and has at most one token for each byte."""
+    """Return `bad_words_ids` as tuples.
+
+    Their bounds allow the ids of `bad_words`: two sequences for each word, with and without a space
+    before it, of at most one token for each byte.
+    """
     if (
         not isinstance(sequences, tuple | list)
         or len(sequences) > 2 * MAX_BAD_WORDS

@@ -1,4 +1,5 @@
-"""Checks of `stop`, `stop_token_ids`, `top_logprobs` and `max_tokens=0`, imported when used."""
+"""Checks the options `stop`, `stop_token_ids`, `top_logprobs` and `max_tokens=0`. Imported when a
+request uses one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars of tool calls: the arguments follow the tool's schema, whatever the family's syntax."""
+"""Grammars of tool calls: in each syntax the arguments follow the schema of the tool."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], aft
         return f"({' | '.join(map(grammar.literal, shown))}) {closing}"
     if schema.get("type") == "string":
         tag = after.strip()
-        if grammar.token_id(tag) is not None:  # the text may end with a line break or not
+        if grammar.token_id(tag) is not None:  # a line break before the tag is optional
             return f"{TEXT} {grammar.literal(after.lstrip())}"
         return f"/[^<]*{escaped(after)}/"
     return f"{grammar.sub(json_grammar({**definitions, **schema}))} {closing}"
