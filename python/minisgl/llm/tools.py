@@ -1,4 +1,4 @@
-"""The tools of `LLM.chat`, checked, as fields of a `ChatPrompt`."""
+"""Checks the tools of `LLM.chat`, and makes fields of a `ChatPrompt` from them."""
 
 from __future__ import annotations
 
