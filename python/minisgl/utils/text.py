@@ -18,7 +18,8 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the first `most` characters, and "..." if there are more; unlike `brief`, unquoted."""
+    """Return the first `most` characters, and "..." if there are more. Unlike `brief`, this adds no
+    quotes."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
