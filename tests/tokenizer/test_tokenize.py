@@ -1,4 +1,4 @@
-"""Prompts to ids, and every bad prompt to a refusal."""
+"""Prompts become ids, and each bad prompt is refused."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=r"only Mistral's tekken\.json, .* take a copy"):
             load_tokenizer(tmp_path)
 
-    def test_half_a_tokenizer(self, tmp_path: Path) -> None:
+    def test_an_incomplete_tokenizer_is_refused(self, tmp_path: Path) -> None:
         # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
         (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
         (tmp_path / "vocab.json").write_text("{}")
