@@ -16,7 +16,7 @@ from minisgl.runtime.grammars import Grammars
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.scheduler.report import StepLog
+from minisgl.scheduler.line_file import StepLog
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger

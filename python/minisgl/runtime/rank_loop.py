@@ -33,8 +33,9 @@ from minisgl.scheduler.io import (
     SourceInbox,
     ZmqOutbox,
 )
+from minisgl.scheduler.line_file import StepLog
 from minisgl.scheduler.loop import WAIT, Inbox, Outbox
-from minisgl.scheduler.report import StatusLine, StepLog
+from minisgl.scheduler.status_line import StatusLine
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue

@@ -1,4 +1,4 @@
-"""A file of JSON lines that an option names, such as `--record FILE`."""
+"""Files of JSON lines that an option names, such as `--log-steps FILE`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.errors import ConfigError
+from minisgl.message import StatusReply
+from minisgl.scheduler.meter import StepRecord
 from minisgl.utils.files import forget
 from minisgl.utils.logger import get_logger
 
@@ -70,3 +72,21 @@ class LineFile:
         self._has_ended = True
         if not self._file.closed:
             forget(self._file)
+
+
+class StepLog:
+    """``--log-steps``: one JSON line per step."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if the file cannot be written."""
+        self._file = LineFile("--log-steps", path)
+
+    def __call__(self, record: StepRecord) -> None:
+        self._file.write(record)
+
+    def flush(self, report: StatusReply) -> None:
+        """Complete the file with each report, so that it is complete when the loop is idle."""
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,14 +1,11 @@
-"""The meter's numbers for people: in the log (`StatusLine`) and in a file (`StepLog`)."""
+"""The status line in the log, from the reports of the meter."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Final
 
 from minisgl.message import StatusReply
-from minisgl.scheduler.line_file import LineFile
-from minisgl.scheduler.meter import StepRecord
 from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
@@ -55,21 +52,3 @@ class StatusLine:
             busy=round(min(busy / seconds, 1.0), 3),
         )
         self._last, self._last_at = now, at
-
-
-class StepLog:
-    """``--log-steps``: one JSON line per step."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file cannot be written."""
-        self._file = LineFile("--log-steps", path)
-
-    def __call__(self, record: StepRecord) -> None:
-        self._file.write(record)
-
-    def flush(self, report: StatusReply) -> None:
-        """Complete the file with each report, so that it is complete when the loop is idle."""
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
