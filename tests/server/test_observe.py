@@ -148,7 +148,7 @@ def status(steps: int) -> StatusReply:
 
 def test_the_status_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("minisgl.scheduler.report.time.monotonic", lambda: now)
+    monkeypatch.setattr("minisgl.scheduler.status_line.time.monotonic", lambda: now)
     caplog.set_level("INFO", "minisgl")
     line = StatusLine()
     line(status(0))  # nothing ran

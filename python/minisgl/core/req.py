@@ -65,8 +65,8 @@ class Req:
     masker: restricts which tokens the request may output; its rows are sampled late
     (`minisgl.scheduler.loop`).
     pages: the page ids of the full group, one for each `page_size` tokens.
-    num_stored: how many leading tokens have their KV in the full group of the prefix cache. More
-    than are reused, if another cache group has lost the pages that these tokens need.
+    num_stored: how many leading tokens have their KV in the full group of the prefix cache. It can
+    exceed the number of reused tokens: another cache group may have lost pages that they need.
     handle: the position in the prefix cache that the request keeps locked while it holds pages.
     table_idx: the request's row in the engine's tables; -1 while it does not run.
     num_flights: steps with a row of the request that are launched and not committed yet, 0 to 2.

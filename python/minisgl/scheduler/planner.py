@@ -111,9 +111,9 @@ class Planner:
         """Share the step's prompt budget among unfinished and waiting requests, in order.
 
         While the first of them needs more than one step, shorter prompts may use up to half of the
-        budget before it, the shortest first. With API keys, the step of the first request is kept
-        short: it has no prompts of a key that was served more than the first request's key by more
-        tokens than a step can have.
+        budget before it, the shortest first. To keep the step of the first request short, prompts
+        of a key that was served far more than its key wait for another step: more by the tags
+        (`Req.order`), by more tokens than a step can have.
         """
         in_order = self._requests.waiting[:WINDOW] if self._requests.num_places else []
         for req in plan.unfinished:
