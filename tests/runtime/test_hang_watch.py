@@ -1,4 +1,4 @@
-"""Hangs are detected, and long work is no hang."""
+"""Hangs are noticed, and what only takes long is not taken for one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_silence_is_detected_after_the_timeout(clock: Clock) -> None:
+def test_silence_is_noticed_after_the_timeout(clock: Clock) -> None:
     server = Supervised(clock, "engine", "detokenizer")
     assert server.run(60, engine=Heartbeat(), detokenizer=Heartbeat()) is None
     assert server.run(TIMEOUT_S, detokenizer=Heartbeat()) is None
@@ -119,9 +119,7 @@ def test_a_worker_may_announce_that_it_will_be_silent(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("names", "extra_s"), [(["engine"], 0), (["engine-0", "engine-1"], 2)])
-def test_a_loop_without_progress_is_detected(
-    names: list[str], extra_s: float, clock: Clock
-) -> None:
+def test_a_loop_without_progress_is_noticed(names: list[str], extra_s: float, clock: Clock) -> None:
     server, most_s = Supervised(clock, *names), TIMEOUT_S + extra_s
     for late_s, is_noticed in ((0, False), (1, True)):
         beats = dict.fromkeys(names, Heartbeat()) | {names[0]: Heartbeat(overdue_s=most_s + late_s)}
@@ -148,7 +146,7 @@ def test_the_end_of_a_worker_is_not_a_hang(clock: Clock) -> None:
     assert server.run(60) is None
 
 
-def test_a_stalled_worker_is_not_ready_and_a_long_turn_is_progress(clock: Clock) -> None:
+def test_what_makes_no_progress_is_not_ready_and_a_long_turn_is_progress(clock: Clock) -> None:
     server = Supervised(clock, "engine", "detokenizer")
 
     def stalled(seconds: float, engine: Heartbeat | None, text: Heartbeat | None) -> str | None:

@@ -1,8 +1,8 @@
-"""Detects workers that are stopped or hang, by their heartbeats (`minisgl.utils.heartbeat`).
+"""Notices workers that are stopped or that hang, by their heartbeats (`minisgl.utils.heartbeat`).
 
-A worker hangs if it sends no heartbeat during the timeout. It also hangs if a turn of its loop
-takes longer than it may by more than the timeout (with several ranks plus `LOOP_EXTRA_S`). The
-supervisor notices the end of a worker by its sentinel, not here.
+A worker hangs if it sends no heartbeat for the timeout, or if its loop is in one turn for the
+timeout longer than that turn may take (with several ranks for `LOOP_EXTRA_S` more). The death of a
+worker shows at once by other means: its sentinel.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from minisgl.runtime.worker import Worker
 from minisgl.utils.heartbeat import HEARTBEAT_S, MAX_INTERVAL_S, Heartbeat
 
 CHECK_S: Final = HEARTBEAT_S
-"""The time between two calls of `HangWatch.check`."""
+"""How often a supervisor calls `HangWatch.check`."""
 
 STALL_S: Final = 2.0
-"""After this time without a heartbeat the server is not ready. Heartbeats may be a second late."""
+"""After this time without a heartbeat a worker is not ready; heartbeats may be a second late."""
 
 LOOP_EXTRA_S: Final = 2.0
-"""If a rank is stopped, the loops of the others wait for it. With this extra time its silence is
-found before their turns are, so the error names the cause."""
+"""A rank that is stopped makes the loops of the others wait. It is silent before they are overdue,
+so the error names the cause."""
 
 
 class HangWatch:
@@ -42,10 +42,10 @@ class HangWatch:
         self._beats: dict[str, Heartbeat] = {}
 
     def check(self, workers: Sequence[Worker]) -> tuple[Worker, WorkerHung] | None:
-        """Read the heartbeats that have come. Returns a worker that hangs, with its error.
+        """Read the heartbeats that have come. Return a worker that hangs, with the error for it.
 
-        If several hang, it is the one that has been silent longest. A pause of this process counts
-        as one interval, because the heartbeats of that time may not be read yet.
+        Among several it is the one that has been silent longest. A pause of this process counts as
+        one interval, because the heartbeats of that time may be still to come.
         """
         now = time.monotonic()
         interval_s = 0.0 if self._last is None else min(now - self._last, MAX_INTERVAL_S)
@@ -54,35 +54,40 @@ class HangWatch:
         for worker in workers:
             if not self._read(worker, interval_s):
                 continue  # it has ended
-            if how := self._problem(worker, self._timeout_s, self._loop_timeout_s):
-                found.append((self._silent_s[worker.name], worker, WorkerHung(worker.name, how)))
+            beat, silent_s = self._beats[worker.name], self._silent_s[worker.name]
+            if silent_s > self._timeout_s + beat.quiet_s:
+                how = f"has given no sign of life for {silent_s:.0f} s: it is stopped or hangs"
+            elif beat.overdue_s > self._loop_timeout_s:
+                how = (
+                    f"makes no progress: a turn of its loop takes {beat.overdue_s:.0f} s longer "
+                    "than it may"
+                )
+            else:
+                continue
+            found.append((silent_s, worker, WorkerHung(worker.name, how)))
         if not found:
             return None
         _, worker, error = max(found, key=lambda hung: hung[0])
         return worker, error
 
     def stalled(self, workers: Sequence[Worker]) -> str | None:
-        """Return a sentence about a worker that makes no progress, by the last `check`, if any.
+        """Return what is wrong with a worker that makes no progress, by the last `check`.
 
         A turn that takes long, but no longer than it may, is progress.
         """
         for worker in workers:
-            if how := self._problem(worker, STALL_S, STALL_S):
-                return f"the {worker.name} process {how}"
+            beat, silent_s = self._beats.get(worker.name), self._silent_s.get(worker.name, 0.0)
+            if beat and silent_s > STALL_S + beat.quiet_s:
+                return f"the {worker.name} process has given no sign of life for {silent_s:.0f} s"
+            if beat and beat.overdue_s > STALL_S:
+                return (
+                    f"the {worker.name} process makes no progress: a turn of its loop takes "
+                    f"{beat.overdue_s:.0f} s longer than it may"
+                )
         return None
 
-    def _problem(self, worker: Worker, most_silent_s: float, most_overdue_s: float) -> str:
-        """Complete the sentence "the NAME process ..." for a worker beyond a limit; else ""."""
-        beat, silent_s = self._beats.get(worker.name), self._silent_s.get(worker.name, 0.0)
-        if beat and silent_s > most_silent_s + beat.quiet_s:
-            return f"has given no sign of life for {silent_s:.0f} s"
-        if beat and beat.overdue_s > most_overdue_s:
-            late = f"{beat.overdue_s:.0f} s longer than it may"
-            return f"makes no progress: a turn of its loop takes {late}"
-        return ""
-
     def _read(self, worker: Worker, interval_s: float) -> bool:
-        """Read the worker's heartbeats. Returns False if it has ended."""
+        """Take over what the worker sent. Returns False if it has ended."""
         name = worker.name
         self._silent_s[name] = self._silent_s.get(name, 0.0) + interval_s
         self._beats.setdefault(name, Heartbeat())
