@@ -18,8 +18,7 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the first `most` characters, and "..." if there are more. Unlike `brief`, this adds no
-    quotes."""
+    """Return the first `most` characters, and "..." if there are more, without quotes."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
