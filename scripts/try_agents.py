@@ -32,6 +32,7 @@ from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.message import ChatPrompt, TokenizeMsg
 from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_tokenizer
+from minisgl.tokenizer.checks import begin
 
 SECRET: Final = "pelargonium"
 """The content of the file that the agent is to read: only a tool call can find it."""
@@ -54,7 +55,7 @@ class ScriptedModel:
 
     def answer(self, message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
         """Encode the prompt, and answer it a token at a time."""
-        request = self._encoder.tokenize(message)
+        request = begin(self._encoder, message)()
         if isinstance(request, Failed):
             yield request
             return

@@ -25,7 +25,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import signal
 
 PEER_LOST_EXIT = 3
@@ -167,21 +166,3 @@ class OutOfDeviceMemory(EngineError):
     """The device has no memory left for an allocation."""
 
     code = "out_of_memory"
-
-
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 120
-_REPR.maxlong = 40
-
-
-def brief(value: object) -> str:
-    """Return repr(value), with "..." in the middle if it is long.
-
-    An error quotes what a client sent, which may be megabytes.
-    """
-    return _REPR.repr(value)
-
-
-def shortened(text: str, most: int) -> str:
-    """Return the first `most` characters, and "..." if there are more; unlike `brief`, unquoted."""
-    return text if len(text) <= most else f"{text[:most]}..."

@@ -15,7 +15,7 @@ from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter, StepRecord
-from minisgl.scheduler.report import StepLog
+from minisgl.scheduler.line_file import StepLog
 from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
 
 

@@ -1,4 +1,4 @@
-"""Compiling in a thread: when it reports, and what it cannot compile. Kinds of tokenizers."""
+"""Grammars compiled in a thread: the reports, failures, and kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def first_texts(tokenizer: Tokenizer, maskers: Maskers) -> list[str]:
 
 @pytest.mark.parametrize("prefix_space", ["false", "true"])
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma"])
-def test_an_answer_begins_with_what_the_grammar_wants(
+def test_an_answer_begins_without_an_added_space(
     kind: str, prefix_space: str, tmp_path: Path
 ) -> None:
     """Some tokenizers put a space before a text."""
@@ -78,7 +78,7 @@ def test_a_message_says_that_a_grammar_is_compiled_or_why_not() -> None:
     assert "nowhere" in failed.because.message
 
 
-def test_a_tokenizer_that_cannot_be_read_costs_its_grammars_only(tmp_path: Path) -> None:
+def test_with_an_unreadable_tokenizer_only_grammars_fail(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make(tmp_path, "metaspace"))
     for message in messages(tokenizer, [GRAMMAR, GRAMMAR]):
         assert isinstance(message, AbortMsg)

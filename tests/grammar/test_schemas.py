@@ -1,4 +1,4 @@
-"""What a random model writes under a grammar: texts that another library finds valid."""
+"""Texts of a random model under a grammar are valid by another library."""
 
 from __future__ import annotations
 

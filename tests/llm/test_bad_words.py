@@ -36,7 +36,7 @@ def test_both_forms_of_a_word_are_forbidden(llm: LLM) -> None:
     assert sampling.bad_words == ()
 
 
-def test_a_grammar_wins(llm: LLM) -> None:
+def test_a_grammar_has_precedence_over_bad_words(llm: LLM) -> None:
     form = {"choice": ["yes"]}
     params = SamplingParams(max_tokens=9, bad_words=("yes", "y"), structured_outputs=form)
     (output,) = llm.chat(ASK, params)
@@ -54,7 +54,7 @@ def test_a_grammar_wins(llm: LLM) -> None:
         ({"bad_words_ids": (5,)}, "bad_words_ids must be a tuple"),
     ],
 )
-def test_what_is_refused(given: dict[str, Any], match: str) -> None:
+def test_wrong_arguments_are_refused(given: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidSampling, match=match):
         SamplingParams(**given)
 

@@ -37,7 +37,7 @@ def llm() -> Iterator[LLM]:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str
 )
-def test_a_call_that_must_be(llm: LLM, choice: Any) -> None:
+def test_a_required_call(llm: LLM, choice: Any) -> None:
     tools = [TOOL] if choice == "required" else [OTHER, TOOL]
     first, second = llm.chat(
         [ASK, ASK[:]], SamplingParams(max_tokens=400, seed=5), tools=tools, tool_choice=choice
@@ -109,11 +109,11 @@ def test_without_a_call_the_text_is_the_answer(llm: LLM) -> None:
         ),
     ],
 )
-def test_what_is_refused(llm: LLM, options: dict[str, Any], match: str) -> None:
+def test_wrong_arguments_are_refused(llm: LLM, options: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidRequest, match=match):
         llm.chat(ASK, GREEDY, **options)
 
 
-def test_what_cannot_be_combined(llm: LLM) -> None:
+def test_options_that_exclude_each_other(llm: LLM) -> None:
     with pytest.raises(RequestError, match="prompt_logprobs cannot be combined with tools"):
         llm.chat(ASK, SamplingParams(max_tokens=1, prompt_logprobs=0), tools=[TOOL])

@@ -1,4 +1,4 @@
-"""`LLM` with the built-in model: what it gives, what it refuses, and that it leaves nothing."""
+"""`LLM` with the built-in model: answers, refusals, and that no request is left."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_params_of_a_wrong_type_are_refused(name: str, value: object) -> None:
         ("stop", ("\ud800",)),
     ],
 )
-def test_params_that_no_record_could_hold_are_refused(name: str, value: object) -> None:
+def test_params_beyond_the_bounds_of_a_record_are_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidSampling) as refused:
         SamplingParams(**{name: value})
     assert refused.value.param == name
@@ -112,9 +112,7 @@ def test_params_that_do_not_exist_are_refused(args: Any, fields: Any) -> None:
     assert pickle.loads(pickle.dumps(GREEDY)) == GREEDY
 
 
-def test_ctrl_c_that_a_program_around_python_handles_is_left_to_it(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sigint_handler_outside_python_stays(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(signum: int, handler: Any) -> None:
         raise AssertionError("what is there could not be put back")
 
@@ -243,7 +241,7 @@ def test_top_logprobs_and_truncated_prompts(llm: LLM) -> None:
         SamplingParams(logprobs=True, top_logprobs=21)
 
 
-def test_logprobs_are_for_those_that_ask(llm: LLM) -> None:
+def test_only_requests_that_ask_have_logprobs(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=True)
     asked, plain = llm.chat([ask("What is 12 + 30?")] * 2, [params, GREEDY])
     assert asked.logprobs is not None
@@ -272,7 +270,7 @@ def test_the_second_turn_is_cached(llm: LLM) -> None:
     assert second.num_cached_tokens >= first.num_prompt_tokens // 16 * 16
 
 
-def test_a_refusal_names_the_prompt_and_leaves_nothing(llm: LLM) -> None:
+def test_a_refusal_names_the_prompt_and_leaves_no_request(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"prompt 1: the prompt has \d+ tokens"):
         llm.generate(["a", "b " * 5000])
     for prompts in (["a", ""], ["a", [-1]], [[1], "\ud800", "c"]):
@@ -305,13 +303,13 @@ def test_threads_wait_for_each_other(llm: LLM) -> None:
     assert all(str(a + 10) in texts[a] for a in range(20, 24))
 
 
-def test_no_bar_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_there_is_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
     with LLM(num_pages=64) as llm:
         llm.generate("a", GREEDY)
     assert capfd.readouterr().err == ""
 
 
-def test_closed() -> None:
+def test_calls_of_a_closed_llm_are_refused() -> None:
     llm = LLM(progress=False, num_pages=64)
     llm.close()
     llm.close()

@@ -104,7 +104,7 @@ def test_grammars_and_penalties_are_the_same_on_each_rank(llm: LLM) -> None:
     assert re.fullmatch("[a-z]{2,9}!", outputs[1].text)
 
 
-def test_a_refused_prompt_costs_only_its_call(llm: LLM) -> None:
+def test_a_refused_prompt_fails_only_its_call(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"prompt 1: .* 5000 tokens"):
         llm.generate([[5] * 10, [5] * 5000], GREEDY)
     assert llm.generate("Hi", GREEDY)[0].text
@@ -156,7 +156,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stuck_rank() -> None:
         ),  # nobody had asked it to
     ],
 )
-def test_a_killed_rank_is_an_error_in_time(rank: int, number: signal.Signals, how: str) -> None:
+def test_a_killed_rank_raises_an_error_soon(rank: int, number: signal.Signals, how: str) -> None:
     before = ranks()
     llm = LLM(tp=2, **OPTIONS)
     mine = [process for process in ranks() if process not in before]

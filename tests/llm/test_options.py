@@ -59,7 +59,7 @@ def test_the_engine_gets_every_option() -> None:
     assert (ranks.rank, ranks.size) == (2, 3)
 
 
-def test_the_sentence_of_a_refusal() -> None:
+def test_a_refusal_states_the_allowed_values() -> None:
     with pytest.raises(ConfigError) as raised:
         EngineArgs(max_seq_len=1)
     assert str(raised.value) == "max_seq_len must be a whole number of at least 2, got 1"

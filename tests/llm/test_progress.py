@@ -1,4 +1,4 @@
-"""The progress bar: what it shows, and that a notebook without widgets gets none."""
+"""The progress bar: its contents, and that a notebook without widgets has none."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_one_token(llm: LLM) -> None:
     assert (output.prompt_logprobs, output.prompt_top_logprobs) == ([None], None)
 
 
-def test_what_is_refused(llm: LLM) -> None:
+def test_wrong_arguments_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidSampling, match="prompt_logprobs must be from 0 to 20, got 21"):
         SamplingParams(prompt_logprobs=21)
     with pytest.raises(InvalidSampling, match="prompt_logprobs must be a whole number"):

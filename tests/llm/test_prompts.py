@@ -77,7 +77,7 @@ def test_wrong_ids_are_refused_by_value(prompt: Any, named: str) -> None:
         ids_of_prompt(prompt)
 
 
-def test_no_id_is_checked_by_itself() -> None:
+def test_ids_are_checked_as_one_array() -> None:
     """A loop over the ids takes some 40 times as long; a third is left for a busy machine."""
     ids = list(range(1000, 401_000))
 

@@ -130,7 +130,7 @@ def test_a_refusal_names_the_prompt(llm: LLM) -> None:
         llm.generate(["a", "b"], [PLAIN, SamplingParams(structured_outputs={"regex": "(("})])
 
 
-def test_too_much_work_ends_its_call_alone(llm: LLM, alone: list[str]) -> None:
+def test_a_grammar_with_too_much_work_fails_only_its_call(llm: LLM, alone: list[str]) -> None:
     heavy = SamplingParams(structured_outputs={"regex": "(a?){5000}a{5000}"}, max_tokens=20)
     with pytest.raises(RequestError, match="cannot be followed behind output token"):
         llm.generate(["a", "b"], [heavy, PLAIN])

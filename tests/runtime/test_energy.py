@@ -1,4 +1,4 @@
-"""The energy of CPUs, read from files as Linux has them; what a server tells of it."""
+"""The energy of CPUs, read from files like those of Linux, and a server's reports of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rapl_is_the_sum_of_the_packages_and_goes_on_after_their_range(tmp_path:
     assert meter() == pytest.approx(1.15)
 
 
-def test_no_meter_where_there_is_nothing_to_read(
+def test_without_counters_there_is_no_meter(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert rapl_meter(tmp_path / "none") is None
@@ -52,7 +52,7 @@ def test_no_meter_without_nvml() -> None:
     assert nvml_meter(["GPU-none"]) is None
 
 
-def test_a_slow_meter_holds_up_no_caller() -> None:
+def test_a_slow_meter_delays_no_caller() -> None:
     began, num_readings = time.perf_counter(), 0
     may_read = threading.Event()
 

@@ -55,7 +55,7 @@ def test_a_step_begins_where_the_one_before_ends(monkeypatch: pytest.MonkeyPatch
     assert loop.meter.flight() == pytest.approx((100.1, 100.2)), "not where it is committed"
 
 
-def test_shorter_steps_are_believed_at_once_and_longer_ones_slowly(
+def test_predictions_follow_shorter_steps_at_once_and_longer_ones_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = Loop(monkeypatch)

@@ -1,4 +1,4 @@
-"""What ties a rank to the others."""
+"""The link of a rank to the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan(step: int) -> Plan:
 
 
 @pytest.mark.parametrize(("checks", "steps"), [("1", [0, 1, 2]), ("0", [0])])
-def test_every_plan_is_checked_where_that_is_asked_for(
+def test_every_plan_is_checked_if_asked_for(
     checks: str, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINISGL_CHECK_PLANS", checks)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP at moments that cannot be left."""
+"""Ctrl-C, SIGTERM and SIGHUP at moments when an exception would be lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_signal_that_another_thread_takes_is_held() -> None:
         other.join()
 
 
-def test_a_signal_that_was_swallowed_is_not_lost() -> None:
+def test_check_raises_after_a_dropped_interrupt() -> None:
     with Signals() as signals:
         signals.check()
         with contextlib.suppress(KeyboardInterrupt):  # as C code may
@@ -61,7 +61,7 @@ class Interrupted:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_that_is_lost_comes_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_interrupt_is_raised_again(capfd: pytest.CaptureFixture[str]) -> None:
     hook = sys.unraisablehook
     with Signals(), pytest.raises(KeyboardInterrupt):
         threading.Event().wait(60 * isinstance(Interrupted(), Interrupted))
@@ -83,7 +83,7 @@ def test_a_hang_up_counts_once_and_only_if_it_was_not_ignored(before: signal.Han
     assert seen == (["first"] if before == signal.SIG_DFL else [])
 
 
-def test_other_threads_may_hold_nothing() -> None:
+def test_held_does_nothing_in_other_threads() -> None:
     seen: list[str] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""How the supervisor tells what went wrong at the start, of workers that are mere pipes."""
+"""The supervisor reports why a start failed. The workers are only pipes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_consequence_of_a_failure_is_not_reported(workers: Workers) -> None:
     assert str(raised.value) == "the engine-1 could not start: the weights are damaged"
 
 
-def test_the_cause_may_come_later_than_what_followed(
+def test_the_cause_may_be_reported_after_its_consequence(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minisgl.runtime.workers.CAUSE_S", 60.0)
@@ -100,7 +100,9 @@ def _broken(status: WorkerStatus) -> None:
     raise CheckpointError("the weights are damaged")
 
 
-def test_a_failed_start_ends_the_others_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_start_ends_the_others_without_a_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     workers = Workers()
     workers._start("engine-0", _stuck)
     workers._start("engine-1", _broken)

@@ -1,4 +1,4 @@
-"""What requests cost: shares of device time and energy, with a clock and a power of the test."""
+"""The cost of requests: shares of device time and energy, with a fake clock and power."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class World:
 
 
 class SteadyExecutor:
-    """Each step ends `STEP_S` after the one before, when somebody waits for it."""
+    """Each step ends `STEP_S` after the one before, when the loop waits for it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -88,7 +88,7 @@ def request(uid: int, num_prompt: int, num_output: int) -> UserMsg:
     return UserMsg(uid=uid, ids=ids, sampling=sampling)
 
 
-def test_what_the_device_used_is_what_the_requests_cost() -> None:
+def test_the_costs_of_requests_add_up_to_the_use_of_the_device() -> None:
     world = World()
     ledger = Ledger(world, lambda: world.now)
     ends = serve(world, ledger, [[request(1, 12, 6), request(2, 4, 6)]])
@@ -131,7 +131,7 @@ def test_the_energy_of_an_idle_device_belongs_to_no_request() -> None:
     assert first.cost == pytest.approx(second.cost)
 
 
-def test_an_aborted_request_reports_its_cost_and_is_forgotten() -> None:
+def test_an_aborted_request_reports_its_cost_and_leaves_the_ledger() -> None:
     world = World()
     ledger = Ledger(world, lambda: world.now)
     turns: list[list[SchedulerMsg]] = [[request(1, 8, 40)], [], [], [AbortMsg(uid=1)]]
@@ -142,7 +142,7 @@ def test_an_aborted_request_reports_its_cost_and_is_forgotten() -> None:
     assert not ledger._costs
 
 
-def test_a_power_that_is_unknown_ends_no_request() -> None:
+def test_requests_go_on_when_the_power_becomes_unknown() -> None:
     world = World(fails_after_s=2 * STEP_S)
     ends = serve(world, Ledger(world, lambda: world.now), [[request(1, 8, 6)]])
     assert [end.reason for end in ends] == ["length"]

@@ -1,5 +1,4 @@
-"""The next step is planned shortly before the one in flight ends, where keys share the server or
-all steps are long."""
+"""Late planning: rank 0 receives until the step in flight is about to end."""
 
 from __future__ import annotations
 
@@ -46,27 +45,27 @@ def taken(
     return [message.uid for message in source.get(0) if isinstance(message, UserMsg)]
 
 
-def test_it_receives_until_the_flight_is_about_to_end() -> None:
+def test_rank_0_receives_until_the_flight_is_about_to_end() -> None:
     world = Arrivals((0.0, ask(1, key=2)), (0.010, ask(2, key=1)), (0.024, ask(3, key=2)))
     assert taken(world, (0.0, 0.025)) == [1, 2]
     assert 0.0215 < world.now <= 0.0225, "a tenth of the step before its end"
     assert world.num_waits == 1
 
 
-def test_one_key_and_requests_without_keys_wait_for_nothing() -> None:
+def test_without_a_second_key_planning_does_not_wait() -> None:
     for key in (0, 1):
         world = Arrivals((0.0, ask(1, key)), (0.010, ask(2, key)))
         assert taken(world, (0.0, 0.025)) == [1]
         assert (world.now, world.num_waits) == (0.0, 0)
 
 
-def test_where_all_steps_are_long_it_receives_requests_without_keys_too() -> None:
+def test_if_all_steps_are_long_planning_waits_without_keys_too() -> None:
     world = Arrivals((0.0, ask(1, key=0)), (0.010, ask(2, key=0)), (0.059, ask(3, key=0)))
     assert taken(world, (0.0, 0.060), for_all=True) == [1, 2]
     assert 0.053 < world.now <= 0.0545
 
 
-def test_it_waits_for_no_step_and_for_no_short_one() -> None:
+def test_planning_does_not_wait_without_a_flight_or_for_a_short_one() -> None:
     for flight in (None, (0.0, 0.002), (-1.0, 0.001)):
         world = Arrivals((0.0, ask(1, key=2)), (0.0005, ask(2, key=2)))
         assert taken(world, flight) == [1]

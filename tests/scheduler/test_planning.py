@@ -48,7 +48,7 @@ def test_a_stall_bound_counts_only_beside_decode_rows() -> None:
     assert spans(scheduler.plan())[1:] == [(1, 16, 20)]
 
 
-def test_a_bound_that_nothing_fits_leaves_a_page_to_a_step() -> None:
+def test_a_step_may_compute_a_page_whatever_the_stall_bound_is() -> None:
     scheduler = make(max_stall_s=1e-6, step_times=TIMES)
     add(scheduler, 0, [0] * 4)
     scheduler.plan()
@@ -85,7 +85,7 @@ def test_short_prompts_share_the_budget_with_a_long_one() -> None:
     assert spans(scheduler.plan())[2:] == [(0, 140, 150), (3, 0, 5)]
 
 
-def test_a_longer_prompt_and_a_less_urgent_one_wait_for_the_first() -> None:
+def test_longer_prompts_and_lower_priorities_wait_for_the_first() -> None:
     scheduler = make(max_prefill_tokens=16, num_pages=128)
     add(scheduler, 0, [0] * 60)
     assert spans(scheduler.plan()) == [(0, 0, 16)]
@@ -96,7 +96,7 @@ def test_a_longer_prompt_and_a_less_urgent_one_wait_for_the_first() -> None:
     assert spans(scheduler.plan()) == [(3, 0, 4), (0, 32, 44)]
 
 
-def test_what_is_cached_of_a_prompt_does_not_make_it_long() -> None:
+def test_cached_tokens_do_not_count_in_the_length_of_a_prompt() -> None:
     scheduler = make(max_prefill_tokens=16, num_pages=128)
     add(scheduler, 0, [0] * 61, max_tokens=1)
     while scheduler.runnable:
@@ -145,7 +145,7 @@ def test_prompts_with_a_common_prefix_compute_it_once_while_others_go_on() -> No
     assert spans(scheduler.plan())[1:] == [(1, 40, 44), (0, 40, 52)]
 
 
-def test_a_more_urgent_prompt_does_not_wait_for_a_common_prefix() -> None:
+def test_a_request_does_not_wait_for_a_prefix_of_a_lower_priority() -> None:
     scheduler = make(max_prefill_tokens=16, num_pages=256)
     add(scheduler, 0, list(range(60)))
     assert spans(scheduler.plan()) == [(0, 0, 16)]
@@ -175,7 +175,7 @@ def test_a_prefix_that_arrives_twice_is_computed_once() -> None:
     assert spans(scheduler.plan()) == [(0, 16, 18), (1, 16, 18)]
 
 
-def test_a_prompt_whose_last_token_is_left_alone_is_computed_once_too() -> None:
+def test_a_prompt_that_ends_with_a_decode_row_is_computed_once_too() -> None:
     """It goes with the decodes; its page is full, and its tokens took two steps."""
     scheduler = make(max_prefill_tokens=3)
     add(scheduler, 0, list(range(8)), max_tokens=1)
@@ -192,7 +192,7 @@ def test_a_prompt_whose_last_token_is_left_alone_is_computed_once_too() -> None:
     assert end.num_chunks == 4
 
 
-def test_one_token_is_left_to_compute_of_a_cached_prompt() -> None:
+def test_the_last_token_of_a_cached_prompt_is_computed() -> None:
     scheduler = make()
     for uid in range(2):
         add(scheduler, uid, list(range(16)), max_tokens=1)
@@ -209,7 +209,7 @@ def test_only_requests_of_one_namespace_share_a_prefix() -> None:
     assert spans(scheduler.plan())[2:] == [(2, 8, 12), (3, 8, 12)]
 
 
-def test_priority_then_arrival() -> None:
+def test_the_order_is_by_priority_then_by_arrival() -> None:
     scheduler = make(max_running=1)
     for uid, priority in enumerate([0, 1, -1, 0]):
         add(scheduler, uid, [uid + 1], priority=priority, max_tokens=1)
@@ -220,7 +220,7 @@ def test_priority_then_arrival() -> None:
     assert order == [2, 0, 3, 1]
 
 
-def test_the_last_in_the_order_gives_its_pages() -> None:
+def test_the_last_request_in_the_order_is_retracted() -> None:
     scheduler = make(num_pages=6, page_size=1, max_seq_len=6)
     add(scheduler, 0, [1, 2], max_tokens=4)
     settle(scheduler, scheduler.plan())
@@ -246,7 +246,7 @@ def test_a_small_request_does_not_overtake_one_that_lacks_pages() -> None:
     scheduler.check()
 
 
-def test_pages_that_unfinished_prompts_will_need_are_not_given_away() -> None:
+def test_a_request_does_not_start_with_pages_that_unfinished_prompts_need() -> None:
     scheduler = make(num_pages=8, max_prefill_tokens=8, watermark_tokens=4)
     add(scheduler, 0, [1] * 24)  # 7 pages in the end
     assert spans(scheduler.plan()) == [(0, 0, 8)]

@@ -46,7 +46,7 @@ def settle(scheduler: Scheduler, plan: Plan | None) -> list[int]:
     return [event.uid for event in events if isinstance(event, Token)]
 
 
-def test_it_takes_the_place_of_the_last_and_gives_it_back() -> None:
+def test_a_request_takes_the_place_of_the_last_which_resumes_later() -> None:
     scheduler = make()
     for uid in range(3):
         ask(scheduler, uid, (100 * uid, HEAVY))
@@ -60,7 +60,7 @@ def test_it_takes_the_place_of_the_last_and_gives_it_back() -> None:
     assert scheduler.stats.num_retractions == 1
 
 
-def test_it_starts_while_the_other_leaves() -> None:
+def test_a_request_starts_while_the_retracted_one_leaves() -> None:
     scheduler = make(max_running=1)
     ask(scheduler, 0, (100, HEAVY))
     flight = scheduler.plan()
@@ -74,7 +74,7 @@ def test_it_starts_while_the_other_leaves() -> None:
     assert settle(scheduler, scheduler.plan()) == [1]
 
 
-def test_it_takes_as_many_pages_as_it_needs() -> None:
+def test_as_many_requests_are_retracted_as_pages_are_needed() -> None:
     scheduler = make(num_pages=16, max_running=8)
     for uid in range(5):
         ask(scheduler, uid, (100 * uid, HEAVY), num_prompt=11)
@@ -84,7 +84,7 @@ def test_it_takes_as_many_pages_as_it_needs() -> None:
     assert scheduler.stats.num_retractions == 3
 
 
-def test_it_takes_the_pages_while_the_others_leave() -> None:
+def test_a_request_gets_the_pages_while_the_retracted_ones_leave() -> None:
     scheduler = make(num_pages=16, max_running=8)
     for uid in range(5):
         ask(scheduler, uid, (100 * uid, HEAVY), num_prompt=11)
@@ -110,7 +110,7 @@ def test_prompts_of_a_key_far_ahead_wait_for_a_step() -> None:
     assert settle(scheduler, scheduler.plan()) == [0, 3, 2, 1]
 
 
-def test_nothing_is_retracted_in_vain() -> None:
+def test_no_request_is_retracted_if_that_is_not_enough() -> None:
     scheduler = make(num_pages=16, max_running=8)
     for uid, tag in enumerate((0, 10, 20, 30, 100)):
         ask(scheduler, uid, (tag, HEAVY), num_prompt=11)
@@ -130,7 +130,7 @@ def test_requests_of_one_key_and_those_without_keys_keep_their_places() -> None:
         assert settle(scheduler, scheduler.plan()) == [0, 1]
 
 
-def test_a_less_urgent_request_takes_no_place() -> None:
+def test_a_request_of_a_lower_priority_takes_no_place() -> None:
     scheduler = make()
     for uid in range(2):
         ask(scheduler, uid, (100, HEAVY))
@@ -139,7 +139,7 @@ def test_a_less_urgent_request_takes_no_place() -> None:
     assert settle(scheduler, scheduler.plan()) == [0, 1]
 
 
-def test_a_request_alone_gives_up_its_duplicates_of_cached_pages() -> None:
+def test_a_request_that_runs_alone_releases_its_duplicates_of_cached_pages() -> None:
     """Prompt log-probabilities are computed again where the cache has the pages, so the request
     holds them twice. The pool has no room for that, and would have no step to plan."""
     scheduler = make(num_pages=16, chunk=16)

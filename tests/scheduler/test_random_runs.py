@@ -1,4 +1,4 @@
-"""Random scheduling runs against an oracle: whatever happens, each request ends once and is right.
+"""Random scheduling runs against an oracle: each request ends once, with the right tokens.
 
 The fake device computes tokens from what it reads through the page table, so a page given away
 too early or shared wrongly shows as a wrong token.
@@ -52,7 +52,7 @@ TIMES = StepTimes(
 
 @dataclass
 class Case:
-    """One request of a run and what must come of it."""
+    """One request of a run and its expected answer."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -63,7 +63,7 @@ class Case:
     is_refused: bool = False
 
     def expected(self, config: SchedulerConfig) -> tuple[list[int], str]:
-        """Tokens and finish reason if nobody interferes."""
+        """Return the tokens and the finish reason without an abort or a stop."""
         limit = min(config.max_seq_len, config.num_pool_tokens) - len(self.prompt)
         max_tokens = self.sampling.max_tokens or limit
         stops = set(self.sampling.stop_token_ids)

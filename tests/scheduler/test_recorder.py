@@ -1,4 +1,4 @@
-"""`--record`: what is in the file, that it is a ring, that it has no text; and what replays it."""
+"""`--record`: the contents of the files, their bounds, and replays of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def record(
     keeper.close()
 
 
-def test_a_recording_is_asked_again_with_its_lengths_and_prefixes(tmp_path: Path) -> None:
+def test_a_replay_sends_requests_of_the_same_lengths_and_prefixes(tmp_path: Path) -> None:
     path = tmp_path / "flight"
     record(path, [[*PREFIX, uid, uid, uid] for uid in range(6)] + [[1] * 300])
     kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
@@ -88,7 +88,7 @@ def test_a_recording_is_asked_again_with_its_lengths_and_prefixes(tmp_path: Path
     assert "p99" in said
 
 
-def test_it_has_no_text_and_namespaces_share_nothing(tmp_path: Path) -> None:
+def test_a_recording_has_no_text_and_namespaces_share_no_digests(tmp_path: Path) -> None:
     record(tmp_path / "a", [PREFIX, PREFIX, PREFIX], ["", "", "other"])
     record(tmp_path / "b", [PREFIX])
     first, second, other = (request["hash_ids"] for request in requests_of(tmp_path / "a"))
@@ -99,7 +99,7 @@ def test_it_has_no_text_and_namespaces_share_nothing(tmp_path: Path) -> None:
     assert len(set(first)) == 4
 
 
-def test_it_is_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_keeps_the_newest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "SEGMENT_BYTES", 8000)
     path = tmp_path / "flight"
     record(path, [[*PREFIX, uid] for uid in range(60)])
@@ -113,7 +113,7 @@ def test_it_is_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not older.exists()
 
 
-def test_files_that_cannot_be(tmp_path: Path) -> None:
+def test_files_that_cannot_be_written_or_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--record .*nowhere/flight: No such file"):
         Recorder(tmp_path / "nowhere" / "flight")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -137,7 +137,9 @@ def test_a_full_disk_ends_the_recording_alone(size: int, caplog: pytest.LogCaptu
     assert caplog.text.count("--record ends: /dev/full: No space left") == 1
 
 
-def test_a_disk_that_is_full_at_the_end_ends_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_is_full_at_the_end_causes_a_warning_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     keeper = Recorder(Path("/dev/full"))
     keeper.compiled(0, CompiledMsg(uid=1))
     keeper.close()
@@ -192,7 +194,7 @@ def test_the_scheduler_plans_a_recording_again(tmp_path: Path) -> None:
         replay.main([str(path), "--plans", "--url", "x"])
 
 
-def test_a_plan_that_mixes_up_the_cache_is_found(
+def test_the_replay_finds_a_plan_that_reads_wrong_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "flight"

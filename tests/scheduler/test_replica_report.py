@@ -1,4 +1,4 @@
-"""What a replica's scheduler tells a router."""
+"""The state of a replica that its scheduler reports to a router."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_idle_replica_has_the_rate_of_its_start() -> None:
     assert (state.max_running, state.prefill_tokens_per_s, state.hashes) == (2, 16.0, b"")
 
 
-def test_queued_tokens_are_those_that_are_not_computed() -> None:
+def test_queued_tokens_are_the_tokens_that_are_not_computed() -> None:
     replica = _Replica()
     replica.add(0)
     replica.add(1, PROMPT + 500)
@@ -112,7 +112,7 @@ def test_the_hashes_are_those_of_the_cached_prompt() -> None:
     assert len(replica.state().hashes) // 8 > len(told)
 
 
-def test_a_row_adds_its_share_of_a_step_and_its_context() -> None:
+def test_the_time_of_a_row_has_its_share_of_a_step_and_its_context() -> None:
     replica = _Replica(StepTimes(prompt_us=((16, 1e6),), row_us=100.0, context_ns=50.0))
     assert replica.state().row_s == 100e-6
     replica.add(0, max_tokens=4)

@@ -48,7 +48,7 @@ def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded(
     assert scheduler.requests.cache.num_used_pages == 0
 
 
-def test_a_prompt_without_finite_scores_counts_no_output_token() -> None:
+def test_a_request_with_nan_scores_counts_no_output_token() -> None:
     scheduler = make(max_prefill_tokens=4)
     add(scheduler, 0, [1] * 8, prompt_logprobs=0)
     plan = scheduler.plan()
@@ -145,7 +145,7 @@ def test_aborts() -> None:
     assert scheduler.requests.cache.num_used_pages == 0
 
 
-def test_stop_counts_what_the_client_was_given() -> None:
+def test_a_stop_counts_the_tokens_that_the_client_has() -> None:
     scheduler = make()
     add(scheduler, 0, [1, 2])
     for _ in range(3):
@@ -167,14 +167,14 @@ def test_stop_counts_what_the_client_was_given() -> None:
         ([1] * 50, {"max_tokens": 11}, "61 in all, but the context length holds 60; ask for at"),
     ],
 )
-def test_refusals_say_the_numbers(prompt: list[int], sampling: dict[str, Any], says: str) -> None:
+def test_refusals_state_the_limits(prompt: list[int], sampling: dict[str, Any], says: str) -> None:
     answer = add(make(max_seq_len=60), 0, prompt, **sampling)
     assert isinstance(answer, Failed)
     assert says in answer.message
     assert answer.status == 400
 
 
-def test_what_can_never_fit_the_pool_is_refused() -> None:
+def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
     answer = add(make(num_pages=5), 0, [1] * 15, max_tokens=6)
     assert isinstance(answer, Failed)
     assert "the KV cache holds 20" in answer.message
@@ -201,7 +201,7 @@ def test_a_full_queue_does_not_hide_that_a_request_can_never_fit() -> None:
     assert (answer.status, answer.code) == (400, "context_length_exceeded")
 
 
-def test_what_waits_too_long_ends_by_a_message() -> None:
+def test_a_message_ends_a_request_that_waits_too_long() -> None:
     """A request that has started may wait for longer, after a retraction for instance."""
     now = 100.0
     scheduler = Scheduler(make(max_running=1).config, clock=lambda: now)

@@ -200,7 +200,7 @@ def test_a_plan_that_differs_is_not_launched() -> None:
     assert executor.plans == []
 
 
-def test_plans_that_differ_between_checks_are_noticed_a_turn_later() -> None:
+def test_plans_that_differ_between_checks_are_detected_a_turn_later() -> None:
     """Before the outcome of the first is waited for, and although later plans might be equal."""
     wire, executors = Wire(), [recorder(), recorder()]
 

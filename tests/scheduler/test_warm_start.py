@@ -1,4 +1,4 @@
-"""What a hybrid computes when a prompt's prefix is cached: the tokens since the state, no more."""
+"""A hybrid with a cached prefix computes only the tokens after its newest state."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("gap", [0, 16, 48])
-def test_a_match_costs_the_gap_to_the_state_and_the_new_tokens(gap: int) -> None:
+def test_a_cached_prompt_computes_the_tokens_after_the_state(gap: int) -> None:
     scheduler, stem = make_scheduler(), ids(MATCH + gap, 0)
     assert computed(scheduler, stem + ids(1, 1)) == MATCH + gap + 1
     assert computed(scheduler, stem + ids(100, 2)) == gap + 100
     assert computed(scheduler, stem + ids(70, 3)) == gap + 70
 
 
-def test_a_branch_is_paid_for_by_the_second_prompt_alone() -> None:
+def test_only_the_second_prompt_computes_a_new_branch() -> None:
     scheduler, stem = make_scheduler(), ids(MATCH, 0)
     costs = [computed(scheduler, stem + ids(300, seed)) for seed in (1, 2, 3, 4)]
     assert costs == [MATCH + 300, MATCH + 300, 300, 300]

@@ -66,7 +66,7 @@ def watch(
     return frames
 
 
-def test_frames_of_every_turn_are_the_schedulers_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_have_the_state_of_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = watch(monkeypatch, every_s=0.0, watch_s=60)
     steps = [step for frame in frames for step in frame.steps]
     assert [step[0] for step in steps] == list(range(len(steps)))
@@ -91,7 +91,7 @@ def test_frames_of_every_turn_are_the_schedulers_state(monkeypatch: pytest.Monke
     assert frames[-1].num_cached_pages > 0
 
 
-def test_texts_are_of_the_nodes_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_have_the_texts_of_nodes_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
     def text_of(ids: list[int]) -> str:
@@ -111,7 +111,7 @@ def test_texts_are_of_the_nodes_if_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     assert len(asked) == len({tuple(ids) for ids in asked}), "each text is made once"
 
 
-def test_a_lease_that_is_over_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(watch(monkeypatch, every_s=0.0, watch_s=-1)) == 0
 
 
@@ -137,7 +137,7 @@ def test_tokens_from_before_the_watch_are_not_counted() -> None:
     assert sum(step[11] for frame in frames for step in frame.steps) == 6
 
 
-def test_no_page_is_shown_for_a_model_without_a_full_group() -> None:
+def test_a_model_without_a_full_group_shows_free_pages_only() -> None:
     """The map of pages is that of the full group."""
     window = CacheGroup(kind="window", window=8, num_pages=16)
     scheduler = Scheduler(replace(CONFIG, num_pages=0, groups=(window,)))

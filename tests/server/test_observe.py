@@ -17,9 +17,10 @@ from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.line_file import StepLog
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter, StepRecord
-from minisgl.scheduler.report import StatusLine, StepLog
+from minisgl.scheduler.status_line import StatusLine
 from minisgl.server.telemetry.metrics import MetricsPage
 from minisgl.server.telemetry.observe import LONG, Histogram, Observer
 from minisgl.server.telemetry.tracing import Origin
@@ -147,7 +148,7 @@ def status(steps: int) -> StatusReply:
 
 def test_the_status_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("minisgl.scheduler.report.time.monotonic", lambda: now)
+    monkeypatch.setattr("minisgl.scheduler.status_line.time.monotonic", lambda: now)
     caplog.set_level("INFO", "minisgl")
     line = StatusLine()
     line(status(0))  # nothing ran

@@ -139,7 +139,7 @@ def events(*pieces: str) -> bytes:
     return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
 
 
-def test_what_a_model_says_is_shown_as_it_is() -> None:
+def test_the_text_of_a_model_is_shown_unchanged() -> None:
     text = "if x[:x:]:\n\treturn [bold] :heart:\x1b[2J"
     with one_that_says(b": ping\n\n" + events(*text.split(" ")) + b"data: [DONE]\n\n") as url:
         code, answers, rest = chat(url, "go on\n")
@@ -154,14 +154,14 @@ def test_what_a_model_says_is_shown_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("more", [b"data: {bad\n\n", b"data: {}\n\n", b"data: [1]\n\n"])
-def test_an_answer_that_is_none_ends_on_a_line_of_its_own(more: bytes) -> None:
+def test_a_failed_answer_ends_with_a_line_feed(more: bytes) -> None:
     with one_that_says(events("half") + more) as url:
         code, answers, rest = chat(url, "go on\n")
     assert (code, answers) == (1, "half\n")
     assert rest.splitlines()[1:] == [f"{url} answers, but not as a Mini-SGLang server does"]
 
 
-def test_bytes_that_are_no_text_and_a_url_for_other_clients(server: ScriptedServer) -> None:
+def test_invalid_utf8_and_a_url_that_ends_with_v1(server: ScriptedServer) -> None:
     before = len(server.received)
     done = subprocess.run(
         [*CHAT, f"{server.url}/v1/"],
@@ -174,7 +174,7 @@ def test_bytes_that_are_no_text_and_a_url_for_other_clients(server: ScriptedServ
     assert said(server.received[before]) == [("user", "caf\ufffd caf\u00e9")]
 
 
-def test_ctrl_c_while_a_pipe_says_nothing(server: ScriptedServer) -> None:
+def test_ctrl_c_while_a_pipe_is_silent(server: ScriptedServer) -> None:
     shell = subprocess.Popen(
         [*CHAT, server.url],
         stdin=subprocess.PIPE,
@@ -189,7 +189,7 @@ def test_ctrl_c_while_a_pipe_says_nothing(server: ScriptedServer) -> None:
     assert shell.returncode == 130
 
 
-def test_a_connection_that_breaks_takes_its_question_along() -> None:
+def test_a_question_whose_connection_breaks_is_not_kept() -> None:
     asked: list[list[dict[str, str]]] = []
 
     class HalfAnAnswer(BaseHTTPRequestHandler):
@@ -396,7 +396,7 @@ def test_a_question_that_cannot_be_asked(
     assert rest.count("\n") == 2
 
 
-def test_a_reader_that_leaves(server: ScriptedServer) -> None:
+def test_a_reader_of_stdout_that_leaves(server: ScriptedServer) -> None:
     command = f"{' '.join(CHAT)} {server.url} | true; exit ${{PIPESTATUS[0]}}"
     done = run("bash", "-c", command, text="one\ntwo\n")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
@@ -450,7 +450,7 @@ def written(width: int, *pieces: str) -> str:
     return file.getvalue()
 
 
-def test_no_word_is_broken() -> None:
+def test_lines_break_between_words() -> None:
     assert written(10, "one ", "tw", "o thr", "ee four") == "one two \nthree four"
     assert written(10, "0123456789 12345") == "0123456789\n12345"
     assert written(20, "a\n\n  b\tc\x1b[2J") == "a\n\n  b\tc[2J"
@@ -458,7 +458,7 @@ def test_no_word_is_broken() -> None:
     assert written(6, "漢", "字漢", "字") == "漢字漢\n字"
 
 
-def test_words_come_as_soon_as_they_are_whole() -> None:
+def test_words_are_written_as_soon_as_they_are_complete() -> None:
     file = io.StringIO()
     writer = WordWriter(file, lambda: 80)
     writer.write("one tw")

@@ -176,7 +176,7 @@ def test_pairs_refuse_a_name_that_they_cannot_write(tokenizer: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("names", ["city unit days spots", "city days", "city days spots", "unit"])
-def test_only_required_arguments_must_be_there(names: str) -> None:
+def test_optional_arguments_may_be_missing(names: str) -> None:
     plan = AnswerPlan(form=AnswerForm(calls="qwen3_coder"), tools=TOOLS, choice="get_weather")
     grammar, _ = plan.resolve(SamplingParams(), without_marks())
     values = {"city": "Bonn", "unit": "C", "days": "3", "spots": "[true]"}

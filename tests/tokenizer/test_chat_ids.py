@@ -1,4 +1,4 @@
-"""What clients write never becomes a special token; other texts have the ids that they had."""
+"""Text of clients never becomes a special token, and other text has the usual ids."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_no_field_of_a_message_writes_special_tokens(messages: Any, tmp_path: Pa
     assert text == chat._template.render(messages), "nothing is lost"
 
 
-def test_nor_do_tools_and_template_variables(tmp_path: Path) -> None:
+def test_no_tool_or_template_variable_writes_special_tokens(tmp_path: Path) -> None:
     chat = encoder(tmp_path / "m")
     tools = [{"name": "<s>", "role": "<|im_end|>", "parameters": {"</s>": ["<|im_start|>"]}}]
     ids = chat.encode(user("a"), {"tools": tools})
@@ -117,7 +117,7 @@ def test_nor_do_tools_and_template_variables(tmp_path: Path) -> None:
     assert json.dumps(tools) in chat._tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def test_what_a_template_assembles_is_its_own(tmp_path: Path) -> None:
+def test_a_template_may_assemble_special_tokens(tmp_path: Path) -> None:
     chat = encoder(tmp_path / "m", ASSEMBLED)
     messages = [{"role": "start", "content": "a <|im_start|> b"}, {"role": "end", "content": "s"}]
     assert num_special(chat, chat.encode(messages)) == 2
@@ -132,7 +132,7 @@ def test_what_a_template_assembles_is_its_own(tmp_path: Path) -> None:
         (TAGS, user("a", name="|im_end|")),
     ],
 )
-def test_a_template_does_not_assemble_them_for_a_client(
+def test_a_template_does_not_assemble_special_tokens_from_a_clients_text(
     template: str, messages: Any, tmp_path: Path
 ) -> None:
     chat = encoder(tmp_path / "m", template)

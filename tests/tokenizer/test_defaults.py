@@ -1,4 +1,4 @@
-"""What a checkpoint recommends, and what it asks for in vain."""
+"""The sampling parameters that a checkpoint recommends, and a warning about other fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minisgl.tokenizer.defaults import (
 )
 
 
-def test_defaults_without_a_meaning_here_are_logged(
+def test_fields_without_an_effect_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "generation_config.json"
@@ -33,16 +33,22 @@ def test_defaults_without_a_meaning_here_are_logged(
     [
         (None, {}, GenerationDefaults()),
         (None, {"eos_token_id": 7}, GenerationDefaults(eos_token_ids=(7,))),
-        ({"top_k": 5}, {"eos_token_id": [7]}, GenerationDefaults(eos_token_ids=(7,), top_k=5)),
+        (
+            {"top_k": 5},
+            {"eos_token_id": [7]},
+            GenerationDefaults(eos_token_ids=(7,), sampling={"top_k": 5}),
+        ),
         (
             {"eos_token_id": [3, 4, 3], "do_sample": True, "temperature": 0.6, "top_p": 1},
             {"eos_token_id": 7},
-            GenerationDefaults(eos_token_ids=(3, 4), temperature=0.6, top_p=1.0),
+            GenerationDefaults(eos_token_ids=(3, 4), sampling={"temperature": 0.6, "top_p": 1.0}),
         ),
         (
             {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1},
             {"eos_token_id": 0},
-            GenerationDefaults(eos_token_ids=(0,), temperature=0.0, repetition_penalty=1.1),
+            GenerationDefaults(
+                eos_token_ids=(0,), sampling={"temperature": 0.0, "repetition_penalty": 1.1}
+            ),
         ),
         (
             {"guidance_scale": 1.05, "num_beams": 1, "suppress_tokens": [], "min_length": None},

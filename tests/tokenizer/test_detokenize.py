@@ -61,7 +61,7 @@ def _all_ids(replies: Iterable[UserReply]) -> list[int]:
 
 
 class TestLife:
-    def test_turn_by_turn(self, tokenizer: Tokenizer) -> None:
+    def test_each_turn_sends_its_text(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("Hello world", add_special_tokens=False)
         replies, stops = detokenizer.handle([_accepted(1)])
@@ -88,7 +88,7 @@ class TestLife:
             TextReply(uid=2, text=tokenizer.decode(two[:num]), token_ids=two[:num]),
         ]
 
-    def test_everything_in_one_turn(self, tokenizer: Tokenizer) -> None:
+    def test_all_events_of_a_request_may_come_in_one_turn(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("Hello", add_special_tokens=False)
         replies, _ = detokenizer.handle([_accepted(1), *_tokens(1, ids), _finished(1, len(ids))])
@@ -220,7 +220,7 @@ class TestLife:
         assert detokenizer.handle([*_tokens(3, [60]), _finished(3, 1)]) == ([], [])
         assert detokenizer.num_running == 0
 
-    def test_a_bug_of_ours_costs_one_request(self, tokenizer: Tokenizer, monkeypatch: Any) -> None:
+    def test_a_bug_of_ours_fails_one_request(self, tokenizer: Tokenizer, monkeypatch: Any) -> None:
         detokenizer = Detokenizer(tokenizer)
         detokenizer.handle([_accepted(1), _accepted(2)])
 
@@ -238,7 +238,7 @@ class TestStopStrings:
     def _ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    def test_cut_then_finished(self, tokenizer: Tokenizer) -> None:
+    def test_the_scheduler_finishes_a_request_after_the_cut(self, tokenizer: Tokenizer) -> None:
         """The usual way: the scheduler answers the StopMsg, tokens in flight come before that."""
         detokenizer = Detokenizer(tokenizer)
         ids = self._ids(tokenizer, "Hello world, hello")
@@ -264,7 +264,7 @@ class TestStopStrings:
         assert detokenizer.num_running == 0
 
     @pytest.mark.parametrize("reason", ["length", "stop", "abort"])
-    def test_finished_in_the_same_turn(self, tokenizer: Tokenizer, reason: Any) -> None:
+    def test_a_stop_string_and_the_end_in_one_turn(self, tokenizer: Tokenizer, reason: Any) -> None:
         """Two ends at once: the stop string is what the client sees, with its own counts."""
         detokenizer = Detokenizer(tokenizer)
         ids = self._ids(tokenizer, "Hello world, hello")
@@ -335,7 +335,9 @@ STOPS = ["the", " ", "o", "\n", "é", "你好", "\ufffd", "q", "wor", "ll", "�
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_ids_any_turns_any_stops(kind: str, by_kind: dict[str, Tokenizer]) -> None:
+def test_replies_join_to_the_decoded_text_up_to_the_stop_string(
+    kind: str, by_kind: dict[str, Tokenizer]
+) -> None:
     """What the client joins is the decoded text up to the first stop string, for every stream."""
     for seed in range(200):
         _run_streams(by_kind[kind], random.Random(seed), f"seed {seed}")

@@ -255,7 +255,7 @@ def test_calls_in_python(body: str, wanted: list[Any]) -> None:
 @pytest.mark.parametrize(
     "body", ["f(1)", "[f(a=b)]", "[f(**{})]", "f", "[f(a=1), 2]", "x = f(a=1)", "1e999"]
 )
-def test_what_is_no_call_in_python_stays_content(body: str) -> None:
+def test_text_that_is_no_call_in_python_is_content(body: str) -> None:
     text = f"<|tool_call_start|>{body}<|tool_call_end|>"
     assert check(AnswerForm(calls="lfm2"), text).content == text
 
@@ -343,7 +343,7 @@ def test_objects_in_other_orders() -> None:
         "<tool_call>",
     ],
 )
-def test_what_is_no_call_stays_content(text: str) -> None:
+def test_text_that_is_no_call_is_content(text: str) -> None:
     answer = check(AnswerForm(calls="hermes"), text)
     assert (answer.content, answer.calls) == (text, [])
 
@@ -378,7 +378,7 @@ def test_a_string_that_ends_in_a_backslash_ends(cut: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 5000, "{'a': 1e999}"])
-def test_a_value_that_is_no_json_is_a_text(value: str) -> None:
+def test_a_value_that_is_not_json_is_a_string(value: str) -> None:
     """Arguments are JSON whatever the model writes, and no depth is an error."""
     answers = {
         "qwen3_coder": f"<tool_call>\n<function=now>\n<parameter=a>\n{value}\n</parameter>\n"

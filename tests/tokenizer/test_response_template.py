@@ -134,7 +134,7 @@ def parts(form: AnswerForm, pieces: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_transformers_reads_the_same(name: str) -> None:
+def test_transformers_reads_the_same_parts(name: str) -> None:
     formats = response_formats(TEMPLATES[name])
     assert isinstance(formats.calls, CallFormat) == name.startswith("own")
     form = AnswerForm(calls=formats.calls, reasoning=formats.reasoning or "", types={"f": {}})
@@ -182,7 +182,7 @@ def test_transformers_reads_the_same(name: str) -> None:
         ),
     ],
 )
-def test_what_is_none_of_our_kinds_is_named(wrong: Any, says: str) -> None:
+def test_an_unknown_description_is_refused_by_its_part(wrong: Any, says: str) -> None:
     with pytest.raises(UnknownResponseTemplate, match=says):
         response_formats(wrong)
 
@@ -240,10 +240,10 @@ def test_a_required_call_has_the_form_of_the_checkpoint(name: str, tmp_path: Pat
     assert ours == [("f", {"a": int(number)})]
 
 
-def test_one_that_is_not_known_leaves_the_chat_template(
+def test_without_a_known_description_the_chat_template_decides(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("minisgl"), "propagate", True)
     plan = planned(encoder(tmp_path, {"fields": {"tool_calls": {"open_pattern": "(a|b)"}}}))
     assert plan.form.calls == "hermes"
-    assert "response_template in tokenizer_config.json is not used, as the pattern" in caplog.text
+    assert "in tokenizer_config.json is not used, because the pattern" in caplog.text

@@ -1,4 +1,4 @@
-"""Token by token is the same text as all at once, for any ids, and no later than it can be."""
+"""Streams give the same text as decoding all ids at once, as early as possible."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_runs_of_bytes_come_when_they_end(by_kind: dict[str, Tokenizer]) -> None
     assert pieces[4].startswith("🦜")
 
 
-def test_a_repeated_invalid_byte_costs_no_more_than_a_letter(
+def test_a_repeated_invalid_byte_takes_no_longer_than_a_letter(
     by_kind: dict[str, Tokenizer],
 ) -> None:
     """The window method decodes all that is held, over and over: quadratic here."""
@@ -140,7 +140,7 @@ def test_a_panic_of_the_library_is_an_exception(tmp_path: Any) -> None:
         _streamed(tokenizer, tokenizer.encode(" ", add_special_tokens=False), True)
 
 
-def test_two_streams_do_not_meet(by_kind: dict[str, Tokenizer]) -> None:
+def test_two_streams_are_independent(by_kind: dict[str, Tokenizer]) -> None:
     tokenizer = by_kind["sentencepiece"]
     ids = tokenizer.encode(CORPUS[0], add_special_tokens=False)
     one, two = tokenizer.stream(), tokenizer.stream(skip_special_tokens=False)

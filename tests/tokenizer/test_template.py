@@ -186,7 +186,7 @@ def test_a_final_message_is_continued_as_transformers_does(
     assert _ours(folder).render(chat, args) == prompt
 
 
-def test_what_cannot_be_continued_is_refused() -> None:
+def test_a_message_that_cannot_be_continued_is_refused() -> None:
     args = {"continue_final_message": True}
     calls = {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]}
     for last, match in (
@@ -371,7 +371,7 @@ def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
     ],
 )
-def test_a_template_cannot_do_much(
+def test_a_template_has_bounds_of_time_and_size(
     source: str, match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "MAX_TEMPLATE_S", 0.2)

@@ -1,4 +1,4 @@
-"""The text processes over real sockets: both layouts, bad messages, a quiet and quick end."""
+"""The text processes over real sockets: both layouts, bad messages, and their end."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_ready(server: Server) -> None:
     assert server.statuses == [Ready(info={"has_chat_template": True})] * len(server.processes)
 
 
-def test_a_request_there_and_back(server: Server, folder: Path) -> None:
+def test_a_request_passes_both_ways(server: Server, folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     for uid, to_tokenizer in enumerate(server.to_tokenizers):
         chat = ChatPrompt(messages=[{"role": "user", "content": "Hello"}])
@@ -230,7 +230,7 @@ def test_bad_requests_do_not_reach_the_scheduler(server: Server) -> None:
     assert message.uid == 2
 
 
-def test_garbage_does_not_hurt(server: Server) -> None:
+def test_frames_that_are_not_records_are_dropped(server: Server) -> None:
     context = zmq.Context()
     for address in (server.endpoints.tokenizer(0), server.endpoints.detokenizer):
         raw = context.socket(zmq.PUSH)
@@ -246,7 +246,7 @@ def test_garbage_does_not_hurt(server: Server) -> None:
     assert _collect(server.scheduler, bool) == [PingMsg(seq=1)]
 
 
-def test_idle_is_quiet(server: Server) -> None:
+def test_an_idle_worker_uses_no_cpu_time(server: Server) -> None:
     processes = [psutil.Process(process.pid) for process in server.processes]
     before = [sum(process.cpu_times()[:2]) for process in processes]
     time.sleep(1.0)
@@ -256,7 +256,7 @@ def test_idle_is_quiet(server: Server) -> None:
         )  # seconds; 0.01 here, and 1.0 when it polls
 
 
-def test_sigterm_ends_it_at_once(folder: Path) -> None:
+def test_sigterm_ends_a_worker_at_once(folder: Path) -> None:
     """Just when it begins to wait: the moment at which a signal is easily missed."""
     for _ in range(3):
         server = Server(folder, 0)

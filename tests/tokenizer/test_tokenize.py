@@ -1,4 +1,4 @@
-"""Prompts to ids, and every bad prompt to a refusal."""
+"""Prompts become ids, and each bad prompt is refused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.tokenizer import PromptEncoder, load_tokenizer
+from minisgl.tokenizer.checks import begin
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
 SAMPLING = SamplingParams(max_tokens=3, seed=7)
@@ -34,7 +35,7 @@ def encoder(tmp_path_factory: Any) -> PromptEncoder:
 
 def _ids(encoder: PromptEncoder, prompt: Any) -> list[int]:
     message = TokenizeMsg(uid=5, prompt=prompt, sampling=SAMPLING, priority=-2, namespace="n")
-    answer = encoder.tokenize(message)
+    answer = begin(encoder, message)()
     assert isinstance(answer, UserMsg)
     assert (answer.uid, answer.sampling, answer.priority) == (5, SAMPLING, -2)
     assert answer.namespace == "n"
@@ -73,7 +74,7 @@ def test_ids_pass_through(encoder: PromptEncoder) -> None:
     ],
 )
 def test_bad_prompts(encoder: PromptEncoder, prompt: Any, match: str) -> None:
-    answer = encoder.tokenize(TokenizeMsg(uid=9, prompt=prompt, sampling=SAMPLING))
+    answer = begin(encoder, TokenizeMsg(uid=9, prompt=prompt, sampling=SAMPLING))()
     assert isinstance(answer, Failed)
     assert answer.uid == 9
     assert answer.status == 400
@@ -101,12 +102,11 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
             else TextPrompt(text=text)
         )
         seen.clear()
-        return encoder.tokenize(
-            TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING, context_length=10)
-        )
+        message = TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING, context_length=10)
+        return begin(encoder, message)()
 
     bos = len(encoder.tokenizer.special_tokens["bos_token"]) if is_chat else 0
-    assert isinstance(tokenize(160 - bos), UserMsg)  # the scheduler refuses what is less too long
+    assert isinstance(tokenize(160 - bos), UserMsg)  # too long, which the scheduler refuses
     assert seen == [160]
     assert isinstance(tokenize(500), UserMsg)
     assert seen == [160, 320, 500 + bos]
@@ -122,20 +122,19 @@ def test_a_template_that_writes_nothing(tmp_path: Path) -> None:
     folder = make(tmp_path, "byte_level", config={"chat_template": "{{ messages[0].content }}"})
     tokenizer = load_tokenizer(folder)
     prompt = ChatPrompt(messages=[{"role": "assistant"}])
-    answer = PromptEncoder(tokenizer=tokenizer, folder=folder).tokenize(
-        TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING)
-    )
+    encoder = PromptEncoder(tokenizer=tokenizer, folder=folder)
+    answer = begin(encoder, TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING))()
     assert isinstance(answer, Failed)
     assert answer.status == 400
     assert "empty prompt" in answer.message
 
 
-def test_a_bug_of_ours_costs_one_request(encoder: PromptEncoder, monkeypatch: Any) -> None:
+def test_a_bug_of_ours_fails_one_request(encoder: PromptEncoder, monkeypatch: Any) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr(type(encoder.tokenizer), "encode", fail)
     message = TokenizeMsg(uid=1, prompt=TextPrompt(text="x"), sampling=SAMPLING)
-    answer = encoder.tokenize(message)
+    answer = begin(encoder, message)()
     assert isinstance(answer, Failed)
     assert answer.status == 500

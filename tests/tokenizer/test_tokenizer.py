@@ -47,7 +47,7 @@ def test_a_model_with_a_smaller_vocabulary_is_warned_of(
         assert not caplog.text
         (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
         warn_of_unknown_ids(tokenizer, folder)
-    assert f"has {vocab_size + 1:,} tokens, and the model" in caplog.text
+    assert f"has {vocab_size + 1:,} tokens, but by config.json the model has only" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,7 +130,7 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=r"only Mistral's tekken\.json, .* take a copy"):
             load_tokenizer(tmp_path)
 
-    def test_half_a_tokenizer(self, tmp_path: Path) -> None:
+    def test_an_incomplete_tokenizer_is_refused(self, tmp_path: Path) -> None:
         # transformers makes an empty tokenizer of the model's kind then, which encodes nothing.
         (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
         (tmp_path / "vocab.json").write_text("{}")

@@ -24,7 +24,7 @@ def _close_stdin_and_stderr() -> None:
     os.close(2)
 
 
-def test_closed_streams_lead_nowhere_here_and_in_children(tmp_path: Path) -> None:
+def test_closed_streams_go_to_dev_null_here_and_in_children(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         preexec_fn=_close_stdin_and_stderr,

@@ -1,4 +1,4 @@
-"""GPUs counted without torch, by a driver that is none."""
+"""GPUs counted without torch, with a fake driver."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("NoDevFiles", 0),
     ],
 )
-def test_what_cuda_visible_devices_leaves(
+def test_cuda_visible_devices_limits_the_count(
     machine: pytest.MonkeyPatch, visible: str | None, expected: int
 ) -> None:
     if visible is not None:
@@ -65,6 +65,6 @@ def test_there_is_no_gpu_without_a_driver(machine: pytest.MonkeyPatch) -> None:
     assert gpus.num_gpus() == 0
 
 
-def test_none_where_torch_is_built_for_a_cpu(machine: pytest.MonkeyPatch) -> None:
+def test_torch_for_cpus_finds_no_gpu(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(gpus, "version", lambda package: "2.11.0+cpu")
     assert gpus.num_gpus() == 0

@@ -1,4 +1,4 @@
-"""A worker's life: it reports its start once, and its end is its exit code."""
+"""A worker reports its start once, and ends with an exit code."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def test_failed_start(error: Exception, message: str, is_consequence: bool) -> N
     assert ("has lost another rank" in death) == is_consequence
 
 
-def test_a_failure_ends_on_the_spot_also_after_sigterm() -> None:
+def test_a_failure_ends_the_process_at_once_also_after_sigterm() -> None:
     process, connection = _start(_fail_when_told_to_end)
     assert receive_status(connection) == StartFailed(message="no weights")
     process.join(30)  # not for its thread, which sleeps longer
     assert process.exitcode == 1
 
 
-def test_sigterm_before_it_is_ready_is_not_swallowed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_before_ready_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     process, _ = _start(_swallow)
     deadline = time.monotonic() + 60
     while "started" not in capfd.readouterr().out and time.monotonic() < deadline:

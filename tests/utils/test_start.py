@@ -1,4 +1,4 @@
-"""Where a start's time goes."""
+"""The times of the parts of a start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.utils import start
 from minisgl.utils.start import StartClock, describe_start
 
 
-def test_the_parts_are_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_add_up_to_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([103.0, 104.5, 104.5, 110.0, 116.0])
     # Threads of other tests read the real clock.
     monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=lambda: next(now)))

@@ -1,4 +1,4 @@
-"""Queues: order, batching, waiting, bad frames, and that nothing blocks for ever."""
+"""Queues: order, batching, waiting, bad frames, and that no call blocks forever."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestEndpoints:
             other.remove()
             other.remove()
 
-    def test_a_full_disk_is_a_sentence(self, endpoints: Endpoints, monkeypatch: Any) -> None:
+    def test_a_full_disk_is_a_config_error(self, endpoints: Endpoints, monkeypatch: Any) -> None:
         def no_space(*args: Any, **options: Any) -> str:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -128,7 +128,7 @@ class TestQueues:
         push.close()
         pull.close()
 
-    def test_last_words_reach_the_peer(self, endpoints: Endpoints) -> None:
+    def test_records_before_close_reach_the_peer(self, endpoints: Endpoints) -> None:
         pull: PullQueue[Fruit] = PullQueue(endpoints.api, Fruit)
         push = PushQueue(endpoints.api)
         push.put([Apple(number=1)])

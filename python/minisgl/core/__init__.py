@@ -1,9 +1,9 @@
 """Plain records that the parts of the engine hand to each other.
 
-What it is for: `SamplingParams`, `Req`, `Plan`, `StepResult`, the events a request causes, and the
-tensors of one step (`Batch`, `Context`). What it does not know: how anything is decided, computed
-or sent. It imports no torch (tensors are named for the type checker only), so the scheduler and
-the text workers start in milliseconds. Read next: `minisgl.scheduler`.
+What it is for: `SamplingParams`, `Req`, `Plan`, `StepResult`, the events of a request, and the
+tensors of one step (`Batch`, `Context`). What it does not know: how they are decided, computed or
+sent. It imports torch for the type checker only, so the text workers start in milliseconds. Read
+next: `minisgl.scheduler`.
 """
 
 from minisgl.core.batch import Batch, Context, PoolBatch

@@ -1,12 +1,12 @@
 """The engine's options: the name, type, default, bounds and help of each, in one place.
 
 A field of `EngineArgs` is a keyword of `LLM`, a flag of the server and a setting of the engine, all
-by the same name. `minisgl.server.flags` makes the command line, `--help` and so docs/flags.md from
-the fields. To add an option, add a field here (and the keyword to `LLM`: a test compares them), in
-`minisgl.runtime.args` if only a server has it and its processes read it, or else in
+by the same name. `minisgl.server.flags` makes the command line, `--help` and docs/flags.md from the
+fields. An option of an engine is a field here and a keyword of `LLM` (a test compares them). An
+option that only a server has is a field in `minisgl.runtime.args` if its workers read it, else in
 `minisgl.server.args`.
 
-An option whose default is None is resolved by the engine, which knows the device and the model.
+If the default is None, the engine chooses the value, because it knows the device and the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
-from minisgl.errors import ConfigError, brief
+from minisgl.errors import ConfigError
+from minisgl.utils.text import brief
 
 CacheKind = Literal["radix", "naive"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -31,9 +32,9 @@ Quantization = Literal["fp8", "int8", "int4"]
 class Rule:
     """The values that an option may have.
 
-    words: completes the sentence "NAME must be ...". accepts: whether a value is allowed. parse:
-    makes a value of a flag's text; raises ValueError. choices: the allowed values, if they are few.
-    metavar: the value's name in `--help`; None is the flag's name.
+    words: completes the sentence "NAME must be ...". accepts: returns whether a value is allowed.
+    parse: makes a value of a flag's text; raises ValueError. choices: the allowed values, if they
+    are few. metavar: the value's name in `--help`; None for the flag's name.
     """
 
     words: str
@@ -61,6 +62,7 @@ def one_of(literal: Any) -> Rule:
 
 
 def text(words: str, accepts: Callable[[str], bool] = lambda text: True) -> Rule:
+    """Return the rule for a text that `accepts` allows."""
     return Rule(words=words, accepts=lambda value: isinstance(value, str) and accepts(value))
 
 
@@ -72,8 +74,9 @@ class Option:
     """The description of an option, in addition to its name, type and default.
 
     group: the heading in `--help`. help: one phrase, without the default. unset: the words for a
-    default of None. metavar: instead of the rule's. nodes: with several nodes, whether all must
-    agree ("same"), each chooses ("own"), or only the node that serves HTTP uses it ("first").
+    default of None. metavar: instead of the rule's. nodes: with several nodes, all must have the
+    same value ("same"), each has its own ("own"), or only the node that serves HTTP uses it
+    ("first").
     """
 
     rule: Rule

@@ -1,4 +1,4 @@
-"""The tensors of one step, and those that all steps share: arguments of `forward`, never globals.
+"""The arguments of `forward`: the tensors of one step, and the objects that all steps share.
 
 Axes: T tokens of this step, B rows (requests), S rows that sample.
 """
@@ -18,7 +18,7 @@ class Context:
 
     kv_pool: a `minisgl.kvcache.BaseKVCachePool`. page_table: int32 [R, P], the page ids of each row
     of the request tables, in the pool's cache group. attn: a `minisgl.attention.BaseAttnBackend`.
-    (`Any`, because core must not import these packages.)
+    (The types are `Any` because core must not import these packages.)
     """
 
     kv_pool: Any

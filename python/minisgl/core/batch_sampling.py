@@ -1,8 +1,8 @@
 """The sampling parameters of a step's rows, declared once for the host and the device.
 
-docs/adding-a-sampling-option.md lists the places that a new parameter touches. A field of
-`BatchSamplingArgs` made by `column` is one: the request tables, the arrays of a step, their upload
-and the device tensors follow from it.
+A parameter is a field of `BatchSamplingArgs` that `column` makes. The request tables, the arrays of
+a step, their upload and the device tensors follow from it. docs/adding-a-sampling-option.md lists
+the other places that a new parameter touches.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LEAST_TOP_P = float(np.finfo(np.float32).tiny)
 class SamplingColumn:
     """How a parameter is kept in the request tables.
 
-    value: reads the parameter of a request that draws. neutral: the value without effect, which
-    greedy rows and padding rows have. is_filter: the device needs the column only in steps in which
-    a filter has an effect.
+    value: returns the parameter of a request that draws. neutral: the value without effect, which
+    greedy rows and padding rows have. is_filter: the device needs the column only in steps with a
+    row whose filters have an effect.
     """
 
     dtype: type[np.number[Any]]

@@ -1,12 +1,12 @@
-"""Events: what happens to a request, in order.
+"""Events: the records of what happens to a request, in order.
 
 ::
 
     Accepted  PromptLogprobs*  Token*  (Finished | Failed)      or, refused:   Failed
 
-Every request that was accepted ends in exactly one `Finished` or `Failed`. The scheduler writes
-these events and sends them to the detokenizer. It turns `Token` into text and sends the others on
-to the API process. Events cross processes, so they are `msgspec` records.
+Every accepted request ends with exactly one `Finished` or `Failed`. The scheduler makes these
+events and sends them to the detokenizer, which turns `Token` into text and sends the others on to
+the API process. Events cross processes, so they are `msgspec` records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Record(
 ):
     """A record that crosses processes (`minisgl.message`).
 
-    gc: records are in no cycles, and many per step would make the collector run often.
+    gc=False: records are in no cycles, and many of them would make the collector run often.
     """
 
 
@@ -36,10 +36,10 @@ class _Event(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Accepted(_Event, frozen=True, kw_only=True):
-    """The request fits and is queued. Carries what the detokenizer needs to make its text.
+    """The request fits and is queued. The detokenizer needs the other fields to make its text.
 
-    `sampling.max_tokens` is resolved: the most output tokens that the request can have. form: that
-    of `UserMsg`. prompt_ids: little-endian int32; empty unless the answer shows the prompt or its
+    sampling: its `max_tokens` is a number, the most output tokens that the request can have. form:
+    see `UserMsg`. prompt_ids: little-endian int32; empty unless the answer has the prompt's text or
     log-probabilities.
     """
 
@@ -50,7 +50,7 @@ class Accepted(_Event, frozen=True, kw_only=True):
 
 
 class PromptLogprobs(_Event, frozen=True, kw_only=True):
-    """The log-probabilities of the next tokens of the prompt, which begin with its second token.
+    """Log-probabilities of prompt tokens, in order. The first event begins with the second token.
 
     tops: for each of them the most likely tokens as (id, logprob), as many as
     `SamplingParams.prompt_logprobs`.
@@ -61,7 +61,7 @@ class PromptLogprobs(_Event, frozen=True, kw_only=True):
 
 
 class Token(_Event, frozen=True, kw_only=True):
-    """One output token is committed. A ``silent`` one (end of sequence, a stop id) has no text.
+    """One output token is committed. silent: it has no text (end of sequence, a stop id).
 
     logprob: natural logarithm; None unless the request asks for it (`SamplingParams.logprobs`).
     top: (id, logprob) of the most likely tokens, as many as `SamplingParams.top_logprobs`.
@@ -77,13 +77,13 @@ class Finished(_Event, frozen=True, kw_only=True):
     """The request ended without an error. Times are seconds on the scheduler's clock.
 
     stop_match: the stop token id (set by the scheduler) or stop string (set by the detokenizer)
-    that ended it; None for the model's own end-of-sequence token and for other reasons.
+    that ended it; None for the model's end-of-sequence tokens and for other reasons.
     queued_s: from acceptance to the first launch. prefill_s: from there to the first token.
-    decode_s: from there to the end. num_reasoning_tokens: of the output, counted by the
-    detokenizer. prefix_differs_at: the first position of the prompt whose token differs from the
-    best cached branch; None if no branch has another token there. num_chunks: steps in which prompt
-    tokens were computed. cost: device seconds and joules (`minisgl.scheduler.cost`), None where no
-    energy can be read.
+    decode_s: from there to the end. num_reasoning_tokens: output tokens of reasoning, counted by
+    the detokenizer. prefix_differs_at: the first position at which the prompt's token differs from
+    that of the best cached branch; None if no branch has another token there. num_chunks: steps in
+    which prompt tokens were computed. cost: device seconds and joules (`minisgl.scheduler.cost`),
+    None if no energy can be read.
     """
 
     reason: FinishReason
@@ -102,7 +102,8 @@ class Finished(_Event, frozen=True, kw_only=True):
 
 
 class Failed(_Event, frozen=True, kw_only=True):
-    """The request was refused or its computation failed; the fields make OpenAI's error object."""
+    """The request was refused or its computation failed. The fields are those of OpenAI's error
+    object."""
 
     message: str
     code: str
@@ -111,7 +112,7 @@ class Failed(_Event, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, uid: int, error: Exception) -> Failed:
-        """Return the record of an exception. An exception of another library is an engine error."""
+        """Return the record of an exception. Exceptions that are not ours become engine errors."""
         if isinstance(error, RequestError):
             return cls(
                 uid=uid,

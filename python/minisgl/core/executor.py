@@ -10,7 +10,7 @@ from minisgl.core.req import Mask
 
 
 class Flight(Protocol):
-    """A launched step. If it has `Plan.late_rows`, `sample_late` must be called to sample it."""
+    """A launched step. If its plan has late rows, call `sample_late` before `wait`."""
 
     def sample_late(self, masks: Sequence[Mask]) -> None:
         """Enqueue the sampling of a step with late rows and return at once.
@@ -31,7 +31,7 @@ class Executor(Protocol):
     def launch(self, plan: Plan) -> Flight:
         """Enqueue the step and return at once. If it has late rows, enqueue the forward pass only.
 
-        Within a step, every row's KV of a layer is stored before any prefill row attends, so a
-        prefill row may read pages that another row writes.
+        In each layer, the KV of all rows is stored before a prompt row attends, so it may read
+        pages that another row of the step writes.
         """
         ...

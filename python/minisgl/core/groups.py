@@ -11,8 +11,8 @@ size in tokens is the same for all groups, so a position means the same page ind
 
 A window page is freed as soon as no later query sees it. A state page holds the state of a
 recurrent layer after the last token of its page index. It is written once, and exists only at page
-indices that end at a multiple of `interval`. A rows page holds the layer's keys and updates for the
-tokens since that multiple. A state page and the rows after it give the state after any token
+indices that end at a multiple of `interval`. Rows pages hold the layer's keys and updates for the
+tokens after the newest state. The state and these rows together give the state after any token
 (docs/decisions/0024).
 """
 
@@ -54,14 +54,14 @@ class CacheGroup:
         return position // self.interval * self.interval
 
     def takes_page(self, index: int, end: int, page_size: int) -> bool:
-        """Return whether a row that computes up to `end`, which is beyond the start of page
-        `index`, needs that page."""
+        """Return whether a row that computes up to `end` needs page `index`, which begins below
+        `end`."""
         if not self.interval:
             return True
         page_end = (index + 1) * page_size
         if self.kind == "rows":
             return page_end > self.newest(end)
-        # The newest state that the row writes, or the one that a later row will write.
+        # The newest state that the row writes, or the next one, which a later row writes.
         return page_end % self.interval == 0 and page_end >= self.newest(end)
 
     def most_pages(self, num_tokens: int, chunk: int, page_size: int) -> int:

@@ -6,7 +6,9 @@ from collections.abc import Collection
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from minisgl.errors import InvalidSampling, brief
+from minisgl.core.stop_checks import is_unicode
+from minisgl.errors import InvalidSampling
+from minisgl.utils.text import brief
 
 if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
@@ -23,7 +25,8 @@ PENALTY_BOUNDS = {
 
 
 def checked_logit_options(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the options whose values are collections, by name, with Python's own types inside.
+    """Check the options. Returns those whose values are collections, by name, of Python's own
+    types.
 
     Raises InvalidSampling for a value of a wrong type or out of its bounds.
     """
@@ -85,14 +88,17 @@ def _checked_words(words: Any) -> tuple[str, ...]:
             f"{MAX_BAD_WORD_LENGTH} characters, not all of them spaces, got {brief(words)}",
             param="bad_words",
         )
-    if any("\ud800" <= char <= "\udfff" for word in words for char in word):
+    if not all(map(is_unicode, words)):
         raise InvalidSampling("bad_words must be valid Unicode", param="bad_words")
     return tuple(words)
 
 
 def _checked_sequences(sequences: Any) -> tuple[tuple[int, ...], ...]:
-    """Return `bad_words_ids` as tuples. A word of `bad_words` makes two sequences, with and without
-    a space before it, and has at most one token for each byte."""
+    """Return `bad_words_ids` as tuples.
+
+    Their bounds allow the ids of `bad_words`: two sequences for each word, with and without a space
+    before it, of at most one token for each byte.
+    """
     if (
         not isinstance(sequences, tuple | list)
         or len(sequences) > 2 * MAX_BAD_WORDS

@@ -29,8 +29,8 @@ History = tuple[int, int, tuple[int, ...], bytes]
 the tables and whose sampling options, such as penalties, change the logits."""
 
 Scored = tuple[int, IdArray, int]
-"""(row, next ids, K): the row's first len(next ids) tokens yield the log-probabilities of the next
-ids, and of the K most likely tokens there."""
+"""(row, next ids, K): the i-th token of the row yields the log-probability of the i-th next id, and
+those of the K most likely tokens."""
 
 Score = tuple[list[float], list[list[tuple[int, float]]]]
 """The log-probabilities of a scored row's next ids, and the most likely tokens there as (id,
@@ -102,8 +102,8 @@ class StepResult:
 
     logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. tops: for
     each j of ``plan.top_rows`` the most likely tokens as (id, log-probability), the likeliest
-    first. scores: one for each of ``plan.scored``. With several ranks clients get rank 0's values;
-    planning does not use them.
+    first. scores: one for each of ``plan.scored``. The ranks may compute different logprobs, tops
+    and scores, so planning does not use these; clients get rank 0's.
     """
 
     next_ids: list[int]

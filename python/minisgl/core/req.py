@@ -39,7 +39,7 @@ ALL = 2**31
 
 
 class Masker(Protocol):
-    """Says which tokens a request may output next, where that depends on its output (a grammar).
+    """Restricts the next token of a request, depending on its output so far (a grammar).
 
     Each rank makes its own masker from the request, so all ranks have the same masks.
     """
@@ -47,8 +47,8 @@ class Masker(Protocol):
     def mask(self, output: Sequence[int]) -> Mask:
         """Return the mask for the token after the committed output ids; it allows at least one.
 
-        output: that of the last call, or a continuation of it. Raises RequestError if there is no
-        such mask, which fails the request. Either every rank raises it or none.
+        output: equals or continues the output of the last call. Raises RequestError if it cannot
+        make a mask, which fails the request. Either every rank raises it or none.
         """
 
 
@@ -65,8 +65,8 @@ class Req:
     masker: restricts which tokens the request may output; its rows are sampled late
     (`minisgl.scheduler.loop`).
     pages: the page ids of the full group, one for each `page_size` tokens.
-    num_stored: the tokens at the start whose KV the prefix cache has in the full group. With
-    several cache groups it can exceed the tokens reused, because another group has lost its pages.
+    num_stored: how many leading tokens have their KV in the full group of the prefix cache. It can
+    exceed the number of reused tokens: another cache group may have lost pages that they need.
     handle: the position in the prefix cache that the request keeps locked while it holds pages.
     table_idx: the request's row in the engine's tables; -1 while it does not run.
     num_flights: steps with a row of the request that are launched and not committed yet, 0 to 2.
@@ -77,9 +77,9 @@ class Req:
     prefix_differs_at: see `Finished`.
     num_chunks: steps in which prompt tokens were computed.
     first_step: the step in which the request first ran.
-    num_scored: how many prompt tokens, from the first, have yielded the log-probability of the next
-    token; `ALL` if no more are asked for. The tokens after these are computed even if the prefix
-    cache has their KV, because computing them yields the log-probabilities.
+    num_scored: how many leading prompt tokens have yielded the log-probability of their next token;
+    `ALL` if the request asks for no more. Later tokens are computed even if the prefix cache has
+    their KV, because only computing them yields log-probabilities.
     num_reusable: prompt tokens that the prefix cache had, or that another request was computing,
     when the scheduler last looked; None if it has not looked. prefix_source: that other request.
     """
@@ -128,7 +128,7 @@ class Req:
 
     @property
     def num_left(self) -> int:
-        """Tokens left to compute. A waiting request does not compute the tokens it can reuse."""
+        """Tokens left to compute. While the request waits, this leaves out what it can reuse."""
         reusable = self.num_reusable if self.table_idx < 0 else None
         return self.num_known - self.num_computed - (reusable or 0)
 

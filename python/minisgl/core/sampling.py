@@ -1,16 +1,20 @@
-"""How the next token of a request is chosen, and when the request ends."""
+"""The sampling parameters of a request: how its next token is chosen, and when it ends."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 
-from minisgl.errors import InvalidSampling, brief
+from minisgl.errors import InvalidSampling
+from minisgl.utils.text import brief
 
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+"""The most choices of one prompt. They have the same parameters, but for the seed."""
 _BOUNDS: dict[str, tuple[float, float, str]] = {
     "temperature": (0, 2, "be between 0 and 2"),
     "top_p": (5e-324, 1, "be above 0 and at most 1"),
@@ -30,7 +34,7 @@ _SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", 
 
 class _RefusesUnknown(msgspec.StructMeta):
     def __call__(cls, *args: Any, **fields: Any) -> Any:
-        """Build one. Raises InvalidSampling for a field that does not exist."""
+        """Make a record. Raises InvalidSampling for a field that does not exist."""
         known: tuple[str, ...] = cls.__struct_fields__
         if args or (unknown := [name for name in fields if name not in known]):
             wrong = "values without a name" if args else ", ".join(unknown)
@@ -48,31 +52,31 @@ class SamplingParams(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """How one request samples and stops. The values are checked when it is built.
+    """How one request samples and stops. The values are checked when the record is made.
 
-    The filters apply in this order, each renormalising what the one before left, as in Hugging
-    Face's `generate`: temperature, top-k, top-p, min-p. ``temperature=0`` is greedy and ignores
-    the filters. Noise is a function of (seed, index of the output token, vocabulary id) only, so
-    equal logits and an equal seed give equal text whatever else is in the batch.
+    The filters apply in this order, as in Hugging Face's `generate`: temperature, top-k, top-p,
+    min-p. Each renormalises the probabilities that the one before has left. ``temperature=0`` is
+    greedy and ignores the filters. Noise is a function of (seed, index of the output token,
+    vocabulary id) only, so equal logits and an equal seed give equal text in any batch.
 
     temperature: 0 to 2. top_k: 1 to 2**31 - 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
     seed: any 64-bit integer; if it is None, the server or `LLM` draws one.
     max_tokens: the most output tokens; None is as many as the context and the KV pool leave. 0 is
     allowed with `prompt_logprobs` or `echo`.
     ignore_eos: do not end at the model's end-of-sequence tokens.
-    stop_token_ids: end at these as well, at most 256; they appear in the ids, not in the text.
-    stop: end where one of these strings would appear in the text, which then stops before it; at
-    most 16, of at most 1,024 characters each.
+    stop_token_ids: also end at these, at most 256; they are in the ids, but not in the text.
+    stop: end at one of these strings, and cut the text before it; at most 16, of at most 1,024
+    characters each.
     skip_special_tokens: leave special tokens out of the text.
     include_stop_str_in_output: the text includes the stop string that ended it.
-    logprobs: report the log-probability of each output token under the model's own distribution,
-    before temperature and filters. top_logprobs: also report so many of the most likely tokens at
+    logprobs: report the log-probability of each output token in the model's own distribution,
+    before temperature and filters. top_logprobs: also report this many of the most likely tokens at
     each position, at most 20.
-    prompt_logprobs: report the log-probability of each prompt token except the first, and so many
+    prompt_logprobs: report the log-probability of each prompt token except the first, and this many
     of the most likely tokens at its position, 0 to 20; None reports neither. The whole prompt is
-    then computed, whatever the prefix cache has.
+    then computed, even if the prefix cache has it.
     echo: the text begins with the prompt.
-    truncate_prompt_tokens: keep at most so many tokens of the prompt, the last ones.
+    truncate_prompt_tokens: keep at most this many tokens of the prompt, the last ones.
 
     These change the logits, before temperature and filters and also for greedy requests:
     repetition_penalty: divides the positive logits of the tokens in prompt and output, multiplies
@@ -82,13 +86,13 @@ class SamplingParams(
     other token is sampled. bad_words_ids: sequences of tokens that must not appear in the output:
     the last token of a sequence is not sampled after its others. bad_words: texts whose tokens
     become such sequences, with and without a space before them; at most 256 texts of at most 256
-    characters. min_tokens: no end-of-sequence or stop token is sampled before so many output
+    characters. min_tokens: no end-of-sequence or stop token is sampled before this many output
     tokens. structured_outputs: the answer's form, a dictionary with one of `json` (a JSON schema),
     `json_object` (True), `regex`, `choice` (a list of texts) and `grammar` (Lark or GBNF). The
     output follows it, and the model's end of sequence is sampled only where the form is complete.
 
-    Raises InvalidSampling, which names the field, what was given and what is allowed; also for a
-    wrong type: ``stop="abc"`` would otherwise stop at each of the three letters.
+    Raises InvalidSampling, which names the field, the given value and the allowed values; also for
+    a wrong type, because ``stop="abc"`` would otherwise stop at each of the three letters.
     """
 
     temperature: float = 1.0
@@ -155,14 +159,22 @@ class SamplingParams(
         others = (self.logit_bias, self.allowed_token_ids, self.min_tokens, self.bad_words_ids)
         return self.has_penalties or any(others)
 
+    def with_seed(self, choice: int = 0) -> SamplingParams:
+        """Return the parameters of a choice: without a seed a random one, else the seed + `choice`
+        (docs/api.md)."""
+        if self.seed is not None and not choice:
+            return self
+        seed = secrets.randbits(63) if self.seed is None else (self.seed + choice) % 2**64
+        return msgspec.structs.replace(self, seed=seed)
+
     def kept(self, ids: bytes) -> bytes:
         """Return the part of a prompt, int32 ids, that `truncate_prompt_tokens` keeps."""
         most = self.truncate_prompt_tokens
         return ids if most is None else ids[-4 * most :]
 
     def _take_plain_values(self) -> None:
-        """Check the types. Numbers of other libraries, such as NumPy's, become Python's numbers,
-        because they overflow in places and cannot be encoded for another process."""
+        """Check the types. Numbers of other libraries, such as NumPy, become Python's numbers: they
+        may overflow, and cannot be encoded for another process."""
         for name in ("temperature", "top_p", "min_p", *_PENALTIES):
             self._take(name, "a number", Real, float)
         given = [name for name in _OPTIONAL_COUNTS if getattr(self, name) is not None]

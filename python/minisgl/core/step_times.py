@@ -1,7 +1,7 @@
-"""How long a step takes, as start-up measuring finds it.
+"""A model of the time that a step takes, measured at start-up.
 
-The scheduler plans with it to keep the stall bound. It reads no clock, so all ranks plan the same
-steps.
+The scheduler plans with it to keep the stall bound. The model reads no clock, so all ranks plan the
+same steps.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class StepTimes:
     context_ns: what one token of a decode row's context adds.
     resume_us: what the first chunk behind cached tokens adds to a step, whatever its size.
     attend_ns: what one pair of a prompt token and a cached token before the chunk adds.
-    padded_tokens: a step of up to so many tokens with prompts is padded to the next size of
-        `prompt_us`, because it is replayed from a CUDA graph, and takes as long. 0: none is padded.
+    padded_tokens: a step with prompts of up to this many tokens is replayed from a CUDA graph. It
+    is
+        padded to the next size of `prompt_us`, and takes as long. 0: no step is padded.
     """
 
     prompt_us: tuple[tuple[int, float], ...]
@@ -60,8 +61,8 @@ class StepTimes:
         """Return the seconds that a step takes.
 
         decode_rows, context: the number of decode rows, and the tokens of all their contexts.
-        prompt_tokens: the tokens of the prompt chunks. pairs: the number of pairs of such a token
-        and a token before its chunk, to which it attends.
+        prompt_tokens: the tokens of the prompt chunks. pairs: the number of pairs of one of these
+        tokens and a token before its chunk.
         """
         decode_us = self.decode_us + self.row_us * (decode_rows - 1) if decode_rows else 0.0
         us = decode_us

@@ -1,4 +1,5 @@
-"""Checks of `stop`, `stop_token_ids`, `top_logprobs` and `max_tokens=0`, imported when used."""
+"""Checks the options `stop`, `stop_token_ids`, `top_logprobs` and `max_tokens=0`. Imported when a
+request uses one."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from minisgl.errors import InvalidSampling, brief
+from minisgl.errors import InvalidSampling
+from minisgl.utils.text import brief
 
 if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
@@ -39,10 +41,15 @@ def check_rare(sampling: SamplingParams) -> None:
                 f"got one of {len(text)}",
                 param="stop",
             )
-        if any("\ud800" <= char <= "\udfff" for char in text):
+        if not is_unicode(text):
             raise InvalidSampling(
                 f"a stop string must be valid Unicode, got {brief(text)}", param="stop"
             )
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can encode the text. JSON can hold one half of a surrogate pair."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def take_stops(sampling: SamplingParams) -> None:

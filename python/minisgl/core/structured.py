@@ -1,4 +1,4 @@
-"""The option `structured_outputs`: its forms and bounds. Imported by requests that use it."""
+"""Checks the option `structured_outputs`. Imported when a request uses it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl.errors import InvalidSampling, brief
+from minisgl.core.stop_checks import is_unicode
+from minisgl.errors import InvalidSampling
+from minisgl.utils.text import brief
 
 if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
 
 MAX_BYTES: Final = 128 * 1024
-"""The most bytes of a schema, regex, grammar or list of choices. It bounds the work before
-compiling, which has a bound of its own."""
+"""The most characters of a schema, regex, grammar or list of choices. It bounds the work before
+compiling. Compiling has a bound of its own."""
 MAX_LEVELS: Final = 100
 """The most levels of nested objects and lists. llguidance reads 128, some of which it adds
 itself."""
@@ -24,7 +26,7 @@ KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 def checked_structured_outputs(sampling: SamplingParams) -> dict[str, Any]:
     """Return `structured_outputs` with one entry: a schema becomes JSON text, choices a list.
 
-    Whether a grammar can be compiled is checked later, by the tokenizer. Raises InvalidSampling.
+    Later the tokenizer checks whether the grammar can be compiled. Raises InvalidSampling.
     """
     given = sampling.structured_outputs
     if not isinstance(given, Mapping):
@@ -57,7 +59,7 @@ def checked_structured_outputs(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def json_text(schema: Any, param: str) -> str:
-    """Return a JSON schema as JSON text. `schema`: a dictionary, a boolean, or such a text.
+    """Return a JSON schema as JSON text. schema: a dictionary, a boolean, or JSON text of one.
 
     Raises InvalidSampling, which names `param`, if it is none of these, too large or too deep.
     """
@@ -69,7 +71,7 @@ def json_text(schema: Any, param: str) -> str:
             raise _wrong(f"must be JSON: {error}", param) from None
     if not isinstance(schema, dict | bool):
         raise _wrong(f"must be an object, as JSON schemas are, got {brief(schema)}", param)
-    _check_size(_least_size(schema), param, "more than ")  # writing 10 MB would take a second
+    _check_size(_least_size(schema), param, "more than ")  # 10 MB of JSON would take a second
     if num_levels(schema, MAX_LEVELS) > MAX_LEVELS:
         raise _wrong(
             f"has more than {MAX_LEVELS} levels of objects and lists in one another; at most "
@@ -86,8 +88,8 @@ def json_text(schema: Any, param: str) -> str:
 
 
 def _least_size(schema: Any) -> int:
-    """Return a lower bound of the length of the JSON text of `schema`. Counting ends above
-    `MAX_BYTES`."""
+    """Return a lower bound of the length of `schema` as JSON text. Above `MAX_BYTES` counting
+    ends."""
     size, items = 0, [schema]
     while items and size <= MAX_BYTES:
         inner: list[Any] = []
@@ -120,8 +122,7 @@ def num_levels(value: Any, most: int) -> int:
 
 
 def _is_text(value: Any) -> bool:
-    is_text = isinstance(value, str) and value != ""
-    return is_text and not any("\ud800" <= char <= "\udfff" for char in value)
+    return isinstance(value, str) and value != "" and is_unicode(value)
 
 
 def _check_size(size: int, param: str, at_least: str = "") -> None:

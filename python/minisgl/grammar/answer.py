@@ -1,8 +1,8 @@
 """The grammar of a whole answer: reasoning, then structured content or tool calls.
 
-The parts are Lark of llguidance. A marker that is an added token of the tokenizer is written by its
-id, because llguidance keeps added tokens apart from text; so text between two markers cannot hold
-one. A grammar names JSON schemas as @NAME.
+The parts are in llguidance's Lark. llguidance keeps added tokens of the tokenizer apart from text.
+So a marker that is an added token is written by its id, and text between two such markers cannot
+contain one. A reference to another grammar, such as a JSON schema, is @NAME.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _MARK: Final = re.compile(r"(<[^<>]*>|\[/?[A-Z_]+\])")
 
 @dataclass(slots=True, kw_only=True)
 class AnswerGrammar:
-    """Builds the text of a grammar. Mutable: rules and schemas are added.
+    """Builds the text of a grammar. Mutable: rules and grammars are added.
 
-    token_id: the id of an added token that llguidance keeps apart, None for other texts.
+    token_id: returns the id of an added token that llguidance keeps apart from text; None for other
+    texts. grammars: those that the rules refer to.
     """
 
     token_id: Callable[[str], int | None]
@@ -44,15 +45,18 @@ class AnswerGrammar:
         return f"@{name}"
 
     def rule(self, name: str, body: str) -> str:
+        """Add a rule. Returns its name, without the options in brackets."""
         self.rules.append(f"{name}: {body}")
         return name.partition("[")[0]
 
     def reasoning(self, begin: str, end: str, *, is_open: bool, budget: int | None) -> str:
-        """Return Lark for reasoning of at most `budget` tokens. is_open: the prompt ends within
-        reasoning; otherwise the answer may have none."""
+        """Return Lark for reasoning of at most `budget` tokens, between `begin` and `end`.
+
+        is_open: whether the prompt ends within reasoning. If not, the answer may have none.
+        """
         limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
         body = TEXT
-        if self.token_id(end) is None:  # text: the reasoning must not hold its own end
+        if self.token_id(end) is None:  # `end` is text, which reasoning must not contain
             body = f"{TEXT} & ~/(.|\\n)*{escaped(end)}(.|\\n)*/"
             self.rule("THINKING", body)
             body = "THINKING"
@@ -63,7 +67,7 @@ class AnswerGrammar:
         return closed if is_open else f"({self.literal(begin)} {closed})?"
 
     def harmony_reasoning(self, budget: int | None) -> str:
-        """Return Lark for a message of the channel `analysis`, or none."""
+        """Return Lark for an optional message of the channel `analysis`."""
         limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
         thinking = self.rule(f"thinking{limits}", TEXT)
         begin = self.literal("<|channel|>analysis<|message|>")

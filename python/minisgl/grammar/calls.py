@@ -1,4 +1,4 @@
-"""Grammars of tool calls: the arguments follow the tool's schema, whatever the family's syntax."""
+"""Grammars of tool calls: in each syntax the arguments follow the schema of the tool."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from minisgl.grammar.answer import TEXT, AnswerGrammar, escaped
-from minisgl.grammar.compile import json_grammar
+from minisgl.grammar.compile import definitions_of, json_grammar
 
 Tool = tuple[str, dict[str, Any]]
 """(name, JSON schema of the arguments)."""
 
 
 def object_call(
-    grammar: AnswerGrammar,
-    tools: Sequence[Tool],
-    key: str,
-    begin: str,
-    end: str,
-    name_key: str = "name",
+    grammar: AnswerGrammar, tools: Sequence[Tool], keys: tuple[str, str], begin: str, end: str
 ) -> str:
-    """Return Lark for {NAME_KEY: name, KEY: {arguments}} between `begin` and `end`."""
-    calls = [
-        grammar.sub(json_grammar(_object(name, schema, name_key, key))) for name, schema in tools
-    ]
+    """Return Lark for an object with the name and the arguments, between `begin` and `end`.
+
+    keys: the key of the name, and that of the arguments.
+    """
+    calls = [grammar.sub(json_grammar(_object(name, schema, *keys))) for name, schema in tools]
     line = '("\\n")?' if begin else ""
     return f"{grammar.literal(begin)} {line} ({' | '.join(calls)}) {line} {grammar.literal(end)}"
 
@@ -37,8 +33,10 @@ def list_of_calls(
     end: str,
     most: int | None,
 ) -> str:
-    """Return Lark for a list of such objects between `begin` and `end`. keys: the key of the name
-    and that of the arguments. most: the largest number of calls; None is no limit."""
+    """Return Lark for a list of objects as in `object_call`, between `begin` and `end`.
+
+    most: the largest number of calls; None is no limit.
+    """
     items = {"anyOf": [_object(name, schema, *keys) for name, schema in tools]}
     schema = {"type": "array", "items": items, "minItems": 1}
     if most:
@@ -47,40 +45,39 @@ def list_of_calls(
     return f'{grammar.literal(begin)} (" ")? {grammar.sub(json_grammar(schema))} {closing}'
 
 
-def named_call(
-    grammar: AnswerGrammar, tools: Sequence[Tool], begin: str, header: str, end: str
-) -> str:
-    """Return Lark for `header`, in which the name replaces NAME, and the arguments as JSON."""
+def named_call(grammar: AnswerGrammar, tools: Sequence[Tool], header: str, footer: str) -> str:
+    """Return Lark for `header`, in which the name replaces NAME, the arguments as JSON, and
+    `footer`."""
     calls = [
-        f"{grammar.literal(begin + header.replace('NAME', name))} "
-        f"{grammar.sub(json_grammar(schema))}"
+        f"{grammar.literal(header.replace('NAME', name))} {grammar.sub(json_grammar(schema))}"
         for name, schema in tools
     ]
-    return f"({' | '.join(calls)}) {grammar.literal(end)}"
+    return f"({' | '.join(calls)}) {grammar.literal(footer)}"
 
 
 def tagged_call(
-    grammar: AnswerGrammar, tools: Sequence[Tool], begin: str, header: str, item: str, end: str
+    grammar: AnswerGrammar, tools: Sequence[Tool], header: str, argument: str, footer: str
 ) -> str:
-    """Return Lark for arguments as text between tags. item: the text of one argument, in which its
-    name replaces KEY and its value VALUE."""
+    """Return Lark for `header`, in which the name replaces NAME, the arguments, and `footer`.
+
+    argument: the text of an argument, in which its name replaces KEY, and its value VALUE: a string
+    as it is, other values as JSON.
+    """
     calls = []
     for name, schema in tools:
-        call = grammar.literal(begin + header.replace("NAME", name))
+        call = grammar.literal(header.replace("NAME", name))
         required = schema.get("required", [])
-        definitions = _definitions(schema)
+        definitions = definitions_of(schema)
         for key, part in schema.get("properties", {}).items():
-            before, after = (text.replace("KEY", key) for text in item.split("VALUE"))
-            value = _value(grammar, part, definitions, after)
-            argument = f"{grammar.literal(before)} {value}"
-            call += f" {argument}" if key in required else f" ({argument})?"
-        calls.append(f"{call} {grammar.literal(end)}")
+            before, after = (text.replace("KEY", key) for text in argument.split("VALUE"))
+            shown = f"{grammar.literal(before)} {_value(grammar, part, definitions, after)}"
+            call += f" {shown}" if key in required else f" ({shown})?"
+        calls.append(f"{call} {grammar.literal(footer)}")
     return " | ".join(f"({call})" for call in calls)
 
 
 def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], after: str) -> str:
-    """Return Lark for an argument's value and the text behind it. Strings are written without
-    quotes, other values as JSON."""
+    """Return Lark for an argument's value and the text behind it."""
     closing = grammar.literal(after)
     if not isinstance(schema, dict):
         return f"{grammar.sub(json_grammar(schema))} {closing}"
@@ -90,23 +87,17 @@ def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], aft
         return f"({' | '.join(map(grammar.literal, shown))}) {closing}"
     if schema.get("type") == "string":
         tag = after.strip()
-        if grammar.token_id(tag) is not None:  # the text may end with a line break or not
+        if grammar.token_id(tag) is not None:  # a line break before the tag is optional
             return f"{TEXT} {grammar.literal(after.lstrip())}"
         return f"/[^<]*{escaped(after)}/"
     return f"{grammar.sub(json_grammar({**definitions, **schema}))} {closing}"
 
 
 def _object(name: str, schema: dict[str, Any], name_key: str, key: str) -> dict[str, Any]:
-    definitions = _definitions(schema)
     return {
-        **definitions,
+        **definitions_of(schema),
         "type": "object",
         "properties": {name_key: {"const": name}, key: schema},
         "required": [name_key, key],
         "additionalProperties": False,
     }
-
-
-def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the definitions to which references in a part of the schema point."""
-    return {key: value for key, value in schema.items() if key in ("$defs", "definitions")}

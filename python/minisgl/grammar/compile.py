@@ -1,8 +1,8 @@
-"""From the option `structured_outputs` to a grammar that every rank can match, or a refusal.
+"""Turns the option `structured_outputs` into a grammar that every rank can match, or refuses it.
 
-A grammar is text: JSON with llguidance's grammars, of which the first is the start. The check here
-needs no vocabulary, so it takes no time to prepare. It is bounded: `minisgl.core.structured` limits
-the size, `minisgl.grammar.trial` the time of compiling and the work of each mask.
+A grammar is text: JSON with a list of llguidance's grammars, of which the first is the start. The
+check needs no vocabulary, so it needs no preparation. It is bounded: `minisgl.core.structured`
+limits the size, `minisgl.grammar.trial` the time of compiling and the work of each mask.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, Final
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
-from minisgl.errors import InvalidSampling, shortened
+from minisgl.errors import InvalidSampling
 from minisgl.grammar import trial
+from minisgl.utils.text import shortened
 
 JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON on one line, with or without spaces behind commas and colons. Any other whitespace is valid
-JSON too, but a weak model fills its answer with it."""
+"""JSON on one line, with or without spaces behind commas and colons. JSON may have other
+whitespace, but a weak model would fill its answer with it."""
 MAX_GBNF: Final = 32 * 1024  # its conversion to Lark is Python: 1 s for 50 KB on a busy core
 _DEFINITIONS: Final = ("$defs", "definitions")
 SEARCH_S: Final = 0.5  # to find the part of a schema that a refusal names
@@ -45,7 +46,7 @@ def answer_grammar(structured_outputs: dict[str, Any]) -> dict[str, Any]:
         raise _refusal("structured_outputs.grammar", reason)
     try:
         return {"lark_grammar": any_to_lark(value)}
-    except Exception as error:  # the converter of GBNF raises whatever it meets
+    except Exception as error:  # the converter of GBNF may raise anything
         raise _refusal("structured_outputs.grammar", _summary(str(error))) from None
 
 
@@ -54,6 +55,11 @@ def json_grammar(schema: Any) -> dict[str, Any]:
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     return {"json_schema": {**schema, "x-guidance": JSON_LAYOUT}}
+
+
+def definitions_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the definitions to which references in a part of the schema point."""
+    return {key: schema[key] for key in _DEFINITIONS if key in schema}
 
 
 def text_literal(text: str) -> str:
@@ -78,8 +84,8 @@ def compiled(structured_outputs: dict[str, Any]) -> str:
 
 
 def checked_schema(schema: Any, param: str) -> str:
-    """Return the text of a schema's grammar. Raises InvalidSampling, which names the part of it
-    that is wrong, below `param`."""
+    """Return the text of a schema's grammar. Raises InvalidSampling, which names the wrong part by
+    its path below `param`."""
     grammar = joined(json_grammar(schema))
     if reason := problem(grammar):
         raise _refusal(
@@ -103,9 +109,10 @@ def _refusal(path: str, reason: str) -> InvalidSampling:
 
 
 def _summary(message: str) -> str:
-    """The first line of llguidance's message, with the error of a regex. Others quote the text."""
+    """Return the first line of llguidance's message and the errors of a regex, without the lines
+    that quote it."""
     first, *others = message.splitlines() or [""]
-    if first.startswith("panic:"):  # of llguidance's tables, whose indices have 16 bits
+    if first.startswith("panic:"):  # the indices of llguidance's tables have 16 bits
         return "it is too large; use a simpler schema, regex or grammar"
     if first == "NoExtensionBias":  # llguidance's name of a state without a next token
         return "no text matches it; does a rule or $ref need itself without end?"
@@ -115,12 +122,10 @@ def _summary(message: str) -> str:
 
 def _locate(path: str, schema: Any, reason: str) -> tuple[str, str]:
     """Return the path of the smallest part of `schema` that is refused with the same reason."""
-    definitions = {}
-    if isinstance(schema, dict):
-        definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    definitions = definitions_of(schema) if isinstance(schema, dict) else {}
     deadline = time.monotonic() + SEARCH_S
     part = schema
-    while reason != trial.TOO_LONG:  # the sum of the parts
+    while reason != trial.TOO_LONG:  # which all parts together can cause
         for name, inner in _parts(part):
             if time.monotonic() > deadline:
                 return path, reason
@@ -134,11 +139,11 @@ def _locate(path: str, schema: Any, reason: str) -> tuple[str, str]:
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names and the sub-schemas that are objects, one level below."""
+    """Yield the sub-schemas one level below that are objects, each with its name."""
     if not isinstance(schema, dict):
         return
     named = ("properties", "patternProperties", *_DEFINITIONS)
-    for key in sorted(schema, key=lambda key: key not in _DEFINITIONS):  # not what refers to it
+    for key in sorted(schema, key=lambda key: key not in _DEFINITIONS):  # before references to them
         value = schema[key]
         if isinstance(value, list):
             value = dict(enumerate(value))

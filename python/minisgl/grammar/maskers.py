@@ -1,12 +1,12 @@
 """The masks of requests with a grammar. Each rank computes its own, from committed tokens alone.
 
 A thread compiles the grammars, one after another, beside the steps of other requests. A request
-waits until rank 0 has compiled its grammar (`CompiledMsg`); another rank that is slower waits for
-its own before the first mask. So plans do not depend on the time.
+waits until rank 0 has compiled its grammar (`CompiledMsg`). A slower rank waits before the first
+mask until it has compiled the grammar, too. So plans do not depend on the time.
 
-llguidance compiles without Python's lock, but holds it while it reads a vocabulary, which stops all
-threads of the process (1 s for 150,000 tokens). So a server reads the vocabulary while it starts,
-and `LLM` when it gets its first grammar.
+llguidance releases Python's lock while it compiles, but not while it reads a vocabulary. That stops
+all threads of the process, for 1 s with 150,000 tokens. So a server reads the vocabulary while it
+starts, and `LLM` when it gets its first grammar.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
 from minisgl.core.req import Mask
-from minisgl.errors import InvalidSampling, RequestError, shortened
+from minisgl.errors import InvalidSampling, RequestError
 from minisgl.grammar.trial import LIMITS
+from minisgl.utils.text import shortened
 
 _PREFIX_SPACE: Final = '"add_prefix_space":true'
 OnCompiled = Callable[[RequestError | None], None]
@@ -36,7 +37,7 @@ class Maskers:
         """tokenizer_json: returns the content of tokenizer.json, with all added tokens.
 
         vocab_size: of the model; the tokenizer may have fewer tokens or more. eos_ids: allowed
-        where the grammar accepts, and the only tokens when it is complete.
+        where the answer may end. Where it must end, only they are allowed.
         """
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
@@ -45,18 +46,18 @@ class Maskers:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     def prepare(self) -> Future[object]:
-        """Read the vocabulary in the thread. The future is done when it is read, or cannot be."""
+        """Read the vocabulary in the thread. The future is done after that, even if it failed."""
         return self._thread.submit(self._read_vocabulary)
 
     def create(self, grammar: str, on_compiled: OnCompiled = lambda error: None) -> GrammarMasker:
-        """Return the masker of a new request; its grammar is compiled in the thread.
+        """Return the masker of a new request, and let the thread compile its grammar.
 
-        The thread calls `on_compiled` then, with an error if there can be no masks.
+        The thread then calls `on_compiled`, with an error if there can be no masks.
         """
         return GrammarMasker(self._thread.submit(self._compiled, grammar, on_compiled))
 
     def close(self) -> None:
-        """Wait for the grammar that is being compiled. The others are never compiled."""
+        """Wait for the grammar that is being compiled. Later ones are never compiled."""
         self._thread.shutdown(cancel_futures=True)
 
     def _compiled(self, grammar: str, on_compiled: OnCompiled) -> _Matcher:
@@ -66,7 +67,7 @@ class Maskers:
             if isinstance(vocabulary, InvalidSampling):
                 raise vocabulary
             return _Matcher(vocabulary, grammar, self._vocab_size)
-        except BaseException as raised:  # of the library, too; it must not end the engine
+        except BaseException as raised:  # even a panic of the library must not end the engine
             error = raised if isinstance(raised, RequestError) else _failure(raised)
             raise error from raised
         finally:
@@ -74,7 +75,7 @@ class Maskers:
 
     def _read_vocabulary(self) -> llguidance.LLTokenizer | InvalidSampling:
         if self._vocabulary is None:
-            # An answer is not a whole text: no space goes before what the grammar wants first.
+            # An answer continues a text, so no space is added before its first token.
             text = self._tokenizer_json().replace(_PREFIX_SPACE, _PREFIX_SPACE[:-4] + "false")
             size = self._vocab_size
             try:

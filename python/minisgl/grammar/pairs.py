@@ -1,4 +1,4 @@
-"""The grammar of Gemma's tool calls: NAME{key:value,...}, texts between two quotes of its own."""
+"""The grammar of Gemma's tool calls: NAME{key:value,...}, with marks of its own as quotes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from minisgl.errors import InvalidSampling
 from minisgl.grammar.answer import TEXT, AnswerGrammar
 from minisgl.grammar.calls import Tool
-from minisgl.grammar.compile import json_grammar
+from minisgl.grammar.compile import json_grammar, text_literal
 
 _COMMA: Final = ' "," '
 _KEY: Final = r"[\w.$-]+"
@@ -23,8 +23,9 @@ _KINDS: Final = ("object", "array", "string", *_PLAIN)
 def pairs_call(
     grammar: AnswerGrammar, tools: Sequence[Tool], begin: str, end: str, quote: str
 ) -> str:
-    """Return Lark for a call of one of `tools`. Texts are free of their schema's pattern and
-    length. Raises InvalidSampling for a name that this syntax cannot write.
+    """Return Lark for a call of one of `tools`. The pattern and length of a text are not enforced.
+
+    Raises InvalidSampling for a name that this syntax cannot write.
     """
     found = []
     for index, (name, schema) in enumerate(tools):
@@ -36,7 +37,10 @@ def pairs_call(
 
 @dataclass(slots=True, kw_only=True)
 class _Values:
-    """Mutable: keeps the rule of each reference."""
+    """Writes Lark for values of a tool's arguments. Mutable: it keeps the rule of each reference.
+
+    root: the schema of the arguments, to which references point.
+    """
 
     grammar: AnswerGrammar
     quote: str
@@ -87,8 +91,10 @@ class _Values:
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
     def _pairs(self, schema: Mapping[str, Any]) -> str:
-        """Pairs in the order of their keys, as the templates sort them. The rest behind a pair is a
-        rule of its own, with a comma first unless no pair stands before it."""
+        """Return Lark for pairs in the order of their keys, as the templates sort them.
+
+        What may follow a pair is a rule: without a comma if no pair is written yet, else with one.
+        """
         required, rest = set(schema.get("required", ())), ('""', '""')
         for key, part in sorted(schema["properties"].items(), reverse=True):
             if not re.fullmatch(_KEY, key):
@@ -97,7 +103,7 @@ class _Values:
                     "letters, digits and _ . $ - are possible",
                     param="tools",
                 )
-            pair = f"{_quoted(key + ':')} {self.of(part)} {rest[1]}"
+            pair = f"{text_literal(key + ':')} {self.of(part)} {rest[1]}"
             first, later = f"({pair})", f'("," {pair})'
             if key not in required:
                 first, later = f"{first} | {rest[0]}", f"{later} | {rest[1]}"
@@ -105,15 +111,17 @@ class _Values:
         return rest[0]
 
     def _written(self, value: Any) -> str:
-        """A value that is given."""
+        """Return Lark for this value."""
         if isinstance(value, str):
             return self.grammar.literal(f"{self.quote}{value}{self.quote}")
         if isinstance(value, Mapping):
-            pairs = [f"{_quoted(key + ':')} {self._written(part)}" for key, part in value.items()]
+            pairs = [
+                f"{text_literal(f'{key}:')} {self._written(part)}" for key, part in value.items()
+            ]
             return f'"{{" {_COMMA.join(pairs)} "}}"'
         if isinstance(value, list):
             return f'"[" {_COMMA.join(map(self._written, value))} "]"'
-        return _quoted(json.dumps(value))
+        return text_literal(json.dumps(value))
 
     def _text(self) -> str:
         quote = self.grammar.literal(self.quote)
@@ -124,7 +132,7 @@ class _Values:
         return self._named("", {"type": list(_KINDS)})
 
     def _named(self, name: str, schema: Any) -> str:
-        """The rule of a schema that may hold itself."""
+        """Return the rule of a schema, which may refer to itself."""
         if name not in self.rules:
             self.rules[name] = f"named_{self.tool_index}_{len(self.rules)}"
             self.grammar.rule(self.rules[name], self.of(schema))
@@ -134,7 +142,7 @@ class _Values:
         return self.grammar.rule(f"rest{len(self.grammar.rules)}", body)
 
     def _target(self, reference: str) -> Any:
-        """What a reference points to. That it points somewhere was checked."""
+        """Return what a reference points to. `checked_schema` has checked that it exists."""
         found: Any = self.root
         for step in reference.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -144,8 +152,3 @@ class _Values:
     @staticmethod
     def _either(choices: Sequence[str]) -> str:
         return choices[0] if len(choices) == 1 else f"({' | '.join(choices)})"
-
-
-def _quoted(text: str) -> str:
-    """Return `text` as a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)

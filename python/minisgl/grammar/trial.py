@@ -1,13 +1,13 @@
-"""Compile a grammar where it can be stopped: in a process of its own.
+"""Compiles a grammar in a helper process, which can be stopped.
 
-llguidance bounds the work of a mask, and not all of the work of compiling: the intersection of a
-few patterns of a schema took more than 40 s, and the server ended because its tokenizer hung. So
-each grammar is compiled first by a helper process, which the operating system ends after `LIMIT_S`
-of CPU time. What it can compile, every rank can: the helper's vocabulary is the 256 bytes, and with
-a checkpoint's vocabulary compiling and the first mask took the same time within 20 %.
+llguidance bounds the work of a mask, but not all of the work of compiling: the intersection of a
+few patterns of a schema took more than 40 s, and the server ended because its tokenizer hung. So a
+helper process compiles each grammar first. The operating system ends it after `LIMIT_S` of CPU
+time. A grammar that it compiles is no problem for a rank: the helper's vocabulary is the 256 bytes,
+and with a checkpoint's vocabulary compiling and the first mask took the same time within 20 %.
 
-A process has one helper, from its first grammar on (0.1 s); another starts when one is ended. It
-ends when its input ends.
+A process starts its helper with the first grammar (0.1 s), and another one when it was ended. The
+helper ends when its input ends.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import Final
 import llguidance
 
 LIMITS: Final = llguidance.LLParserLimits(verbose_errors=False, max_items_in_row=20_000)
-"""Bounds of the work of a mask. With 2,000 items a list of 10,000 choices would be refused, whose
-mask takes 20 ms."""
+"""Bounds of the work of a mask. 2,000 items would refuse a list of 10,000 choices, whose mask takes
+20 ms."""
 LIMIT_S: Final = 0.3
-"""CPU time of compiling and the first mask. 161 schemas took 0.6 ms at most, 10,000 choices
-110 ms. Each rank takes it again, and its running streams may wait for that."""
+"""CPU time of compiling and the first mask. 161 schemas took at most 0.6 ms, 10,000 choices 110 ms.
+Each rank compiles again, and its running streams may wait as long."""
 TOO_LONG: Final = (
     f"it takes more than {LIMIT_S} s to compile; use a simpler schema, regex or grammar"
 )
-_BUSY_S: Final = 10.0  # wall time after which a helper is ended that gets no CPU time
+_BUSY_S: Final = 10.0  # wall time after which the helper is ended even if it gets no CPU time
 _TOKEN: Final = re.compile(r"<\[\d+\]>")
 _ANY_TOKEN: Final = "<[256]>"  # a special one of the helper's vocabulary
 
@@ -45,12 +45,12 @@ def problem(grammar: str) -> str:
 
 @lru_cache(1)
 def _helper(pid: int) -> _Helper:
-    """The helper of the process `pid`: a fork must not share its parent's."""
+    """Return the helper of the process `pid`. A fork does not share its parent's."""
     return _Helper()
 
 
 class _Helper:
-    """Mutable: it starts a process with the first grammar, and where one was ended."""
+    """Mutable: it starts the process with the first grammar, and again after its end."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -92,8 +92,8 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
-    """Answer each line with a grammar by a line with the reason. The timer's signal ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's, for the process that started this
+    """For each line with a grammar, write a line with the problem. The timer's signal ends this."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     vocabulary = llguidance.LLTokenizer("byte")
     for line in sys.stdin:
         grammar = _TOKEN.sub(_ANY_TOKEN, json.loads(line))

@@ -3,8 +3,8 @@
 `minisgl` imports `AsyncLLM` and `Delta` from the files here when they are used.
 
 What it is for: scripts, notebooks, evaluation. What it does not know: HTTP. It is a composition
-root: it has a tokenizer, a detokenizer, and an engine and a scheduler that run the same loop as a
-server's, in this process (`engines`) or, if `tp` is above 1, in one process per rank (`ranks`).
+root: it has a tokenizer, a detokenizer, a scheduler and an engine, and runs the same loop as a
+server, in this process (`engines`) or, if `tp` is above 1, in one process per rank (`ranks`).
 Read next: `minisgl.llm.session`, then `minisgl.scheduler.loop`.
 """
 

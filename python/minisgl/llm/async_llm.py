@@ -1,4 +1,4 @@
-"""`AsyncLLM`: an `LLM` for asyncio. All requests that are open at once run as one batch."""
+"""`AsyncLLM`: an `LLM` for asyncio. All open requests run as one batch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
-        """The arguments are those of `LLM`. This blocks the event loop until the model is loaded;
-        `await asyncio.to_thread(AsyncLLM, ...)` does not.
+        """Take the arguments of `LLM`. This blocks the event loop until the model is loaded; `await
+        asyncio.to_thread(AsyncLLM, ...)` does not.
         """
         self._llm = LLM(model, **options)
         self._wakers: dict[asyncio.AbstractEventLoop, _Waker] = {}
@@ -46,7 +46,8 @@ class AsyncLLM:
     ) -> AsyncIterator[Delta | RequestOutput]:
         """Iterate over the completion of a text or of token ids while it is computed.
 
-        Yields a `Delta` for each new piece, and the `RequestOutput` last. Raises as `LLM.generate`.
+        Yields a `Delta` for each new piece, and last the `RequestOutput`. Raises the same errors as
+        `LLM.generate`.
         """
         return self._stream(prompt, sampling_params, cache_salt, ({}, None, "auto"))
 
@@ -60,7 +61,8 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
     ) -> AsyncIterator[Delta | RequestOutput]:
-        """Iterate over the answer to a conversation; as `generate`, and see `LLM.chat`."""
+        """Iterate over the answer to a conversation, as `generate` does. Arguments: see
+        `LLM.chat`."""
         chat = (chat_template_kwargs or {}, tools, tool_choice)
         return self._stream(list(messages), sampling_params, cache_salt, chat)
 
@@ -105,9 +107,10 @@ class AsyncLLM:
 
 
 class _Waker:
-    """Wakes the tasks of an event loop from the engine's thread, all of a turn at once. Mutable.
+    """Wakes the tasks of an event loop from the engine's thread. Mutable.
 
-    A call of the event loop for each of 256 streams would cost more than the step's planning.
+    One call of the event loop wakes all tasks of a turn. A call for each of 256 streams would take
+    more time than planning the step.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -120,7 +123,7 @@ class _Waker:
             self._events.append(event)
             if len(self._events) > 1:
                 return
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and so are its tasks
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._set)
 
     def _set(self) -> None:

@@ -1,8 +1,8 @@
 """Compares answers with those of a reference, for `minisgl.llm.selfcheck`.
 
-Token ids must be equal, and log-probabilities up to the rounding of the number format. A near tie
-is a difference between two tokens that are almost equally likely: their scores differ by less than
-the rounding. The score of a seeded request includes its noise.
+Token ids must be equal. Log-probabilities must be equal up to the rounding of the number format. If
+two answers differ first in tokens whose scores differ by less than the rounding, this is a near
+tie. The score of a token of a seeded request includes its noise.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 from minisgl.llm.output import RequestOutput
 
 ROUNDING: Final = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
-"""What the order of a sum may change of a score, in nats. In bfloat16 a logit of 16 to 32 has steps
-of 0.125; the built-in model's log-probabilities were seen to change by 0.04."""
+"""Number format -> how much another order of summation may change a score, in nats. In bfloat16 a
+logit of 16 to 32 has steps of 0.125. The largest change seen with the built-in model is 0.04."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """Where an answer differs from the reference.
 
-    index: of the output token. gap: by how much the reference prefers its token, in nats; None if
-    the ids are equal and only a log-probability differs, by `drift`.
+    index: of the output token. gap: how much higher the reference scores its own token, in nats;
+    None if the ids are equal and only the log-probability differs, by `drift`.
     """
 
     request: int
@@ -45,10 +45,10 @@ class Difference:
 
 @dataclass(slots=True, kw_only=True)
 class Condition:
-    """What was compared under one condition. Mutable: it is filled.
+    """The comparisons under one condition. Mutable: a `Comparer` adds to it.
 
-    note: what shows that the condition took place. failure: the error of a request, which ended the
-    condition.
+    note: a number that shows that the condition took place. failure: the error of a request, which
+    ended the condition.
     """
 
     name: str
@@ -86,8 +86,8 @@ class Comparer:
         scores: Callable[[int, Sequence[int], Sequence[int]], Mapping[int, float]],
     ) -> None:
         """reference: the answer of each request. rounding: in nats. scores: called with a request,
-        the first tokens of its answer, and some tokens; returns the reference's score of each of
-        these as the next token."""
+        the first tokens of its answer, and candidates for the next token; returns the reference's
+        score of each candidate."""
         self._reference = reference
         self._rounding = rounding
         self._scores = scores

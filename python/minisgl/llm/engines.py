@@ -1,4 +1,4 @@
-"""The engine of an `LLM` in this process. `minisgl.llm.ranks` runs one in several processes."""
+"""The engine of an `LLM`, in this process. `minisgl.llm.ranks` has one in several processes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class LLMEngine(Protocol):
     """The interface of an engine to an `LLM`."""
 
     def run(self, session: Session) -> None:
-        """Run the loop until the session sends an `ExitMsg`. Unusable after an error."""
+        """Run the loop until the session sends an `ExitMsg`. After an error the engine is
+        unusable."""
 
     def close(self) -> None:
         """Release memory, threads and processes."""
 
 
 class OwnEngine:
-    """An engine and a scheduler in this process. Mutable: it keeps what the first grammar made."""
+    """An engine and a scheduler in this process. Mutable: the first grammar makes `_grammars`."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class OwnEngine:
         eos_ids: frozenset[int],
         progress: Callable[[int, int], None],
     ) -> None:
-        """Load the model. `progress(done, total)` counts bytes. Raises ConfigError."""
+        """Load the model. progress: called with (loaded, total) bytes. Raises ConfigError."""
         self._folder = folder
         self.engine = start_engine(EngineConfig.of(args, folder), progress=progress)
         try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
 import numpy as np
 
 from minisgl import env
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
-T = TypeVar("T")
 
 
 class LLM:
@@ -59,7 +56,7 @@ class LLM:
     threads and processes. The prefix cache exists as long as the instance: if a conversation is
     sent again with one more turn, only the new part is computed. `AsyncLLM` is for asyncio.
 
-    tokenizer: the checkpoint's, from text to ids and back.
+    tokenizer: the checkpoint's; it turns text into ids and back.
 
     ::
 
@@ -93,21 +90,21 @@ class LLM:
         dummy_weight: bool = False,
         progress: bool = True,
     ) -> None:
-        """`model`: a checkpoint folder or a model id; None is the built-in model.
+        """model: a checkpoint folder or a model id; None for the built-in model.
 
         The other options are the server's flags of the same name (`--help`, or
-        `minisgl.core.args`). `progress` shows bars, on a terminal or in a notebook, while weights
-        load and while `generate` runs. Raises ConfigError for a checkpoint or an option that
-        cannot work.
+        `minisgl.core.args`). progress: show bars, on a terminal or in a notebook, while weights
+        load and while `generate` runs. Raises ConfigError for a checkpoint or an option that cannot
+        work.
 
-        With `tp` above 1 the model is split over that many processes, each on its own GPU; on a CPU
-        they share the cores. Raises StartupFailed if such a process cannot start. If one dies, the
-        call that waits for it raises WorkerDied.
+        With `tp` above 1 the model is split over this many processes, each on a GPU of its own; on
+        a CPU they share the cores. Raises StartupFailed if such a process cannot start. If one
+        dies, the call that waits for it raises WorkerDied.
         """
         given = locals()
         env.check()
         check_option("progress", progress, SWITCH)
-        options = {name: _own(given[name]) for name in options_of(EngineArgs)}
+        options = {name: _plain(given[name]) for name in options_of(EngineArgs)}
         if isinstance(model, PathLike):
             options["model"] = fspath(model)
         args = EngineArgs(**options)
@@ -143,10 +140,10 @@ class LLM:
         """Complete one prompt, a text or token ids, or several prompts as one batch.
 
         sampling_params: one for all prompts, or one for each; None takes the checkpoint's
-        recommendation (`default_sampling_params`). n: choices of each prompt, which follow one
-        another in the result. cache_salt: only calls with the same one share the prefix cache.
-        Raises RequestError, which names the prompt, if one cannot be served; the other prompts of
-        the call are then aborted.
+        recommendation (`default_sampling_params`). n: the number of choices of each prompt, which
+        are consecutive in the result. cache_salt: only calls with the same value share prefixes in
+        the cache. Raises RequestError, which names the prompt, if one cannot be served; the other
+        prompts of the call are then aborted.
         """
         if isinstance(prompts, str):
             ids = self._encode([TextPrompt(text=prompts)], 1)
@@ -170,9 +167,9 @@ class LLM:
         """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
 
         n, cache_salt: as for `generate`. chat_template_kwargs: further variables for the
-        checkpoint's chat template. tools: functions that the model may call, in OpenAI's form; with
-        a list, even an empty one, `RequestOutput` has reasoning and calls apart from the text.
-        tool_choice: "auto", "none", "required", or one of them as {"type": "function", "function":
+        checkpoint's chat template. tools: functions that the model may call, in OpenAI's form. With
+        a list, even an empty one, `RequestOutput` separates reasoning and calls from the text.
+        tool_choice: "auto", "none", "required", or a function as {"type": "function", "function":
         {"name": ...}}.
         """
         from minisgl.llm.prompts import chat_records
@@ -193,9 +190,9 @@ class LLM:
     ) -> Stream:
         """Iterate over the answer to one prompt, or one conversation, while it is computed.
 
-        Yields a `Delta` for each new piece of text, and the `RequestOutput` last. Leaving the loop,
-        or `close` of what is returned, ends the request. The other arguments are those of `chat`.
-        Raises as `generate`.
+        Yields a `Delta` for each new piece of text, and last the `RequestOutput`. Leaving the loop,
+        or closing the returned `Stream`, ends the request. The other arguments are those of `chat`.
+        Raises the same errors as `generate`.
         """
         from minisgl.llm.stream import Stream
 
@@ -236,7 +233,7 @@ class LLM:
     def _submit(
         self, prompts: list[bytes], params: Params, n: int, cache_salt: str, on_news: OnNews
     ) -> Call:
-        """Send the requests to the loop. A thread must then wait for the call."""
+        """Send the requests to the loop. It runs only while a thread waits for a call."""
         if params is None:
             params = self.default_sampling_params
         if isinstance(params, SamplingParams):
@@ -252,14 +249,14 @@ class LLM:
 
             raise wrong_call(len(prompts), params, cache_salt)
         if n != 1:
-            from minisgl.core.choices import choices_of
+            from minisgl.llm.prompts import choices_of
 
             prompts, params = choices_of(prompts, params, n)
 
         messages: list[UserMsg] = []
         with _naming_the_prompt(messages, len(prompts), n):
             for ids, sampling in zip(prompts, params, strict=True):
-                messages.append(self._encoder.request(ids, _with_seed(sampling), cache_salt))
+                messages.append(self._encoder.request(ids, sampling.with_seed(), cache_salt))
         return self._session.submit(messages, on_news, n)
 
     @cached_property
@@ -286,7 +283,7 @@ class Bar:
 
 @contextmanager
 def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int = 1) -> Iterator[None]:
-    """Let a refusal in the block name its prompt: the one after those in `done`, n of each."""
+    """Let a refusal in the block name its prompt, which follows those in `done`, n of each."""
     try:
         yield
     except RequestError as error:
@@ -296,13 +293,6 @@ def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int = 1) -> 
         raise
 
 
-def _with_seed(sampling: SamplingParams) -> SamplingParams:
-    """Give a request without a seed a random one."""
-    if sampling.seed is not None:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-
-
-def _own(value: T) -> T:
-    """Return a NumPy number as a Python number, which does not overflow, and others unchanged."""
+def _plain(value: Any) -> Any:
+    """Return a NumPy number as a Python number, which does not overflow; another value as it is."""
     return value.item() if isinstance(value, np.generic) else value

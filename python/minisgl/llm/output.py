@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 Answer = tuple[list[str], list[int], list[TextReply]]
-"""What has come of a request: texts, token ids, and the replies that report more than these."""
+"""The answer to a request so far: texts, token ids, and the replies that report more than these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,14 @@ class RequestOutput:
     logprobs: the log-probability of each output token, None unless `SamplingParams.logprobs`.
     top_logprobs: for each output token the most likely ids at its position and their
     log-probabilities, None unless `SamplingParams.top_logprobs`.
-    prompt_logprobs, prompt_top_logprobs: the same of the prompt's tokens, None unless
+    prompt_logprobs, prompt_top_logprobs: the same for the prompt's tokens, None unless
     `SamplingParams.prompt_logprobs`. The first token has None and no ids.
-    reasoning, tool_calls: of a chat with `tools`; `text` is then the rest. The arguments of a call
-    are JSON as the model wrote it.
-    stop_match: the stop string or stop token id that ended it; None for the model's own end or
-    another `finish_reason`. num_cached_tokens: prompt tokens found in the prefix cache. Times are
-    seconds: queued_s until the first step, prefill_s until the first token, decode_s until the end.
+    reasoning, tool_calls: parts of the answer in a chat with `tools`; `text` is then the rest. The
+    arguments of a call are JSON as the model wrote it.
+    stop_match: the stop string or stop token id that ended the answer; None for the model's end of
+    sequence or another `finish_reason`. num_cached_tokens: prompt tokens found in the prefix cache.
+    queued_s, prefill_s, decode_s: seconds until the first step, then until the first token, then
+    until the end.
     """
 
     text: str
@@ -61,7 +62,7 @@ def fields(
 ) -> dict[str, Any]:
     """Return an `Answer`, or a part of one, as fields of `RequestOutput`.
 
-    in_parts: reasoning and calls are the field `parts` of `Delta`, as they came.
+    in_parts: return the fields of a `Delta`, whose `parts` has reasoning and calls in their order.
     """
     made: dict[str, Any] = {"text": "".join(texts), "token_ids": list(token_ids)}
     if replies:

@@ -34,7 +34,7 @@ def progress_bar(what: str) -> Iterator[Bar]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        # rich leaves an empty line for a bar that it cannot draw.
+        # Without this rich would write an empty line for a bar that it cannot draw.
         disable=not is_visible,
     )
     with progress:

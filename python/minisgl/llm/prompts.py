@@ -1,10 +1,9 @@
-"""Prompts as callers write them: texts, lists, tuples, NumPy arrays, torch tensors; ids as bytes.
+"""The arguments of `LLM`'s methods, which may have many forms, as records.
 
-`LLM` imports this for all but a single text.
-
-A prompt of token ids is read and checked as one array. Checking 4,160 ids one by one took 0.46 us
-an id and an array takes 0.01 us (one core of an AMD EPYC, Python 3.11): 128 such prompts took
-longer to check than an H200 takes to compute their common prefix once.
+`LLM` imports this unless the prompt is a single text. Token ids may come as lists, tuples, NumPy
+arrays or torch tensors. They are checked as one array, which takes 0.01 us an id. Checking 4,160
+ids one by one took 0.46 us an id (one core of an AMD EPYC, Python 3.11). For 128 such prompts that
+is longer than an H200 takes to compute their common prefix.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.core import SamplingParams
-from minisgl.errors import InvalidRequest, brief
+from minisgl.core.sampling import MAX_CHOICES
+from minisgl.errors import InvalidRequest
 from minisgl.message import MAX_NAMESPACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from minisgl.utils.text import brief
 
 MAX_ID = 2**31 - 1
 
@@ -28,7 +29,8 @@ Records = tuple[Iterator[Prompt], int]
 
 
 def prompt_records(prompts: Any) -> Records:
-    """Return the prompts of `LLM.generate`. Raises InvalidRequest, later for a single prompt."""
+    """Return the prompts of `LLM.generate`. Raises InvalidRequest; for a wrong item of a list, when
+    the iterator reaches it."""
     batch = as_batch(prompts)
     records = (
         TextPrompt(text=prompt)
@@ -57,7 +59,7 @@ def chat_records(
 
 
 def wrong_call(num_prompts: int, params: Any, cache_salt: Any) -> InvalidRequest:
-    """Return the error for the first of the other arguments of a call that is wrong."""
+    """Return the error of a call with wrong arguments beside its prompts, for the first of them."""
     if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
         return InvalidRequest(
             f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
@@ -76,10 +78,24 @@ def wrong_call(num_prompts: int, params: Any, cache_salt: Any) -> InvalidRequest
     )
 
 
-def as_batch(prompts: Any) -> list[Any]:
-    """The prompts of one call: a text or a sequence of ids is one, a generator makes several.
+def choices_of(
+    prompts: Sequence[bytes], params: Sequence[SamplingParams], n: int
+) -> tuple[list[bytes], list[SamplingParams]]:
+    """Return each prompt n times in a row, with the params of each choice.
 
-    Raises InvalidRequest for anything else.
+    Raises InvalidRequest if n is not from 1 to `MAX_CHOICES`.
+    """
+    if type(n) is not int or not 1 <= n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {brief(n)}", param="n")
+    return [ids for ids in prompts for _ in range(n)], [
+        sampling.with_seed(choice) for sampling in params for choice in range(n)
+    ]
+
+
+def as_batch(prompts: Any) -> list[Any]:
+    """Return the prompts of one call: a text or a sequence of ids is one prompt.
+
+    Raises InvalidRequest for anything but these, or an iterable of them.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -91,7 +107,7 @@ def as_batch(prompts: Any) -> list[Any]:
 
 
 def ids_of_prompt(prompt: Any) -> bytes:
-    """The ids of one prompt as little-endian int32.
+    """Return the ids of one prompt as little-endian int32.
 
     Raises InvalidRequest unless each is an integer in [0, 2**31); a bool is no integer here.
     """
@@ -117,7 +133,7 @@ def ids_of_prompt(prompt: Any) -> bytes:
 
 
 def as_conversations(messages: Any) -> list[Any]:
-    """The conversations of one call: one list of messages is a batch of one.
+    """Return the conversations of one call: one list of messages is a batch of one.
 
     Raises InvalidRequest if `messages` is neither a conversation nor a list of them.
     """
@@ -136,7 +152,8 @@ def as_conversations(messages: Any) -> list[Any]:
 
 
 def _items(prompt: Any) -> Sequence[Any] | npt.NDArray[Any]:
-    """A list or a tuple as it is; an array or a tensor as a NumPy array of one dimension or more.
+    """Return a list or a tuple as it is, an array or a tensor as a NumPy array of one dimension or
+    more.
 
     An array of Python objects becomes a list. Raises InvalidRequest for anything else.
     """

@@ -1,4 +1,4 @@
-"""An `LLM` of several ranks: each rank is a process, as in a server.
+"""The engine of an `LLM` with several ranks: each rank is a process, as in a server.
 
 The `LLM` takes the place of the tokenizers and the API server. Its messages go to rank 0's inbox,
 and rank 0's events come back, over sockets in a private folder.
@@ -26,7 +26,8 @@ POLL_S = 0.1  # while no event arrives, dead ranks and Ctrl-C are checked this o
 
 
 class OwnRanks:
-    """An engine of `args.tp` processes, which end with `close`, this object or the program."""
+    """An engine of `args.tp` processes. They end when `close` is called, when this object is
+    deleted, or with the program."""
 
     def __init__(self, args: EngineArgs, folder: Path) -> None:
         """Raises ConfigError or StartupFailed, which name the cause."""

@@ -1,4 +1,4 @@
-"""The fields of an answer besides its text: log-probabilities, reasoning, tool calls."""
+"""The fields of an answer besides text and ids: log-probabilities, reasoning, tool calls."""
 
 from __future__ import annotations
 

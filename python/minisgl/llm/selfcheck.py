@@ -1,8 +1,9 @@
-"""`minisgl selfcheck`: does a request get the same answer whatever happens around it?
+"""`minisgl selfcheck`: checks that a request has the same answer under each condition.
 
-On the user's model and machine, requests are answered alone in an empty cache, and then again under
-each condition: cached, in batches, beside aborts, without overlap, in chunks, retracted, without
-CUDA graphs, on one rank. `minisgl.llm.comparer` says when two answers are equal.
+On the user's model and machine, each request is first answered alone in an empty cache, and then
+again under each condition: cached, in batches, beside aborts, without overlap, in chunks,
+retracted, without CUDA graphs, on one rank. `minisgl.llm.comparer` defines when two answers are
+equal.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from minisgl.llm.output import RequestOutput
 from minisgl.utils.hf import resolve_checkpoint
 
 LENGTHS: Final = (1, 3, 17, 40, 64, 97, 150, 330)
-"""Tokens of the prompts, in turn: below, at and above the usual sizes of a page."""
+"""The lengths of the prompts, in turn: below, at and above the usual page sizes, in tokens."""
 
 BATCHES: Final = (2, 4, 8, 16, 32, 64)
 
 
 class SelfCheck:
-    """Asks under each condition, and compares. Mutable: it counts namespaces.
+    """Asks under each condition, and compares the answers. Mutable: it counts namespaces.
 
-    num_requests: half of them greedy, half seeded. num_tokens: of each answer. say: gets a line for
-    each condition.
+    num_requests: half of them are greedy, half seeded. num_tokens: the length of each answer. say:
+    called with a line for each condition.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class SelfCheck:
 
     @contextmanager
     def _condition(self, name: str) -> Iterator[Condition]:
-        """Let the block fill a condition, then report it. The error of a request ends it."""
+        """Let the block fill a condition, then print it. The error of a request ends the block."""
         condition = Condition(name=name)
         try:
             yield condition
@@ -178,7 +179,7 @@ class SelfCheck:
         return LLM(**(options | changes), progress=False)
 
     def _pages_that_run_out(self) -> int:
-        """Half of what all requests need, but enough for the longest."""
+        """Return half of the pages that all requests need, but enough for the longest."""
         num_tokens = self._params[0].max_tokens or 0
         needs = [
             -(-(len(prompt) + num_tokens + 1) // self._args.page_size) for prompt in self._prompts
@@ -186,7 +187,7 @@ class SelfCheck:
         return max(sum(needs) // 2, max(needs) + 1)
 
     def _fresh(self) -> str:
-        """A namespace of the prefix cache that nothing has used."""
+        """Return a namespace of the prefix cache that is not used yet."""
         self._num_namespaces += 1
         return f"selfcheck-{self._num_namespaces}"
 
@@ -200,8 +201,11 @@ class SelfCheck:
     def _scores(
         self, llm: LLM, request: int, answer: Sequence[int], tokens: Sequence[int]
     ) -> dict[int, float]:
-        """Ask alone and cold again. Returns the score of each of the tokens after these first ones
-        of the request's answer. Random weights choose tokens that are not among the likeliest."""
+        """Return the scores of `tokens` after the first tokens of the request's answer, `answer`.
+
+        Each is computed alone in an empty cache, as a prompt's log-probability: with random weights
+        a token may not be among the most likely ones, so top_logprobs would not have it.
+        """
         params, scores = self._params[request], {}
         ids = [*self._prompts[request], *answer]
         scored = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
@@ -238,7 +242,7 @@ class SelfCheck:
 
 
 def run_selfcheck(args: EngineArgs) -> int:
-    """Check, and print what was compared. Returns the exit code: 1 if an answer differs."""
+    """Check, and print the comparisons. Returns the exit code: 1 if an answer differs."""
     check = SelfCheck(args)
     conditions = check.run()
     num_ties = sum(len(condition.ties) for condition in conditions)

@@ -1,7 +1,7 @@
 """The inbox and the outbox of an `LLM`: the requests of all its calls, which run as one batch.
 
-No thread of its own runs the loop. The first thread that waits for its call leads: it runs the loop
-for all calls until its own is over. Then one of the other waiting threads leads.
+The loop has no thread of its own. The first thread that waits for its call is the leader: it runs
+the loop for all calls until its own call is over. Then another waiting thread is the leader.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ OnNews = Callable[[int, int], None]
 
 
 class Call:
-    """The requests of one call, and what has come of them. Mutable.
+    """The requests of one call, and their answers so far. Mutable.
 
-    error: why the call failed, if it has. on_news: called after a turn of the loop that brought
-    something, with the number of new tokens and the number of requests that have ended. A call per
-    token took a quarter of the host's time at 256 requests. num_choices: requests of each prompt.
-    answers: by uid. They keep no object per token, since each would be one more for the garbage
-    collector: 256 requests of 35 tokens took up to a quarter more CPU time.
+    error: why the call failed; None if it has not. on_news: called after each turn of the loop with
+    news for this call, with the number of new tokens and the number of requests that have ended. (A
+    call for each token took a quarter of the host's time at 256 requests.) num_choices: requests of
+    each prompt. answers: by uid. They keep no object for each token, because the garbage collector
+    visits all objects: 256 requests of 35 tokens took up to a quarter more CPU time.
     """
 
     def __init__(self, requests: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> None:
@@ -114,7 +114,7 @@ class Session:
         self.changed = threading.Condition()  # guards all of this; notified when a call is over
 
     def submit(self, messages: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> Call:
-        """Let the loop run a call of these requests, each under a new uid. Raises ConfigError."""
+        """Let the loop run these requests, each under a new uid. Raises ConfigError if closed."""
         with self.changed:
             if self._is_closed:
                 raise ConfigError("this LLM is closed; make a new one")
@@ -127,13 +127,13 @@ class Session:
         return call
 
     def abort(self, call: Call, error: BaseException) -> None:
-        """Let the call end with `error`, unless it has failed already."""
+        """End the call with `error`, unless it has failed already."""
         with self.changed:
             call.error = call.error or error
             self._put([AbortMsg(uid=uid) for uid in sorted(call.open)])
 
     def wait(self, waited: Call | Streams) -> None:
-        """Return when `waited` is over: run the loop, or wait while another thread runs it.
+        """Run the loop, or wait while another thread runs it, until `waited` is over.
 
         An exception of the loop fails all calls and closes the engine, whose state is unknown.
         """
@@ -184,7 +184,7 @@ class Session:
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         with self.changed:
             leader = self._leader
-            if timeout_s and leader:  # no request can run before a grammar is compiled
+            if timeout_s and leader:  # all requests wait for their grammars to be compiled
                 self.changed.wait_for(lambda: self._outgoing or leader.is_over, timeout_s)
             if leader and leader.is_over:
                 return [ExitMsg()]
@@ -192,7 +192,7 @@ class Session:
             return messages
 
     def post(self, message: SchedulerMsg) -> None:
-        """Send the loop a message from another thread."""
+        """Send a message to the loop, from any thread."""
         with self.changed:
             self._put([message])
 
@@ -218,13 +218,13 @@ class Session:
 
     @contextmanager
     def catching_ctrl_c(self, call: Call) -> Iterator[None]:
-        """Turn Ctrl-C into an abort of the call, whose error is then KeyboardInterrupt.
+        """Let Ctrl-C in the block abort the call, whose error is then KeyboardInterrupt.
 
-        A second Ctrl-C raises at once, since a rank may hang.
+        A second Ctrl-C raises it at once, because a rank may hang.
         """
         is_main = threading.current_thread() is threading.main_thread()  # only it handles signals
         if not is_main or signal.getsignal(signal.SIGINT) is None:
-            yield  # None: a handler outside Python, which could not be put back
+            yield  # None: the handler is not Python's, so it could not be restored
             return
 
         def interrupt(signum: int, frame: FrameType | None) -> None:

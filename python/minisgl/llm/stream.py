@@ -1,7 +1,7 @@
-"""One request whose answer is read while it is computed: `LLM.stream`.
+"""`LLM.stream`: one request, whose answer the caller reads while it is computed.
 
-A thread runs the loop while streams are open, as the reader may be slow or do something else. It
-puts a `Delta` into each stream's queue once per turn of the loop.
+A thread runs the loop while streams are open, because their readers may be slow. After a turn it
+wakes the readers of streams with news; a `Reader` makes a `Delta` of all that is new.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """New text of an answer, and its tokens. The text may be empty: a character is not complete.
+    """New text of an answer, and its tokens. The text is empty while a character is not complete.
 
-    logprobs, top_logprobs, prompt_logprobs, prompt_top_logprobs: as in `RequestOutput`, for these
-    tokens and the prompt's that have come.
-    parts: of a chat with `tools`, in their order: ("reasoning", text), ("content", text, which is
-    in `text` too), ("call", the name of a function) and ("arguments", text of the last call's).
+    logprobs, top_logprobs, prompt_logprobs, prompt_top_logprobs: as in `RequestOutput`, for the new
+    tokens of the answer and of the prompt.
+    parts: in a chat with `tools`, the new parts in order: ("reasoning", text), ("content", text),
+    which `text` has, too, ("call", name of the function), and ("arguments", next piece of the last
+    call's arguments).
     """
 
     text: str
@@ -51,7 +52,7 @@ class Left(Exception):
 
 
 class Reader:
-    """Cuts the output of a call with one request into deltas. Mutable: what has been read."""
+    """Cuts the output of a call with one request into deltas. Mutable: it counts what was read."""
 
     def __init__(self, session: Session, call: Call) -> None:
         self._session, self._call = session, call
@@ -59,12 +60,13 @@ class Reader:
         self._read = (0, 0, 0)  # of each list of the answer
 
     def news(self) -> tuple[Delta | None, bool]:
-        """Return what has come since the last call, if anything, and whether the call is over."""
+        """Return what is new since the last call of this method, if anything, and whether the
+        request is over."""
         with self._session.changed:
             return self._delta(), self._call.is_over
 
     def leave(self) -> None:
-        """End the request, if it has not ended."""
+        """Abort the request if it is not over."""
         if not self._call.is_over:
             self._session.abort(self._call, Left())
 
@@ -102,7 +104,7 @@ class Streams:
 
     def _lead(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # each call has it, and its reader raises it
+            with contextlib.suppress(Exception):  # it is in each call, whose reader raises it
                 self._session.wait(self)
             with self._session.changed:
                 if self.is_over:
@@ -118,7 +120,7 @@ def submit(
     chat: ChatArgs,
     on_news: OnNews,
 ) -> Call:
-    """Send one prompt, a text, ids or a conversation, to the loop. Raises InvalidRequest."""
+    """Send one prompt (a text, ids or a conversation) to the loop. Raises InvalidRequest."""
     is_chat = is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
     if not is_chat and chat != ({}, None, "auto"):
         name = next(iter(chat[0]), "tools")
@@ -135,7 +137,7 @@ def submit(
 
 
 class Stream(Iterator[Delta | RequestOutput]):
-    """What `LLM.stream` returns. Mutable."""
+    """The iterator that `LLM.stream` returns. Mutable."""
 
     def __init__(
         self,
@@ -146,7 +148,8 @@ class Stream(Iterator[Delta | RequestOutput]):
         chat: ChatArgs,
     ) -> None:
         self._is_over = True  # nothing to close, if the next line raises
-        news: queue.SimpleQueue[None] = queue.SimpleQueue()  # not self: nothing else keeps a stream
+        # The lambda must not hold `self`: a stream that its reader drops is deleted, which ends it.
+        news: queue.SimpleQueue[None] = queue.SimpleQueue()
         call = submit(llm, prompt, params, cache_salt, chat, lambda *_: news.put(None))
         self._is_over = False
         self._news, self._call = news, call

@@ -1,4 +1,4 @@
-"""The tools of `LLM.chat`, checked, as fields of a `ChatPrompt`."""
+"""Checks the tools of `LLM.chat`, and makes fields of a `ChatPrompt` from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from minisgl.errors import InvalidRequest, brief
+from minisgl.errors import InvalidRequest
+from minisgl.utils.text import brief
 
 NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 CHOICES: Final = ("auto", "none", "required")

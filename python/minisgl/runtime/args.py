@@ -1,4 +1,4 @@
-"""The options of an engine that runs in processes of its own, on one machine or several nodes."""
+"""The options of an engine in processes of its own, on one machine or several nodes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _HANG_TIMEOUT: Final = Rule(
 class RuntimeArgs(EngineArgs):
     """The options that the supervisor and the ranks read, checked one by one. Raises ConfigError.
 
-    model: a folder, once the supervisor has fetched it. offline: set by an `LLM`, which sends all
-    requests at once and whose tokens no client reads as they come: no queue limit, no stall limit.
+    model: a folder, once the supervisor has fetched it. offline: set by an `LLM`; the queue then
+    has no limit, because it sends all requests at once, and stalls have no bound.
     """
 
     max_queued_requests: int = option(
@@ -164,5 +164,5 @@ class RuntimeArgs(EngineArgs):
 
     @property
     def num_local(self) -> int:
-        """Ranks on each machine."""
+        """The number of ranks on each machine."""
         return self.tp // self.nnodes

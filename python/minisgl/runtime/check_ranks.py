@@ -1,7 +1,6 @@
-"""Checks of the number of ranks against config.json, before any process starts.
+"""Checks that config.json and the machine allow the number of ranks, before any process starts.
 
-Only the small JSON file is read, without torch. The engine checks what depends on the model's sizes
-or tensors.
+This reads one small JSON file and imports no torch. The engine checks the sizes and tensors.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from minisgl.utils.hf import read_json
 def check_ranks(folder: Path, args: RuntimeArgs) -> None:
     """Raise ConfigError if a rank would have no GPU, no query head or no expert.
 
-    The engine decides for a machine without GPUs, and if config.json does not give the number of
-    heads or experts.
+    If the machine has no GPUs, or config.json no number of heads or experts, the engine decides.
     """
     config = read_json(folder / "config.json")
     num_heads = config.get("num_attention_heads")

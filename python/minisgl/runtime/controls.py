@@ -1,4 +1,4 @@
-"""Handles the messages that are for an engine's process, not for its scheduler.
+"""Handles the messages for the engine's process that are not for its scheduler.
 
 A `ProfileMsg` starts or stops the profiler of a rank. A `WatchMsg` asks rank 0 for frames of the
 X-ray, or for the state of the replica.
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from minisgl.scheduler.replica import ReplicaReport
 
 PROFILE_S: Final = 600.0
-"""torch writes a trace of some gigabytes while it holds the interpreter's lock."""
+"""The longest time without heartbeats: torch holds the interpreter's lock while it writes a trace,
+which may have gigabytes."""
 
 
 class Controls:
-    """The controls of one rank. Mutable: the first request for a replica's state makes its report.
+    """The handler of one rank. Mutable: the first request for the replica's state makes its report.
 
     outbox: gets the answers. profile_dir: for traces. text_of: returns the text of token ids; None
-    if frames have no texts. scheduler, meter: set before the first message arrives.
+    if frames have no texts. scheduler, meter: set them before the first message arrives.
     """
 
     scheduler: Scheduler

@@ -1,4 +1,4 @@
-"""`--dry-run`: check a model and options, and say what memory they take, without weights."""
+"""`--dry-run`: checks a model and options without its weights, and shows the memory they take."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dry_run(config: EngineConfig) -> str:
     try:
         model = ModelConfig.from_folder(config.folder, config.quantization)
         dtype = resolve_dtype(config, model, device)
-        # What is kept in memory depends on the kernels; else nothing needs to be compiled.
+        # Only for quantised weights the memory depends on the kernels, which must be compiled.
         is_known = not config.quantization and not isinstance(model.formats, GgufFormats)
         ops = Ops() if is_known else create_ops(device.torch_device)
         table = str(plan_engine_memory(config, model, dtype, device, comm, ops))
@@ -67,7 +67,7 @@ def _saved(
     comm: DistributedCommunicator,
     ops: Ops,
 ) -> str:
-    """A line that says what --quantization saves."""
+    """Return a line with the memory that --quantization saves."""
     held, plain = (
         build_model(
             each, dtype=dtype, ops=ops, comm=comm, expert_parallel=config.ep

@@ -1,7 +1,7 @@
-"""The power of the devices, from counters of their energy: NVML for GPUs, RAPL for CPUs.
+"""Measures the power of the devices with counters of energy: NVML for GPUs, RAPL for CPUs.
 
-A counter has the energy of the whole device since some time in the past: what other programs and an
-idle device use is in it.
+A counter has the energy of the whole device, including the energy that other programs and the idle
+device use.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 READ_EVERY_S: Final = 0.1
-"""NVML's counter changes some 20 times a second, and a reading takes some 5 ms on an H200."""
+"""The time between the two readings of a measurement. NVML's counter changes about 20 times a
+second, and a reading takes about 5 ms on an H200."""
 
 READ_SHARE: Final = 0.01
-"""The most of the time that readings take, since a driver that reads may hold up a launch."""
+"""The largest share of the time that readings take. The driver may delay a launch meanwhile."""
 
 Meter = Callable[[], float]
-"""Returns joules since some time in the past."""
+"""Returns joules since a fixed time in the past."""
 
 
 class PowerMeter:
     """Reads a meter in a thread while the device is busy, for `READ_SHARE` of the time. Mutable.
 
-    A reading of NVML in the engine's loop held up running streams: the ITL p99 of 64 streams was
-    15.6 ms instead of 3.3.
+    With readings of NVML in the engine's loop, the ITL p99 of 64 streams was 15.6 ms instead of
+    3.3.
     """
 
     def __init__(self, joules: Meter, every_s: float = READ_EVERY_S) -> None:
         self._joules, self._every_s = joules, every_s
         self._busy = threading.Event()
         self._watts: float | None = 0.0
-        self._last_s = 0.0  # the last reading
+        self._last_s = 0.0  # the end of the last reading, on `time.perf_counter`
         self._read_first = threading.Event()
         threading.Thread(target=self._run, name="power", daemon=True).start()
         self._read_first.wait()
@@ -52,10 +53,8 @@ class PowerMeter:
         self._busy.clear()
 
     def watts(self) -> float | None:
-        """Return the power between the last two readings of a device that was busy at both.
-
-        None after the meter has failed; a warning says so.
-        """
+        """Return the power of the last measurement during which the device was busy; None after the
+        meter has failed, which a warning reports."""
         return self._watts
 
     def _run(self) -> None:
@@ -67,16 +66,17 @@ class PowerMeter:
                 if not self._busy.is_set():
                     continue
                 watts, reading_s = self._measure()
-                if self._busy.is_set():  # else the device was idle in a part of the interval
+                if self._busy.is_set():  # else the device was idle for a part of the interval
                     self._watts = watts
-        except Exception as error:  # of a driver or a file: requests go on without it
+        except Exception as error:  # of a driver or a file; requests go on without energy
             self._watts = None
             logger.warning("timings have no energy_j from now on: %s", error)
         finally:
             self._read_first.set()
 
     def _measure(self) -> tuple[float, float]:
-        """Read twice. Returns the mean power between, and the seconds that both readings took."""
+        """Read twice. Returns the mean power between the readings, and the seconds that both
+        took."""
         began_s = time.perf_counter()
         joules, read_s = self._joules(), time.perf_counter()
         time.sleep(self._every_s)
@@ -87,7 +87,7 @@ class PowerMeter:
 
 
 def rapl_meter(folder: Path) -> Meter | None:
-    """Return a meter of all CPU packages; None if there is none that may be read.
+    """Return a meter of all CPU packages; None if this process can read none of them.
 
     folder: Linux's powercap tree, /sys/class/powercap.
     """
@@ -104,7 +104,7 @@ def _is_cpu(zone: Path) -> bool:
 
 
 class _Package:
-    """One CPU package. Mutable: its counter begins again at zero after `max_energy_range_uj`."""
+    """One CPU package. Mutable: it counts how often its counter has returned to zero."""
 
     def __init__(self, zone: Path) -> None:
         self._counter = zone / "energy_uj"
@@ -122,7 +122,7 @@ class _Package:
 
 
 def nvml_meter(uuids: Sequence[str]) -> Meter | None:
-    """Return a meter of these GPUs; None without NVML's package or a counter in each of them."""
+    """Return a meter of these GPUs; None if NVML's package is missing or a GPU has no counter."""
     if importlib.util.find_spec("pynvml") is None:
         return None
     import pynvml
@@ -144,7 +144,8 @@ def nvml_meter(uuids: Sequence[str]) -> Meter | None:
 def meter_of(device: Any, num_local: int, powercap: Path) -> Meter | None:
     """Return the meter of a server's devices, or None.
 
-    device: torch's, of one rank. num_local: ranks on this machine, each with a GPU if it is one.
+    device: a torch device, of one rank. num_local: the ranks on this machine; if `device` is a GPU,
+    each has one.
     """
     if device.type != "cuda":
         return rapl_meter(powercap)

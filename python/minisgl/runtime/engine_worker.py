@@ -1,4 +1,4 @@
-"""The process of one rank: load the model, then run the scheduler's loop over it."""
+"""The process of one rank: it loads the model, then runs the scheduler's loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.runtime.grammars import Grammars
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.scheduler.report import StepLog
+from minisgl.scheduler.line_file import StepLog
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
@@ -33,8 +33,8 @@ PROGRESS_EVERY_S: Final = 2.0
 def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
     """Serve until an `ExitMsg`. `args.model` is a folder, or None for the built-in model.
 
-    Rank 0 reports, when it is ready: num_pages, page_size, max_seq_len, max_prefill_tokens, memory
-    (the table), start_s (seconds of each part of its start). With --dry-run it reports only
+    When it is ready, rank 0 reports num_pages, page_size, max_seq_len, max_prefill_tokens, memory
+    (the table) and start_s (seconds of each part of its start). With --dry-run it reports only
     `memory`, and the process ends.
     """
     clock = StartClock(status.spawned_at)
@@ -51,7 +51,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
     tokenizer = load_tokenizer(folder)
     eos_ids = end_of_sequence_ids(folder, tokenizer)
-    to_scheduler = PushQueue(endpoints.scheduler)  # its own, of the thread that compiles
+    to_scheduler = PushQueue(endpoints.scheduler)  # only the thread that compiles uses it
     grammars = Grammars(
         lambda: tokenizer,
         ModelConfig.from_folder(folder, args.quantization).vocab_size,
@@ -77,7 +77,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         status.ready(_info(engine, clock) if leads else {})
         loop.run()
     except Exception:
-        # What is queued on the device may wait for other ranks without end.
+        # Steps on the device may wait for other ranks without end.
         is_torn = config.tp > 1
         raise
     finally:
@@ -114,7 +114,7 @@ def _settings(
 
 
 def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
-    """`--max-stall-ms`, or what the default chunk takes."""
+    """Return the seconds of `--max-stall-ms`, or else of the default chunk; rank 0 logs them."""
     times = engine.tuning.step_times
     assert times is not None, "an engine that serves measures its steps"
     bound_s = args.max_stall_ms / 1e3 if args.max_stall_ms else times.default_stall_s
@@ -135,7 +135,7 @@ def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
 
 
 class _Progress:
-    """Logs how much of the weights is loaded, every `PROGRESS_EVERY_S`. Mutable."""
+    """Logs the share of the weights that is loaded, every `PROGRESS_EVERY_S`. Mutable."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + PROGRESS_EVERY_S

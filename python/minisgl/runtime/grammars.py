@@ -1,4 +1,4 @@
-"""The grammars of an engine's requests: when one is compiled, its request may start."""
+"""Makes the maskers of requests with a grammar. When it is compiled, the request may start."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Post = Callable[[CompiledMsg | AbortMsg], None]
 
 
 class Grammars:
-    """Makes the maskers of one rank. Mutable: it has a thread, which compiles.
+    """The maskers of one rank. Mutable: a thread compiles.
 
-    post: called in the thread. Rank 0's sends a message to its scheduler's inbox, from where every
-    rank gets it in the same turn; those of other ranks do nothing.
+    post: called in the thread with a message for the scheduler. On rank 0 it sends the message to
+    its inbox, so every rank gets it in the same turn; on other ranks it does nothing.
     """
 
     def __init__(
@@ -31,16 +31,17 @@ class Grammars:
         eos_ids: Collection[int],
         post: Post,
     ) -> None:
-        """tokenizer: called once, in the thread. The others as in `Maskers`."""
+        """tokenizer: called once, in the thread. vocab_size, eos_ids: see `Maskers`."""
         self._maskers = Maskers(lambda: tokenizer().to_json(), vocab_size, eos_ids)
         self._post = post
 
     def prepare(self) -> Future[object]:
-        """Read the vocabulary now, in the thread, and not with the first grammar."""
+        """Let the thread read the vocabulary now instead of with the first grammar."""
         return self._maskers.prepare()
 
     def create(self, message: UserMsg) -> Masker | None:
-        """Return the masker of a request and compile its grammar, None if it has no grammar."""
+        """Return the masker of a request, and let the thread compile its grammar. None if it has
+        none."""
         if not message.grammar:
             return None
 
@@ -53,10 +54,10 @@ class Grammars:
         return self._maskers.create(message.grammar, on_compiled)
 
     def close(self) -> None:
-        """Wait for the grammar that is being compiled; after that nothing is posted."""
+        """Wait for the grammar that is being compiled. After that `post` is not called."""
         self._maskers.close()
 
 
 def grammars_of(folder: Path, config: SchedulerConfig, post: Post) -> Grammars:
-    """folder: the checkpoint's, whose tokenizer the first grammar needs."""
+    """Return the `Grammars` of the checkpoint in `folder`, whose tokenizer the first one loads."""
     return Grammars(lambda: load_tokenizer(folder), config.vocab_size, config.eos_ids, post)

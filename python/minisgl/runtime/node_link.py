@@ -1,8 +1,8 @@
 """The connection between two nodes' supervisors: typed records over TCP.
 
 After the start a supervisor sends one record only, `Gone`, when it ends. If it cannot send that,
-the end of the connection shows it: at once if its process ends, after some seconds (`KEEPALIVE`) if
-its machine or a cable fails. ZeroMQ would hide both.
+the connection breaks: at once if its process ends, after some seconds (`KEEPALIVE`) if its machine
+or a cable fails. ZeroMQ would hide both cases.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from minisgl.errors import EngineError
 
-HELLO_S: Final = 5.0  # a connection that is silent for so long does not come from a node
+HELLO_S: Final = 5.0  # a connection that is silent for this long does not come from a node
 MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of settings
 # Seconds of silence until the kernel asks, then between three questions: a cut cable is noticed
 # after 5 s, and all has ended within 6 (scripts/try_two_nodes.sh).
@@ -29,21 +29,23 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Hello(_Record, frozen=True, kw_only=True):
-    """From a node that wants to take part. settings: see `minisgl.runtime.node_settings`."""
+    """A node other than 0 wants to take part. settings: see `minisgl.runtime.node_settings`."""
 
     node: int
     settings: dict[str, str]
 
 
 class Accepted(_Record, frozen=True, kw_only=True):
-    """To each node as it comes: wait for the others, however long that takes."""
+    """The node may take part. It waits until all nodes are here, however long that takes."""
 
 
 class Welcome(_Record, frozen=True, kw_only=True):
-    """All nodes are here: start your ranks."""
+    """All nodes are here. The receiver starts its ranks."""
 
 
 class Refused(_Record, frozen=True, kw_only=True):
+    """The node may not take part; the message says why."""
+
     message: str
 
 
@@ -68,7 +70,7 @@ class NodeLink:
             if hasattr(socket, option):  # macOS has none
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         connected.settimeout(None)
-        # For each read: the first bytes of a record without the rest must not block forever.
+        # A timeout for each read: half of a record must not block forever.
         limit = struct.pack("@ll", int(HELLO_S), int(HELLO_S % 1 * 1e6))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.status = Connection(connected.detach())  # frames; nothing is ever pickled
@@ -92,7 +94,8 @@ class NodeLink:
         raise EngineError(f"{self.name} at {self.address} says nothing")
 
     def death(self) -> EngineError | None:
-        """Read why the node ended, when `status` is readable. None if it was asked to end."""
+        """Return the error that says why the node ended; None if the user asked for it. Call this
+        when `status` is readable."""
         try:
             record = self.receive(HELLO_S)
         except EngineError as error:

@@ -1,6 +1,6 @@
-"""Which ranks and ports each node has. `minisgl.runtime.nodes` says what the ports are for.
+"""The ranks and ports of each node. `minisgl.runtime.nodes` says what the ports are for.
 
-The flags alone decide, so wrong flags are refused before any process starts.
+They follow from the flags alone, so wrong flags are refused before any process starts.
 """
 
 from __future__ import annotations
@@ -14,34 +14,38 @@ if TYPE_CHECKING:
 
 
 def ranks_of(args: RuntimeArgs, node: int) -> range:
+    """Return the ranks of a node."""
     return range(node * args.num_local, (node + 1) * args.num_local)
 
 
 def split_address(args: RuntimeArgs) -> tuple[str, int]:
-    """The host and the port at which the supervisors meet."""
+    """Return the host and the port at which the supervisors meet."""
     assert args.dist_init_addr is not None
     host, _, port = args.dist_init_addr.rpartition(":")
     return host, int(port)
 
 
 def store_port(args: RuntimeArgs) -> int:
+    """Return the port of torch's store."""
     return split_address(args)[1] + 1
 
 
 def broadcast_port(args: RuntimeArgs, rank: int) -> int:
-    """Where a rank of another node hears rank 0. The ranks of node 0 need no port."""
+    """Return the port at which a rank of another node receives the broadcasts of rank 0."""
     return store_port(args) + rank
 
 
 def ports_of_nodes(args: RuntimeArgs) -> list[int]:
+    """Return all ports. The ranks of node 0 need none for broadcasts."""
     others = [rank for node in range(1, args.nnodes) for rank in ranks_of(args, node)]
     return [split_address(args)[1], store_port(args), *(broadcast_port(args, r) for r in others)]
 
 
 def is_interface(host: str) -> bool:
-    """False for an IPv4 address of all interfaces, a multicast group or broadcast; true for names.
+    """Return whether `host` may be the address of one interface, or is a name.
 
-    0, 00.0.0.0 and 0x0 are spellings of 0.0.0.0.
+    False for the IPv4 addresses of all interfaces, multicast groups and broadcast. 0, 00.0.0.0 and
+    0x0 are spellings of 0.0.0.0.
     """
     try:
         address = ipaddress.IPv4Address(socket.inet_aton(host))

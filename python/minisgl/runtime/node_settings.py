@@ -1,4 +1,4 @@
-"""The settings that all nodes of one server must share."""
+"""The settings that must be equal on all nodes of one server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
 
 
 def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
-    """The settings of this node that must equal node 0's, each by the name that users know."""
+    """Return the settings of this node that must equal node 0's, by the names that users know."""
     flags = {
         _flag(name): str(getattr(args, name))
         for name, (_, option) in options_of(type(args)).items()
@@ -34,7 +34,7 @@ def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
 
 
 def given_of_node_0(args: RuntimeArgs) -> list[str]:
-    """The flags among `args` that only node 0 uses, as they are typed."""
+    """Return the given flags that only node 0 uses, as a user types them."""
     return [
         _flag(name)
         for name, (default, option) in options_of(type(args)).items()
@@ -43,7 +43,7 @@ def given_of_node_0(args: RuntimeArgs) -> list[str]:
 
 
 def difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
-    """A sentence about the settings that differ, or "" if none does."""
+    """Return a sentence about the settings that differ, or "" if none does."""
     names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     if not names:
         return ""
@@ -57,7 +57,7 @@ def _flag(name: str) -> str:
 
 
 def _digest(folder: Path, *, weights: bool) -> str:
-    """A hash of the JSON files, and of the names, sizes and last bytes of the weight files."""
+    """Return a hash of the JSON files, and of the names, sizes and ends of the weight files."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         is_index = path.name.endswith(".safetensors.index.json")

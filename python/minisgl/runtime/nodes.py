@@ -11,8 +11,8 @@ meet as on one machine, but over TCP::
     PORT        this connection          PORT + 1 + r   rank 0's broadcasts, at the node of rank r
     PORT + 1    torch's store
 
-Nothing is encrypted or authenticated: use it only on a network where every machine is trusted. All
-ports are bound to the interface of `--dist-init-addr`, or of the route towards it.
+Nothing is encrypted or authenticated, so each machine of the network must be trusted. On node 0 all
+ports are bound to the interface of `--dist-init-addr`, on other nodes to that of the route to it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from minisgl.utils.zmq import Endpoints
 
 logger = get_logger(__name__)
 
-JOIN_S: Final = 300.0  # people start nodes by hand, and checkpoints are fetched before
+JOIN_S: Final = 300.0  # nodes may be started by hand, and fetch the checkpoint first
 RETRY_S: Final = 0.3
-ANSWER_S: Final = 20.0  # node 0 answers at once, unless silent connections keep it for `HELLO_S`
+ANSWER_S: Final = 20.0  # node 0 waits `HELLO_S` for each silent connection, else answers at once
 
 
 def gather_nodes(args: RuntimeArgs, settings: dict[str, str]) -> list[NodeLink]:
@@ -86,7 +86,7 @@ def _admit(
     connected: socket.socket,
     links: dict[int, NodeLink],
 ) -> None:
-    """Add a node that has just connected to `links`, or refuse it with a sentence."""
+    """Add a node that has just connected to `links`, or refuse it and say why."""
     try:
         link = NodeLink("a node", connected)
         record = link.receive(HELLO_S)
@@ -110,7 +110,7 @@ def _admit(
 
 
 def join_node_0(args: RuntimeArgs, settings: dict[str, str]) -> NodeLink:
-    """On another node: wait for node 0, and for all the others. Returns the link to node 0.
+    """On another node: wait for node 0 and all other nodes. Returns the link to node 0.
 
     Raises ConfigError if node 0 refuses this node or a port of its ranks is taken, EngineError if
     node 0 ends.
@@ -145,9 +145,9 @@ def join_node_0(args: RuntimeArgs, settings: dict[str, str]) -> NodeLink:
 
 
 def with_network(endpoints: Endpoints, args: RuntimeArgs, links: list[NodeLink]) -> Endpoints:
-    """`endpoints` with TCP addresses where a rank on another node takes part.
+    """Return `endpoints` with TCP addresses for communication between nodes.
 
-    links: on node 0 those to all other nodes, in order; elsewhere the one to node 0.
+    links: on node 0 the links to all other nodes, in order; on another node the link to node 0.
     """
     leader = links[0].own_address if args.node_rank == 0 else links[0].address
     broadcasts: dict[int, str] = {}

@@ -1,11 +1,11 @@
-"""The scheduler's loop of one rank, with the queues, meters and recorders around it.
+"""Connects the scheduler's loop of one rank to its queues, meters and recorders.
 
 ::
 
     source -> inbox (controls) -> [recorder] -> loop -> [recorder] -> [costs] -> outbox
                                                   plans -> executor (the engine, on its ranks)
 
-What stands in brackets is there on rank 0 alone, if options ask for it.
+Only rank 0 has the parts in brackets, and only if an option or a device needs them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from minisgl.scheduler.io import (
     SourceInbox,
     ZmqOutbox,
 )
+from minisgl.scheduler.line_file import StepLog
 from minisgl.scheduler.loop import WAIT, Inbox, Outbox
-from minisgl.scheduler.report import StatusLine, StepLog
+from minisgl.scheduler.status_line import StatusLine
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
@@ -48,7 +49,7 @@ TextOf = Callable[[list[int]], str]
 class RankLoop:
     """The loop of one rank. Mutable: `use` gives it its scheduler.
 
-    now: the scheduler's clock. controls: handles what is not for the scheduler.
+    now: the scheduler's clock. controls: handles the messages that are not for the scheduler.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class RankLoop:
             self._add_costs(args.num_local)
 
     def use(self, scheduler: Scheduler) -> None:
-        """Let the loop run this scheduler. Call it once, before `run`."""
+        """Take the scheduler that the loop runs. Call this once, before `run`."""
         self._scheduler = self.controls.scheduler = scheduler
 
     def run(self) -> None:
@@ -114,7 +115,8 @@ class RankLoop:
         self._closing.close()
 
     def _watched(self, source: Source) -> Source:
-        """Let rank 0 end requests that wait too long, and plan late."""
+        """Return rank 0's source of messages, which also ends requests that have waited too long,
+        and plans late, if the options ask for that."""
         if self._args.max_queue_wait:
             from minisgl.scheduler.queue_wait import QueueWait
 
@@ -136,7 +138,7 @@ class RankLoop:
         return source
 
     def _record(self, path: Path, text_of: TextOf | None) -> None:
-        """Write what the loop takes, sends and shows into a file."""
+        """Write messages, events and frames to the file of `--record`."""
         from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
         from minisgl.scheduler.xray import XRay
 
@@ -149,7 +151,7 @@ class RankLoop:
         )
 
     def _add_costs(self, num_local: int) -> None:
-        """Let the ends of requests say what they cost, where the devices' energy can be read."""
+        """Add costs to the ends of requests, if the devices' energy can be read."""
         from minisgl.runtime.energy import PowerMeter, meter_of
 
         meter = meter_of(self._engine.device.torch_device, num_local, env.powercap())
@@ -174,9 +176,9 @@ def links(
     ranks: DistributedInfo,
     watched: Callable[[Source], Source],
 ) -> tuple[Source, Executor, Callable[[], float]]:
-    """This rank's source of messages, the executor of its plans, and its scheduler's clock.
+    """Return this rank's source of messages, the executor of its plans, and its scheduler's clock.
 
-    watched: makes rank 0's source of the queue that the messages come from.
+    watched: returns the source that rank 0 uses instead of its queue.
     """
     check_every = 1 if env.check_plans() else CHECK_EVERY
     if ranks.rank > 0:

@@ -1,4 +1,4 @@
-"""The scheduler's settings, from the engine."""
+"""Makes the scheduler's settings from the engine and its options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scheduler_config(
     max_stall_s: float | None = None,
     max_queued: int | None = None,
 ) -> SchedulerConfig:
-    """Without the last two arguments there is no stall bound and no limit on waiting requests.
+    """Return the settings. max_stall_s, max_queued: None for no bound.
 
     A stall bound needs an engine that was started with `measure_steps`.
     """

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal as one request to end, whatever the server is doing."""
+"""Handles Ctrl-C, SIGTERM and a closed terminal as one request to end, at any time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from types import FrameType
 from typing import Final, NoReturn, Self
 
 AGAIN_S: Final = 0.02
-"""Longer than most of what Python runs where an exception is lost."""
+"""The delay before a lost KeyboardInterrupt is raised again. Most code in which Python loses an
+exception takes less time."""
 
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -23,10 +24,10 @@ def _interrupt() -> NoReturn:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Handle a signal that comes in this block after the block.
+    """Delay the handling of signals that come in the block until its end.
 
-    Blocking the signal is not enough: it then goes to another thread (of a library), and its
-    handler runs in the main thread all the same.
+    To block the signals is not enough: another thread (of a library) then gets them, and Python
+    still runs the handler in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():  # no handler runs in this one
         yield
@@ -45,14 +46,14 @@ def held() -> Iterator[None]:
 class Signals:
     """Handles the signals inside its `with` block. Mutable: `first` and `second` may be set.
 
-    number: the signal that came first, None before that.
+    number: the signal that came first; None before that.
 
-    The first signal calls `first`, which at the start raises KeyboardInterrupt. The second calls
-    `second` and ends this process on the spot. SIGHUP never counts as the second, because a shell
-    and the kernel both send it when a terminal is closed. SIGHUP stays ignored if it was (nohup).
+    The first signal calls `first`, which by default raises KeyboardInterrupt. The second calls
+    `second` and ends this process at once. SIGHUP never counts as the second, because a shell and
+    the kernel both send it when a terminal is closed. If SIGHUP was ignored (nohup), it still is.
 
-    Python drops an exception that is raised within a `__del__` or a callback of a weak reference.
-    A KeyboardInterrupt that is lost in that way is raised once more, shortly after.
+    Python drops an exception that is raised in a `__del__` or in a callback of a weak reference. A
+    KeyboardInterrupt that is lost in this way is raised again shortly after.
     """
 
     def __init__(self) -> None:
@@ -76,14 +77,14 @@ class Signals:
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal has come.
 
-        Callbacks of the import system may have swallowed the one that its handler raised.
+        Callbacks of the import system may have dropped the KeyboardInterrupt of its handler.
         """
         if self._num_seen:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """In this block SIGINT raises KeyboardInterrupt for the caller; others end the block."""
+        """In the block, SIGINT raises KeyboardInterrupt; the other signals end the process."""
         self.first = sys.exit
         ours = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

@@ -1,9 +1,8 @@
-"""Lets the heartbeat thread of a rank see the progress of the scheduler's loop.
+"""Compares the scheduler's loop of a rank with the model of step times (`StepTimes.plan_s`).
 
-A turn of the loop waits for the steps that are in flight. It may take `SLACK` times the time that
-the model of step times predicts (`StepTimes.plan_s`), so a long prefill on a slow CPU is no hang.
-
-The same model says when the step in flight will end (`minisgl.scheduler.late_planning`).
+The heartbeat thread needs the longest time of a turn, which waits for the steps in flight: `SLACK`
+times their predicted time, so a long prefill on a slow CPU is no hang. Late planning needs the time
+at which the step in flight will end (`minisgl.scheduler.late_planning`).
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.utils.heartbeat import Pulse
 
 SLACK: Final = 20.0
-"""Neighbours on a shared CPU slow a step down by a factor of 2 to 10."""
+"""Other programs on a shared CPU slow a step down by a factor of 2 to 10."""
 
 UNSEEN_END_S: Final = 1e-4
-"""A wait that is shorter did not see the step's end."""
+"""If the host waits for less time, the step had already ended."""
 
 
 class WatchedLoopMeter(LoopMeter):
     """A `LoopMeter` that counts turns in `pulse`, and predicts when a step ends. Mutable.
 
-    step_times: without them (offline) no turn is too long; only silence is then a hang.
+    step_times: None offline. Then no turn is too long, and only silence counts as a hang.
     """
 
     def __init__(self, pulse: Pulse, step_times: StepTimes | None, **options: Any) -> None:
@@ -37,9 +36,9 @@ class WatchedLoopMeter(LoopMeter):
         self._pulse = pulse
         self._step_times = step_times
         self._in_flight: deque[Plan] = deque()
-        self._began = 0.0  # the step in flight
-        self._expected_s: float | None = None  # its time, if `flight` was called
-        self._ratio = 1.0  # of the times that steps took to those expected; at most 1
+        self._began = 0.0  # when the step in flight began
+        self._expected_s: float | None = None  # its predicted time, if `flight` was called
+        self._ratio = 1.0  # of measured to predicted times of steps; at most 1
         pulse.allowed_s = self._allowed_s
 
     def begin(self, *, asleep: bool) -> None:
@@ -69,18 +68,19 @@ class WatchedLoopMeter(LoopMeter):
             self._pulse.rest()
 
     def flight(self) -> tuple[float, float] | None:
-        """When the step in flight began and when it will end, on `time.perf_counter`; None if none
-        is in flight, or if there is no model of step times."""
+        """Return when the step in flight began and when it will end, on `time.perf_counter`. None
+        if no step is in flight, or if there is no model of step times."""
         if not self._in_flight or self._step_times is None:
             return None
         self._expected_s = self._step_times.plan_s(self._in_flight[0])
         return self._began, self._began + self._ratio * self._expected_s
 
     def _learn(self, ratio: float) -> None:
-        """Believe a short time at once, a long one slowly, and none that is longer than expected.
+        """Update the ratio with that of a step: fully if it is lower, by a tenth if it is higher.
 
-        The device idles if the next step is launched late. A step that had ended before the host
-        waited for it took less time than this one seems to have taken.
+        Too high a ratio is worse: the next step would be launched late, and the device would idle.
+        So the ratio stays at most 1. If the host did not wait for the step, the step took less time
+        than was measured, which is no reason for a higher ratio.
         """
         longer = self._ratio + 0.1 * (ratio - self._ratio)
         if self._turn_s[WAIT] < UNSEEN_END_S:
@@ -88,7 +88,7 @@ class WatchedLoopMeter(LoopMeter):
         self._ratio = min(ratio, longer, 1.0)
 
     def _allowed_s(self) -> float:
-        """Called by the heartbeat thread."""
+        """Return the most seconds of the current turn. The heartbeat thread calls this."""
         if self._step_times is None:
             return math.inf
         return SLACK * sum(map(self._step_times.plan_s, list(self._in_flight)))

@@ -1,7 +1,7 @@
 """Starts one worker process.
 
-A worker's code is imported in the worker, inside its body: a failing import is then reported like
-any other failure to start, and this process never imports torch.
+The body of a worker imports its code. So a failing import is reported like any other failure to
+start, and this process never imports torch.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _MAIN_MODULE: Final = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A process, and the pipe on which it reports its start."""
+    """A process, and the pipe on which it reports its start and sends heartbeats."""
 
     name: str
     process: SpawnProcess
     status: Connection
 
     def death(self) -> WorkerDied:
-        """Return the error that says how the worker ended. Its sentinel shows that it is gone."""
-        self.process.join(1.0)  # the sentinel can be ahead of the exit code
+        """Return the error that says how the worker ended. Call this when its sentinel is ready."""
+        self.process.join(1.0)  # the exit code can come later than the sentinel
         return WorkerDied(self.name, self.process.exitcode)
 
 
@@ -47,8 +47,8 @@ def start_worker(
 ) -> Worker:
     """Start a process that runs `body`.
 
-    log_level: None is the environment's. folder: of the sockets; the worker removes it if this
-    process is killed.
+    log_level: None for the environment's. folder: the folder of the sockets, which the worker
+    removes if this process is killed.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -58,18 +58,18 @@ def start_worker(
         name=name,
         daemon=True,
     )
-    # Starting the tracker unblocks SIGINT in this process, so start it before the block below.
+    # The start of the tracker unblocks SIGINT in this process, so it must precede the blocking.
     resource_tracker.ensure_running()
-    # A terminal sends these to every process. A signal that is blocked here stays blocked in the
-    # new process, until `run_worker` ignores it: it causes no traceback there and does not end it.
+    # A terminal sends these signals to every process. If they are blocked here, they are blocked in
+    # the new process until `run_worker` ignores them. So they cannot end it with a traceback.
     from_terminal = {signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, from_terminal)
     try:
-        with held(), main_module_hidden():  # a half-started child prints a traceback
+        with held(), main_module_hidden():  # an interrupted start would print a traceback
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, from_terminal)
-        theirs.close()  # so that the pipe ends when the worker does
+        theirs.close()  # the pipe must end when the worker ends
     return Worker(name=name, process=process, status=ours)
 
 
@@ -77,9 +77,9 @@ def start_worker(
 def main_module_hidden() -> Iterator[None]:
     """Hide the program's main module, which a spawned process would import again.
 
-    Our workers do not need it, and a script without `if __name__ == "__main__"` would run twice.
+    Workers do not need it, and a script without `if __name__ == "__main__"` would run again.
     """
-    with _MAIN_MODULE:  # another thread would take the empty module for the program's
+    with _MAIN_MODULE:  # else a second thread would save the empty module as the program's
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:

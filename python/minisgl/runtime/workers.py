@@ -1,4 +1,4 @@
-"""The worker processes of one engine: start them, learn when they are ready, end them together."""
+"""The worker processes of one engine. They start, become ready and end together."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ logger = get_logger(__name__)
 END_S: Final = 5.0
 # A rank whose peer is gone may wait for it in a collective, which no signal interrupts.
 STUCK_END_S: Final = 0.5
-# How long to wait for the cause after a consequence was reported: both are on their way.
+# After a worker has reported a consequence, wait this long for the report of its cause.
 CAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """A failed start. why: the text without the name of the worker."""
+    """A failed start. why: the text without the name of the worker. is_consequence: see
+    `StartFailed`."""
 
     text: str
     why: str
@@ -45,17 +46,17 @@ class Workers:
     """Processes that live and end together, and the folder of their sockets. Mutable: it grows."""
 
     def __init__(self, *, log_level: str | None = None) -> None:
-        """log_level: of the workers; None is the environment's."""
+        """log_level: of the workers; None for the environment's."""
         self._log_level = log_level
         self.reset()
 
     def reset(self) -> None:
-        """Forget the workers that have ended, so that others can start."""
+        """Drop the workers that have ended, so that others can start."""
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
         self.info: dict[str, Any] = {}  # what the workers reported when they were ready
         self.nodes: list[NodeLink] = []  # other machines' supervisors, which end with these
-        self._ranks: list[Worker] = []  # of one engine, if there are several
+        self._ranks: list[Worker] = []  # this node's ranks, if the engine has several
         self._leads = True
         self._is_ready = False
         self._has_hung = False
@@ -82,7 +83,7 @@ class Workers:
         tool_call_parser: str | None = None,
         dry_run: bool = False,
     ) -> None:
-        """Start `num_tokenizers` tokenizers and a detokenizer, or for 0 one process that is both.
+        """Start `num_tokenizers` tokenizers and a detokenizer, or one process for both if it is 0.
 
         dry_run: they load, report that they are ready, and end.
         """
@@ -101,7 +102,7 @@ class Workers:
     def wait_ready(self) -> None:
         """Wait until each worker is ready.
 
-        Raises StartupFailed, which names each cause, but not the failures that followed from it.
+        Raises StartupFailed, which names each cause, but not its consequences in other workers.
         """
         waiting = self.processes[:]
         failures: list[_Failure] = []
@@ -126,8 +127,8 @@ class Workers:
             waiting = [worker for worker in waiting if worker.status not in readable]
             causes = [failure for failure in failures if not failure.is_consequence]
         if failures:
-            # Text workers report the same error of a tokenizer, and ranks the same with other
-            # numbers, of free memory for instance. Only the first of them is shown.
+            # All text workers may report one error of the tokenizer, and all ranks one error with
+            # other numbers, for example of free memory. Show only the first report.
             different: dict[str, str] = {}
             for failure in causes or failures:
                 different.setdefault(re.sub(r"[\d.,]+", "", failure.why), failure.text)
@@ -170,11 +171,11 @@ class Workers:
             raise error
 
     def stalled(self) -> str | None:
-        """Return what is wrong with a worker that makes no progress, by the last check."""
+        """Return a sentence about a worker that makes no progress, by the last check, if any."""
         return self._hang_watch.stalled(self.processes) if self._hang_watch else None
 
     def wait_ended(self) -> None:
-        """Wait until every worker has ended by itself, or another node says that it has ended.
+        """Wait until every worker has ended by itself, or another node reports its end.
 
         Raises EngineError if a worker or a node ended with an error, or if a worker hangs.
         """
@@ -196,7 +197,7 @@ class Workers:
     def end(self, reason: str | None = None) -> None:
         """Ask the workers to end, kill those that do not, and remove the sockets.
 
-        reason: for the other nodes, if the end is not what the user asked for.
+        reason: for the other nodes, if the user did not ask for the end.
         """
         is_whole = (
             self._is_ready
@@ -208,20 +209,20 @@ class Workers:
         for node in self.nodes:
             node.send(Gone(reason=reason))
         if leaving and self._leads:
-            # All ranks leave in the same turn, between two steps. A signal could end one of them
-            # in the middle of a step.
+            # With this message all ranks leave in the same turn, between two steps. A signal could
+            # end one of them during a step.
             queue = PushQueue(self.endpoints.scheduler)
             queue.put([ExitMsg()])
             queue.close()
         for worker in self.processes:
-            if not self._is_ready:  # there is nothing to clean up, and a rank may be stuck
+            if not self._is_ready:  # it has nothing to clean up, and may be stuck
                 worker.process.kill()
             elif worker not in leaving:
                 worker.process.terminate()
         may_be_stuck = bool(self._ranks) and self._is_ready and not is_whole
         deadline = time.monotonic() + (STUCK_END_S if may_be_stuck else END_S)
         for worker in self.processes:
-            # The sentinel, not the exit code: a program that ignores SIGCHLD gets no exit code.
+            # A program that ignores SIGCHLD gets no exit code, so wait for the sentinel.
             if not wait([worker.process.sentinel], max(deadline - time.monotonic(), 0)):
                 if not may_be_stuck:
                     logger.warning("the %s does not end; killing it", worker.name)
@@ -232,7 +233,7 @@ class Workers:
         self.endpoints.remove()
 
     def kill(self) -> None:
-        """End the workers now."""
+        """Kill the workers, and remove the sockets."""
         for worker in self.processes:
             worker.process.kill()
         self.endpoints.remove()

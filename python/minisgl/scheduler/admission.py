@@ -1,4 +1,4 @@
-"""Admission: checks before queueing that a request can be served, and refuses it otherwise."""
+"""Admission: refuses a request that cannot be served, before it is queued."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from minisgl.utils.text import counted
 def admissible_max_tokens(
     config: SchedulerConfig, prompt: IdArray, sampling: SamplingParams, *, num_waiting: int
 ) -> int:
-    """Return the most output tokens of the request: its `max_tokens`, or all that fit.
+    """Return the most output tokens of the request: its `max_tokens`, or as many as fit.
 
-    Raises RequestError, with the limit, if the request can never fit or the queue is full.
+    Raises RequestError, which states the limit, if the request can never fit or the queue is full.
     """
     num_prompt, asked = len(prompt), sampling.max_tokens
     if num_prompt == 0:

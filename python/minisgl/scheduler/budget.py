@@ -6,18 +6,16 @@ from minisgl.scheduler.config import SchedulerConfig
 
 
 class PromptBudget:
-    """The rest of one step's prompt budget. Mutable and short-lived.
-
-    A step has at most `max_prefill_tokens` prompt tokens.
-    """
+    """What is left of the prompt budget of one step, `max_prefill_tokens`. Mutable, short-lived."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._tokens = config.max_prefill_tokens
 
     def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
-        """Return how many of the next `num_tokens` of a prompt fit; the first `start` are computed.
+        """Return how many tokens of the next chunk of a prompt fit into the budget.
 
+        start: the prompt's computed tokens. num_tokens: the length of the chunk if all of it fits.
         share: the part of the whole budget that this chunk and the chunks taken may use together.
         """
         left = self._tokens - round((1 - share) * self._config.max_prefill_tokens)

@@ -1,8 +1,9 @@
 """The cost of each request: its share of the device time and energy of its steps.
 
-A step's device time goes from its launch, or from the end of the step before if that is later, to
-its end, as the host sees both. Its energy is that time times the device's power. Both are divided
-among its rows by the tokens computed. The energy of an idle device belongs to no request.
+The device time of a step begins at its launch, or when the previous step ends if that is later. It
+ends when the host sees the step's outcome. The step's energy is this time multiplied by the power
+of the device. Rows share both in proportion to their tokens. The energy of an idle device belongs
+to no request.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Power(Protocol):
 
 
 class Ledger:
-    """Mutable: device seconds and joules of the requests that have not ended."""
+    """The device seconds and joules of the requests that have not ended. Mutable."""
 
     def __init__(self, power: Power, clock: Callable[[], float] = time.perf_counter) -> None:
         self._power, self._clock = power, clock
@@ -52,6 +53,7 @@ class Ledger:
         return self._clock()
 
     def settled(self, plan: Plan, launched_at: float) -> None:
+        """Add the step's cost to its requests. launched_at: the time that `launched` returned."""
         now = self._clock()
         seconds = now - max(launched_at, self._free_at)
         self._free_at = now
@@ -62,7 +64,7 @@ class Ledger:
         share = seconds / plan.num_tokens
         joules = share * watts
         for cost in map(self._costs.get, plan.uids[: plan.num_decodes]):
-            if cost:  # None: it ended while this step was computed
+            if cost:  # else the request ended while this step was computed
                 cost[0] += share
                 cost[1] += joules
         for row in range(plan.num_decodes, plan.num_rows):
@@ -72,16 +74,14 @@ class Ledger:
                 cost[1] += joules * num_tokens
 
     def cost(self, uid: int) -> tuple[float, float] | None:
-        """Return the device seconds and joules of a request that ends, and forget it.
-
-        None if the power is not known.
-        """
+        """Remove a request that ends. Returns its device seconds and joules; None if the power is
+        not known."""
         device_s, joules = self._costs.pop(uid, (0.0, 0.0))
         return None if self._power.watts() is None else (device_s, joules)
 
 
 class CostedExecutor:
-    """An executor whose steps are in a ledger."""
+    """An executor that adds the cost of its steps to a ledger."""
 
     def __init__(self, executor: Executor, ledger: Ledger) -> None:
         self._executor, self._ledger = executor, ledger
@@ -106,7 +106,7 @@ class _CostedFlight(Flight):
 
 
 class CostedOutbox:
-    """An outbox whose `Finished` events say what their requests cost."""
+    """An outbox that adds the cost of each request to its `Finished` event."""
 
     def __init__(self, outbox: Outbox, ledger: Ledger) -> None:
         self._outbox, self._ledger = outbox, ledger

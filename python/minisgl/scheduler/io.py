@@ -1,4 +1,4 @@
-"""The loop's inbox and outboxes between processes, as a server uses them."""
+"""The inbox and the outboxes that connect the loop to other processes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from minisgl.message import (
 from minisgl.utils.zmq import Endpoints, PushQueue
 
 Control = ProfileMsg | WatchMsg
-"""Messages for the engine's process that the scheduler does not see."""
+"""Messages for the engine's process, but not for its scheduler."""
 Message = SchedulerMsg | Control
 Report = StatusReply | ProfileReply | WatchReply
 
 
 class Source(Protocol):
-    """The source of an inbox's messages: a `PullQueue`, or rank 0's broadcasts."""
+    """The source of an inbox's messages: a `PullQueue`, or the broadcasts of rank 0."""
 
     def get(self, timeout_s: float | None) -> Sequence[Message]: ...
 
@@ -32,9 +32,9 @@ class Source(Protocol):
 
 
 class SourceInbox:
-    """Messages of the tokenizers, of the detokenizer (stops) and of the supervisor (exit).
+    """Takes messages of the tokenizers, the detokenizer (stops) and the supervisor (exit).
 
-    on_control: gets the messages that are not for the scheduler, between two steps.
+    on_control: called between two steps with each message that is not for the scheduler.
     """
 
     def __init__(self, source: Source, on_control: Callable[[Control], None] | None = None) -> None:
@@ -55,7 +55,7 @@ class SourceInbox:
 
 
 class ZmqOutbox:
-    """Events go to the detokenizer, one frame per call."""
+    """Sends events to the detokenizer, in one frame for each call."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._queue = PushQueue(endpoints.detokenizer)
@@ -68,7 +68,7 @@ class ZmqOutbox:
         self._queue.put([DetokenizeMsg(events=[], pings=[seq])])
 
     def pass_on(self, reply: Report) -> None:
-        """Send records to the API server, after the events that were sent before."""
+        """Send a record to the API server. It arrives after the events that were sent before."""
         self._queue.put([DetokenizeMsg(events=[], pass_on=[reply])])
 
     def close(self) -> None:
@@ -76,15 +76,14 @@ class ZmqOutbox:
 
 
 class FollowerOutbox(ZmqOutbox):
-    """The outbox of a follower. It sends no events, which rank 0 sends, but its own status and
-    heartbeats."""
+    """The outbox of a rank above 0: it sends its own status and pongs. Rank 0 sends the events."""
 
     def send(self, events: list[Event]) -> None:
         pass
 
 
 class NoOutbox:
-    """The outbox of a rank on another machine than the detokenizer: it sends nothing."""
+    """The outbox of a rank that runs on another machine than the detokenizer: it sends nothing."""
 
     def send(self, events: list[Event]) -> None:
         pass

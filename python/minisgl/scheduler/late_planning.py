@@ -1,10 +1,10 @@
-"""Late planning: a step is planned shortly before the step in flight ends, not when that begins.
+"""Late planning: the next step is planned just before the step in flight ends.
 
-With overlap the next step is planned as soon as the flight begins. A request that arrives just
-after that waits for two steps of other requests before its own. Where several API keys share the
-server, and where a decode step is long on a CPU, rank 0 therefore goes on receiving until the
-flight is about to end, and the request is in the next step (decision 0041). Short steps are planned
-at once: they leave too little to gain.
+With overlap the next step is usually planned as soon as the flight begins. A request that arrives
+after that waits for two steps of other requests before its own. If rank 0 receives messages until
+the flight is about to end, the request is in the next step. Rank 0 does so if several API keys
+share the server (decision 0041), or if a decode step on a CPU is long. It plans at once if the step
+in flight is short.
 
 Rank 0's clock decides only when messages are taken. All ranks get the same messages in the same
 turn, so plans depend on no clock.
@@ -23,21 +23,22 @@ LEAD_S: Final = 2e-3
 """How long before the flight's end the next step is planned. Broadcasting, planning and launching a
 step with prompts take 1 to 2 ms on the host."""
 LEAD_SHARE: Final = 0.1
-"""The same as a share of the flight's time, for the error of the model of step times."""
+"""The lead as a share of the flight's time, if that is longer: the prediction of step times
+errs."""
 
 LONG_STEP_S: Final = 10e-3
-"""A decode step of this length leaves four fifths of it to requests that arrive meanwhile. Steps of
-the built-in model take 1 ms, in which a prediction would be a cost and no gain."""
+"""A request can arrive in four fifths of a decode step of this length and still be in the next one.
+For steps of 1 ms, as the built-in model has, a prediction would cost more than it gains."""
 
 POLL_S: Final = 1e-3
-"""A queue waits for whole milliseconds."""
+"""The shortest wait: a queue waits for whole milliseconds."""
 
 
 class LatePlanning:
-    """A `Source` of rank 0. Mutable: it waits once requests of a second key have come.
+    """A `Source` of rank 0. Mutable: it begins to wait when a request of a second key has come.
 
     flight: returns when the step in flight began and when it will end, on `clock`; None if no step
-    is in flight. waited: called after it has waited. for_all: wait for requests of one key, too.
+    is in flight. waited: called after each wait. for_all: wait from the start, with any keys.
     """
 
     def __init__(

@@ -13,10 +13,10 @@ from minisgl.scheduler.requests import Requests
 def masks_of(
     plan: Plan, requests: Requests, vocab_size: int, refused: dict[int, RequestError]
 ) -> list[Mask]:
-    """Return the masks of a launched plan's late rows. The plan before it is committed.
+    """Return the masks of a launched plan's late rows. The plan before it must be committed.
 
-    The mask allows every token where the sampled token will be discarded: the request has ended,
-    an earlier step failed, or there is no mask. Then its error is put into `refused`, by uid.
+    If the token will be discarded, the mask allows every token: if the request has ended, an
+    earlier step has failed, or the masker raises an error, which this adds to `refused`, by uid.
     """
     any_token = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
     masks = []

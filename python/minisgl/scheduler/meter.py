@@ -1,4 +1,4 @@
-"""Measures where the loop's time goes, and reports once a second.
+"""Measures how much time each part of the loop takes, and reports once a second.
 
 ::
 
@@ -33,8 +33,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     start_s, settle_s: when these two groups of parts began, in seconds since the loop started.
     tokens: computed tokens, prompt and decode. output_tokens: tokens that requests received.
-    running, waiting: requests after the step. used_pages: pages that they hold, of the KV pool's
-    num_pages. cached_pages: pages that only the prefix cache holds.
+    running, waiting: requests after the step. used_pages: the pages that these hold, of the
+    num_pages in the KV pool. cached_pages: pages that only the prefix cache holds.
     """
 
     step: int
@@ -67,11 +67,11 @@ class Watcher(Protocol):
 
 
 class LoopMeter(Meter):
-    """Sums the times. Mutable. The loop calls `begin`, a `lap` after each part, and `end`.
+    """Adds up the times. Mutable. The loop calls `begin`, a `lap` after each part, and `end`.
 
     on_report: called with a `StatusReply` every `REPORT_EVERY_S`. on_step: called with the record
-    of each step. peak_memory_bytes: called for each report. watcher: None while no client watches.
-    epoch: the zero of the records' clock on `time.perf_counter`.
+    of each step. peak_memory_bytes: returns the device's, for a report. watcher: None while no
+    client watches. epoch: the zero of the records' clock on `time.perf_counter`.
     """
 
     def __init__(

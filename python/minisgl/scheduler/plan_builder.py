@@ -12,10 +12,10 @@ from minisgl.core.sampling import SamplingParams
 
 
 class RowNeeds:
-    """Which rows of the request tables need more than a token. Mutable.
+    """The rows of the request tables that need more than a sampled token. Mutable.
 
-    late: those that are sampled late. with_logprobs: those that report log-probabilities. tops:
-    `SamplingParams.top_logprobs` by row. with_options: those whose options change the logits.
+    late: rows that are sampled late. with_logprobs: rows that report log-probabilities. tops:
+    `SamplingParams.top_logprobs` by row. with_options: rows whose options change the logits.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class RowNeeds:
         self.with_options: set[int] = set()
 
     def add(self, req: Req) -> None:
-        """Note what a request with a row needs."""
+        """Add the row of a request to the sets of its needs."""
         row, sampling = req.table_idx, req.sampling
         if req.masker:
             self.late.add(row)
@@ -40,18 +40,18 @@ class RowNeeds:
         return bool(self.late or self.with_logprobs or self.tops or self.with_options)
 
     def discard(self, row: int) -> None:
-        """Forget a row, whose request leaves it."""
+        """Remove the row of a request that leaves it."""
         for rows in (self.late, self.with_logprobs, self.with_options):
             rows.discard(row)
         self.tops.pop(row, None)
 
 
 class PlanBuilder:
-    """Lists that grow row by row. Short-lived and mutable; `Planner` appends decodes itself.
-    Attributes that are named as a field of `Plan` become that field.
+    """Lists that grow row by row. Mutable, short-lived. `Planner` itself appends the decodes.
 
-    unfinished: running requests with more than one token left to compute, in order. with_chunk:
-    uids that have a chunk in this step. is_full: no waiting request may start in this step.
+    An attribute with the name of a field of `Plan` becomes this field. unfinished: running requests
+    with more than one token left to compute, in order. with_chunk: uids that have a chunk in this
+    step. is_full: no waiting request may start in this step.
     """
 
     def __init__(self, step: int, needs: RowNeeds) -> None:
@@ -80,6 +80,7 @@ class PlanBuilder:
         self.sample_rows = list(range(len(self.uids)))
 
     def add_chunk(self, req: Req, start: int, end: int) -> None:
+        """Add a row that computes the tokens [start, end) of a request."""
         if end == req.num_known:
             self.sample_rows.append(len(self.uids))
             self.output_idxs.append(len(req.output))

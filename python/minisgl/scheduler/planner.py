@@ -50,8 +50,8 @@ class Planner:
             self._plan_prompts(plan)
         if not plan.uids:
             assert not plan.begins, "a request has started without a row"
-            # A request that ran alone lacked pages and was retracted. It had duplicates of cached
-            # pages, which are free now, so it can start again.
+            # A request that ran alone lacked pages and was retracted. Its duplicates of cached
+            # pages are free now, so it can start again.
             is_released = requests.stats.num_retractions > num_retractions and not requests.leaving
             return self.plan() if is_released else None
         requests.next_step += 1
@@ -111,8 +111,9 @@ class Planner:
         """Share the step's prompt budget among unfinished and waiting requests, in order.
 
         While the first of them needs more than one step, shorter prompts may use up to half of the
-        budget before it, the shortest first. Prompts of a key that is ahead of the first's by more
-        than a step's tokens wait for a step without it, so that its step is short.
+        budget before it, the shortest first. To keep the step of the first request short, prompts
+        of a key that was served far more than its key wait for another step: more by the tags
+        (`Req.order`), by more tokens than a step can have.
         """
         in_order = self._requests.waiting[:WINDOW] if self._requests.num_places else []
         for req in plan.unfinished:
@@ -129,11 +130,11 @@ class Planner:
         self._plan_chunks(plan, budget, in_order)
 
     def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
-        """Return the requests of the priority of `first` with fewer tokens left, the fewest first.
+        """Return the requests with fewer tokens left than `first`, and its priority, fewest first.
 
-        For a request of another API key, the difference of the tags (`Req.order`), which count
-        tokens, is added to what it has left. The list ends at a waiting request whose key is not
-        that of the first waiting request, because the first would retract it again.
+        A request of another API key counts with more tokens: the difference between the tags
+        (`Req.order`), which count tokens, is added. The list ends at a waiting request whose key is
+        not that of the first waiting request, because the first would retract it again.
         """
         shorter = []
         waiting, most = self._requests.waiting, first.num_left - 1
@@ -210,16 +211,16 @@ class Planner:
         return True
 
     def has_room(self, req: Req, unfinished: list[Req]) -> bool:
-        """Return whether the pages suffice for `req`, for these others, and for what all that run
-        will need next."""
+        """Return whether the free pages suffice for `req`, for the `unfinished` requests, and for
+        the next tokens of all running ones."""
         others, growth = len(self._requests.running), self.config.watermark_tokens
         return self._requests.cache.has_room(req, req.num_known + 1, unfinished, others, growth)
 
     def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether `req` should wait for pages that a running request is computing.
 
-        `req` remembers that request until the pages are computed, so a waiting request is compared
-        with each unfinished one about once. A request never waits for one of lower priority.
+        `req` remembers the running request until those pages are computed, so two requests are
+        compared about once. A request never waits for one of lower priority.
         """
         source = req.prefix_source
         if source is not None and source.table_idx >= 0 and not source.leaving:

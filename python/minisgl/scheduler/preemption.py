@@ -1,13 +1,13 @@
-"""Preemption: a waiting request takes the place of running requests of another key.
+"""Preemption: a waiting request takes the place of running requests of other API keys.
 
-It displaces only requests that come after it by priority and tag (`minisgl.server.shares`); the
-arrival does not count. So no request is retracted for one that it could displace in turn, and a
-retracted request resumes before later ones. The choice is a pure function of the requests, as all
-planning is. Requests of one key do not displace each other, nor do requests without keys.
+It displaces only requests that come after it by priority and tag (`minisgl.server.shares`),
+whenever they arrived. So two requests never displace each other in turn. Requests of one key do
+not displace each other, nor do requests without keys. The choice is a pure function of the
+requests, as all planning is.
 
-A retracted request leaves with its last flight, one turn later when steps overlap. Its place is
-free at once, because the tables have one row more than requests may run. So are its pages: the
-flight reads and writes them before their next owner does, whose step is launched later.
+A retracted request keeps its row of the tables until its last flight is settled. The next request
+takes the spare row, so it can start at once. It can also have the retracted request's pages at
+once: the flight reads and writes them before the next owner does, whose step is launched later.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def give_way(planner: Planner, requests: Requests, candidates: Sequence[Req]) ->
 
 
 def _has_room(planner: Planner, requests: Requests, req: Req, starting: list[Req]) -> bool | None:
-    """Return whether the pages suffice for `req` beside requests that start or go on; None if it
-    should wait for a longer prefix."""
+    """Return whether the free pages suffice for `req`, besides `starting` and what runs; None if
+    `req` should wait for a longer prefix."""
     if requests.cache.attach(req, planner.reusable_ids(req), requests.next_step) is None:
         return None
     try:
@@ -58,8 +58,8 @@ def _has_room(planner: Planner, requests: Requests, req: Req, starting: list[Req
 
 
 def _victims(requests: Requests, req: Req, num_tokens: int, num_places: int) -> list[Req] | None:
-    """Return the running requests to retract, the last in the order first, for a place and for the
-    pages of `num_tokens`; None if those after `req` do not suffice."""
+    """Return the running requests whose retraction frees a place and the pages of `num_tokens`, the
+    last in the order first; None if those after `req` do not suffice."""
     victims: list[Req] = []
     for victim in reversed(requests.running):
         if num_places + len(victims) > 0 and num_tokens <= 0:

@@ -1,7 +1,7 @@
 """Ends requests that have waited too long in the queue: `--max-queue-wait`.
 
-A rank's clock must not influence its plans. So rank 0 looks at its queue, and what it finds becomes
-a message, which every rank receives in the same turn.
+A rank's clock must not influence its plans. So rank 0 checks its queue, and adds a message for each
+request that must end. Every rank receives it in the same turn.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from minisgl.message import AbortMsg
 from minisgl.scheduler.io import Message, Source
 
 CHECK_S: Final = 0.1
-"""How often the queue is looked at. Looking at 1,024 waiting requests takes 0.08 ms."""
+"""The time between two checks. A check of 1,024 waiting requests takes 0.08 ms."""
 
 
 class QueueWait:
     """A `Source` of rank 0 that adds an `AbortMsg` for each request that has waited too long.
 
-    waiting: the requests in the scheduler's queues. A request that has started once may wait for
-    longer: its client has tokens. Mutable: when it looks next.
+    waiting: returns the requests in the scheduler's queues. A request that was retracted may wait
+    longer, since its client may have tokens. Mutable: it keeps the time of the next check.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""`--record FILE`: the flight recorder, a ring on disk of the engine's requests and steps.
+"""`--record FILE`: keeps the newest requests and steps of the engine in two files.
 
-JSON lines, each an object with one key:
+FILE has JSON lines. Each is an object with one key:
 
     config    the scheduler's settings, and whether steps overlap
     frame     a `minisgl.scheduler.xray.Frame`; the page's X-ray opens such a file
@@ -8,7 +8,7 @@ JSON lines, each an object with one key:
               priority, share, scored (the prompt's log-probabilities are wanted), has_grammar
     compiled  the grammar of a request is compiled, so it may start: turn, uid
     leave     a client left, or a stop string ended its text: turn, uid, num_tokens (null: all)
-    end       how it ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
+    end       a request has ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
               decode_s, all_hash_ids (of the prompt and the output together)
 
 hash_ids: one digest for each block of 16 tokens, of the block and all before it. Requests with a
@@ -16,14 +16,12 @@ common prefix have common digests. Their key is drawn at the start and written n
 can be read or guessed from them. `turn` counts the turns of the loop from 0. `minisgl replay FILE`
 sends the same requests to a server; with `--plans` the scheduler alone plans them again.
 
-The ring is two files: FILE becomes FILE.1 when it has `SEGMENT_BYTES`, and begins again.
+At `SEGMENT_BYTES` FILE is renamed to FILE.1, and a new FILE begins.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -31,47 +29,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from minisgl.core.event import Event, Failed, Finished, Token
-from minisgl.errors import ConfigError
 from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg
 from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.line_file import LineFile
 from minisgl.scheduler.loop import Inbox, Outbox
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
 
 SEGMENT_BYTES: Final = 32 << 20
 BLOCK_TOKENS: Final = 16
 
-_encode: Final = msgspec.json.Encoder().encode
-
 
 class Recorder:
-    """Mutable: it owns the file. A disk that is full ends the recording, not the engine."""
+    """Mutable: it keeps the outputs of the requests that have not ended."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file cannot be written."""
-        self._path = path
+        self._file = LineFile("--record", path, SEGMENT_BYTES)
         self._key = secrets.token_bytes(16)
         self._began = time.perf_counter()
-        self._num_bytes = 0
         self._open: dict[int, tuple[UserMsg, list[int]]] = {}  # by uid, with the output so far
-        try:
-            path.with_name(path.name + ".1").unlink(missing_ok=True)
-            self._file = path.open("wb")
-        except OSError as error:
-            raise ConfigError(f"--record {path}: {error.strerror or error}") from error
 
     def frame(self, data: bytes) -> None:
-        """Write an encoded frame, and hand the file's buffer to the system."""
-        self._write(b'{"frame":' + data + b"}\n", is_handed_over=True)
+        """Write an encoded frame. The file is then complete up to it."""
+        self._file.write_line(b'{"frame":' + data + b"}")
+        self._file.flush()
 
     def begin(self, config: SchedulerConfig, *, overlap: bool) -> None:
-        """Write what plans depend on beside the messages."""
-        self._write(_encode({"config": {**asdict(config), "overlap": overlap}}) + b"\n")
+        """Write the settings that plans depend on."""
+        self._file.write({"config": {**asdict(config), "overlap": overlap}})
 
     def arrived(self, turn: int, message: UserMsg) -> None:
         self._open[message.uid] = message, []
@@ -87,15 +74,14 @@ class Recorder:
             "scored": message.sampling.prompt_logprobs is not None,
             "has_grammar": bool(message.grammar),
         }
-        self._write(_encode({"arrival": arrival}) + b"\n")
+        self._file.write({"arrival": arrival})
 
     def compiled(self, turn: int, message: CompiledMsg) -> None:
-        self._write(_encode({"compiled": {"turn": turn, "uid": message.uid}}) + b"\n")
+        self._file.write({"compiled": {"turn": turn, "uid": message.uid}})
 
     def left(self, turn: int, message: AbortMsg | StopMsg) -> None:
         num_tokens = message.num_tokens if isinstance(message, StopMsg) else None
-        leave = {"turn": turn, "uid": message.uid, "num_tokens": num_tokens}
-        self._write(_encode({"leave": leave}) + b"\n")
+        self._file.write({"leave": {"turn": turn, "uid": message.uid, "num_tokens": num_tokens}})
 
     def wrote(self, event: Token) -> None:
         if event.uid in self._open:
@@ -116,13 +102,10 @@ class Recorder:
                 "prefill_s": round(event.prefill_s, 6),
                 "decode_s": round(event.decode_s, 6),
             }
-        self._write(_encode({"end": end}) + b"\n")
+        self._file.write({"end": end})
 
     def close(self) -> None:
-        try:
-            self._file.close()  # may write what is in its buffer
-        except OSError as error:
-            self._warn(error)
+        self._file.close()
 
     def _hash_ids(self, ids: bytes, namespace: str) -> list[int]:
         digest = hashlib.blake2b(namespace.encode(), digest_size=6, key=self._key).digest()
@@ -132,27 +115,6 @@ class Recorder:
             digest = hashlib.blake2b(block, digest_size=6, key=self._key).digest()
             hashes.append(int.from_bytes(digest, "little"))
         return hashes
-
-    def _warn(self, error: OSError) -> None:
-        logger.warning("--record ends: %s: %s", self._path, error.strerror)
-
-    def _write(self, line: bytes, *, is_handed_over: bool = False) -> None:
-        if self._file.closed:
-            return
-        try:
-            if self._num_bytes + len(line) > SEGMENT_BYTES:
-                self._file.close()
-                os.replace(self._path, self._path.with_name(self._path.name + ".1"))
-                self._file = self._path.open("wb")
-                self._num_bytes = 0
-            self._file.write(line)
-            self._num_bytes += len(line)
-            if is_handed_over:
-                self._file.flush()
-        except OSError as error:
-            self._warn(error)
-            with contextlib.suppress(OSError):  # its buffer is full of what cannot be written
-                self._file.close()
 
 
 class RecordedInbox:

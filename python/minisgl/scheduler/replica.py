@@ -15,15 +15,15 @@ from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.scheduler import Scheduler
 
 SHARE: Final = 0.01
-"""The part of the loop's time that making hashes may take. If asked more often, it sends the last
-hashes again. The router itself knows which prompts it has sent since."""
+"""The share of the loop's time that making hashes may take. A router that asks more often gets the
+last hashes again. It knows which prompts it has sent since."""
 
 LEAST_S: Final = 0.2
 """A rate is measured over at least this many seconds of the loop's time."""
 
 
 class ReplicaReport:
-    """Makes the state on each call. Mutable: it remembers counters, rates and hashes."""
+    """Returns the state on each call. Mutable: it keeps counters, rates and hashes."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ReplicaReport:
         scheduler = self._scheduler
         queued = sum(req.num_left for req in scheduler.requests.queued)
         unfinished = (req.num_left for req in scheduler.requests.running)
-        queued += sum(left for left in unfinished if left > 1)  # 1: it decodes
+        queued += sum(left for left in unfinished if left > 1)  # one that decodes has 1 left
         self._measure(has_queue=queued > 0)
         now = self._clock()
         if now >= self._hashes_due:
@@ -72,7 +72,7 @@ class ReplicaReport:
         return msgspec.json.encode(state)
 
     def _row_s(self) -> float:
-        """A row's share of a decode step."""
+        """Return the seconds that one row adds to a decode step."""
         scheduler, times = self._scheduler, self._step_times
         if times is None:
             return 0.0
@@ -82,7 +82,7 @@ class ReplicaReport:
         return times.row_us * 1e-6 + times.context_ns * 1e-9 * self._context
 
     def _counters(self) -> tuple[float, int, int]:
-        """The loop's seconds, prompt tokens, finished requests; each since the start."""
+        """Return the loop's seconds, prompt tokens and finished requests since the start."""
         meter = self._meter
         return sum(meter.part_s), meter.num_prefill_tokens, self._scheduler.stats.num_finished
 
@@ -93,7 +93,7 @@ class ReplicaReport:
         )
         if seconds < LEAST_S:
             return
-        if has_queue and self._had_queue:  # the rate is that of the engine, not of arrivals
+        if has_queue and self._had_queue:  # else this would be the rate of arrivals
             self._prefill_rate = tokens / seconds or self._prefill_rate
         self._finished_rate = finished / seconds
         self._before, self._had_queue = counters, has_queue

@@ -7,9 +7,9 @@
      │         ├──────────── if it was retracted ───┘
      └──> compiling, until its grammar is compiled
 
-A request leaves when it ends or is retracted. It keeps its row of the tables until every launched
-step with a row of it is committed, and its pages, too, unless it gave way to a request of another
-key (`minisgl.scheduler.preemption`).
+A request leaves when it ends or is retracted. It keeps its row of the tables and its pages until
+every launched step with a row of it is committed. If it gave way to a request of another key, its
+pages are released at once (`minisgl.scheduler.preemption`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Requests:
     """Mutable: the state that the planner and the scheduler share.
 
     waiting, running: in order. compiling: by uid; their grammars are being compiled. leaving: by
-    uid; a flight still has a row of them, but no more rows are planned. free_table_idxs: the tables
-    have one row more than requests may run, so that one can start while another leaves. needs:
-    which rows of the tables want a mask or report more than their token. next_step: the number of
-    the next plan. void_from: outcomes from this failed step on are discarded; None if no step
-    failed.
+    uid; a flight still has a row of them, but no more rows are planned. free_table_idxs: the free
+    rows of the tables, which have `max_running` + 1 rows, so that one request can start while
+    another leaves. needs: which rows of the tables need more than a sampled token. next_step: the
+    number of the next plan. void_from: outcomes from this failed step on are discarded; None if no
+    step failed.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:

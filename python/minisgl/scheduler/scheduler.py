@@ -52,7 +52,7 @@ class Scheduler:
         self.stats = self.requests.stats
         self._planner = Planner(config, self.requests, clock)
         self._arrivals = 0
-        self.refused: dict[int, RequestError] = {}  # by uid: a masker's, until `commit`
+        self.refused: dict[int, RequestError] = {}  # by uid: raised by maskers since `commit`
 
     @property
     def runnable(self) -> bool:

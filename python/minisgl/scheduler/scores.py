@@ -1,4 +1,4 @@
-"""The log-probabilities of prompt tokens: from a step's outcome to events, each reported once."""
+"""Reports the log-probabilities of prompt tokens, each once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def report_scores(
 ) -> list[Req]:
     """Append a `PromptLogprobs` for each row with values that are not reported yet.
 
-    A request that was retracted computes some values again. If values of a row are not numbers, its
-    sampled id becomes -1; the requests of such rows that sample none are returned.
+    A request that was retracted computes some values again. If a row has NaN values, its sampled id
+    becomes -1. Returns the requests of rows with NaN values that sample no token.
     """
     damaged = []
     for (row, _, _), (logprobs, tops) in zip(plan.scored, outcome.scores, strict=True):

@@ -10,8 +10,8 @@ from minisgl.scheduler.config import SchedulerConfig
 class StallBudget(PromptBudget):
     """The prompt budget of a step with decode rows, if there is a stall bound.
 
-    The step's prompts must also add at most `PLANNED_SHARE` of `max_stall_s` to a step of the
-    decode rows alone, as `step_times` predicts both. The first chunk of a step may always have one
+    By the prediction of `step_times`, the step's prompts may make it at most `PLANNED_SHARE` of
+    `max_stall_s` longer than the decode rows alone. The first chunk of a step may always have one
     page of tokens.
     """
 
@@ -36,7 +36,7 @@ class StallBudget(PromptBudget):
             first_s = self._stall_s(1, 0)
             limit_s = first_s + share * (limit_s - first_s)
         low, high = 0, most
-        middle = most  # all of a prompt fit in most steps
+        middle = most  # usually the whole chunk fits
         while low < high:
             fits = self._stall_s(middle, start) <= limit_s
             low, high = (middle, high) if fits else (low, middle - 1)
@@ -49,7 +49,7 @@ class StallBudget(PromptBudget):
         self._num_pairs += num_tokens * start
 
     def _stall_s(self, num_tokens: int, start: int) -> float:
-        """Return the time that the chunks taken and one more chunk add to the decode rows."""
+        """Return the seconds that the chunks taken and this one add to the decode rows."""
         num_prompt = self._num_taken + num_tokens
         pairs = self._num_pairs + num_tokens * start
         return self._times.step_s(self._num_decodes, 0, num_prompt, pairs) - self._decodes_s

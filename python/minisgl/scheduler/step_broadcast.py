@@ -8,10 +8,11 @@ and outcomes so far, so the ranks only need to agree on which message came in wh
 
 Sending plans instead would not be simpler: they are larger than the messages, and each rank would
 still have to keep the state that a commit changes. The price is that planning must depend on
-nothing else. If it did, ranks would launch different steps, and their collectives would wait for
-each other without end. So each broadcast has a digest of all plans before it. With overlap it
-arrives before a rank waits for the outcome of the last of them. A `PlanCheck` arrives before the
-launch itself. A follower has to wait for it, so only every 64th step has one.
+nothing but messages and outcomes. Otherwise ranks could launch different steps, and their
+collectives would wait for each other without end. So each broadcast has a digest of all earlier
+plans; with overlap a rank compares it before it waits for the last of these steps. A `PlanCheck`
+has the digest of a step before its launch. A follower has to wait for it, so only every 64th step
+has one.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from minisgl.scheduler.io import Message, Source
 from minisgl.utils.zmq import PullQueue, PushQueue
 
 CHECK_EVERY: Final = 64
-"""Steps from one check to the next. A check costs rank 0 about 5 us (a plan of 256 rows) and 9 us
-for each follower, and a follower cannot launch before rank 0 has planned."""
+"""Steps from one check to the next. A check costs rank 0 about 5 us for a plan of 256 rows, and 9
+us for each follower. A follower cannot launch before rank 0 has planned."""
 
 
 class Leader:
     """Rank 0's source of messages and its executor. Mutable: it counts turns.
 
-    source: where messages come from. followers: one queue for each other rank. check_every: steps
-    from one check of the plans to the next; the same on all ranks.
+    followers: one queue for each other rank. check_every: steps from one check of the plans to the
+    next; the same on all ranks.
     """
 
     def __init__(

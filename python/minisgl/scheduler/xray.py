@@ -1,9 +1,9 @@
 """The frames of the X-ray: steps, requests, pages and the prefix tree.
 
-A frame is sent every `EVERY_S`, or later, so that frames take at most `SHARE` of the loop's time.
-It has the steps since the frame before, at most the newest `MAX_STEPS`, and the state at the time
-when it is made. Pages and the prefix tree take longer the more is cached, so they have a share of
-their own, `CACHE_SHARE`, and are not in each frame. Frames have no token ids, and no texts unless
+A frame is sent every `EVERY_S`, or less often, so that frames take at most `SHARE` of the loop's
+time. It has the steps since the last frame, at most the newest `MAX_STEPS`, and the current state.
+The more is cached, the longer pages and prefix tree take. So they have a share of their own,
+`CACHE_SHARE`, and not every frame has them. Frames have no token ids, and no texts unless
 `--xray-text` asks for them.
 """
 
@@ -29,27 +29,28 @@ EVERY_S: Final = 0.1
 SHARE: Final = 0.002
 CACHE_SHARE: Final = 0.001  # 7 ms for 6,600 nodes, so every 7 s; 0.1 ms for 60 nodes
 MOST_WAITING: Final = 3
-"""Bounds the time that a frame counts for: its CPU time times this. Otherwise a frame during which
-other programs ran would delay the next one for seconds."""
+"""The time of a frame counts as at most this multiple of its CPU time. Otherwise a frame during
+which other programs ran would delay the next one for seconds."""
 MAX_STEPS: Final = 1000
-MAX_ROWS: Final = 64  # rows of a step that are named
+MAX_ROWS: Final = 64  # rows that a frame has of a step
 MAX_REQUESTS: Final = 300
 MAX_NODES: Final = 300
-TEXT_TOKENS: Final = 32  # the first of a node, of which its text is made
-MAX_TEXTS: Final = 2000  # texts that are kept
+TEXT_TOKENS: Final = 32  # the first tokens of a node, whose text is shown
+MAX_TEXTS: Final = 2000  # texts that are kept for later frames
 MAX_CELLS: Final = 4096
-"""Cells of the map of pages. With more pages a cell shows the busiest of several."""
+"""The cells of the map of pages. With more pages, a cell has several and shows the highest
+owner."""
 
 FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
 """Owners of a page: none; the prefix cache alone; several requests; uid + `FIRST_UID`."""
 
 Step = tuple[int, float, float, float, float, float, float, float, float, int, int, int, Any]
 """step, start_s, settle_s, the six parts in us, decodes, prompt tokens, output tokens, and the rows
-as [uid, tokens, ...], or None if they are those of the frame's step before."""
+as [uid, tokens, ...]; None if the frame's previous step has the same rows."""
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
-    """Ages are seconds before the frame; -1 for what has not happened."""
+    """Ages are in seconds at the time of the frame; -1 if the event has not happened."""
 
     uid: int
     state: str  # waiting, prefill, decode or leaving
@@ -70,11 +71,12 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """now_s: on the clock of the steps. num_skipped: steps that the frame has no room for.
 
-    page_map, pages_per_cell, tree, texts, num_nodes: None if they are not in this frame: then those
-    of the last frame that has them are shown.
-    page_map: owner and number of cells, alternately; a cell is pages_per_cell pages.
-    tree: for each node the index of its parent in the list (-1: a root), its pages, and how many
-    requests hold it; parents come first. texts: how each of these nodes begins, if asked for.
+    page_map, pages_per_cell, tree, texts, num_nodes: None if this frame does not have them. Then
+    the page shows those of the last frame that has them.
+    page_map: runs of cells with one owner, as owner, number of cells, owner, ...; a cell is
+    pages_per_cell pages. tree: for each node the index of its parent in the list (-1: a root), its
+    number of pages, and how many requests hold it; parents come first. texts: the beginning of each
+    of these nodes, if asked for.
     """
 
     now_s: float
@@ -99,7 +101,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class XRay:
-    """See `minisgl.scheduler.meter.Watcher`. Mutable: the steps since the last frame."""
+    """A `minisgl.scheduler.meter.Watcher` that sends frames. Mutable: it keeps the steps since the
+    last frame."""
 
     def __init__(
         self,
@@ -108,8 +111,8 @@ class XRay:
         record: Callable[[bytes], None] | None = None,
         text_of: Callable[[list[int]], str] | None = None,
     ) -> None:
-        """epoch: that of the meter's records. record: gets all frames, also while no client
-        watches. text_of: returns the text of token ids; None if frames have no texts."""
+        """epoch: see `LoopMeter`. record: gets all frames, even while no client watches. text_of:
+        returns the text of token ids; None if frames have no texts."""
         self._send, self._epoch, self._record = send, epoch, record
         self._steps: deque[tuple[StepRecord, Plan]] = deque(maxlen=MAX_STEPS)
         self._num_skipped = 0
@@ -119,7 +122,7 @@ class XRay:
         self._texts: dict[bytes, str] = {}
 
     def watch(self, seconds: float) -> None:
-        """Go on for so many seconds from now."""
+        """Send frames for this many seconds from now."""
         now = time.perf_counter()
         if now >= self._until:  # no client has the frames before
             self._cache_due = 0.0
@@ -199,7 +202,7 @@ class XRay:
 
 
 class _Clocks:
-    """A point in time. A difference is in seconds, at most `MOST_WAITING` times the CPU's."""
+    """A point in time. A difference is in seconds, at most `MOST_WAITING` times the CPU seconds."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
@@ -209,7 +212,7 @@ class _Clocks:
 
 
 def _is_same(before: Plan, plan: Plan) -> bool:
-    """Whether both have one token of each of the same requests, as most steps after another do."""
+    """Whether both steps decode the same requests, as most consecutive steps do."""
     is_decode = plan.num_decodes == len(plan.uids)
     return is_decode and before.num_decodes == plan.num_decodes and before.uids == plan.uids
 
@@ -266,9 +269,9 @@ def _state(req: Req, clock: float) -> RequestState:
 
 
 def _page_map(scheduler: Scheduler, requests: list[Req], nodes: list[Any]) -> tuple[list[int], int]:
-    """Return the run lengths of the pages' owners, and the pages of a cell.
+    """Return `Frame.page_map` and `Frame.pages_per_cell`, for the pages of the full group.
 
-    The pages are those of the full group. A model without one has none: all its cells are free.
+    A model without a full group has no such pages: all its cells are free.
     """
     owners = np.zeros(scheduler.requests.cache.num_pages + 1, np.int32)  # the last is NO_PAGE's
     owners[_joined([node.pages for node in nodes])] = CACHED
@@ -295,8 +298,8 @@ def _run_lengths(owners: npt.NDArray[np.int32]) -> list[int]:
 
 
 def _tree(nodes: list[Any]) -> tuple[list[Any], list[tuple[int, int, int]]]:
-    """Return the nodes that were used last, parents first, and what a frame says of them."""
-    # A node is used whenever one below it is, so a prefix of this order is a tree.
+    """Return the nodes that were used last, parents first, and their entries in `Frame.tree`."""
+    # A node is used whenever one below it is used, so the first nodes of this order are a tree.
     parents_first = nodes[::-1]
     latest = sorted(parents_first, key=lambda node: -node.last_used)[:MAX_NODES]
     index = {id(node): at for at, node in enumerate(latest)}
@@ -305,6 +308,6 @@ def _tree(nodes: list[Any]) -> tuple[list[Any], list[tuple[int, int, int]]]:
 
 
 def _nodes(scheduler: Scheduler) -> list[Any]:
-    """The nodes of the prefix tree, children before parents; none without a prefix cache."""
+    """Return the nodes of the prefix tree, children before parents; none without a prefix cache."""
     list_nodes = getattr(scheduler.requests.cache._prefix_cache, "_nodes", None)
     return list(list_nodes()) if list_nodes else []

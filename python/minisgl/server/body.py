@@ -11,9 +11,10 @@ from typing import Final, TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from minisgl.errors import InvalidRequest, brief, shortened
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.schema import Json
 from minisgl.server.errors import refusal
+from minisgl.utils.text import brief, shortened
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
 MAX_PAUSE_S = 30.0

@@ -13,7 +13,6 @@ turn: with 256 streams the wake-ups, not the sockets, limit the tokens per secon
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from minisgl.core import Failed, Finished, SamplingParams
-from minisgl.core.choices import seed_of
 from minisgl.errors import EngineError, InvalidRequest, ServerBusy
 from minisgl.message import (
     AbortMsg,
@@ -120,7 +118,7 @@ class Frontend:
                 _check_size(prompts[::num_choices], num_choices)
                 for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):
                     choice = position % num_choices
-                    params = _with_seed(sampling, choice)
+                    params = sampling.with_seed(choice)
                     if key:  # the prompt of several choices counts once
                         jobs[uid] = key.begin(prompt, params, counts_prompt=not choice)
                     message = TokenizeMsg(
@@ -254,12 +252,3 @@ def _check_size(prompts: Sequence[Prompt], num_choices: int) -> None:
             f"{MAX_COPIES_BYTES >> 20} MiB are allowed; ask for fewer choices in one call",
             param="n",
         )
-
-
-def _with_seed(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Return `sampling` with a seed: a random one if it has none, else the one of this choice."""
-    if sampling.seed is None:
-        return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-    if choice:
-        return msgspec.structs.replace(sampling, seed=seed_of(sampling.seed, choice))
-    return sampling

@@ -1,7 +1,7 @@
 """`minisgl chat` and `minisgl run`: clients of the HTTP API in a terminal or a pipe.
 
-What it is for: it sends messages to a server's URL, and prints answers to stdout and all else to
-stderr. What it does not know: how the server works. Read next: `minisgl.shell.repl`.
+What it is for: it sends messages to a server, and prints answers to stdout and all else to stderr.
+What it does not know: how the server works. Read next: `minisgl.shell.repl`.
 """
 
 from minisgl.shell.repl import run_question, run_shell

@@ -1,4 +1,4 @@
-"""One chat over /v1/chat/completions: its history, and streamed answers with their cost."""
+"""A conversation over /v1/chat/completions: its messages, and streamed answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from minisgl.shell.settings import Settings
 from minisgl.utils.http import http_client, server_root
 from minisgl.utils.text import counted
 
-# Prefill of a long prompt may take minutes on a CPU; a server that is gone closes the connection.
+# No timeout for reading: on a CPU the prefill of a long prompt may take minutes, and the end of a
+# server closes the connection.
 TIMEOUT: Final = httpx.Timeout(None, connect=5.0)
 
 TOO_LONG: Final = "context_length_exceeded"
@@ -25,12 +26,12 @@ NO_KEY: Final = "invalid_api_key"
 
 
 class ChatError(Exception):
-    """The server refused or failed, or does not answer. The message is a sentence for the user."""
+    """The server refuses, fails or does not answer. The message is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The tokens and times of one answer. Tokens are counted by the server, times by the client."""
+    """The tokens and times of one answer. The server counts tokens, the client measures times."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -52,9 +53,9 @@ class Cost:
 
 
 class Chat:
-    """A conversation with the model that `url` serves. Mutable: it keeps the messages.
+    """A conversation with the model of the server at `url`. Mutable: it keeps the messages.
 
-    Each turn sends all of them. The server has their prefix in its cache.
+    Each turn sends all of them. The server has the earlier ones in its prefix cache.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Chat:
         self._turns: list[dict[str, str]] = []
         self._question = ""
         self._is_answered = True
-        self.cost: Cost | None = None  # of the last answer; None if it did not end by itself
+        self.cost: Cost | None = None  # of the last answer; None if that was stopped or failed
 
     def model(self) -> str:
         """Return the served model's name. Raises ChatError."""
@@ -94,7 +95,7 @@ class Chat:
             raise self._not_ours() from error
 
     def reset(self, system: str | None = None) -> None:
-        """Forget all messages. system: the new system prompt; None for none."""
+        """Delete all messages. system: the new system prompt; None for none."""
         self._system = system
         self._turns = []
         self._question = ""
@@ -103,14 +104,14 @@ class Chat:
         self._http.close()
 
     def take_back(self) -> str:
-        """Forget the last question and its answer. Returns the question; "" if there is none."""
+        """Delete the last question and its answer. Returns the question; "" if there is none."""
         if self._is_answered:
             del self._turns[-2:]
             self._is_answered = False
         return self._question
 
     def save(self, path: str) -> None:
-        """Write the conversation as the JSON of a request that continues it. Raises ChatError."""
+        """Write the conversation to a file, as the JSON of a request. Raises ChatError."""
         body = {"messages": self._messages(), **self.settings.as_fields()}
         try:
             Path(path).expanduser().write_text(
@@ -147,7 +148,8 @@ class Chat:
         return turns
 
     def ask(self, text: str) -> Generator[str, None, None]:
-        """Stream the answer to `text`. Closing the iterator stops it; the text so far is kept.
+        """Stream the answer to `text`. Closing the generator stops the answer, and keeps its text
+        so far.
 
         Raises ChatError; then neither question nor answer is kept.
         """

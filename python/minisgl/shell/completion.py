@@ -1,6 +1,6 @@
-"""`minisgl completion SHELL`: a script that completes commands, flags and their values.
+"""`minisgl completion SHELL`: prints a script that completes commands, flags and their values.
 
-It is made from the parsers of the commands, so it has every flag. Completion runs no Python.
+It is made from the parsers of the commands, so it has every flag. The script runs no Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ fish  minisgl completion fish > ~/.config/fish/completions/minisgl.fish
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag. values: its choices; None for a switch, () for any text. is_path: of a file."""
+    """A flag. values: its choices; None for a switch, () for any text. is_path: whether the value
+    is a path."""
 
     name: str
     help: str
@@ -33,7 +34,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class CompletedCommand:
-    """A command. words: those that may follow it; if there are none, files may."""
+    """A command. words: the words that may follow it; without any, names of files may."""
 
     name: str
     help: str
@@ -55,10 +56,10 @@ class CompletedCommand:
 
 
 def print_script(argv: Sequence[str], commands: list[CompletedCommand]) -> int:
-    """Print the script for the shell of the command line. Returns the exit code."""
+    """Print the script for the shell that `argv` names. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="minisgl completion",
-        description="Print what lets a shell complete commands and flags.",
+        description="Print a script with which a shell completes commands and flags.",
         epilog=HOW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

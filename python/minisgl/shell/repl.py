@@ -1,8 +1,8 @@
 """The loop of `minisgl chat`, and the one question of `minisgl run`.
 
-Each turn reads a message, and runs its command or streams the answer and prints its cost. In a
-terminal, messages come through prompt_toolkit (history, editing); from a pipe, line by line, so
-that a script can chat, too. Only answers go to stdout.
+Each turn reads a message. It runs a command, or streams the answer and prints its cost. In a
+terminal, prompt_toolkit reads messages (history, editing). From a pipe they are read line by line,
+so that a script can chat, too. Only answers go to stdout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ exit, quit        leave (as Ctrl-D and /exit do)
 Ctrl-C            stop the answer'''
 
 FENCE: Final = '"""'
-INTERRUPTED: Final = 130  # the exit code of what Ctrl-C ends, as shells have it
+INTERRUPTED: Final = 130  # the exit code after Ctrl-C, as in shells
 
 
 def run_shell(
@@ -92,7 +92,7 @@ def _client(begin: Callable[[], Chat], use: Callable[[Chat, Console], int]) -> i
 
 
 class _Loop:
-    """Reads messages and prints answers. Mutable: it notes whether all were answered."""
+    """Reads messages and prints answers. Mutable: it remembers whether all were answered."""
 
     def __init__(self, chat: Chat, console: Console) -> None:
         self._chat, self._console = chat, console
@@ -153,7 +153,7 @@ class _Loop:
         self._console.print(text, style="dim")
 
     def _wrong(self, text: str) -> str:
-        """Say that something did not work. Returns ""."""
+        """Print an error. Returns "", which is no message."""
         self._console.print(text, style="red")
         self._all_answered = False
         return ""
@@ -175,13 +175,14 @@ def _is_closed(text: str) -> bool:
 
 
 def _unfenced(text: str) -> str:
-    """Return the message without the marks of several lines; without a closing one, up to the end
-    of the input."""
+    """Return the message without the marks around several lines. If the input ended first, there is
+    no closing mark."""
     return text.removeprefix(FENCE).removesuffix(FENCE).strip() if text.startswith(FENCE) else text
 
 
 def _reader(console: Console) -> Callable[[], str | None]:
-    """Return a function that returns the next message of the terminal, None at the end."""
+    """Return a function that reads the next message from the terminal; it returns None at the
+    end."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -228,7 +229,7 @@ def _history(console: Console) -> History:
 
 
 def _answer(question: str, chat: Chat, console: Console) -> bool | None:
-    """Print the answer as it comes. Returns whether all of it came; None if Ctrl-C stopped it."""
+    """Print the answer while it arrives. Returns whether it is complete; None after Ctrl-C."""
     out = sys.stdout
     words = WordWriter(out, lambda: console.width) if out.isatty() else None
     pieces = chat.ask(question)

@@ -21,7 +21,7 @@ logit_bias."""
 
 
 class Settings:
-    """Settings by name. Mutable. A setting that is not set is the checkpoint's default."""
+    """Settings by name. Mutable. Without a value, a setting is the checkpoint's default."""
 
     def __init__(self, given: Iterable[tuple[str, str]] = ()) -> None:
         """given: names, and values as text. Raises InvalidSampling."""
@@ -34,7 +34,7 @@ class Settings:
         return ", ".join(shown) or "the checkpoint's defaults"
 
     def set(self, name: str, text: str) -> None:
-        """Set `name` to the value that `text` holds, as JSON or as plain text; "" removes it.
+        """Set `name` to the value of `text`, which is JSON or plain text; "" removes the setting.
 
         Raises InvalidSampling.
         """
@@ -55,7 +55,7 @@ class Settings:
         return dict(self._values)
 
     def replace(self, fields: dict[str, Any]) -> None:
-        """Replace all settings by the fields of a request. Raises InvalidSampling, and then changes
+        """Replace all settings by the fields of a request. If it raises InvalidSampling, it changes
         nothing."""
         for name in fields:
             self._check_name(name)

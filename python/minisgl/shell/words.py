@@ -1,4 +1,4 @@
-"""Writes streamed text to a terminal without control characters, and wraps it between words."""
+"""Writes streamed text to a terminal: wrapped between words, and without control characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, TextIO
 from rich.cells import cell_len
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, but for line feeds and tabs."""
+"""Control characters, except line feeds and tabs."""
 
 _BREAKS: Final = re.compile(r"(\s)")
 _TAB: Final = 8
@@ -33,7 +33,8 @@ class WordWriter:
         for word, space in zip(parts[::2], parts[1::2], strict=True):
             self._write_word(word)
             self._write_space(space)
-        # Scripts of wide characters have no spaces, and a word as long as a line is broken anyway.
+        # Wide characters have no spaces between words, and a word longer than a line is broken
+        # anyway.
         if cell_len(self._word) > len(self._word) or len(self._word) >= self._width():
             self.flush()
         self._file.flush()

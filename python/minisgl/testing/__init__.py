@@ -1,4 +1,4 @@
-"""Fakes of the device and the sockets, with which scheduling is tested in milliseconds.
+"""Fakes of the device and the sockets, to test scheduling in milliseconds.
 
 What it is for: tests and overhead benchmarks. What it does not know: torch. The server never
 imports it. Read next: `tests/scheduler`.

@@ -1,12 +1,12 @@
-"""A fake device without a model, whose tokens are wrong if a plan is.
+"""A fake device without a model. If a plan is wrong, its tokens are wrong.
 
 The KV of a token is its id, written to the slots that the plan names. The next token is a hash of
-the ids that a row reads through the page tables: all of them in a full group, the last `window` in
-a window group. In a state group the row reads the state at the last multiple of `interval`: a hash
-of all ids before it, which each step computes from the page of an earlier state. A rows group has
-the ids since then. If a page was freed too early, shared wrongly or never written, the token is
-wrong; so it is after a stale state, or one that the same step writes. `fake_next_id` over the true
-sequence gives the right token.
+the ids that a row reads through the page tables: all ids in a full group, the last `window` in a
+window group. In a state group the row reads the state at the last multiple of `interval`, which is
+a hash of all ids before it; a step computes a state from the page of an earlier one. A rows group
+has the ids since then. The token is wrong if a page was freed too early, shared wrongly or never
+written, or if a state is stale or written in the same step. `fake_next_id` of the true sequence is
+the right token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fake_next_id(
     mask: Mask | None = None,
 ) -> int:
     """Return the fake model's next id: a hash of the ids that each group shows, the seed and the
-    index. With a mask, it is the first allowed id from there on."""
+    index. If the mask forbids it, the next allowed id is returned."""
     seen: list[bytes | int] = []
     for group in groups:
         if group.kind == "state":
@@ -57,7 +57,8 @@ def _token(
 
 
 def _state(state: int, ids: IdArray, group: CacheGroup) -> int:
-    """Return the state that `ids`, whole intervals, make of `state`."""
+    """Return the state after `ids`, which are whole intervals, if `state` is the one before
+    them."""
     for start in range(0, len(ids), group.interval):
         state = hash((state, ids[start : start + group.interval].tobytes()))
     return state
@@ -83,7 +84,7 @@ class _FailedFlight(_Done):
 
 @dataclass(slots=True)
 class _FakeFlight(Flight):
-    """A step that `sample` samples, at once or late. Mutable: it gets its ids."""
+    """A step whose ids `sample` returns, at its launch or late. Mutable: it keeps them."""
 
     sample: Callable[[dict[int, Mask]], list[int]]
     late_rows: list[int]
@@ -100,11 +101,11 @@ class _FakeFlight(Flight):
 
 
 class FakeExecutor:
-    """Runs plans at their launch. Mutable: it has the device's memory.
+    """Runs a plan when it is launched. Mutable: it has the device's memory.
 
     groups: cache groups with their pages, instead of the `num_pages` of one full group. A state
-    group needs a group beside it that shows the tokens of an interval. fail_steps: maps a step
-    that fails to the number of its uids (from the back) to blame.
+    group needs another group that shows the tokens of an interval. fail_steps: step that fails ->
+    the number of its last rows whose requests fail.
     """
 
     def __init__(
@@ -220,8 +221,8 @@ class FakeExecutor:
                     self._memory[index][slots] = ids[first - start :]
 
     def _update_states(self, plan: Plan, ids_of_rows: list[IdArray]) -> dict[tuple[int, int], int]:
-        """Return the state of each (row, group) after this step, and write the new ones to their
-        pages. Rows read the pages as they were before this step."""
+        """Write the new states to their pages. Returns the state of each (row, group) after this
+        step. Rows read the pages as they were before this step."""
         states: dict[tuple[int, int], int] = {}
         written: list[tuple[int, int, int]] = []
         for index, group in enumerate(self.groups):
@@ -271,7 +272,7 @@ class FakeExecutor:
 
 
 class InstantExecutor:
-    """Samples token 7 for every row at once, so that only the scheduler's own time is left."""
+    """Samples token 7 for every row at once, to measure the time of the scheduler alone."""
 
     def launch(self, plan: Plan) -> _Done:
         return _Done(StepResult(next_ids=[7] * len(plan.sample_rows)))

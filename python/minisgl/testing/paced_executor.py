@@ -1,4 +1,4 @@
-"""A fake device whose steps take a given time, for measuring all that is around the device."""
+"""A fake device whose steps take a given time, to measure what the rest of the engine adds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from minisgl.core.plan import Plan, StepOutcome, StepResult
 class PacedExecutor:
     """Runs steps of `step_s` one after another, without host time, and samples `ids` in turn.
 
-    The host sleeps during a step, as it does during a GPU's. A step begins when the one before it
-    ends, so late wake-ups do not add up. Mutable: it knows until when it is busy.
+    The host sleeps during a step, as it does with a GPU. A step begins when the one before it ends,
+    so late wake-ups do not add up. Mutable: it keeps the end of the last step.
     """
 
     def __init__(self, step_s: float, ids: Sequence[int]) -> None:

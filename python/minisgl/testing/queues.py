@@ -1,4 +1,4 @@
-"""An inbox and an outbox without sockets: the messages are given, the events are kept."""
+"""An inbox with given messages, and an outbox that keeps the events; neither has a socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minisgl.message import ExitMsg, SchedulerMsg
 
 
 class ListInbox:
-    """Returns `turns[i]` at turn i, then the results of `more()`; `ExitMsg` when that is None."""
+    """Returns `turns[i]` at turn i, later the result of `more()`, or `ExitMsg` if that is None."""
 
     def __init__(
         self,

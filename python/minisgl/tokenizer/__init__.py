@@ -2,7 +2,7 @@
 
 What it is for: the checkpoint's tokenizer and chat template, and the text of a running request,
 token by token; `minisgl.tokenizer.worker` is the process that does both. What it does not know:
-models, pages, HTTP. It imports no torch, and transformers only for a checkpoint that has no
+models, pages, HTTP. It imports no torch, and imports transformers only for a checkpoint without a
 tokenizer.json. Read next: `minisgl.scheduler`.
 """
 

@@ -1,4 +1,4 @@
-"""The plan of a chat's answer: the formats of its parts, and what it must be.
+"""The plan of a chat's answer: the formats of its parts, and the calls that it must have.
 
 The formats are those of the checkpoint's response_template, or else those of its chat template. If
 the chat template takes no tools, a system message in Hermes' format describes them, and calls are
@@ -44,21 +44,19 @@ logger = get_logger(__name__)
 if TYPE_CHECKING:
     from minisgl.tokenizer.tokenize import PromptEncoder
 
-_detect_calls = lru_cache(4)(detect_calls)
-_detect_reasoning = lru_cache(4)(detect_reasoning)
-_detect_switch = lru_cache(4)(detect_switch)
 ANY_TOOL: Final = ("auto", "required")
+"""Values of `tool_choice` that allow each tool."""
 SWITCH: Final = "enable_thinking"
-"""The name by which clients switch reasoning on and off. A template may have another."""
+"""Clients switch reasoning on and off by this name. A template may have another name for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """How the answer to one prompt is read, and what it must be.
+    """How the answer to one prompt is parsed, and what a grammar must make it have.
 
-    tools: the tools that may be called. choice: "auto", "required", or the name of the tool that
-    must be called. is_parallel: whether several calls are allowed. thinking_budget: the largest
-    number of tokens of reasoning; None is no limit.
+    form: None if the answer can only be text. tools: the tools that may be called. choice: "auto",
+    "required", or the name of the tool that must be called. is_parallel: whether several calls are
+    allowed. thinking_budget: the largest number of tokens of reasoning; None is no limit.
     """
 
     form: AnswerForm | None = None
@@ -68,7 +66,7 @@ class AnswerPlan:
     thinking_budget: int | None = None
 
     def resolve(self, sampling: SamplingParams, tokenizer: Tokenizer) -> tuple[str, str]:
-        """Return (the answer's grammar, the JSON of its form); each is "" if there is none.
+        """Return the answer's grammar and the JSON of its form; each is "" if there is none.
 
         Raises InvalidSampling for a grammar that cannot be compiled.
         """
@@ -91,17 +89,18 @@ class AnswerPlan:
 
 
 class PlannedIds(bytes):
-    """The ids of a chat's prompt, with the plan of its answer."""
+    """The ids of a chat's prompt, as bytes that carry the plan of its answer."""
 
     plan: AnswerPlan
 
 
 def plan_of(ids: bytes) -> AnswerPlan:
+    """Return the plan that a prompt's ids carry; without one, the plan of an answer in text."""
     return ids.plan if isinstance(ids, PlannedIds) else AnswerPlan()
 
 
 def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]) -> bytes:
-    """Return the ids of a chat's prompt, with the plan of its answer if that may have parts.
+    """Return the ids of a chat's prompt. They carry the plan of the answer if it may have parts.
 
     check: gets the prompt's text before it is encoded, and may raise. Raises InvalidRequest.
     """
@@ -118,8 +117,8 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     messages, args = list(prompt.messages), _template_args(prompt, template)
     if takes:
         args["tools"] = whole_tools(prompt.tools, encoder.template)
-    own = ResponseFormats() if _detect_calls(template) == HARMONY else _own(encoder.folder)
-    detected = own.calls or _detect_calls(template)
+    own = ResponseFormats() if detect_calls(template) == HARMONY else _own(encoder.folder)
+    detected = own.calls or detect_calls(template)
     if prompt.tools or any(message.get("tool_calls") for message in messages):
         calls = encoder.tool_call_parser or detected
         messages = plain_messages(messages, prompt.tools, encoder.template, calls)
@@ -140,9 +139,13 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
 
 
 def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
-    """Return the client's variables of the template, with the switches of reasoning that it has."""
+    """Return the client's variables for the template.
+
+    `enable_thinking` and `reasoning_effort` also set the template's own switch of reasoning, if it
+    has one and the client does not set it. Raises InvalidRequest for an effort without a switch.
+    """
     args = dict(prompt.template_args)
-    effort, switch = args.get("reasoning_effort"), _detect_switch(template)
+    effort, switch = args.get("reasoning_effort"), detect_switch(template)
     if switch and SWITCH in args:
         args.setdefault(switch, args[SWITCH])
     if effort is not None and "reasoning_effort" not in template:
@@ -158,7 +161,7 @@ def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
 
 @lru_cache(4)
 def _own(folder: Path) -> ResponseFormats:
-    """Return the formats that the checkpoint's response_template describes. It is read once."""
+    """Return the formats that the checkpoint's response_template describes, if it has one."""
     template = load_tokenizer_config(folder).get("response_template") if folder.is_dir() else None
     if template is None:
         return ResponseFormats()
@@ -166,8 +169,8 @@ def _own(folder: Path) -> ResponseFormats:
         return response_formats(template)
     except UnknownResponseTemplate as error:
         logger.warning(
-            "the response_template in tokenizer_config.json is not used, as %s; answers are read "
-            "in the formats of the chat template",
+            "the response_template in tokenizer_config.json is not used, because %s; answers are "
+            "read in the formats of the chat template",
             error,
         )
         return ResponseFormats()
@@ -183,12 +186,12 @@ def _form(
 ) -> AnswerForm | None:
     """Return the formats of the answer's parts; None if the answer can only be text.
 
-    text: the rendered prompt. parser: the format of calls. own: the formats of the
-    response_template.
+    text: the rendered prompt. template: the source of the chat template. parser: the format of
+    calls. own: the formats of the response_template.
     """
     calls = parser if tools else ""
-    is_harmony = HARMONY in (parser, _detect_calls(template))
-    known = HARMONY if is_harmony else own.reasoning or _detect_reasoning(template)
+    is_harmony = HARMONY in (parser, detect_calls(template))
+    known = HARMONY if is_harmony else own.reasoning or detect_reasoning(template)
     reasoning = known
     is_open = False
     if reasoning and reasoning != HARMONY:
@@ -232,6 +235,7 @@ def _tool(tool: Mapping[str, Any], index: int) -> tuple[str, dict[str, Any]]:
 
 
 def _types(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Return the JSON type of each argument; "" if the schema has not exactly one."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}

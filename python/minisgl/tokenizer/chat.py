@@ -1,11 +1,11 @@
-"""Messages to ids. The template writes special tokens; what clients write never becomes one.
+"""Messages to ids. Only the template writes special tokens; text of a client never becomes one.
 
-A client that writes "<|im_end|>" into a message would otherwise end it, and could go on as another
-role. The rendered text does not show who wrote a token. So it is rendered twice. The second time,
-each string of the client that could be a part of a special token has a mark inside. A special token
-that is whole in both texts is the template's. If all are, the first text is encoded with its
-special tokens. Otherwise the text between the template's tokens is encoded without special tokens
-(`split_special_tokens` in transformers).
+Otherwise a client could write "<|im_end|>" into a message, which would end it, and go on as another
+role. The rendered text does not show which parts are the client's. So the messages are rendered
+twice. The second time, each string of the client that could be a part of a special token has a mark
+inside. A special token that is whole in both texts is the template's. If all of them are, the first
+text is encoded with its special tokens. Otherwise the text between the template's tokens is encoded
+without special tokens (`split_special_tokens` in transformers).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ChatEncoder:
         self._specials = sorted(set(self._texts.values()), key=len, reverse=True)
         self._special = _any_of(self._specials)
         self._first = _any_of(sorted({text[0] for text in self._specials}))
-        # No client can know it, and filters such as `trim`, `upper` and `tojson` leave it as it is.
+        # No client can know the mark, and filters such as `trim`, `upper` and `tojson` keep it.
         self._mark = f"~{secrets.randbelow(10**20):020}~"
 
     def encode(
@@ -47,9 +47,9 @@ class ChatEncoder:
         args: Mapping[str, Any] | None = None,
         check: Callable[[str], None] = lambda text: None,
     ) -> list[int]:
-        """The ids, at least one, of the prompt of `messages`; args: see `ChatTemplate.render`.
+        """Return the ids of the prompt of `messages`, at least one. Raises InvalidRequest.
 
-        check: gets the text before it is encoded, and may raise. Raises InvalidRequest.
+        args: see `ChatTemplate.render`. check: gets the text before it is encoded, and may raise.
         """
         given = self._template.variables(messages, args)
         text = self._template.fill(given)
@@ -71,8 +71,11 @@ class ChatEncoder:
         )
 
     def _marked(self, value: Any) -> Any:
-        """Return the value with a mark in each string that can be a part of a special token: behind
-        each character that begins a special token, or inside a string that is a part of one."""
+        """Return the value with marks in each string that could be a part of a special token.
+
+        They stand behind each character that begins a special token. A string that is itself a part
+        of one has its mark behind its first character.
+        """
         if isinstance(value, str):
             inner = value.strip()
             if inner and any(inner in special for special in self._specials):
@@ -83,14 +86,14 @@ class ChatEncoder:
         return [self._marked(item) for item in value] if isinstance(value, list) else value
 
     def _marked_key(self, key: Any) -> Any:
-        """Names of fields stay: templates look them up."""
+        """Mark a key, unless it is a name, which templates may look up."""
         return key if isinstance(key, str) and key.isidentifier() else self._marked(key)
 
     def _with_mark(self, found: re.Match[str]) -> str:
         return found[0] + self._mark
 
     def _encode_parts(self, marked: str) -> list[int]:
-        """Encode the template's special tokens as such, and everything else as text."""
+        """Return the ids of a marked text: special tokens that are whole, and text between them."""
         ids: list[int] = []
         end = 0
         for found in self._special.finditer(marked):
@@ -104,7 +107,7 @@ class ChatEncoder:
         ids = self._plain_ids(text)
         if not any(token in self._texts and self._texts[token] in text for token in ids):
             return ids
-        # A Unigram model may have special tokens among its pieces: cut them in two.
+        # A Unigram model may have a special token among its pieces, so encode its two parts alone.
         return [token for piece in marked.split(self._mark) for token in self._plain_ids(piece)]
 
     def _plain_ids(self, text: str) -> list[int]:
@@ -113,8 +116,8 @@ class ChatEncoder:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer that encodes special tokens as text. The first text that needs it
-        waits for it: 0.1 to 1 s."""
+        """A copy of the tokenizer that encodes special tokens as text. Making it takes 0.1 to 1
+        s."""
         content = json.loads(self._tokenizer.to_json())
         for token in content["added_tokens"]:
             token["special"] = token["content"] in self._specials
@@ -124,5 +127,5 @@ class ChatEncoder:
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the first of `texts` that fits; nothing if there are none."""
+    """Return a pattern that tries `texts` in order. Without any, it matches nothing."""
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")

@@ -1,7 +1,7 @@
 """Checks grammars in a thread, so that other prompts and the text of running streams go on.
 
-A check compiles the grammar in a helper process (`minisgl.grammar.trial`) and waits for it: 1 ms
-for most, up to a second where it is refused. Checks run one after another.
+A check waits until a helper process has compiled the grammar (`minisgl.grammar.trial`). Most take
+1 ms, refusals up to a second. Checks run one after another.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Finish = Callable[[], UserMsg | Failed]
 
 
 def begin(encoder: PromptEncoder, message: TokenizeMsg) -> Finish:
-    """Encode the prompt. Returns a function that checks the grammar; it returns the record for the
-    scheduler, or the refusal for the client."""
+    """Encode the prompt. Returns a function that checks the grammar, and then returns the record
+    for the scheduler, or the refusal for the client."""
     uid = message.uid
     try:
         ids = encoder.encode(message.prompt, message.context_length)
@@ -52,9 +52,9 @@ def has_grammar(message: TokenizeMsg) -> bool:
 
 
 class Checks:
-    """The requests whose grammars are being checked. Mutable; the first one starts the thread.
+    """The requests whose grammars are being checked. Mutable. The first of them starts the thread.
 
-    news: a descriptor that is readable when a check is done.
+    news: a file descriptor that is readable when a check is done.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Checks:
         self._thread: threading.Thread | None = None
 
     def add(self, uid: int, finish: Finish) -> None:
-        """Let the thread call `finish`; `take` returns what it returns."""
+        """Let the thread call `finish`. `take` returns its result."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="checks", daemon=True)
             self._thread.start()
@@ -76,13 +76,13 @@ class Checks:
         self._tasks.put((uid, finish))
 
     def cancel(self, uid: int) -> bool:
-        """Forget a request. Returns False if it is not here."""
+        """Drop the check of a request. Returns False if there is none."""
         is_here = uid in self._open
         self._open.discard(uid)
         return is_here
 
     def take(self) -> list[UserMsg | Failed]:
-        """Return what is done, in the order of `add`."""
+        """Return the results since the last call, in the order of `add`."""
         answers: list[UserMsg | Failed] = []
         if not self._num_pending:
             return answers
@@ -105,8 +105,8 @@ class Checks:
 
 
 def _clamped(asked: TokenizeMsg, message: UserMsg) -> UserMsg:
-    """Return `message`, whose `max_tokens` is lowered to what the context leaves if `asked` allows
-    that."""
+    """Return `message`. If `asked` allows it, its `max_tokens` is at most what the context
+    leaves."""
     wanted = asked.sampling.max_tokens
     if not asked.is_clamped or not wanted or not asked.context_length:
         return message

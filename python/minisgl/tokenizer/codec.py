@@ -1,4 +1,4 @@
-"""Text to ids, or ids to text, for a client that asks for nothing else. No model runs."""
+"""Answers requests that only encode or decode a text, without the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minisgl.tokenizer.tokenize import PromptEncoder
 
 
 def answer_codec(encoder: PromptEncoder, message: CodecMsg) -> CodecReply:
-    """Encode or decode. An exception becomes the reply's `failed`."""
+    """Encode or decode. If that raises, the reply has the exception as `failed`."""
     tokenizer = encoder.tokenizer
     try:
         stream = tokenizer.stream(skip_special_tokens=False)

@@ -1,9 +1,8 @@
-"""The grammar of an answer with reasoning, forced tool calls or structured content."""
+"""The grammar of an answer with reasoning, required tool calls or structured content."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
@@ -16,22 +15,18 @@ from minisgl.tokenizer.parse.formats import HARMONY, Calls, call_format, reasoni
 from minisgl.tokenizer.parse.parser import AnswerForm
 from minisgl.tokenizer.tokenizer import Tokenizer
 
-LISTS: Final = ("mistral_v3", "granite", "cohere", "nemotron")
-"""Formats whose calls are one list of JSON objects. Calls in Python's syntax are written as such a
-list, too, as grammars know JSON; LFM2 also writes it where it is asked to."""
-
 
 def constraint(
     plan: AnswerPlan, form: AnswerForm, sampling: SamplingParams, tokenizer: Tokenizer
 ) -> str:
     """Return the text of the grammar: reasoning, then tool calls, structured content, or any text.
 
-    Raises InvalidSampling if it cannot be compiled, and for options that exclude one another.
+    Raises InvalidSampling if it cannot be compiled, or if two options exclude each other.
     """
     content = sampling.structured_outputs
     must_call = plan.choice != "auto"
     if content:
-        compiled(content)  # names the part that is wrong
+        compiled(content)  # its error names the part that is wrong
     if must_call:
         for name in ("structured_outputs", "ignore_eos", "min_tokens", "allowed_token_ids"):
             if getattr(sampling, name):
@@ -63,7 +58,7 @@ def constraint(
 
 
 def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """Return the id of `text` if it is an added token that llguidance does not treat as text; else
+    """Return the id of `text` if it is an added token that llguidance keeps apart from text; else
     None."""
     id: int | None = tokenizer.backend.token_to_id(text)
     is_tag = text.startswith("<") and text.endswith(">")
@@ -79,39 +74,21 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
     is_one = not plan.is_parallel or plan.choice != "required"
     if name == HARMONY:
         header = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
-        return calls.named_call(grammar, tools, "", header, "")
+        return calls.named_call(grammar, tools, header, "")
     form = call_format(name)
-    begin, end = form.begin, form.end
-    if form.is_list or form.syntax == "python" or name in LISTS:
-        keys, most = (form.name_key, form.key or "arguments"), 1 if is_one else None
-        return calls.list_of_calls(grammar, tools, keys, begin, end, most)
+    begin, end, keys = form.begin, form.end, (form.name_key, form.key)
+    if form.is_list:
+        return calls.list_of_calls(grammar, tools, keys, begin, end, 1 if is_one else None)
     if form.is_bare:
-        return calls.object_call(grammar, tools, form.key, "", "")
+        return calls.object_call(grammar, tools, keys, "", "")
     if form.syntax == "object":
-        call = calls.object_call(grammar, tools, form.key, begin, end, form.name_key)
+        call = calls.object_call(grammar, tools, keys, begin, end)
     elif form.syntax == "named":
-        header = form.header or f"NAME{form.separator}"
-        if name == "deepseek_v3":
-            header = "function<｜tool▁sep｜>NAME\n```json\n"
-        call = calls.named_call(
-            grammar, tools, begin, header, f"\n```{end}" if name == "deepseek_v3" else end
-        )
+        call = calls.named_call(grammar, tools, form.header, form.footer)
     elif form.syntax == "pairs":
         call = pairs_call(grammar, tools, begin, end, form.quote)
-    elif not isinstance(name, str):
-        item = f"{form.key}KEY{form.key_end}{form.value_begin}VALUE{form.value_end}"
-        call = calls.tagged_call(grammar, tools, begin, form.header, item, end)
-    elif name == "minimax":
-        item = '<parameter name="KEY">VALUE</parameter>\n'
-        call = calls.tagged_call(grammar, tools, "\n" + begin, 'NAME">\n', item, end)
-    elif name == "glm":
-        item = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
-        call = calls.tagged_call(grammar, tools, begin, "NAME\n", item, end)
     else:
-        line = "" if name == "seed" else "\n"
-        item = f"<parameter=KEY>{line}VALUE{line}</parameter>\n"
-        header = "\n<function=NAME>\n"
-        call = calls.tagged_call(grammar, tools, begin, header, item, f"</function>\n{end}")
+        call = calls.tagged_call(grammar, tools, form.header, form.argument, form.footer)
     before, after = (grammar.literal(text) if text else "" for text in form.section)
     several = f"({call})" if is_one else f'({call}) (("\\n")? ({call}))*'
     return f"{before} {several} {after}"

@@ -1,4 +1,4 @@
-"""Converts a tokenizer in another format to tokenizer.json's, through transformers."""
+"""Converts a tokenizer of another format to that of tokenizer.json, by transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMATS = ("*.model", "vocab*", "tekken.json", "*.tiktoken")
 
 
 def convert(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Let transformers build the Rust tokenizer. Returns it, and `config` with its special tokens.
+    """Return the tokenizer that transformers makes, and `config` with its special tokens.
 
     Raises CheckpointError if `folder` has no usable tokenizer, ConfigError if a package is missing.
     """

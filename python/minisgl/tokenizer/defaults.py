@@ -26,62 +26,66 @@ _NEUTRAL: Final[dict[str, object]] = {
     "exponential_decay_length_penalty watermarking_config dola_layers top_h": None,
     "forced_bos_token_id forced_eos_token_id": None,
 }
-"""Fields that change the tokens of transformers' `generate` and have no effect here, and the value,
-beside null, with which they change nothing."""
+"""Fields that change the tokens of transformers' `generate` but none here, and the value, besides
+null, with which they change none there either."""
+
+_FOLLOWED: Final[dict[str, Callable[[float], float]]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+"""The fields that become sampling parameters, and their types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What a checkpoint recommends; None where it says nothing. ``temperature=0`` is greedy.
+    """The recommendations of a checkpoint.
 
-    unsupported: the fields that have no effect here, with their values.
+    sampling: sampling parameters by name. unsupported: the fields that have no effect here, with
+    their values.
     """
 
-    unsupported: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    unsupported: dict[str, Any] = field(default_factory=dict)
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Read generation_config.json; if it has no end-of-sequence ids, take those of config.json.
+    """Read generation_config.json. If it has no end-of-sequence ids, take those of config.json.
 
-    Raises CheckpointError, which names file and field, for a value of the wrong type. Bounds are
-    checked when the values become `SamplingParams`.
+    If it says that `generate` does not sample, of the sampling parameters only the repetition
+    penalty is read, and the temperature is 0. Raises CheckpointError, which names file and field,
+    for a value of a wrong type. Bounds are checked when the values become `SamplingParams`.
     """
     file = folder / "generation_config.json"
     fields = read_json(file) if file.is_file() else {}
     eos = _token_ids(fields, file)
     if not eos and (folder / "config.json").is_file():
         eos = _token_ids(read_json(folder / "config.json"), folder / "config.json")
-    is_sampled = fields.get("do_sample") is not False
-
-    def number(name: str, kind: Callable[[float], Any], *, is_kept: bool = False) -> Any:
-        """is_kept: greedy choices heed it, too."""
-        value = fields.get(name) if is_sampled or is_kept else None
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not abs(value) < 2**31 or kind(value) != value:
-            raise CheckpointError(f"{file}: {name} must be a number, got {value!r}")
-        return kind(value)
-
+    is_greedy = fields.get("do_sample") is False
+    sampling: dict[str, Any] = {"temperature": 0.0} if is_greedy else {}
+    for name in ("repetition_penalty",) if is_greedy else _FOLLOWED:
+        if (value := fields.get(name)) is not None:
+            sampling[name] = _number(value, name, file)
     return GenerationDefaults(
+        eos_token_ids=eos,
+        sampling=sampling,
         unsupported={
             name: value
             for names, neutral in _NEUTRAL.items()
             for name in names.split()
             if (value := fields.get(name)) is not None and value != neutral
         },
-        eos_token_ids=eos,
-        temperature=number("temperature", float) if is_sampled else 0.0,
-        top_k=number("top_k", int),
-        top_p=number("top_p", float),
-        min_p=number("min_p", float),
-        repetition_penalty=number("repetition_penalty", float, is_kept=True),
     )
+
+
+def _number(value: Any, name: str, file: Path) -> float:
+    kind = _FOLLOWED[name]
+    if type(value) not in (int, float) or not abs(value) < 2**31 or kind(value) != value:
+        raise CheckpointError(f"{file}: {name} must be a number, got {value!r}")
+    return kind(value)
 
 
 def _token_ids(fields: dict[str, Any], file: Path) -> tuple[int, ...]:
@@ -102,28 +106,23 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     """
     recommended = read_generation_defaults(folder)
     if recommended.unsupported:
-        wishes = ", ".join(f"{name} {value}" for name, value in recommended.unsupported.items())
+        values = ", ".join(f"{name} {value}" for name, value in recommended.unsupported.items())
         logger.warning(
             "generation_config.json asks for %s, which is not done here: tokens may differ from "
             "those of transformers' generate",
-            wishes,
+            values,
         )
-    given = {
-        name: value
-        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        if (value := getattr(recommended, name)) is not None
-    }
     try:
-        defaults = SamplingParams(**given)
+        defaults = SamplingParams(**recommended.sampling)
     except InvalidSampling as error:
         raise ConfigError(f"{folder}/generation_config.json: {error}") from error
-    said = ", ".join(f"{name} {value:g}" for name, value in given.items()) or "none"
-    logger.info("sampling defaults from the checkpoint: %s", said)
+    values = ", ".join(f"{name} {value:g}" for name, value in recommended.sampling.items())
+    logger.info("sampling defaults from the checkpoint: %s", values or "none")
     return defaults
 
 
 def end_of_sequence_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids of generation_config.json (or config.json), and the tokenizer's own."""
+    """Return the ids of generation_config.json (or config.json), and the tokenizer's own."""
     ids = set(read_generation_defaults(folder).eos_token_ids)
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)

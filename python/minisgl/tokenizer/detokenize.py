@@ -44,8 +44,8 @@ class Output:
     """The output of one running request. Mutable: it collects the contents of the next `TextReply`.
 
     num_tokens: output tokens so far, up to the one that completed a stop string.
-    num_chars: characters of the text so far, held text included. tokens: for requests with
-    log-probabilities.
+    num_chars: characters of the text so far, those held back for a stop string included. tokens:
+    filled only for requests with log-probabilities.
     """
 
     num_prompt_tokens: int
@@ -191,7 +191,7 @@ def _matcher(sampling: SamplingParams) -> StopMatcher | None:
 def _last_replies(event: Finished | Failed, output: Output | None) -> list[RequestReply]:
     """Return the rest of the text, if any, and the last reply of the request.
 
-    The rest of a failed request is without the text that was held back.
+    A failed request gets no text that was held back.
     """
     if output is None:
         return [event] if isinstance(event, Failed) else []

@@ -1,4 +1,4 @@
-"""The `tokenizers` library's own stream, for decoders that our streams do not know."""
+"""A stream by the library `tokenizers`, for decoders that our own streams do not know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = get_logger(__name__)
 
 
 class _LibraryStream:
-    """A `DecodeStream`, and the text that it still holds back at the end. Mutable."""
+    """A `DecodeStream`. At the end, `flush` adds the text that it holds back. Mutable."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int]) -> None:
         self._backend = backend
@@ -48,8 +48,10 @@ class _LibraryStream:
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """Raise RuntimeError for a panic of the library, which is no `Exception`: it must fail one
-    request, not the process."""
+    """Raise RuntimeError in place of a panic of the library, which is no `Exception`.
+
+    A panic must fail one request, not the process.
+    """
     try:
         yield
     except BaseException as error:
@@ -61,9 +63,9 @@ def _panics_as_errors() -> Iterator[None]:
 def library_streams(
     backend: tokenizers.Tokenizer,
 ) -> Callable[[frozenset[int]], TextStream]:
-    """Return a function that makes a stream; its argument is the ids that it skips."""
+    """Return a function that makes a stream; its argument is the ids that the stream skips."""
     logger.info(
-        "the tokenizer's decoder is of no kind that is known here: the tokenizers library makes "
-        "the text, at a higher cost per token"
+        "the tokenizer has an unusual decoder: the library tokenizers decodes each token, which "
+        "takes more time"
     )
     return lambda skip_ids: _LibraryStream(backend, skip_ids)

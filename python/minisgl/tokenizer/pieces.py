@@ -14,10 +14,11 @@ REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
 
 
 class _PieceStream:
-    """Joins pieces of text and runs of single bytes. The first piece may be written differently.
+    """Joins pieces of text and runs of single bytes.
 
-    A piece is (text at the start, text elsewhere), or an int: one byte of a run. A run is text only
-    if all of it is UTF-8, so it is held until it ends.
+    A piece is (its text at the start, its text elsewhere), or an int: one byte of a run. A run is
+    text only if all of it is UTF-8, so it is held back until it ends. strip, num_strip: at most
+    `num_strip` characters `strip` at the very start of the text are dropped.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class _PieceStream:
         return text
 
     def _without_prefix(self, text: str) -> str:
-        """Drop up to `num_strip` characters `strip` from the very start of the text."""
+        """Return the text without the characters that must be dropped at the very start."""
         while self._num_strip and text:
             if text[0] != self._strip:
                 self._num_strip = 0
@@ -76,10 +77,10 @@ class _PieceStream:
 def piece_streams(
     backend: tokenizers.Tokenizer, stages: list[Any]
 ) -> Callable[[frozenset[int]], TextStream] | None:
-    """Return a function that makes a stream; its argument is the ids that it skips. None if this
-    module does not know the decoder.
+    """Return a function that makes a stream; its argument is the ids that the stream skips. None if
+    this module does not know the decoder.
 
-    stages: the decoder's parts as tokenizer.json has them, [None] if there is no decoder.
+    stages: the parts of the decoder as in tokenizer.json; [None] if there is no decoder.
     """
     match stages:
         case [None]:  # tokens are words
@@ -95,7 +96,8 @@ def piece_streams(
 def _sentencepiece_streams(
     backend: tokenizers.Tokenizer, stages: list[dict[str, Any]]
 ) -> Callable[[frozenset[int]], TextStream] | None:
-    """Replace*, ByteFallback?, then Fuse and Strip: what sentencepiece models are converted to."""
+    """As `piece_streams`, for converted sentencepiece models: any number of Replace, then perhaps
+    ByteFallback, Fuse and Strip."""
     rest = list(stages)
     replacements: list[tuple[str, str]] = []
     has_bytes, strip, num_strip = False, "", 0

@@ -1,4 +1,4 @@
-"""The output of a request whose answer shows its prompt: echoed, or with log-probabilities."""
+"""The output of a request whose answer has the prompt's text or log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class PromptOutput(Output):
     """Mutable: it collects the prompt's tokens for the next `TextReply`.
 
-    is_alone: whether the request asks for its prompt alone; the token that every request samples is
-    then dropped. ids: the prompt's tokens. offsets: the index in the text where each begins.
-    num_scored: the number of tokens that `prompt` or an earlier `TextReply` has. prompt: the tokens
-    for the next `TextReply`.
+    is_alone: whether the request asks for its prompt alone. It samples a token, as every request
+    does, which is then dropped. ids: the prompt's tokens. offsets: the index in the text where each
+    begins. prompt: the tokens for the next `TextReply`. num_scored: the number of tokens that
+    `prompt` and earlier `TextReply` records have.
     """
 
     is_alone: bool
@@ -66,8 +66,8 @@ class PromptOutput(Output):
 def prompt_output(
     event: Accepted, tokenizer: Tokenizer, matcher: StopMatcher | None
 ) -> PromptOutput:
-    """The output of a request with `Accepted.prompt_ids`. With `echo` it begins with the prompt's
-    text, which no stop string ends."""
+    """Return the output of a request with `Accepted.prompt_ids`. With `echo` it begins with the
+    prompt's text, in which stop strings have no effect."""
     sampling = event.sampling
     ids: list[int] = ids_from_bytes(event.prompt_ids).tolist()
     stream = tokenizer.stream(skip_special_tokens=sampling.skip_special_tokens)

@@ -1,8 +1,8 @@
-"""jinja's immutable sandbox, in which a template of a checkpoint ends in bounded time and memory.
+"""Runs a checkpoint's template in jinja's immutable sandbox, in bounded time and memory.
 
-A template is a program: loops can nest, and a few characters can ask for a text of a gigabyte. A
-text that these checks do not see, for example one that a loop doubles, is stopped at `MAX_MEMORY`
-in a server's workers.
+A template is a program: loops can nest, and a few characters can ask for a text of a gigabyte. The
+checks here do not see each large text, for example one that a loop doubles. In a server's workers
+`MAX_MEMORY` stops it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from jinja2.filters import do_format
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_S: Final = 10.0
-"""CPU seconds of one rendering. A chat of a million tokens takes a tenth of a second."""
+"""The most CPU seconds of one rendering. A chat of a million tokens takes a tenth of a second."""
 
 MAX_PROMPT: Final = 64 * 2**20
-"""Characters of a rendered prompt: four times the largest body of a request."""
+"""The most characters of a rendered prompt: four times the largest body of a request."""
 
 MAX_MEMORY: Final = 2**30
-"""Bytes that rendering may allocate. The largest prompt takes a quarter of that."""
+"""The most bytes that rendering may allocate. The largest prompt takes a quarter of them."""
 
 MAX_FACTOR: Final = 1024
 """The largest base or exponent of a power."""
 
 MAX_WIDTH: Final = 2**16
-"""The largest width of a padding, and the longest list that a filter makes."""
+"""The largest width of a padding, and the largest list that a filter may make."""
 
 _TICK: Final = "minisgl_tick"
 _WIDTH: Final = re.compile(r"\d+(?=[^\W\d]|[.,%{}])")
@@ -95,7 +95,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """The template's text. Raises TemplateError if it exceeds `MAX_PROMPT` or `MAX_TEMPLATE_S`."""
+    """Return the text of the template. Raises TemplateError beyond `MAX_PROMPT` characters or
+    `MAX_TEMPLATE_S`."""
     end = time.thread_time() + MAX_TEMPLATE_S
 
     def tick() -> str:
@@ -116,8 +117,10 @@ def rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """In this block the process may take `MAX_MEMORY` more; an allocation beyond raises
-    MemoryError. It needs Linux, and a process in which nothing else takes much."""
+    """Let the process take at most `MAX_MEMORY` more in the block; beyond it raises TemplateError.
+
+    This has an effect on Linux only, and counts what other threads take.
+    """
     if sys.platform != "linux":
         yield
         return
@@ -139,9 +142,9 @@ def _too_large() -> jinja2.TemplateError:
 
 
 def _check_widths(format: str | bytes, values: Any) -> None:
-    """Raises TemplateError if the widths and precisions of a format are too large together.
+    """Raise TemplateError if the sum of the widths and precisions in a format is too large.
 
-    A number of another meaning before a letter or a dot counts, too.
+    Any number before a letter or a dot counts as one.
     """
     text = format.decode(errors="replace") if isinstance(format, bytes) else format
     numbers = _WIDTH.findall(text)
@@ -152,7 +155,7 @@ def _check_widths(format: str | bytes, values: Any) -> None:
 
 
 def _check_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises TemplateError if an argument is a large number."""
+    """Raise TemplateError if an argument is a large number."""
     if any(isinstance(each, int) and each > MAX_WIDTH for each in (*args, *kwargs.values())):
         raise _too_large()
 
@@ -164,7 +167,7 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that takes no large numbers."""
+    """Return the filter `function`, which then refuses large numbers."""
 
     @wraps(function)
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:

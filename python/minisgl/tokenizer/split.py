@@ -58,8 +58,10 @@ class SplitOutput(Output):
 
 
 def split_output(event: Accepted, tokenizer: Tokenizer, matcher: StopMatcher | None) -> SplitOutput:
-    """Return the output of a request with `Accepted.form`. The form's marks are never skipped, even
-    if they are special tokens, since the parser needs them."""
+    """Return the output of a request with `Accepted.form`.
+
+    The parser needs the marks of the form, so they are not skipped even if they are special tokens.
+    """
     form = msgspec.json.decode(event.form, type=AnswerForm)
     ids = map(tokenizer.backend.token_to_id, special_texts(form.calls, form.reasoning))
     shown = frozenset(id for id in ids if id is not None)

@@ -1,9 +1,9 @@
-"""Stop strings in a text that arrives in pieces.
+"""Finds stop strings in a text that arrives in pieces.
 
-One automaton per stop string (Knuth, Morris, Pratt 1977) reads the text once, character by
-character. Its state is the length of the longest end of the text that begins the stop string,
-which is just what must be held back. So the result cannot depend on how the text was cut, and no
-stop string, however repetitive, makes a token cost more than its characters.
+One automaton for each stop string (Knuth, Morris, Pratt 1977) reads the text once, character by
+character. Its state is the length of the longest end of the text with which the stop string begins:
+the text to hold back. So the result does not depend on how the text was cut, and the time of a
+token is proportional to its characters, whatever the stop strings are.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 class StopMatcher:
-    """Passes text through, up to the first stop string that is complete.
+    """Passes text on, up to the first complete stop string. Mutable: the state of one request.
 
-    included: whether the text ends behind the stop string instead of before it.
-
-    If several stop strings are complete at the same character, the longest counts. Mutable: the
-    state of one request. `match` is the stop string that was found; nothing may be fed after that.
+    If several stop strings are complete at one character, the longest counts. included: whether the
+    text ends behind the stop string instead of before it. match: the stop string that was found; no
+    text may be fed after that.
     """
 
     def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
@@ -37,7 +36,7 @@ class StopMatcher:
         self.match: str | None = None
 
     def feed(self, text: str) -> str:
-        """Return the text that can no longer be a part of a stop string."""
+        """Return the text that cannot be a part of a stop string any more."""
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
             char = buffer[end - 1]
@@ -63,7 +62,8 @@ class StopMatcher:
 
 
 def _fallback(stop: str) -> list[int]:
-    """[n] is the length of the longest proper end of stop[:n] that also begins it."""
+    """Return for each n the length of the longest end of stop[:n], except all of it, with which it
+    also begins."""
     table = [0] * len(stop)
     length = 0
     for n in range(2, len(stop)):
@@ -78,8 +78,8 @@ def _fallback(stop: str) -> list[int]:
 def cut(event: Finished | Failed, output: Output) -> Finished:
     """Return the last reply of a request whose text was cut at a stop string.
 
-    Its counts are those of the cut text. If the request failed after the cut, the text is complete
-    all the same; only the timings are unknown.
+    Its counts are those of the cut text. If the request failed after the cut, the text is complete,
+    and only the timings are missing.
     """
     if isinstance(event, Failed):
         event = Finished(

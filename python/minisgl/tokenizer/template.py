@@ -1,9 +1,9 @@
 """A checkpoint's chat template, rendered as transformers renders it.
 
-The variables, filters and settings are those of "Chat templates" in the transformers
-documentation: a template is a program that model makers wrote against them. It runs in a sandbox
-with limits of time and size (`minisgl.tokenizer.sandbox`). What it refuses (roles out of order,
-say) is the request's fault, and the client reads the template's own words.
+The variables, filters and settings are those of "Chat templates" in the documentation of
+transformers, for which model makers write templates. A template runs in a sandbox with limits of
+time and size (`minisgl.tokenizer.sandbox`). It may refuse messages, for example for the order of
+their roles; the client then gets the template's own message.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ logger = get_logger(__name__)
 class ChatTemplate:
     """Messages to the text of a prompt that ends where the assistant's answer begins.
 
-    A checkpoint without a template, or with a broken one, still completes text: only `render`
-    refuses.
+    A checkpoint without a template, or with a broken one, can still complete text; only `render`
+    refuses its messages.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """sources: templates by name; "default" is the one, "tool_use" goes first with tools.
+        """sources: templates by name: "default", and perhaps "tool_use" for prompts with tools.
 
-        special_tokens: variables such as `bos_token`. `is_alone` may be set where nothing else in
-        the process takes much memory: a template then takes at most `sandbox.MAX_MEMORY`.
+        special_tokens: variables such as `bos_token`. Set `is_alone` if nothing else in the process
+        takes much memory: a template then takes at most `sandbox.MAX_MEMORY`.
         """
         self.is_alone = False
         environment = Sandbox(
@@ -59,7 +59,7 @@ class ChatTemplate:
         try:
             for name, source in sources.items():
                 self._templates[name] = environment.from_string(source)
-        except Exception as error:  # jinja computes what is constant: a template is a program
+        except Exception as error:  # jinja computes constants, which may fail in any way
             self._templates = {}
             line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             self._problem = (
@@ -75,19 +75,19 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] | None = None
     ) -> str:
-        """The prompt of `messages`; `args` are further variables of the template.
+        """Return the prompt of `messages`. args: further variables of the template.
 
-        With `continue_final_message` in `args` the prompt ends with the content of the last
-        message, for the model to go on with it; `add_generation_prompt` is then false.
-
-        Raises InvalidRequest: malformed messages, no usable template, or the template refuses.
+        With `continue_final_message` in `args`, the prompt ends with the content of the last
+        message, which the model then continues; `add_generation_prompt` is then false. Raises
+        InvalidRequest for malformed messages, without a usable template, or if it refuses them.
         """
         return self.fill(self.variables(messages, args))
 
     def variables(
         self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """What the client wrote, as the template's variables. Raises InvalidRequest."""
+        """Return the client's messages and `args` as the template's variables. Raises
+        InvalidRequest."""
         if not self.is_usable:
             raise InvalidRequest(self._problem, param="messages")
         if not messages:
@@ -98,7 +98,7 @@ class ChatTemplate:
         return {**(args or {}), "messages": normal}
 
     def fill(self, given: Mapping[str, Any]) -> str:
-        """The prompt of `variables`. Raises InvalidRequest."""
+        """Return the prompt. given: see `variables`. Raises InvalidRequest."""
         is_continued = bool(given.get("continue_final_message"))
         variables = {
             "tools": None,
@@ -116,7 +116,7 @@ class ChatTemplate:
                 prompt = rendered(self._templates[name], variables)
         except Exception as error:  # a template is a program: odd input may break it in any way
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
-            # The text may quote what a tool call's JSON smuggled in: lone surrogates.
+            # The text may quote halves of surrogate pairs, from the JSON of a tool call.
             text = str(error).encode(errors="backslashreplace").decode()
             raise InvalidRequest(
                 f"the chat template of this model refuses these messages: {kind}{text}",
@@ -130,7 +130,7 @@ _END: Final = "[end-of-the-final-message-7c1f]"
 
 
 def _with_end(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """The message with `_END` and a space behind its content."""
+    """Return the message with `_END` and a space behind its content. Raises InvalidRequest."""
     where = f"messages[{index}]"
     if message["role"] != "assistant":
         raise InvalidRequest(
@@ -147,7 +147,8 @@ def _with_end(message: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def _cut_at_end(prompt: str) -> str:
-    """As transformers does it: spaces before the cut stay unless the template trims contents."""
+    """Return the prompt up to `_END`. Spaces before it stay unless the template trims contents, as
+    in transformers."""
     before, found, after = prompt.rpartition(_END)
     if not found:
         raise InvalidRequest(
@@ -159,10 +160,10 @@ def _cut_at_end(prompt: str) -> str:
 
 
 def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-    """The template of the checkpoint in `folder`.
+    """Return the template of the checkpoint in `folder`.
 
-    From chat_template.jinja, tokenizer_config.json or chat_template.json, the first that has one.
-    Raises CheckpointError if it is no template at all.
+    It is in chat_template.jinja, tokenizer_config.json or chat_template.json; the first file that
+    has one counts. Raises CheckpointError if it is neither text nor a list of named texts.
     """
     return ChatTemplate(_find_sources(folder), special_tokens)
 
@@ -191,8 +192,11 @@ def _find_sources(folder: Path) -> dict[str, str]:
 
 
 def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """One message as templates expect it: content a string (empty where an assistant's message has
-    none), no other null fields, OpenAI's role `developer` by its old name."""
+    """Return a message as templates expect it. Raises InvalidRequest.
+
+    Its content is a string, empty if an assistant's message has none. It has no null fields, and
+    the role `system` for OpenAI's `developer`.
+    """
     where = f"messages[{index}]"
     normal = {key: value for key, value in message.items() if value is not None}
     role = normal.get("role")
@@ -215,8 +219,11 @@ def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """`reasoning_content` by the name that gpt-oss's template has. It refuses a call of a tool that
-    has both content and thinking, and takes content for thinking there."""
+    """Return the message with `reasoning_content` as `thinking`, the name in gpt-oss's template.
+
+    That template refuses content beside thinking in a message with tool calls, and then writes the
+    content as thinking. So such a message stays as it is.
+    """
     reasoning = message.get("reasoning_content")
     if not reasoning or (message.get("tool_calls") and message.get("content")):
         return message
@@ -247,19 +254,19 @@ def _join_parts(content: Any, where: str) -> str:
 
 
 def _normalise_call(call: Any) -> Any:
-    """OpenAI writes a call's arguments as JSON in a string, templates expect the object."""
+    """Return a call with its arguments as an object, which OpenAI has as JSON in a string."""
     match call:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = json.loads(text)
             except (ValueError, RecursionError):
-                return call  # a model's earlier mistake: shown as it was made
+                return call  # a model's earlier mistake, which stays as it is
             return {**call, "function": {**function, "arguments": arguments}}
     return call
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's part for training; here its body just renders."""
+    """``{% generation %}`` marks the assistant's part for training. Here its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
 
@@ -276,7 +283,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Not jinja's own filter: that one escapes for HTML."""
+    """Return the JSON of a value. Jinja's own filter would escape it for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""A prompt to token ids: the first hop of a request after the API server."""
+"""Encodes a prompt as token ids: the first hop of a request after the API server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from minisgl.core import Failed, SamplingParams
+from minisgl.core import SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.message import (
     ChatPrompt,
     TextPrompt,
-    TokenizeMsg,
     TokenPrompt,
     UserMsg,
     ids_from_bytes,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 class PromptEncoder:
     """Encodes prompts with the tokenizer and chat template of the checkpoint in `folder`.
 
-    tool_call_parser: the format of tool calls; None is that of the chat template.
+    tool_call_parser: the format of tool calls; None for the format of the chat template.
     """
 
     tokenizer: Tokenizer
@@ -55,21 +54,21 @@ class PromptEncoder:
     def encode(
         self, prompt: TextPrompt | ChatPrompt | TokenPrompt, context_length: int | None = None
     ) -> bytes:
-        """The prompt's ids, at least one, as little-endian int32.
+        """Return the prompt's ids, at least one, as little-endian int32.
 
-        Ids that the client chose are checked for their sign only. The scheduler checks them against
-        the vocabulary, and the prompt's length. Raises InvalidRequest, and PromptTooLong if the
-        start of a text has twice `context_length` tokens already.
+        If the client sends ids, only their sign is checked. The scheduler checks them against the
+        vocabulary, and the prompt's length. Raises InvalidRequest, and PromptTooLong if a part of
+        the text has more than twice `context_length` tokens.
         """
         match prompt:
             case TextPrompt(text=text, add_special_tokens=adds):
                 self._check_text(text, context_length)
                 ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=adds))
-                # An empty text is refused even where the tokenizer would add a special token.
+                # An empty text is refused even if the tokenizer would add a special token.
                 if not text or not ids:
                     raise InvalidRequest("the prompt is empty", param="prompt")
             case ChatPrompt(messages=messages, template_args=args):
-                # A template writes the special tokens itself, the beginning of sequence included.
+                # The template writes all special tokens, the BOS token included.
                 check = partial(self._check_text, context_length=context_length)
                 if prompt.is_split:
                     from minisgl.tokenizer.answers import encode_chat
@@ -87,9 +86,8 @@ class PromptEncoder:
         compiled."""
         grammar = form = ""
         if sampling.bad_words:
-            from minisgl.tokenizer.bad_words import with_bad_words_ids
-
-            sampling = with_bad_words_ids(sampling, self.tokenizer)
+            ids_of_words = self._bad_words_ids(sampling)
+            sampling = msgspec.structs.replace(sampling, bad_words=(), bad_words_ids=ids_of_words)
         if type(ids) is not bytes or sampling.structured_outputs is not None:
             from minisgl.tokenizer.answers import plan_of
 
@@ -105,11 +103,18 @@ class PromptEncoder:
             form=form,
         )
 
-    def tokenize(self, message: TokenizeMsg) -> UserMsg | Failed:
-        """The record for the scheduler, or the refusal for the client."""
-        from minisgl.tokenizer.checks import begin
+    def _bad_words_ids(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return `bad_words_ids` with the tokens of `bad_words`.
 
-        return begin(self, message)()
+        A word has other tokens at the beginning of a line than behind a space, so both are added.
+        The same text in yet other tokens is not found: a model rarely writes it so.
+        """
+        found = list(sampling.bad_words_ids)
+        for word in sampling.bad_words:
+            for text in (word, f" {word.lstrip(' ')}"):
+                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+                found += [ids] if ids and ids not in found else []
+        return tuple(found)
 
     def _check_text(self, text: str, context_length: int | None) -> None:
         try:

@@ -1,9 +1,9 @@
 """A checkpoint's tokenizer, from its tokenizer.json.
 
-The Rust `tokenizers` library does the work, as it does inside transformers; what transformers adds
-when it loads a folder (special tokens named only in tokenizer_config.json, no truncation) is done
-here, because importing it takes seconds. One difference is deliberate: text is never "cleaned up"
-(spaces before punctuation removed), which is no function of a stream.
+The Rust library `tokenizers` does the work, as it does inside transformers. Importing transformers
+takes seconds, so this module does what transformers adds to a folder's tokenizer.json: special
+tokens that only tokenizer_config.json names, and no truncation. One difference is deliberate: text
+is never "cleaned up" (spaces before punctuation removed), which cannot be done token by token.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "
 class Tokenizer:
     """Text to ids and back.
 
-    special_tokens: the named ones, as text ({"eos_token": "</s>", ...}). special_ids: every id
-    that `skip_special_tokens` leaves out. vocab_size: ids are below it, added tokens included.
-    backend: of the `tokenizers` library; nothing changes it.
+    special_tokens: the text of each named one ({"eos_token": "</s>", ...}). special_ids: every id
+    that `skip_special_tokens` leaves out. vocab_size: above every id, those of added tokens
+    included. backend: the library's tokenizer; nothing changes it.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-        """`config`: content of tokenizer_config.json. `backend` is taken over, and changed."""
+        """config: content of tokenizer_config.json. This changes `backend`."""
         backend.no_truncation()
         backend.no_padding()
         added = config.get("added_tokens_decoder") or {}
@@ -48,7 +48,7 @@ class Tokenizer:
 
         self.backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        # A token that tokenizer.json added as a plain one keeps that flag, yet counts as special.
+        # A token of `texts` is special, even if tokenizer.json adds it as a plain one.
         self.special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -59,27 +59,27 @@ class Tokenizer:
         self._open = stream_factory(backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, with the checkpoint's bos or eos around it if `add_special_tokens`."""
+        """Return the ids of `text`. add_special_tokens: with the checkpoint's BOS or EOS token."""
         # "fast" leaves out the offsets: half the time for 250,000 characters (51 against 103 ms).
         [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; unknown ids have no text."""
-        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD. Unknown ids have no
+        text."""
+        return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def stream(
         self, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
     ) -> TextStream:
-        """A stream for one request: it decodes token by token. shown: ids that are not skipped."""
+        """Return a stream that decodes the tokens of one request one by one. shown: special tokens
+        that are not skipped."""
         return self._open(self.special_ids - shown if skip_special_tokens else frozenset())
 
     def to_json(self) -> str:
-        """The content of tokenizer.json, with the added tokens of all files."""
-        text: str = self.backend.to_str()
-        return text
+        """Return the content of tokenizer.json, with the added tokens of all files."""
+        return str(self.backend.to_str())
 
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
@@ -87,9 +87,9 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of the checkpoint in `folder`.
+    """Return the tokenizer of the checkpoint in `folder`.
 
-    Without a tokenizer.json, transformers converts what is there (sentencepiece, for example).
+    Without a tokenizer.json, transformers converts another format (sentencepiece, for example).
     Raises CheckpointError if there is no tokenizer or it does not load, ConfigError if transformers
     is needed and missing.
     """
@@ -119,8 +119,8 @@ def warn_of_unknown_ids(tokenizer: Tokenizer, folder: Path) -> None:
     known = read_json_object(folder / "config.json").get("vocab_size")
     if type(known) is int and known < tokenizer.vocab_size:
         logger.warning(
-            "the tokenizer in %s has %s tokens, and the model of its config.json knows %s: a text "
-            "that needs one of the others will be refused",
+            "the tokenizer in %s has %s tokens, but by config.json the model has only %s: a text "
+            "that needs one of the other tokens will be refused",
             folder,
             f"{tokenizer.vocab_size:,}",
             f"{known:,}",
@@ -128,7 +128,8 @@ def warn_of_unknown_ids(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with special_tokens_map.json where an old checkpoint needs it."""
+    """Return tokenizer_config.json, with the fields of special_tokens_map.json if the checkpoint is
+    an old one, which needs them."""
     config = read_json_object(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= read_json_object(folder / "special_tokens_map.json")
@@ -136,12 +137,13 @@ def load_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file, {} if there is no file. Raises CheckpointError otherwise."""
+    """Return the JSON object in the file, {} if there is no file. Raises CheckpointError if the
+    file holds no JSON object."""
     return read_json(path) if path.exists() else {}
 
 
 def _text(token: Any) -> str:
-    """Configurations write a token as a string or as an object with its flags."""
+    """Return the text of a token, which a configuration has as a string or as an object."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 

@@ -1,4 +1,4 @@
-"""Refuse a text that is far too long without tokenizing all of it."""
+"""Refuses a text that is far too long without tokenizing all of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from minisgl.errors import PromptTooLong
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 FAR_TOO_LONG = 16
-"""Characters per token of the context. A longer text is tokenized from its start, piece by piece:
-tokenizing 15 MiB at once would hold up all other requests for seconds."""
+"""If a text has more characters than this for each token of the context, its start is tokenized
+first. Tokenizing 15 MiB at once would delay all other requests by seconds."""
 
 
 def refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -> None:
     """Raise PromptTooLong if the start of `text` has more than twice `context_length` tokens.
 
-    Twice, because cutting the text may split what would be fewer tokens. Where tokens are long, for
-    example runs of spaces, more and more of the text is tokenized.
+    Twice, because the end of a part may have more tokens than in the whole text. While tokens are
+    long, for example runs of spaces, the part doubles.
     """
     num_characters = FAR_TOO_LONG * context_length
     while num_characters < len(text):

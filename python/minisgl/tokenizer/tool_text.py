@@ -1,4 +1,4 @@
-"""Rewrites messages for chat templates that take no tools, or that do not write all tool calls."""
+"""Rewrites messages for chat templates that take no tools, or do not write every tool call."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ To call one, write a JSON object with its name and arguments:
 </tool_call>"""
 """The tags are those of the Hermes models."""
 
+# Messages and tools with which templates are probed.
 _NAME: Final = "probe_7c1f"
 _USER: Final = {"role": "user", "content": "a"}
 _TOOL: Final = {
@@ -49,15 +50,18 @@ _ANSWER_TWO: Final = {**_ANSWER, "tool_calls": [_CALL, _SECOND_CALL]}
 
 
 def takes_tools(template: ChatTemplate) -> bool:
-    """Whether the template writes `tools` into the prompt."""
+    """Return whether the template writes `tools` into the prompt."""
     return "tools" in template.source and _writes(template, [_USER], {"tools": [_TOOL]})
 
 
 def whole_tools(
     tools: Sequence[Mapping[str, Any]], template: ChatTemplate
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the tools for a template that takes tools. Where it refuses one that has only a name,
-    all get an empty description and empty properties if they have none."""
+    """Return the tools for a template that takes tools.
+
+    If it refuses a tool that has only a name, each tool gets the fields that it lacks: an empty
+    description, and parameters without properties.
+    """
     if not _refuses(template, [_USER], {"tools": [_BARE_TOOL]}):
         return tools
     shown = []
@@ -74,13 +78,13 @@ def plain_messages(
     template: ChatTemplate,
     calls: Calls,
 ) -> list[dict[str, Any]]:
-    """Return messages that say the same and that the template writes completely.
+    """Return messages of the same meaning, all of which the template writes.
 
-    - If the template refuses an id of a call, ids become nine letters and digits (Mistral).
+    - If the template refuses common ids of calls, ids become nine letters and digits (Mistral).
     - If it writes only the first of several calls (gpt-oss) or refuses several (Llama 3), each call
       gets a message of its own, followed by its result.
     - If it writes no calls, they become content, in the format `calls`.
-    - If it takes no tools, they are described in the system message, or in the first message if it
+    - If it takes no tools, the system message describes them, or the first message if the template
       takes no system message. Calls become content, and results become messages of the user.
     """
     shown = [dict(message) for message in messages]
@@ -119,8 +123,10 @@ def _writes(
     args: Mapping[str, Any],
     name: str = _NAME,
 ) -> bool:
-    """Whether the template writes the probe's name. A template that refuses the probe counts as
-    writing it, since it may refuse for another reason; but not one that refuses a system message.
+    """Return whether the template writes `name`, which the probe `messages` has.
+
+    If it refuses the probe, it may do so for another reason, so the answer is True; but False if
+    the probe begins with a system message.
     """
     try:
         return name in template.render(messages, args)
@@ -156,7 +162,8 @@ def _short(id: str) -> str:
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each call in a message of its own; the results behind the calls follow theirs, by id."""
+    """Return the messages with each call in a message of its own. The results of the calls follow
+    them by id."""
     shown: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         calls = message.get("tool_calls") or []
@@ -177,13 +184,14 @@ def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _follows_several(messages: Sequence[Mapping[str, Any]], index: int) -> bool:
-    """Whether the result at `index` belongs to a message with several calls."""
+    """Return whether the result at `index` belongs to a message with several calls."""
     while index and messages[index].get("role") == "tool":
         index -= 1
     return len(messages[index].get("tool_calls") or ()) > 1
 
 
 def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
+    """Return the message with its calls as content, in the format `form`."""
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     if not message.get("tool_calls"):
         return rest
@@ -207,14 +215,14 @@ def _python(function: Mapping[str, Any]) -> str:
     if isinstance(values, str):
         with contextlib.suppress(ValueError, RecursionError):
             values = json.loads(values)
-    if not isinstance(values, dict):  # a model's earlier mistake: shown as it was made
+    if not isinstance(values, dict):  # a model's earlier mistake, which stays as it is
         return f"{function['name']}({values})"
     return f"{function['name']}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
 
 def _with_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results that follow one another are one message of the user: templates want the roles to
-    take turns."""
+    """Return the messages with consecutive results as one message of the user, because templates
+    require that roles alternate."""
     shown: list[dict[str, Any]] = []
     is_result = False
     for message in messages:
@@ -236,7 +244,7 @@ def _before(message: dict[str, Any], text: str, *, is_last: bool = False) -> dic
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content; parts that are no text are refused later."""
+    """Return the text of a message's content. Parts without text are refused later."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return str(content or "")

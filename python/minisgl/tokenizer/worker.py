@@ -1,8 +1,9 @@
 """The process that turns text into ids, ids into text, or both.
 
 ``--num-tokenizer 0`` runs one such process with both roles; N > 0 runs N that tokenize and one
-that detokenizes. It sleeps until a message comes, takes all that are there, and sends the text of
-all running requests as one frame. A message that cannot be handled fails its request only.
+that detokenizes. The process sleeps until a message comes, takes all that have arrived, and sends
+the text of all running requests as one frame. A message that causes an error fails its request
+only.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
 
 TURN_S: Final = 30.0
-"""Seconds that a turn may take: a prompt of a million tokens, or a template, on a slow CPU."""
+"""The most seconds of a turn. A prompt of a million tokens or a template may take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWorkerConfig:
     """The roles of one worker.
 
-    folder: the checkpoint. tokenizer_index: the index among the processes that tokenize; None for
-    one that does not. detokenizer: whether it detokenizes. dry_run: load the tokenizer, then end.
+    folder: the checkpoint. tokenizer_index: the worker's index among those that tokenize; None if
+    it does not. detokenizer: whether it detokenizes. dry_run: load the tokenizer, then end.
     """
 
     folder: Path
@@ -67,10 +68,10 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     encoder = PromptEncoder(
         tokenizer=tokenizer, folder=config.folder, tool_call_parser=config.tool_call_parser
     )
-    has_chat_template = encoder.template.is_usable  # loads it: a broken one is reported now
+    has_chat_template = encoder.template.is_usable  # this loads it, and logs if it is broken
     encoder.template.is_alone = True
     detokenizer = Detokenizer(tokenizer)
-    if config.detokenizer:  # one of a server
+    if config.detokenizer:  # a server has one
         warn_of_unknown_ids(tokenizer, config.folder)
     if config.dry_run:
         status.ready({"has_chat_template": has_chat_template})
@@ -112,7 +113,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             to_api.put([*replies, *passed_on])
             to_scheduler.put(stops)
             answers: list[_Answer] = [*checks.take()]
-            if waiting:  # one prompt a turn: a long one must not stall the running streams twice
+            if waiting:  # one prompt a turn, so that streams wait for at most one long prompt
                 answers += _forward(encoder, checks, waiting.popleft())
             for answer in answers:
                 (to_api if isinstance(answer, Failed | CodecReply) else to_scheduler).put([answer])
@@ -122,7 +123,7 @@ _Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
 
 
 def _take_back(waiting: deque[FrontendMsg], checks: Checks, abort: AbortMsg) -> None:
-    """Forget a prompt that is still here. For one that was sent on, the abort overtakes all waiting
+    """Drop a prompt that was not sent on. Otherwise send the abort on before all waiting
     messages."""
     if checks.cancel(abort.uid):
         return

@@ -1,5 +1,6 @@
-"""Small leaves that any layer may use: logging, ZeroMQ queues, checkpoint folders, sentences.
+"""Small modules that any room may use: logs, ZeroMQ queues, processes, checkpoint folders, text.
 
-What it is for: code that is no part of serving a model and that several rooms need.
-What it does not know: anything of this package but `errors` and `env`. It imports nothing heavy.
+What it is for: code that several rooms need and none of them owns. What it does not know: the other
+rooms; it imports only `errors` and `env` of this package, and nothing heavy. Read next: the module
+that you need.
 """

@@ -1,4 +1,4 @@
-"""The instructions of this machine's CPU."""
+"""The instruction sets of this machine's CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The CPU's feature flags as Linux reports them. Empty, which means unknown, elsewhere."""
+    """Return the CPU's feature flags by Linux. Empty if they are unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

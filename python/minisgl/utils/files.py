@@ -1,4 +1,4 @@
-"""Output streams that are broken or closed."""
+"""Repairs output streams that are broken or closed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import IO
 
 
 def forget(file: IO[bytes] | IO[str]) -> None:
-    """Discard everything written to `file`, whose disk is full or whose reader is gone.
+    """Let all writes to `file`, whose disk is full or whose reader is gone, go to /dev/null.
 
-    Otherwise the next flush, the one at the interpreter's end included, would write its buffer and
-    fail again.
+    Otherwise each later flush, also that at the interpreter's end, would fail again.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())
@@ -19,12 +18,12 @@ def forget(file: IO[bytes] | IO[str]) -> None:
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null as each standard stream that this process was started without.
+    """Open /dev/null for each standard stream that this process was started without.
 
-    Otherwise other files get the numbers of the streams, and error reports are written to them.
+    Otherwise other files would get the numbers of these streams, and with them error reports.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free number
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode))

@@ -1,4 +1,4 @@
-"""Checkpoints in formats that are not read, and what to do about them."""
+"""Says what to do about a checkpoint in a format that is not supported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from minisgl.utils.hf import read_json
 
 
 def other_format(folder: Path) -> str:
-    """Return "; " and what to do about the weights in `folder`, if they are in a format that is not
-    read; else ""."""
+    """Return "; " and what to do about the weights in `folder`, if their format is known but not
+    supported; else ""."""
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         return (

@@ -1,8 +1,9 @@
-"""A checkpoint folder for a GGUF file of llama.cpp: config.json and the tokenizer's files.
+"""Makes a checkpoint folder for a GGUF file of llama.cpp.
 
-They are made from the file's metadata, once for each file, below the cache folder. The folder has a
-link to the file, from which `minisgl.models.gguf` reads the weights. Needs the package gguf. Source
-of the keys: llama.cpp's specification (docs/gguf.md there).
+The folder is made once for each file, below the cache folder. It has config.json and the
+tokenizer's files, which are made from the file's metadata, and a link to the file, from which
+`minisgl.models.gguf` reads the weights. Needs the package gguf. Source of the keys: llama.cpp's
+specification (docs/gguf.md there).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ logger = get_logger(__name__)
 WEIGHTS: Final = "model.gguf"
 """The name of the link; the links to other parts are 2.gguf and so on."""
 VERSION: Final = 4
-"""The version of what is written into a folder. Raise it with every change, so that folders of
-earlier versions are not used."""
+"""The version of the files in a folder. Raise it when they change, so that older folders are not
+used."""
 PLAIN: Final = ("F32", "F16", "BF16", "F64")
-"""The types of tensors that are not quantised."""
+"""Types of tensors that are not quantised."""
 
 
 def gguf_folder(path: Path) -> Path:
-    """Make the folder for a GGUF file, if there is none yet, and return it.
+    """Return the folder for a GGUF file. Makes it if there is none.
 
     path: the file, or any of its parts. Raises ConfigError if the package gguf is missing or the
     model is not supported, CheckpointError if the file is damaged or a part is missing.
@@ -92,8 +93,10 @@ def stored_types(arch: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_weights(folder: Path) -> tuple[Any, list[Any]]:
-    """Return the metadata and the tensors of all parts. folder: of `gguf_folder`. Raises the same
-    errors."""
+    """Return the metadata and the tensors of all parts of a file.
+
+    folder: of `gguf_folder`. Raises the same errors as `gguf_folder`.
+    """
     first = open_gguf(folder / WEIGHTS)
     others = [open_gguf(path) for path in folder.glob("*.gguf") if path.name != WEIGHTS]
     return first.fields, [tensor for reader in (first, *others) for tensor in reader.tensors]

@@ -1,6 +1,6 @@
 """Checks that the counts in a GGUF file's header fit the file, before the package gguf reads it.
 
-That package trusts each count, so a damaged file of a few hundred bytes would keep it busy for ever
+The package trusts each count. With a damaged file of a few hundred bytes it could work without end
 and fill the memory. Source of the layout: llama.cpp's specification (docs/gguf.md there), versions
 2 and 3.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""The number of a type -> the bytes of its values."""
+"""Number of a type -> the bytes of a value."""
 STRING: Final = 8
 ARRAY: Final = 9
 MAX_DIMENSIONS: Final = 4
@@ -21,8 +21,8 @@ MAX_DIMENSIONS: Final = 4
 
 
 def check_header(path: Path) -> None:
-    """Raises ValueError where the header is cut off or a count is larger than the file, and OSError
-    where the file cannot be read."""
+    """Raise ValueError if the header is cut off or a count exceeds the file, OSError if the file
+    cannot be read."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise ValueError("the file is empty")
@@ -44,7 +44,7 @@ class _Walk:
         if (version := self._number("<I")) not in (2, 3):
             raise ValueError(f"its version is {version}, expected 2 or 3, little-endian")
         num_tensors, num_values = self._number("<Q"), self._number("<Q")
-        for _ in range(num_values):  # each takes bytes, so a wrong count fails at the file's end
+        for _ in range(num_values):  # each has bytes, so too high a count fails at the file's end
             self._string()
             self._value(self._number("<I"))
         for _ in range(num_tensors):

@@ -1,4 +1,4 @@
-"""config.json, as Hugging Face has it, from the metadata of a GGUF file."""
+"""Makes Hugging Face's config.json from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ENDS: Final = (
     *("<end_of_turn>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>", "</s>", "<eos>"),
     *("[EOS]", "[EOT]", "[e~[", "<|observation|>"),
 )
-"""Texts of tokens that end an answer, in addition to the tokens that the metadata names. llama.cpp
-finds them by their text, too. The last one is GLM's, after a tool call."""
+"""Tokens with these texts end an answer, as do the tokens that the metadata names. llama.cpp also
+finds them by their texts. The last one is GLM's, after a tool call."""
 HARMONY: Final = {"<|return|>", "<|call|>"}
 """If a vocabulary has both, <|end|> ends a message but not the answer."""
 SPECIAL: Final = (CONTROL, USER_DEFINED)
@@ -24,8 +24,11 @@ SPECIAL: Final = (CONTROL, USER_DEFINED)
 
 
 def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the contents of config.json. values: the metadata. tensors: those of all parts, by
-    name. Raises ConfigError if the model is not supported, KeyError if a key is missing."""
+    """Return the contents of config.json.
+
+    values: the metadata. tensors: the tensors of all parts, by name. Raises ConfigError if the
+    model is not supported, KeyError if a key is missing.
+    """
     file = GgufValues(values, tensors, path)
     arch = file.arch
     if arch not in FAMILIES:
@@ -71,13 +74,13 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
 
 
 def _most(value: Any) -> int:
-    """The largest of the layers' values, if there is one for each layer. Layers without the part
+    """Return the value; if it is a list of one for each layer, the largest. Layers without the part
     have 0."""
     return int(max(value) if isinstance(value, list) else value)
 
 
 def _ends(values: Mapping[str, Any]) -> list[int]:
-    """The ids of the tokens that end an answer."""
+    """Return the ids of the tokens that end an answer."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
     stops = {int(values[key]) for key in keys if key in values}
     tokens: list[str] = values["tokenizer.ggml.tokens"]

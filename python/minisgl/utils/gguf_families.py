@@ -1,4 +1,4 @@
-"""config.json's fields for each architecture of GGUF files, in addition to those that all have.
+"""The fields of config.json that are particular to each architecture of GGUF files.
 
 Each function turns a file's metadata into fields under Hugging Face's names. Where the metadata has
 no key for a field, the value is llama.cpp's constant.
@@ -21,8 +21,7 @@ from minisgl.utils.gguf_values import (
 
 Fields = dict[str, Any]
 GEMMA2_27B, GEMMA3_27B = 46, 62
-"""Numbers of layers by which the sizes are known that scale queries by hidden size / heads. No key
-says so."""
+"""Numbers of layers. These sizes scale queries by hidden size / heads, and no key says so."""
 
 
 def _plain(file: GgufValues) -> Fields:
@@ -40,8 +39,8 @@ def _llama(file: GgufValues) -> Fields:
 
 
 def _ministral3(file: GgufValues) -> Fields:
-    """Ministral 3 scales queries by their position. Without the key for that, it is Mistral Small
-    3."""
+    """Ministral 3 scales queries by their position. A file without the key for that is Mistral
+    Small 3."""
     growth = file.get("attention.temperature_scale", None)
     fields: Fields = {"sliding_window": None}
     if growth is None:
@@ -79,7 +78,7 @@ def _gemma3(file: GgufValues) -> Fields:
 
 
 def _query_scale(file: GgufValues, largest: int) -> int:
-    """The number whose square root divides the queries."""
+    """Return the number whose square root divides the queries."""
     if file.get("block_count") == largest:
         return int(file.get("embedding_length") // file.get("attention.head_count"))
     return int(file.get("attention.key_length"))
@@ -170,7 +169,7 @@ def _granite(file: GgufValues) -> Fields:
 
 
 def _olmo2(file: GgufValues) -> Fields:
-    """With windows it is OLMo 3. Its layers with a window have no rope scaling."""
+    """A file with a window is OLMo 3, whose layers with a window have no rope scaling."""
     window = file.get("attention.sliding_window", 0)
     if not window:
         return _plain(file)

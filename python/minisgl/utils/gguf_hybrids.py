@@ -1,4 +1,4 @@
-"""config.json's fields for the architectures of GGUF files that have recurrent layers."""
+"""As `gguf_families`, for the architectures with recurrent layers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def lfm2(file: GgufValues) -> Fields:
 
 
 def granite_hybrid(file: GgufValues) -> Fields:
-    """Granite 4, also the sizes without recurrent layers. If the key `rope.scaling.finetuned` is
-    false, the model has no rotary embedding."""
+    """Granite 4, including the sizes without recurrent layers. If the key `rope.scaling.finetuned`
+    is false, the model has no rotary embedding."""
     kv_heads = per_layer(file, "attention.head_count_kv")
     width = file.get("expert_shared_feed_forward_length", 0) or file.get("feed_forward_length")
     fields: Fields = {
@@ -60,7 +60,7 @@ def granite_hybrid(file: GgufValues) -> Fields:
 
 
 def falcon_h1(file: GgufValues) -> Fields:
-    """The file's tensors include the config's multipliers, so no field says them."""
+    """The file's tensors are already multiplied by the config's multipliers, so there are none."""
     return {
         **_mamba(file),
         "mamba_d_ssm": file.get("ssm.inner_size"),

@@ -1,5 +1,7 @@
-"""Which files make up a GGUF model: it may be in parts, NAME-00001-of-00003.gguf and so on (the
-names of llama.cpp's llama-gguf-split)."""
+"""Finds the files of a GGUF model, which may be in parts.
+
+Their names are those of llama.cpp's llama-gguf-split: NAME-00001-of-00003.gguf and so on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ USUAL: Final = "Q4_K_M"
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all parts of a model in order. path: any of them. Raises CheckpointError if some are
+    """Return all parts of a model in order. path: one of them. Raises CheckpointError if a part is
     missing."""
     found = _PART.fullmatch(path.name)
     if found is None:
@@ -54,10 +56,10 @@ def check_parts(path: Path, count: int, values: Mapping[str, Any], num_tensors: 
 
 
 def chosen(files: Iterable[str], choice: str, where: str) -> list[str]:
-    """Return the chosen file of the repository `where`, or all its parts.
+    """Return the chosen file of the repository `where`, or all parts of it.
 
-    choice: the path of a file, or the end of a file's name, such as Q4_K_M; "" takes the usual one,
-    or the only one. Raises ConfigError if no file fits, or several do.
+    choice: the path of a file, or the end of a file's name, such as Q4_K_M; "" takes the usual
+    file, or the only one. Raises ConfigError unless exactly one model fits.
     """
     models: dict[str, list[str]] = {}
     for name in sorted(files):

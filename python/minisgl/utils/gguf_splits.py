@@ -1,7 +1,7 @@
 """How the byte-level tokenizers of GGUF files split text into words.
 
-The key `pre` of a file names its way. The patterns come from the tokenizers that the files were
-made from; the names from llama.cpp's table.
+The key `pre` of a file names the split. The names are llama.cpp's. The patterns are those of the
+tokenizers from which the files were made.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 
 def _words(digits: str, letters: str = r"\p{L}", ends: str = r"[\r\n]*", others: str = "") -> str:
-    """The pattern of cl100k and of those derived from it.
+    """Return the pattern of cl100k, or one derived from it.
 
-    They differ in how many digits stay together (digits), in whether marks are letters (letters),
-    in the line ends that stay with the characters before them (ends), and in what a run of
-    other characters excludes (others).
+    digits: the digits that stay together. letters: the characters of words; marks may be among
+    them. ends: the line ends that stay with the other characters before them. others: excluded from
+    a run of other characters.
     """
     return (
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
@@ -27,8 +27,11 @@ def _words(digits: str, letters: str = r"\p{L}", ends: str = r"[\r\n]*", others:
 
 
 def _cased(endings: str, digits: str) -> str:
-    """The pattern of o200k and Tekken, which splits words before an upper-case letter that follows
-    a lower-case one."""
+    """Return the pattern of o200k or Tekken, which splits words between a lower-case and an
+    upper-case letter.
+
+    endings: of words, such as 's. digits: see `_words`.
+    """
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{endings}"
@@ -41,9 +44,9 @@ def _cased(endings: str, digits: str) -> str:
 class Split:
     """How a tokenizer splits text.
 
-    patterns: applied one after another; () means GPT-2's pattern. single_digits: each digit is
-    split off first. whole: a word that is a token stays one, whatever its merges are. nfc: texts
-    are normalised first. bos: texts begin with a BOS token if no key says otherwise.
+    patterns: applied one after another; () means GPT-2's pattern. single_digits: first, each digit
+    is split off. whole: a word that is a token becomes this token, whatever the merges are. nfc:
+    texts are normalised first. bos: texts begin with a BOS token if no key says otherwise.
     """
 
     patterns: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
+"""Makes tokenizer.json and tokenizer_config.json from the metadata of a GGUF file.
 
-Three kinds of models are read: "gpt2" is byte-level BPE with merges, and the key `pre` names how it
-splits text; "llama" is sentencepiece's BPE, which has a score for each token in place of merges;
-"gemma4" is sentencepiece's BPE with merges.
+Three kinds of tokenizers are supported: "gpt2" is byte-level BPE with merges, and the key `pre`
+names how it splits text; "llama" is sentencepiece's BPE, which has a score for each token instead
+of merges; "gemma4" is sentencepiece's BPE with merges.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from minisgl.utils.gguf_splits import SPLITS
 from minisgl.utils.gguf_values import CONTROL, UNKNOWN, USER_DEFINED
 
 PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
-"""Special tokens of Phi-3 that keep the space behind them. The others drop it."""
+"""Special tokens of Phi-3 that keep the space behind them. Its other special tokens drop it."""
 
 
 def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Return the names of both files with their contents. Raises ConfigError for an unknown kind of
+    """Return the contents of both files, by name. Raises ConfigError for an unknown kind of
     tokenizer."""
     get = {
         name.removeprefix("tokenizer.ggml."): value
@@ -103,8 +103,11 @@ def _merges(get: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sentencepiece(get: Mapping[str, Any], kinds: list[int]) -> Tokenizer:
-    """A file without merges gets them from the scores: each pair of tokens that together are a
-    token is a merge, and the merge into the token of the highest score comes first."""
+    """Return the tokenizer. If the file has no merges, they follow from the scores.
+
+    Each pair of tokens that together are a token is a merge. They are ordered by the score of that
+    token, the highest first.
+    """
     tokens, vocab = get["tokens"], _vocab(get)
     if get["model"] == "llama":
         found: list[tuple[float, int, int, str, str]] = []

@@ -1,4 +1,4 @@
-"""Reading the metadata of a GGUF file, whose keys begin with its architecture's name."""
+"""Reads the metadata of a GGUF file, whose keys begin with its architecture's name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minisgl.errors import ConfigError
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens, in llama.cpp's numbering."""
 ROPE_FREQS: Final = "rope_freqs.weight"
-"""A factor for each frequency: Llama 3.1's rope scaling, which no key describes."""
+"""The tensor with a factor for each frequency: Llama 3.1's rope scaling, which no key describes."""
 LLAMA3: Final = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""The same in all models of Meta and LG that have `ROPE_FREQS`."""
+"""Equal in all models of Meta and LG that have `ROPE_FREQS`."""
 YARN: Final = {
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
@@ -30,7 +30,8 @@ YARN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GgufValues:
-    """values: the metadata. tensors: those of all parts, by name. path: the file, for errors."""
+    """values: the metadata. tensors: the tensors of all parts, by name. path: the file, for
+    errors."""
 
     values: Mapping[str, Any]
     tensors: Mapping[str, Any]
@@ -42,13 +43,13 @@ class GgufValues:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, without those of multi-token prediction, which come last and are
-        not read."""
+        """The number of layers, without the last ones for multi-token prediction, which are not
+        loaded."""
         return int(self.get("block_count") - self.get("nextn_predict_layers", 0))
 
     def get(self, key: str, *default: Any) -> Any:
-        """The value of an architecture's key. Raises KeyError if it is absent and there is no
-        default."""
+        """Return the value of a key of the architecture. Raises KeyError if it is absent, unless
+        there is a default."""
         name = f"{self.arch}.{key}"
         return self.values.get(name, *default) if default else self.values[name]
 
@@ -56,7 +57,7 @@ class GgufValues:
         return tensor in self.tensors
 
     def rope_scaling(self) -> dict[str, Any] | None:
-        """config.json's `rope_scaling`, or None. Raises ConfigError for an unknown type."""
+        """Return config.json's `rope_scaling`, or None. Raises ConfigError for an unknown type."""
         if ROPE_FREQS in self.tensors:
             return {**LLAMA3, "factor": float(self.tensors[ROPE_FREQS].data.max())}
         kind = self.get("rope.scaling.type", "none")
@@ -81,14 +82,16 @@ class GgufValues:
 
 
 def per_layer(file: GgufValues, key: str) -> list[Any]:
-    """Return the value of each layer. The file has one for all layers, or a list."""
+    """Return the value of each layer. The file has one value for all layers, or a list."""
     value = file.get(key)
     return value[: file.num_layers] if isinstance(value, list) else [value] * file.num_layers
 
 
 def layer_types(file: GgufValues) -> list[str]:
-    """Return config.json's `layer_types`. The file has a list, or a period p: all layers but every
-    p-th have a window. The default of p is 4."""
+    """Return config.json's `layer_types`.
+
+    The file has a list, or a period p, by default 4: every p-th layer has no window.
+    """
     pattern = file.get("attention.sliding_window_pattern", 4)
     if isinstance(pattern, int):
         pattern = [(index + 1) % pattern != 0 for index in range(file.num_layers)]
@@ -97,7 +100,7 @@ def layer_types(file: GgufValues) -> list[str]:
 
 
 def experts(file: GgufValues) -> dict[str, Any]:
-    """The fields of a mixture of experts, in the names of most families."""
+    """Return the fields of a mixture of experts, by the names that most families have."""
     return {
         **expert_counts(file, "num_experts"),
         "moe_intermediate_size": file.get("expert_feed_forward_length"),
@@ -106,8 +109,8 @@ def experts(file: GgufValues) -> dict[str, Any]:
 
 
 def expert_counts(file: GgufValues, field: str) -> dict[str, Any]:
-    """The number of experts, and of those that each token takes. field: its family's name of the
-    former."""
+    """Return the number of experts, and of the experts of each token. field: the family's name for
+    the former."""
     return {
         field: file.get("expert_count"),
         "num_experts_per_tok": file.get("expert_used_count"),
@@ -115,5 +118,5 @@ def expert_counts(file: GgufValues, field: str) -> dict[str, Any]:
 
 
 def shared_expert(file: GgufValues) -> dict[str, Any]:
-    """The width of the expert that every token takes."""
+    """Return the width of the expert that all tokens share."""
     return {"shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length")}

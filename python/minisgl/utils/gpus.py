@@ -1,4 +1,4 @@
-"""Counts this machine's GPUs without torch, and compares the options with them."""
+"""Checks options against this machine's GPUs, which are counted without torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from minisgl.utils.text import counted
 
 
 def num_gpus() -> int:
-    """The number of NVIDIA GPUs that torch may find here, without importing it; 0 if unknown."""
+    """Return the number of NVIDIA GPUs that torch may find, without importing it; 0 if unknown."""
     return 0 if version("torch").endswith("+cpu") else gpus_of_driver()
 
 
 def gpus_of_driver() -> int:
-    """The number of NVIDIA GPUs that the driver gives to this process; 0 if unknown.
+    """Return the number of NVIDIA GPUs that the driver gives to this process; 0 if unknown.
 
-    It asks the driver's management library, as torch does, because a process that has initialized
-    CUDA can no longer fork.
+    This asks the driver's management library, as torch does, because a process that has initialized
+    CUDA cannot fork any more.
     """
     count = ctypes.c_uint()
     try:

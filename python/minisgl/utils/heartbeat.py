@@ -1,15 +1,15 @@
-"""How a worker process shows that it lives and that its loop makes progress.
+"""Heartbeats: a worker process reports that it lives and that its loop makes progress.
 
 A thread of the worker sends a `Heartbeat` on the status pipe every `HEARTBEAT_S`. The loop counts
-its turns in a `Pulse`, which the thread reads. `minisgl.runtime.hang_watch` judges the heartbeats.
+its turns in a `Pulse`, which the thread reads. `minisgl.runtime.hang_watch` evaluates heartbeats.
 
 ::
 
     loop      | turn | turn | turn that never ends ...........................
     thread       beat   beat   beat(overdue 0)  beat(overdue 0.5)  beat(overdue 1.0) ...
 
-Time is counted in intervals of at most `MAX_INTERVAL_S`. A process that was stopped and continued
-(SIGSTOP, a laptop's sleep) therefore counts the pause as one interval and raises no false alarm.
+Time is counted in intervals of at most `MAX_INTERVAL_S`. So a process that was stopped and
+continued (SIGSTOP, a laptop's sleep) counts the pause as one interval, and causes no false alarm.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MAX_INTERVAL_S: Final = 2 * HEARTBEAT_S
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The process lives.
 
-    overdue_s: seconds by which the loop's current turn exceeds what it may take; 0 if it is in
-    time. quiet_s: further seconds for which the process may send no heartbeat.
+    overdue_s: seconds by which the loop's current turn has exceeded its limit; 0 below it. quiet_s:
+    the process may be silent for this many seconds longer.
     """
 
     overdue_s: float = 0.0
@@ -54,12 +54,12 @@ class Pulse:
         self._works = False
 
     def turn(self) -> None:
-        """The loop has made progress and works on."""
+        """Count a turn: the loop has made progress and works."""
         self._num_turns += 1
         self._works = True
 
     def rest(self) -> None:
-        """The loop waits for messages, for as long as none comes."""
+        """The loop waits for messages, for any time."""
         self._works = False
 
     @property
@@ -69,7 +69,8 @@ class Pulse:
 
 
 class Stopwatch:
-    """How long the loop has been in its current turn. Mutable: `look` is called at intervals."""
+    """Measures how long the current turn of the loop takes. Mutable: `look` is called at
+    intervals."""
 
     def __init__(self, pulse: Pulse) -> None:
         self._pulse = pulse
@@ -100,7 +101,7 @@ class Heart:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def send(self, beat: Heartbeat) -> None:
-        """Send `beat`. A supervisor that is gone ends this process by other means."""
+        """Send `beat`, if the supervisor still exists. Its end ends this process in another way."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.send_bytes(msgspec.msgpack.encode(beat))
 

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint, and the small JSON files in it."""
+"""Finds the folder of a checkpoint and the files in it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def resolve_checkpoint(
     """Return the local folder of a checkpoint.
 
     model: a folder, a GGUF file, or the id of a model to download, which may name a GGUF file
-    (ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf). weights=False: download only the text files (config
-    and tokenizer), which is all that `--dummy-weight` needs. Raises ConfigError if there is no such
+    (ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf). weights: False downloads only the text files (config
+    and tokenizer), which are enough for `--dummy-weight`. Raises ConfigError if there is no such
     folder or id or if it cannot be downloaded, CheckpointError if the folder holds no config.json.
     """
     if not model:
@@ -71,9 +71,11 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold the weights: model.safetensors, or those that the index names;
-    a folder may have others (Mistral's consolidated.safetensors). Raises CheckpointError if any is
-    missing."""
+    """Return the files with the weights: model.safetensors, or the files that the index names.
+
+    A folder may have other files with weights, such as Mistral's consolidated.safetensors. Raises
+    CheckpointError if a file is missing.
+    """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -99,7 +101,7 @@ def weight_files(folder: Path) -> list[Path]:
 def mending(path: str | os.PathLike[str]) -> str:
     """Return what to do about a broken file of a checkpoint.
 
-    Raises CheckpointError if the file is not broken but cannot be read by this user.
+    Raises CheckpointError if this user cannot read the file.
     """
     try:
         with Path(path).open("rb") as file:

@@ -1,4 +1,4 @@
-"""HTTP clients of our commands: which URLs they accept, and when they use a proxy."""
+"""The HTTP client of our commands: the URLs that it accepts, and its use of proxies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def server_root(url: str) -> str:
     """Return the URL with a scheme (http:// by default) and without a final /v1.
 
-    Our paths contain /v1, and the base URLs of OpenAI's clients end with it.
+    Our paths begin with /v1, and the base URLs of OpenAI's clients end with it.
     """
     url = url if "://" in url else f"http://{url}"
     return url.rstrip("/").removesuffix("/v1")
@@ -44,7 +44,7 @@ def unusable_proxy(error: Exception) -> ConfigError:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the host of `url` is this machine: localhost, 127.0.0.0/8, ::1, 0.0.0.0 or ::."""
+    """Return whether the host of `url` is localhost, 127.0.0.0/8, ::1, 0.0.0.0 or ::."""
     try:
         host = urlsplit(url).hostname or ""
         address = None if host == "localhost" else ipaddress.ip_address(host)
@@ -54,7 +54,7 @@ def is_loopback(url: str) -> bool:
 
 
 def goes_through_proxy(url: str) -> bool:
-    """Whether other programs of this environment, such as curl, send requests for the http:// URL
-    to a proxy."""
+    """Return whether other programs of this environment, such as curl, send requests for this
+    http:// URL to a proxy."""
     host = urlsplit(url).hostname or ""
     return bool(getproxies().keys() & {"http", "all"}) and not proxy_bypass(host)

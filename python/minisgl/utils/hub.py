@@ -1,4 +1,4 @@
-"""Downloads a checkpoint from Hugging Face or ModelScope, once, into that library's own cache."""
+"""Downloads a checkpoint from Hugging Face or ModelScope into the cache of their library."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from minisgl.utils.http import unusable_proxy
 _MODEL_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES: Final = ["*.safetensors"]
-# Copies of the weights in other formats, which some repositories keep beside those that load.
+# Some repositories have copies of the weights in other formats.
 _IGNORED_FILES: Final = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
 
 
 def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weights: bool) -> Path:
-    """Download the model with this id and return its folder. weights: also the weight files.
+    """Return the folder of the model with this id. Downloads it if the cache lacks it.
 
-    On Hugging Face an id may name a GGUF file (see `named_gguf`). If a repository has GGUF files
-    and no other weights, the usual one of them is taken. Raises ConfigError if there is no such id,
-    if its licence must be accepted first, or if the hub cannot be reached.
+    weights: also download the weights. On Hugging Face an id may name a GGUF file (see
+    `named_gguf`). If a repository has GGUF files and no other weights, the usual GGUF file is
+    taken. Raises ConfigError if there is no such id, if its licence must be accepted first, or if
+    the hub cannot be reached.
     """
     has_ggufs = source == "huggingface"
     if has_ggufs and (":" in model or model.endswith(".gguf")):
@@ -77,7 +78,7 @@ def hub_errors(model: str) -> Iterator[None]:
     )
     try:
         yield
-    except ImportError as error:  # of httpx, which has no SOCKS without one more package
+    except ImportError as error:  # httpx needs another package for SOCKS
         raise unusable_proxy(error) from error
     except (errors.HFValidationError, httpx.HTTPError, OSError) as error:
         otherwise = f"{type(error).__name__}: {error}; start again to continue the download"

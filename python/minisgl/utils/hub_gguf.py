@@ -20,17 +20,18 @@ _NAME: Final = re.compile(
 
 
 def named_gguf(model: str) -> tuple[str, str] | None:
-    """Split ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf, also behind hf.co/, into the repository and the
-    choice in it. Returns None for other names."""
+    """Return the repository and the choice in it of ORG/REPO:Q4_K_M or ORG/REPO/FILE.gguf, which
+    may follow hf.co/. None for other names."""
     found = _NAME.fullmatch(model)
     return (found["repo"], found["tag"] or found["file"]) if found else None
 
 
 def download_gguf(repo: str, choice: str) -> Path | None:
-    """Download a GGUF file of `repo` with all its parts, and return its path, or its first part's.
+    """Download a GGUF file of `repo` with all its parts. Returns the path of the file or first
+    part.
 
-    choice: see `chosen`; with "" this returns None if the repository has no GGUF file. With
-    HF_HUB_OFFLINE set, only files in the cache are found. Raises ConfigError as `downloaded` and
+    choice: see `chosen`; if it is "" and the repository has no GGUF file, this returns None. With
+    HF_HUB_OFFLINE set, it finds only files in the cache. Raises ConfigError as `downloaded` and
     `chosen` do.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download

@@ -1,4 +1,4 @@
-"""A log entry as one JSON object per line."""
+"""Writes each log entry as one line of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One log format for every process: time, level, which process, message; as text or as JSON."""
+"""One log format for all processes, as text or as JSON: time, level, process, message."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _ROOT = "minisgl"
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of a module; pass ``__name__``."""
+    """Return the logger of a module. name: its ``__name__``."""
     return logging.getLogger(name)
 
 
 def log_fields(logger: logging.Logger, what: str, **fields: Any) -> None:
     """Log a line (level info) of named values: ``what a=1 b=x``; in JSON each is a key.
 
-    A value that is None is left out.
+    Values that are None are left out.
     """
-    said = {name: value for name, value in fields.items() if value is not None}
-    text = " ".join(f"{name}={value}" for name, value in said.items())
-    logger.info("%s %s", what, text, extra={"minisgl_what": what, "minisgl_fields": said})
+    given = {name: value for name, value in fields.items() if value is not None}
+    text = " ".join(f"{name}={value}" for name, value in given.items())
+    logger.info("%s %s", what, text, extra={"minisgl_what": what, "minisgl_fields": given})
 
 
 def setup_logging(process: str, *, level: str | None = None) -> None:
-    """Write this process's log to stderr, each line marked with `process` ("server", "engine").
+    """Write this process's log to stderr. process: its name in each line ("server", "engine").
 
-    Called once by the entry points of a process (server, worker, shell), never by `LLM`, whose user
-    configures logging. Warnings of other packages (uvicorn, asyncio) go the same way, unless they
-    have a handler already.
+    The entry point of a process (server, worker, shell) calls this once. `LLM` does not, because
+    its user configures logging. Warnings of other packages (uvicorn, asyncio) are written in the
+    same way, unless they have a handler already.
     """
     handler = logging.StreamHandler(sys.stderr)
     if env.log_format() == "json":

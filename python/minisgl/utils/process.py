@@ -1,14 +1,15 @@
-"""The frame of every worker process: log, report the start, end when it should.
+"""The frame of every worker process: it sets up the log, reports the start, and ends the process.
 
 The supervisor starts ``multiprocessing`` processes (method "spawn") whose target is `run_worker`,
 and reads one status from each pipe. After that a worker sends heartbeats there
 (`minisgl.utils.heartbeat`). It ends with an exit code:
 
-- with 0 on SIGTERM. It ignores SIGINT and SIGHUP, which a terminal sends to every process: the
+- 0 after SIGTERM. It ignores SIGINT and SIGHUP, which a terminal sends to every process, because
+the
   supervisor handles them.
-- with 1 if its body raises, before or after it was ready. It ends on the spot, because threads and
-  devices, which the interpreter waits for at its end, may wait for another process of the server.
-- with 1 if the process that started it is gone, for whatever reason (`wait_for_parents_end`).
+- 1 if its body raises, before or after it was ready. It then ends at once: the interpreter would
+  wait for threads and devices, which may wait for another process of the server.
+- 1 if the process that started it has ended, for any reason (`wait_for_parents_end`).
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ PARENT_CHECK_S: Final = 1.0
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker serves from now on. info: for the supervisor to show or pass on."""
+    """The worker serves from now on. info: values that the supervisor shows or passes on."""
 
     info: dict[str, Any]
 
 
 class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker could not start; `message` is a sentence that says why.
+    """The worker could not start. message: a sentence that says why.
 
-    is_consequence: most likely because another worker could not start.
+    is_consequence: whether the likely cause is that another worker could not start.
     """
 
     message: str
@@ -59,7 +60,7 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerStatus:
-    """The worker's end of the pipe. Call exactly one of `ready` and `failed`, once.
+    """The worker's end of the pipe. Call either `ready` or `failed`, once.
 
     spawned_at: on `time.monotonic`. pulse: the progress of the worker's loop.
     """
@@ -85,9 +86,9 @@ class WorkerStatus:
 
     @contextlib.contextmanager
     def quiet(self, most_s: float) -> Iterator[None]:
-        """In this block the process may send no heartbeat for `most_s` seconds longer.
+        """Let the process be silent for `most_s` seconds longer in the block.
 
-        It is for native code that may hold the interpreter's lock so long.
+        Use it for native code that may hold the interpreter's lock for that long.
         """
         self.pulse.rest()
         self.pulse.quiet_s = most_s
@@ -105,19 +106,19 @@ class WorkerStatus:
 
 
 def leave_start_to_no_collector() -> None:
-    """Exempt the objects that exist now, which live as long as the process, from collection.
+    """Exempt the objects of the start, which live as long as the process, from collection.
 
-    A full collection in an engine's process takes 45 ms for 180,000 objects, during which no step
-    is planned. After this call it looks at almost none.
+    In an engine's process a full collection of 180,000 objects takes 45 ms, during which no step is
+    planned. After this call a collection visits few objects.
     """
     gc.freeze()
 
 
 def receive_status(connection: Connection) -> Ready | StartFailed:
-    """On the supervisor's end: wait until the worker has reported.
+    """Return the worker's report, for which this waits, on the supervisor's end of the pipe.
 
-    Raises EOFError if the worker died first. The supervisor must have closed its own copy of the
-    worker's end, or this waits forever.
+    Raises EOFError if the worker ends first. The supervisor must have closed its own copy of the
+    worker's end; otherwise this would wait forever.
     """
     return msgspec.msgpack.decode(connection.recv_bytes(), type=Ready | StartFailed)
 
@@ -132,25 +133,25 @@ def run_worker(
 ) -> NoReturn:
     """Run `body` in this process, until SIGTERM. `body` calls `status.ready` and then serves.
 
-    SIGTERM raises SystemExit in the main thread, once: `body` cleans up with `try/finally` and must
-    not catch BaseException. Before it is ready there is nothing to clean up, and the process ends
-    on the spot, because an import may swallow an exception. name: for the log and the process's
-    title. spawned_at: on `time.monotonic`. log_level: None is the environment's. leftover: a folder
-    to remove if the supervisor, which removes it otherwise, is gone.
+    SIGTERM raises SystemExit in the main thread, once. `body` cleans up with `try/finally` and must
+    not catch BaseException. Before it is ready there is nothing to clean up, and SIGTERM ends the
+    process at once, because an import could drop an exception. name: for the log and the title of
+    the process. spawned_at: on `time.monotonic`. log_level: None for the environment's. leftover: a
+    folder that this removes if the supervisor, which usually removes it, has ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    faulthandler.enable()  # a crash in native code then says where Python was
+    faulthandler.enable()  # a crash in native code then shows Python's stack
     status = WorkerStatus(connection, spawned_at)
     _watch_for_the_end(status, leftover)
-    with contextlib.suppress(ImportError):  # only for `ps`; not a dependency
+    with contextlib.suppress(ImportError):  # for `ps`; an optional package
         importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")
 
     try:
         setup_logging(name, level=log_level)
         body(status)
     except Exception as error:
-        # SystemExit would make the interpreter wait for threads.
+        # With SystemExit the interpreter would wait for threads.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         is_ours = isinstance(error, MinisglError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -162,16 +163,16 @@ def run_worker(
                 status.failed(message, is_consequence=isinstance(error, PeerLost))
         os._exit(PEER_LOST_EXIT if isinstance(error, PeerLost) else 1)
     finally:
-        # SystemExit in the interpreter's own clean-up would only print a traceback.
+        # During the interpreter's clean-up SystemExit would only print a traceback.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 
 def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
-    """Turn SIGTERM into SystemExit, and end with the parent.
+    """Turn SIGTERM into SystemExit, and end this process when its parent ends.
 
-    Python does not handle a signal that comes just before the main thread blocks in a system call
-    until that call returns (seen in 1 of 6 runs that were ended just after their start). So the
+    If a signal comes just before the main thread blocks in a system call, Python does not handle it
+    until the call returns (seen in 1 of 6 runs that were ended just after their start). So the
     wake-up descriptor also wakes a thread, which repeats the signal until it is handled.
     """
     stopping = threading.Event()
@@ -197,18 +198,18 @@ def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
             wait_for_parents_end()
         if leftover:
             shutil.rmtree(leftover, ignore_errors=True)
-        os._exit(1)  # without clean-up, which nothing needs any more
+        os._exit(1)  # there is nothing to clean up for
 
     threading.Thread(target=watch, name="end-watch", daemon=True).start()
 
 
 def wait_for_parents_end(wakeup: int | None = None, timeout_s: float = math.inf) -> bool:
-    """Wait until the process that started this one is gone; without end if it was started by hand.
+    """Wait until the process that started this one has ended; forever if it was started by hand.
 
-    Returns False after `timeout_s`, or if the descriptor `wakeup` is readable first. The operating
-    system closes a dead parent's pipe, unless a process that the parent forked has it, too: so the
-    parent's id is looked at every `PARENT_CHECK_S`. prctl's PDEATHSIG would fire when the *thread*
-    that started this process ends, and exists on Linux only.
+    Returns True then, and False after `timeout_s`, or if the descriptor `wakeup` is readable first.
+    The operating system closes the pipe of a parent that ends, unless a fork of the parent has it,
+    too. So the parent's id is checked every `PARENT_CHECK_S`. prctl's PDEATHSIG exists on Linux
+    only, and comes when the *thread* that started this process ends.
     """
     parent = multiprocessing.parent_process()
     watched = [*([parent.sentinel] if parent else []), *([wakeup] if wakeup is not None else [])]

@@ -1,4 +1,4 @@
-"""Measures how long each part of a start takes."""
+"""Measures the time of each part of a start."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class StartClock:
 
 
 def describe_start(part_s: dict[str, float]) -> str:
-    """``imports 1.5 s, weights 0.2 s``: the parts of 0.05 s and more."""
+    """Return ``imports 1.5 s, weights 0.2 s``, of the parts that took at least 0.05 s."""
     noticed = {part: seconds for part, seconds in part_s.items() if seconds >= 0.05}
     return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in noticed.items())

@@ -1,15 +1,34 @@
-"""Writes counts and sizes for messages."""
+"""Writes values, counts and sizes for messages."""
 
 from __future__ import annotations
 
+import reprlib
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 120
+_REPR.maxlong = 40
+
+
+def brief(value: object) -> str:
+    """Return repr(value), with "..." in the middle if it is long.
+
+    An error quotes what a client sent, which may be megabytes.
+    """
+    return _REPR.repr(value)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return the first `most` characters, and "..." if there are more, without quotes."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
 
 def counted(number: int, noun: str) -> str:
-    """``1 token``, ``2 tokens``; for nouns that take an s."""
+    """Return ``1 token`` or ``2 tokens``; for nouns that take an s."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def size_of(num_bytes: int) -> str:
-    """A number of bytes in the largest unit of KiB, MiB and GiB that it reaches."""
+    """Return a number of bytes in the largest unit of KiB, MiB and GiB that it reaches."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if num_bytes >= size:
             return f"{num_bytes / size:.{2 if unit == 'GiB' else 1}f} {unit}"

@@ -1,11 +1,11 @@
 """Typed queues between the processes of one server: lists of records over ZeroMQ PUSH/PULL.
 
 One frame is one MessagePack list, so the records of one turn of a loop travel together and are
-decoded at once. Each receiver binds one address, and its senders connect to it. The sockets live in
+decoded at once. Each receiver binds one address, and its senders connect to it. The sockets are in
 a folder that only this user may enter. Each queue has its own ZeroMQ context (two sleeping
-threads), so that closing a queue affects no other.
+threads), so closing a queue affects no other.
 
-This module knows no record: the receiver passes the union that it accepts.
+This module knows no record: the receiver names the union of records that it accepts.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ logger = get_logger(__name__)
 # sun_path of unix(7) holds 108 bytes with its terminating zero, 104 on the BSDs and macOS.
 MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
 
-# How long `close` waits for the last messages to reach a peer, which may be gone.
+# The longest time that `close` waits until the last messages have reached a peer, which may be
+# gone.
 LINGER_S = 1.0
 
-# One `get` returns at most so many, so that a receiver slower than its senders still works.
+# The most records of one `get`, so that a receiver that is slower than its senders still works.
 MAX_RECORDS_PER_GET = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """The addresses of one server: sockets in a private folder, so two servers never meet.
+    """The addresses of one server: sockets in a private folder, which no other server uses.
 
     store_url, broadcast_urls (by rank): TCP addresses, for ranks on several machines.
     """
@@ -72,7 +73,7 @@ class Endpoints:
         return endpoints
 
     def remove(self) -> None:
-        """Remove the folder and what is left in it; harmless when it is gone."""
+        """Remove the folder and its contents. A second call does nothing."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def tokenizer(self, index: int) -> str:
@@ -83,12 +84,12 @@ class Endpoints:
         return f"ipc://{self.folder}/scheduler"
 
     def broadcasts(self, rank: int) -> str:
-        """Where another rank receives what rank 0 broadcasts."""
+        """Return the address at which another rank receives the broadcasts of rank 0."""
         return self.broadcast_urls.get(rank) or f"ipc://{self.folder}/broadcasts-{rank}"
 
     @property
     def store(self) -> str:
-        """Where torch's process groups meet."""
+        """The address at which torch's process groups meet."""
         return self.store_url or f"file://{self.folder}/store"
 
     @property
@@ -108,25 +109,25 @@ def _no_place(where: str, error: OSError | zmq.ZMQError) -> ConfigError:
 
 
 class PushQueue:
-    """The sending end. Records that are put before the receiver exists wait for it, in order."""
+    """The sending end. Records wait, in order, until the receiver exists."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
-        # No limit on queued messages: `put` must not block a scheduler whose receiver is slow,
-        # and the number of running requests already bounds what can be in the air.
+        # No limit on queued messages: `put` must not block a scheduler whose receiver is slow, and
+        # the number of running requests bounds the messages.
         self._socket.set(zmq.SNDHWM, 0)
-        # The receiver may bind later; the default of 100 ms would show in the start-up time.
+        # The receiver may bind later, and the default of 100 ms would make the start longer.
         self._socket.set(zmq.RECONNECT_IVL, 10)
         self._socket.connect(address)
 
     def put(self, records: Sequence[msgspec.Struct]) -> None:
-        """Send `records` as one frame; returns at once. An empty list sends nothing."""
+        """Send `records` as one frame, and return at once. An empty list sends nothing."""
         if records:
             self._socket.send(msgspec.msgpack.encode(records), zmq.DONTWAIT)
 
     def close(self) -> None:
-        """Send what is queued, for `LINGER_S` at most. A second call does nothing."""
+        """Send the queued records, for at most `LINGER_S`. A second call does nothing."""
         self._context.destroy(linger=int(LINGER_S * 1000))
 
 
@@ -154,11 +155,11 @@ class _Receiver(Generic[T]):
         self.num_dropped = 0
 
     def close(self) -> None:
-        """Unbind; unread records are lost. A second call does nothing."""
+        """Unbind. Unread records are lost. A second call does nothing."""
         self._context.destroy(linger=0)
 
     def _drain(self) -> list[T]:
-        """Return what is ready. If it is empty, the socket was read until it had nothing."""
+        """Return the records that have arrived. If there are none, the socket is empty."""
         records: list[T] = []
         while len(records) < MAX_RECORDS_PER_GET:
             try:
@@ -182,9 +183,10 @@ class PullQueue(_Receiver[T]):
     """The receiving end in a process that blocks."""
 
     def get(self, timeout_s: float | None) -> list[T]:
-        """Return all records that are there; wait up to `timeout_s` for the first (None: forever).
+        """Return all records that have arrived. Wait up to `timeout_s` for the first (None:
+        forever).
 
-        Empty if the time is over, or if all that came was dropped.
+        Empty after that time, or if all frames that came were dropped.
         """
         if (records := self._drain()) or timeout_s == 0:
             return records
@@ -196,8 +198,8 @@ class AsyncPullQueue(_Receiver[T]):
     """The receiving end in a process with an event loop. One task at a time may wait on it."""
 
     async def get(self) -> list[T]:
-        """Return all records that are there, at least one; other tasks run before it returns."""
-        # A stream that always has records must not block the other tasks.
+        """Return all records that have arrived, at least one. Other tasks run before it returns."""
+        # A queue that always has records must not block the other tasks.
         await asyncio.sleep(0)
         while not (records := self._drain()):
             await self._news()
@@ -206,8 +208,8 @@ class AsyncPullQueue(_Receiver[T]):
     async def _news(self) -> None:
         """Wait for the socket's descriptor.
 
-        It is edge-triggered: it reports only what came since the last read. So the socket must be
-        empty before, as `_drain` leaves it.
+        It is edge-triggered: it reports only frames that came after the last read. So the socket
+        must be empty before, as `_drain` leaves it.
         """
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
@@ -222,8 +224,8 @@ class AsyncPullQueue(_Receiver[T]):
 def wait(
     queues: Sequence[PullQueue[Any]], timeout_s: float | None, *, news: int
 ) -> list[PullQueue[Any]]:
-    """Return the queues that have something to read. Wait up to `timeout_s` for the first, or for
-    `news`, a file descriptor, to become readable."""
+    """Return the queues that may have records. Wait up to `timeout_s` for the first, or until the
+    file descriptor `news` is readable."""
     poller = zmq.Poller()
     poller.register(news, zmq.POLLIN)
     for queue in queues:
@@ -233,5 +235,5 @@ def wait(
 
 
 def _milliseconds(timeout_s: float | None) -> int:
-    """ZeroMQ's unit, rounded up: a wait that is rounded to 0 would spin."""
+    """Return the time in ZeroMQ's unit, rounded up: a wait of 0 would spin. None: forever."""
     return -1 if timeout_s is None else math.ceil(timeout_s * 1000)

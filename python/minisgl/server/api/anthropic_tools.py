@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from minisgl.errors import InvalidRequest, brief
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.schema import Json, ignored, only
+from minisgl.utils.text import brief
 
 _NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without marks."
 CacheControl = Annotated[dict[str, Any] | None, ignored(_NO_CACHE_MARKS)]

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import Finished, FinishReason, SamplingParams
+from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
@@ -16,7 +17,6 @@ from minisgl.server.api.logprobs import PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
-    MAX_CHOICES,
     Json,
     NonNegative,
     SamplingFields,

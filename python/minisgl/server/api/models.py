@@ -11,12 +11,13 @@ from typing import Final, Literal
 from fastapi import APIRouter, Response
 
 from minisgl.core import SamplingParams
-from minisgl.errors import ModelNotFound, brief
+from minisgl.errors import ModelNotFound
 from minisgl.server import body
 from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.api.schema import Json
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
+from minisgl.utils.text import brief
 
 
 class Model(Json, frozen=True, kw_only=True):

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.errors import InvalidRequest, brief
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import Message
 from minisgl.server.api.responses_answer import OutputItem
+from minisgl.utils.text import brief
 
 MAX_BYTES: Final = 64 * 2**20
 """The most JSON of all kept conversations: some thousands of agents' turns."""

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.errors import InvalidRequest, brief
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import Omission
 from minisgl.server.api.tools import Tool, call_input, tool_of
+from minisgl.utils.text import brief
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")
 """The beginnings of the types of hosted tools that agents offer by default; a date may follow."""

@@ -12,12 +12,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import Finished, SamplingParams
-from minisgl.errors import InvalidRequest, shortened
+from minisgl.core.sampling import MAX_CHOICES
+from minisgl.errors import InvalidRequest
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
 from minisgl.server.api.strict import Json as Json
 from minisgl.server.api.strict import ignored as ignored
 from minisgl.server.api.strict import only as only
 from minisgl.server.api.structured import StructuredFields, naming
+from minisgl.utils.text import shortened
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Timeout = Annotated[
@@ -105,9 +107,6 @@ _SAMPLING_FIELDS: Final = (
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
 )
-
-
-MAX_CHOICES: Final = 128
 
 
 class OpenAIFields(SamplingFields, frozen=True, kw_only=True):

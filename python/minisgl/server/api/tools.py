@@ -10,10 +10,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core.structured import num_levels
-from minisgl.errors import InvalidRequest, brief
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import MAX_DEPTH
 from minisgl.server.api.strict import Json, ignored
 from minisgl.tokenizer.parse import ToolCall as ParsedCall
+from minisgl.utils.text import brief
 
 MAX_TOOLS: Final = 1024
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]

@@ -1,4 +1,4 @@
-"""A whole answer: the sum of its parts."""
+"""The parts of an answer, and a whole answer made of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Literal
 Kind = Literal["content", "reasoning", "call", "arguments"]
 Part = tuple[Kind, str]
 """call: a tool call begins, and the text is the function's name. arguments: the next piece of the
-last call's arguments, which are JSON. Parts of one kind that follow one another are one text."""
+last call's arguments, which are JSON. Consecutive parts of one other kind are pieces of one
+text."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """Mutable: `collect` appends to `arguments`, JSON as the model wrote it."""
+    """arguments: JSON as the model wrote it. Mutable: `collect` appends to it."""
 
     name: str
     arguments: str = ""

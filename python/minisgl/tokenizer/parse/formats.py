@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Final, Literal
 
 Syntax = Literal["object", "named", "tags", "pairs", "python"]
@@ -17,20 +18,21 @@ Syntax = Literal["object", "named", "tags", "pairs", "python"]
 class CallFormat:
     """How a family writes tool calls.
 
-    syntax: of a call between `begin` and `end`.
-        object  {"name": NAME, KEY: {...}}, the name under `name_key`; a list of such may follow one
-                `begin`
+    syntax: the form of a call between `begin` and `end`.
+        object  {"name": NAME, KEY: {...}}, the name under `name_key`; or a list of such objects
         named   a header with the name, `separator`, then the arguments as JSON
         tags    a header with the name, then for each argument `key`, its name, `key_end`,
                 `value_begin`, its value, `value_end`
-        pairs   NAME{key:value,...}, texts between two of `quote`
+        pairs   NAME{key:value,...}, with `quote` before and behind each text
         python  calls as Python writes them, in a list or each on a line of its own
     name: a regex for a header, whose first group is the name. section: the text before the first
     call and the text behind the last. is_bare: whether a whole answer may be a call without
-    `begin`. detected_by: texts that every template with this format has. header, is_list: only for
-    formats that a checkpoint describes (`minisgl.tokenizer.parse.response_template`): the text
-    between `begin` and the arguments, with NAME in the place of the name; whether all calls are in
-    one list.
+    `begin`. detected_by: texts that every template with this format has.
+
+    A parser accepts several spellings; a grammar writes one:
+    header, footer: for "named" and "tags", the text before the arguments, with NAME in the place of
+    the name, and the text behind them. argument: for "tags", the text of an argument, with KEY and
+    VALUE. is_list: whether all calls are one list of JSON objects.
     """
 
     begin: str
@@ -48,6 +50,8 @@ class CallFormat:
     section: tuple[str, str] = ("", "")
     is_bare: bool = False
     header: str = ""
+    footer: str = ""
+    argument: str = ""
     is_list: bool = False
 
     @property
@@ -65,26 +69,37 @@ class CallFormat:
         )
 
 
+_FUNCTION_TAGS: Final = partial(
+    CallFormat,
+    syntax="tags",
+    name=r"\s*<function=(.*?)>?\s*",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+)
+_DEEPSEEK: Final = partial(
+    CallFormat,
+    begin="<｜tool▁call▁begin｜>",
+    end="<｜tool▁call▁end｜>",
+    syntax="named",
+    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+)
 CALLS: Final[dict[str, CallFormat]] = {
-    "seed": CallFormat(
+    "seed": _FUNCTION_TAGS(
         begin="<seed:tool_call>",
         end="</seed:tool_call>",
         detected_by=("<seed:tool_call>",),
-        syntax="tags",
-        name=r"\s*<function=(.*?)>?\s*",
-        key="<parameter=",
-        key_end=">",
-        value_end="</parameter>",
+        header="<seed:tool_call>\n<function=NAME>\n",
+        footer="</function>\n</seed:tool_call>",
+        argument="<parameter=KEY>VALUE</parameter>\n",
     ),
-    "qwen3_coder": CallFormat(
+    "qwen3_coder": _FUNCTION_TAGS(
         begin="<tool_call>",
         end="</tool_call>",
         detected_by=("<function=", "<parameter="),
-        syntax="tags",
-        name=r"\s*<function=(.*?)>?\s*",
-        key="<parameter=",
-        key_end=">",
-        value_end="</parameter>",
+        header="<tool_call>\n<function=NAME>\n",
+        footer="</function>\n</tool_call>",
+        argument="<parameter=KEY>\nVALUE\n</parameter>\n",
     ),
     "glm": CallFormat(
         begin="<tool_call>",
@@ -95,6 +110,9 @@ CALLS: Final[dict[str, CallFormat]] = {
         key_end="</arg_key>",
         value_begin="<arg_value>",
         value_end="</arg_value>",
+        header="<tool_call>NAME\n",
+        footer="</tool_call>",
+        argument="<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
     ),
     "minimax": CallFormat(
         begin='<invoke name="',
@@ -106,26 +124,25 @@ CALLS: Final[dict[str, CallFormat]] = {
         key_end='">',
         value_end="</parameter>",
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        header='\n<invoke name="NAME">\n',
+        footer="</invoke>",
+        argument='<parameter name="KEY">VALUE</parameter>\n',
     ),
     "hermes": CallFormat(
         begin="<tool_call>", end="</tool_call>", detected_by=("<tool_call>", "arguments")
     ),
-    "deepseek_v3": CallFormat(
-        begin="<｜tool▁call▁begin｜>",
-        end="<｜tool▁call▁end｜>",
+    "deepseek_v3": _DEEPSEEK(
         detected_by=("<｜tool▁call▁begin｜>", "```json"),
-        syntax="named",
         name=r"\s*(?:function<｜tool▁sep｜>)?(.*?)\s*",
         separator="```json",
-        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        header="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
+        footer="\n```<｜tool▁call▁end｜>",
     ),
-    "deepseek_v31": CallFormat(
-        begin="<｜tool▁call▁begin｜>",
-        end="<｜tool▁call▁end｜>",
+    "deepseek_v31": _DEEPSEEK(
         detected_by=("<｜tool▁call▁begin｜>",),
-        syntax="named",
         separator="<｜tool▁sep｜>",
-        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        header="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
+        footer="<｜tool▁call▁end｜>",
     ),
     "mistral": CallFormat(
         begin="[TOOL_CALLS]",
@@ -134,8 +151,11 @@ CALLS: Final[dict[str, CallFormat]] = {
         syntax="named",
         name=r"\s*(.*?)\s*(?:\[CALL_ID\].*)?",
         separator="[ARGS]",
+        header="[TOOL_CALLS]NAME[ARGS]",
     ),
-    "mistral_v3": CallFormat(begin="[TOOL_CALLS]", end="", detected_by=("[TOOL_CALLS]",)),
+    "mistral_v3": CallFormat(
+        begin="[TOOL_CALLS]", end="", detected_by=("[TOOL_CALLS]",), is_list=True
+    ),
     "gemma": CallFormat(
         begin="<start_function_call>call:",
         end="<end_function_call>",
@@ -156,24 +176,31 @@ CALLS: Final[dict[str, CallFormat]] = {
         detected_by=("<|START_ACTION|>", "tool_name"),
         name_key="tool_name",
         key="parameters",
+        is_list=True,
     ),
     "phi4": CallFormat(
         begin="<|tool_call|>", end="<|/tool_call|>", detected_by=("<|tool_call|>", "<|/tool_call|>")
     ),
-    "nemotron": CallFormat(begin="<TOOLCALL>", end="</TOOLCALL>", detected_by=("<TOOLCALL>",)),
+    "nemotron": CallFormat(
+        begin="<TOOLCALL>", end="</TOOLCALL>", detected_by=("<TOOLCALL>",), is_list=True
+    ),
     "lfm2": CallFormat(
         begin="<|tool_call_start|>",
         end="<|tool_call_end|>",
         detected_by=("List of tools: ",),
         syntax="python",
+        is_list=True,
     ),
     "olmo3": CallFormat(
         begin="<function_calls>",
         end="</function_calls>",
         detected_by=("<function_calls>",),
         syntax="python",
+        is_list=True,
     ),
-    "granite": CallFormat(begin="<|tool_call|>", end="", detected_by=("<|tool_call|>",)),
+    "granite": CallFormat(
+        begin="<|tool_call|>", end="", detected_by=("<|tool_call|>",), is_list=True
+    ),
     "llama3": CallFormat(
         begin="<|python_tag|>",
         end="",
@@ -184,7 +211,8 @@ CALLS: Final[dict[str, CallFormat]] = {
 }
 """Name -> format. `--tool-call-parser` has these names and "harmony", which is no `CallFormat`
 (`minisgl.tokenizer.parse.harmony`). If a template has the texts of several formats, the first one
-counts."""
+counts. Grammars describe JSON, so they write calls in Python's syntax as a list of objects, which
+LFM2 also writes where it is asked to."""
 
 REASONING: Final[dict[str, tuple[str, str]]] = {
     "think": ("<think>", "</think>"),
@@ -193,15 +221,14 @@ REASONING: Final[dict[str, tuple[str, str]]] = {
     "gemma4": ("<|channel>thought", "<channel|>"),
     "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
 }
-"""The texts before and behind reasoning, by name."""
+"""Name -> (the text before reasoning, the text behind it)."""
 
 HARMONY: Final = "harmony"
+PARSERS: Final = (*CALLS, HARMONY)
 HARMONY_MARKERS: Final = (
     "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>",
 )  # fmt: skip
 _TOKEN: Final = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
-PARSERS: Final = (*CALLS, HARMONY)
-
 
 Calls = str | CallFormat
 """A name in `CALLS` or "harmony", or a format that a checkpoint describes; "" for none."""
@@ -214,10 +241,11 @@ def call_format(calls: Calls) -> CallFormat:
 
 
 def reasoning_marks(reasoning: Marks) -> tuple[str, str]:
-    """Return the texts before and behind reasoning, which is not harmony's."""
+    """Return the texts before and behind reasoning of a format other than harmony."""
     return REASONING[reasoning] if isinstance(reasoning, str) else reasoning
 
 
+@lru_cache(4)
 def detect_calls(template: str) -> str:
     """Return the name of the call format of a chat template, "" if it has none that is known."""
     if all(marker in template for marker in ("<|channel|>", "<|message|>", "<|call|>")):
@@ -226,21 +254,20 @@ def detect_calls(template: str) -> str:
     return next(found, "")
 
 
+@lru_cache(4)
 def detect_reasoning(template: str) -> str:
     """Return the name of the reasoning format of a chat template, "" if it has none."""
     return next((name for name, (_, end) in REASONING.items() if end in template), "")
 
 
+@lru_cache(4)
 def detect_switch(template: str) -> str:
     """Return the variable of a chat template that switches reasoning on and off, "" for none."""
     if "enable_thinking" in template:
         return "enable_thinking"
-    code = _TEXT.sub("", " ".join(_CODE.findall(template)))
+    statements = " ".join(re.findall(r"\{%.*?%\}", template, re.DOTALL))
+    code = re.sub(r"'[^']*'|\"[^\"]*\"", "", statements)
     return "thinking" if re.search(r"(?<![\w.])thinking(?!\w)", code) else ""
-
-
-_CODE: Final = re.compile(r"\{%.*?%\}", re.DOTALL)
-_TEXT: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def special_texts(calls: Calls, reasoning: Marks) -> tuple[str, ...]:

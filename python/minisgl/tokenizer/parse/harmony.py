@@ -1,5 +1,8 @@
-"""gpt-oss's harmony format: an answer is several messages, each with a channel and perhaps a
-recipient. Source: OpenAI's description of the format (cookbook.openai.com, "harmony")."""
+"""Reads harmony, the format of gpt-oss.
+
+An answer is one or several messages, each with a channel and perhaps a recipient. Source: OpenAI's
+description of the format (cookbook.openai.com, "harmony").
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 
 
 def read_harmony(reader: Reader, set_reasoning: Callable[[bool], None]) -> Reading[None]:
-    """Messages: the channel `analysis` is reasoning, a message to a function is a call.
+    """Read messages: one to a function is a call, one of the channel `analysis` is reasoning, and
+    any other is content. A text without a message is content.
 
-    A text without any message is content.
+    set_reasoning: called when reasoning begins and ends.
     """
     is_first = True
     while True:

@@ -1,4 +1,4 @@
-"""The parser of one answer: text in, parts out."""
+"""The parser of one answer: pieces of text in, parts out."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ _NO_TYPES: Final[dict[str, dict[str, str]]] = {}
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The formats of an answer's parts.
 
-    calls: the format of its tool calls, "" for none. reasoning: the format of its reasoning, ""
-    for none. is_open: whether the prompt ends within reasoning. types: see
-    `minisgl.tokenizer.parse.syntax.Types`.
+    calls, reasoning: "" if the answer has none. is_open: whether the prompt ends within reasoning.
+    types: see `minisgl.tokenizer.parse.syntax.Types`.
     """
 
     calls: Calls = ""
@@ -37,7 +36,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AnswerParser:
-    """Mutable: the state of one answer. is_reasoning: the text so far ends within reasoning."""
+    """The state of one answer. Mutable. is_reasoning: whether the text so far ends within
+    reasoning."""
 
     def __init__(self, form: AnswerForm) -> None:
         self._reader = Reader()
@@ -55,7 +55,7 @@ class AnswerParser:
         return self._advance()
 
     def flush(self) -> list[Part]:
-        """Return the rest: no text follows."""
+        """Return the other parts: no text follows."""
         self._reader.has_ended = True
         return self._advance()
 
@@ -86,7 +86,7 @@ class AnswerParser:
         self.is_reasoning = self._is_open
         reader.record("")
         yield from reader.skip_space()
-        is_begun = yield from reader.starts_with(begin)  # a model may repeat the prompt's mark
+        is_begun = yield from reader.starts_with(begin)  # even if the prompt ends with it
         if not is_begun and not self._is_open:
             reader.give_up()
             return
@@ -99,7 +99,7 @@ class AnswerParser:
 
 
 def read_content(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
-    """Read content and tool calls. Text that begins like a call but is none stays content."""
+    """Read content and tool calls. Text that begins like a call but is none is content."""
     marks = [mark for mark in (calls.begin, calls.section[0]) if mark]
     if calls.is_bare:
         reader.record("")
@@ -120,7 +120,7 @@ def read_content(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading
 
 
 def _read_calls(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
-    """Read the calls behind one `begin`: one call, or a list of calls."""
+    """Read the calls behind one `begin`: a call, or a list of calls."""
     yield from reader.skip_space()
     is_list = calls.syntax == "object" and (yield from reader.starts_with("["))
     while True:

@@ -1,4 +1,4 @@
-"""Calls that a model writes as Python does, f(a=1, b='x'), as JSON."""
+"""Turns calls in Python's syntax, f(a=1, b='x'), into JSON."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 _WORDS: Final = {"true": True, "false": False, "null": None}
-_ERRORS: Final = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError)
+ERRORS: Final = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError)
+"""What `ast` and `json` raise for a text that a model wrote wrong."""
 
 
 def python_calls(body: str, names: Iterable[str]) -> list[tuple[str, str]]:
     """Return (name, JSON of the arguments) of each call; nothing if one of them cannot be read.
 
     body: a list of calls, a call on each line, or a list of JSON objects with `name` and
-    `arguments`. names: of the tools, which need not be names of Python. JSON's words count as
-    Python's, and a text may hold line breaks, as some templates write it.
+    `arguments`. names: of the tools, which need not be valid in Python. JSON's true, false and null
+    are allowed, and so are line breaks in a text, as some templates write them.
     """
-    with contextlib.suppress(*_ERRORS):
+    with contextlib.suppress(*ERRORS):
         return [(each["name"], dumped(each["arguments"])) for each in json.loads(body)]
     own = {f"tool_{index}_": name for index, name in enumerate(names) if not name.isidentifier()}
     for short, name in own.items():
         body = re.sub(rf"(^|[\[,\n]\s*){re.escape(name)}\(", rf"\1{short}(", body)
     for text in (body, body.replace("\n", "\\n")):
-        with contextlib.suppress(*_ERRORS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a text's backslashes
+        with contextlib.suppress(*ERRORS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about backslashes in a text
             calls = [_call(node) for node in _nodes(ast.parse(text))]
             return [(own.get(name, name), dumped(values)) for name, values in calls]
     return []

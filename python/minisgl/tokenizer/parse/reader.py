@@ -1,7 +1,7 @@
-"""Reads a text that arrives in pieces, with methods that wait for more text by yielding.
+"""Reads a text that arrives in pieces, with generators that yield while they wait for more text.
 
-What a method returns and emits depends on the text alone and not on how it was cut: it acts only on
-text that no later piece can change, and waits for the rest.
+A method's result and the parts that it emits depend on the text alone, not on how it was cut: it
+acts only on text that no later piece can change.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from minisgl.tokenizer.parse.answer import Kind, Part
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A method that is suspended until more text comes or the text ends."""
+"""A method that is suspended until more text arrives or the text ends."""
 
 SPACE = " \t\r\n"
 
 
 class Reader:
-    """Mutable. buffer: text that is not taken yet. parts: what was emitted and not fetched.
+    """Mutable. buffer: the text that is not taken yet. parts: emitted and not fetched yet.
 
-    taken: the text that was taken since `record`, None before.
+    taken: the text taken since `record`; None while nothing is recorded.
     """
 
     def __init__(self) -> None:
@@ -31,16 +31,16 @@ class Reader:
         self.taken: str | None = None
 
     def record(self, text: str) -> None:
-        """Keep what is taken from now on behind `text`, which may turn out to be content."""
+        """Record `text` and what is taken from now on: it may turn out to be content."""
         self.taken = text
 
     def give_up(self) -> None:
-        """Emit what was recorded as content."""
+        """Emit the recorded text as content, and end the recording."""
         self.emit("content", self.taken or "")
         self.taken = None
 
     def emit(self, kind: Kind, text: str) -> None:
-        """Append a part; text of the kind of the last part is joined with it."""
+        """Append a part, or extend the last part if it has the same kind."""
         if kind != "call" and self.parts and self.parts[-1][0] == kind:
             self.parts[-1] = (kind, self.parts[-1][1] + text)
         elif text or kind == "call":
@@ -56,7 +56,7 @@ class Reader:
         self.buffer = text + self.buffer
 
     def peek(self, count: int = 1) -> Reading[str]:
-        """The next characters; fewer at the end of the text."""
+        """Return the next characters without taking them; fewer at the end of the text."""
         while len(self.buffer) < count and not self.has_ended:
             yield
         return self.buffer[:count]
@@ -80,9 +80,9 @@ class Reader:
     def until(self, *markers: str, kind: Kind | None = None) -> Reading[tuple[str, str]]:
         """Take the text before the first of `markers`, and the marker.
 
-        No marker may be the start of another. With `kind` the text is emitted as it comes, without
-        the whitespace before the marker. Returns (text, marker); without `kind` the whole text. At
-        the end of the text the marker is "".
+        No marker may be the start of another. Returns (text, marker); the marker is "" if the text
+        ends first. With `kind` the text is emitted as it arrives, without the whitespace before the
+        marker, and the returned text is only the last piece.
         """
         text = ""
         while True:
@@ -107,7 +107,7 @@ class Reader:
             yield
 
     def _num_partial(self, markers: tuple[str, ...]) -> int:
-        """The longest end of the buffer that may be the start of a marker."""
+        """Return the length of the longest end of the buffer that may be the start of a marker."""
         return max(
             (
                 length
@@ -119,9 +119,9 @@ class Reader:
         )
 
     def json_value(self, kind: Kind | None = None) -> Reading[str]:
-        """Take one JSON value; with `kind` it is emitted as it comes. Returns its text.
+        """Take one JSON value. Returns its text. With `kind` it is emitted as it arrives.
 
-        Only brackets and strings are looked at. An unfinished value ends with the text.
+        Only brackets and strings are checked. An unfinished value ends where the text ends.
         """
         text, depth, in_string, is_escaped = "", 0, False, False
         while True:

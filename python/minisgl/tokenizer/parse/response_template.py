@@ -1,10 +1,10 @@
 """Turns a checkpoint's description of its answers into formats that our parser reads.
 
 The description is `response_template` in tokenizer_config.json (transformers 5.23,
-`utils/chat_parsing`). It has fields. Each field has the marks before and behind it, as texts or
-regexes, says how the text between the marks is parsed, and how it becomes a field of the message.
-Our parser reads fewer kinds of calls, since it reads them as they come. Other descriptions are
-refused; the caller then uses the formats of the chat template.
+`utils/chat_parsing`). It has a field for each part of an answer, with the marks before and behind
+the part as texts or regexes, and rules by which its text becomes a field of the message. Our parser
+reads calls while they arrive, so it knows fewer kinds. Other descriptions are refused; the caller
+then uses the formats of the chat template.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from minisgl.tokenizer.parse.formats import CALLS, CallFormat
+from minisgl.tokenizer.parse.formats import CALLS, CallFormat, Calls
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 
 
 class UnknownResponseTemplate(ValueError):
-    """The message says which part of the description our parser cannot read."""
+    """Our parser cannot read the description. The message says which part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormats:
-    """calls: the name of a known format, or the format itself; "" for none. reasoning: the texts
-    before and behind reasoning."""
+    """reasoning: the texts before and behind reasoning; None for none."""
 
-    calls: str | CallFormat = ""
+    calls: Calls = ""
     reasoning: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """A piece of a pattern: a text, a group with a name, or white space, which has neither."""
+    """A piece of a pattern: a text, a named group, or white space, which has neither field."""
 
     text: str = ""
     group: str = ""
@@ -93,30 +93,29 @@ def _call_format(field: Mapping[str, Any]) -> CallFormat:
             begin=_joined(opening[:at]), end=end, syntax="pairs", quote=_quote(args, behind)
         )
     begin, lead = opening[0].text.strip(), _joined(opening[1:at])
-    header, name = f"{lead}NAME{behind}", rf"\s*{re.escape(lead)}(.*?)\s*"
+    named = partial(
+        CallFormat, begin=begin, end=end, header=f"{begin}{lead}NAME{behind}", footer=end
+    )
     if content == "json" and behind:
-        return CallFormat(
-            begin=begin, end=end, syntax="named", header=header, name=name, separator=behind
-        )
+        name = rf"\s*{re.escape(lead)}(.*?)\s*"
+        return named(syntax="named", name=name, separator=behind)
     if content == "xml-inline" and end:
         key, key_end, value_begin, value_end = _tags(str(args.get("tag_pattern", "")))
-        return CallFormat(
-            begin=begin,
-            end=end,
+        return named(
             syntax="tags",
-            header=header,
             name=rf"\s*{re.escape(lead)}(.*?)(?:{re.escape(behind)})?\s*",
             key=key,
             key_end=key_end,
             value_begin=value_begin,
             value_end=value_end,
+            argument=f"{key}KEY{key_end}{value_begin}VALUE{value_end}",
         )
     raise UnknownResponseTemplate(f"its tool_calls with a name are {content}")
 
 
 def _places(field: Mapping[str, Any]) -> tuple[str, str, bool]:
-    """Return the placeholders of the name and of the arguments, without braces, and whether a list
-    holds several calls."""
+    """Return the placeholders of the name and of the arguments, without braces, and whether the
+    calls are in a list."""
     transform = field.get("transform") or "{content}"
     if isinstance(transform, Mapping):
         transform = transform.get("function", transform)
@@ -134,7 +133,7 @@ _PLACE: Final = re.compile(r"\{(\w+\.)?\w+\}")
 
 
 def _quote(args: Mapping[str, Any], behind: str) -> str:
-    """Return the mark that stands before and behind each text in {key:value}."""
+    """Return the mark before and behind each text in {key:value}."""
     [[quote, other], *more] = args.get("string_delims") or [["", ""]]
     if not args.get("unquoted_keys") or not quote or quote != other or more or behind:
         raise UnknownResponseTemplate("its tool_calls are another dialect of JSON")
@@ -142,8 +141,7 @@ def _quote(args: Mapping[str, Any], behind: str) -> str:
 
 
 def _tags(pattern: str) -> tuple[str, str, str, str]:
-    """Return the four texts around an argument: before its name, behind its name, before its value,
-    behind its value."""
+    """Return the texts before and behind an argument's name, and before and behind its value."""
     pieces = [piece for piece in _parsed(pattern) if piece != _Piece()]
     groups = [piece.group for piece in pieces]
     texts = [piece.text for piece in pieces]
@@ -155,7 +153,7 @@ def _tags(pattern: str) -> tuple[str, str, str, str]:
 
 
 def _pieces(field: Mapping[str, Any], side: str) -> list[_Piece]:
-    """Return the pieces of a field's mark. side: "open" or "close". [] if there is no such mark."""
+    """Return the pieces of a field's mark, [] if it has none. side: "open" or "close"."""
     if (pattern := field.get(f"{side}_pattern")) is not None:
         return _parsed(str(pattern))
     text = field.get(side) or ""
@@ -176,7 +174,7 @@ _STEP: Final = re.compile(
     r"|(?P<plain>[^\\.^$*+?()\[\]|])",
     re.DOTALL,
 )
-"""A step of a regex that is spaces, a character, or a named group without groups in it."""
+"""A step of a regex: spaces, a character, or a named group without groups in it."""
 
 
 def _parsed(pattern: str) -> list[_Piece]:
@@ -202,8 +200,8 @@ def _parsed(pattern: str) -> list[_Piece]:
     return pieces
 
 
-def _known(form: CallFormat) -> str | CallFormat:
-    """Return the name of the known format that is read in the same way, or else `form`."""
+def _known(form: CallFormat) -> Calls:
+    """Return the name of the format in `CALLS` that is read in the same way; else `form`."""
     for name, known in CALLS.items():
         if not known.is_bare and _marks(known) == _marks(form):
             return name
@@ -211,6 +209,7 @@ def _known(form: CallFormat) -> str | CallFormat:
 
 
 def _marks(form: CallFormat) -> tuple[str, ...]:
+    """Return the fields that decide how calls are read."""
     keys = (
         (form.name_key, form.key)
         if form.syntax == "object"

@@ -1,7 +1,7 @@
-"""Reads one tool call, in each syntax.
+"""Reads a tool call; one function for each syntax.
 
-Each reader takes the text of a call and emits its parts. It returns False if the text is no call;
-then it has emitted nothing.
+A function takes the text of a call and emits its parts. If the text is no call, it emits nothing
+and returns False.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from minisgl.tokenizer.parse.formats import CallFormat
-from minisgl.tokenizer.parse.python_calls import dumped, python_calls
+from minisgl.tokenizer.parse.python_calls import ERRORS, dumped, python_calls
 from minisgl.tokenizer.parse.reader import Reader, Reading
 
 Types = Mapping[str, Mapping[str, str]]
-"""Function name -> argument name -> the JSON type in its schema; "" if the schema has not exactly
-one."""
+"""Function name -> argument name -> the JSON type in its schema; "" if it has not exactly one."""
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
 
 
 def read_object(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
-    """{"name": NAME, "arguments": {...}}, with keys in any order. Other keys are dropped.
+    """Read {"name": NAME, "arguments": {...}}, with keys in any order. Other keys are dropped.
 
-    A bare call must name one of the tools; else the text is content that happens to be JSON.
+    A bare call must name one of the tools; else the text is content in the form of JSON.
     """
     if not (yield from reader.starts_with("{")):
         return False
@@ -99,7 +98,7 @@ def read_tags(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
     if marker:
         reader.emit("arguments", "}")
     if marker == form.end:
-        reader.put_back(marker)  # for the caller
+        reader.put_back(marker)  # the caller takes it
     return True
 
 
@@ -115,7 +114,7 @@ def read_pairs(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
 
 
 def read_python(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]:
-    """f(a=1, b='x'), several in a list or each on a line; or a list of JSON objects."""
+    """Read f(a=1, b='x'), several in a list or each on a line; or a list of JSON objects."""
     body, marker = yield from reader.until(form.end)
     calls = python_calls(body.strip(), types) if marker else []
     for name, arguments in calls:
@@ -135,7 +134,7 @@ READERS: Final = {
 
 
 def read_arguments(reader: Reader) -> Reading[None]:
-    """Emit a call's arguments. If they are written as a JSON string, its text is emitted."""
+    """Emit a call's arguments. If they are a JSON string, emit its text."""
     if (yield from reader.peek()) == '"':
         reader.emit("arguments", _text((yield from reader.json_value())))
     else:
@@ -157,14 +156,12 @@ def _text(value: str) -> str:
 
 
 def _typed(value: str, type: str) -> str:
-    """Return the JSON of an argument that is written as plain text. type: see `Types`."""
+    """Return the JSON of an argument that a model wrote as plain text. type: see `Types`."""
     if type != "string":
         with contextlib.suppress(ValueError, RecursionError):
             return dumped(json.loads(value))
-        if value[:1] in "{[TFN":  # as some templates print values of Python
-            with contextlib.suppress(
-                ValueError, SyntaxError, TypeError, RecursionError, MemoryError
-            ):
+        if value[:1] in "{[TFN":  # some templates write values as Python does
+            with contextlib.suppress(*ERRORS):
                 return dumped(ast.literal_eval(value))
     return dumped(value)
 
@@ -173,8 +170,8 @@ _PAIRS: Final = re.compile(r"\s*([{,])\s*([\w.$-]+)\s*:")
 
 
 def _json_of_pairs(text: str, quote: str) -> str:
-    """Return the JSON of {key:value}, whose keys have no quotes and whose texts stand between two
-    of `quote`; `text` itself if that cannot be read."""
+    """Return the JSON of {key:value}, whose keys have no quotes and whose texts have `quote` before
+    and behind them. If it cannot be read, return the text with JSON's quotes."""
     pieces = text.split(quote)
     for index, piece in enumerate(pieces):
         if index % 2:

@@ -1,0 +1,92 @@
+"""Files of JSON lines that an option names, such as `--log-steps FILE`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from minisgl.errors import ConfigError
+from minisgl.message import StatusReply
+from minisgl.scheduler.meter import StepRecord
+from minisgl.utils.files import forget
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class LineFile:
+    """Mutable: it owns the file. A disk that is full ends the file with a warning, not the engine.
+
+    most_bytes: at this size the file is renamed to FILE.1 and begins again; None for no limit.
+    """
+
+    def __init__(self, option: str, path: Path, most_bytes: int | None = None) -> None:
+        """Raises ConfigError, which names the option, if the file cannot be written."""
+        self._option, self._path, self._most_bytes = option, path, most_bytes
+        self._older = path.with_name(path.name + ".1")
+        self._num_bytes = 0
+        self._has_ended = False
+        try:
+            if most_bytes is not None:
+                self._older.unlink(missing_ok=True)
+            self._file = path.open("wb")
+        except OSError as error:
+            raise ConfigError(f"{option} {path}: {error.strerror or error}") from error
+
+    def write(self, record: Any) -> None:
+        self.write_line(_encode(record))
+
+    def write_line(self, json: bytes) -> None:
+        if self._has_ended:
+            return
+        self._num_bytes += len(json) + 1
+        try:
+            if self._most_bytes is not None and self._num_bytes > self._most_bytes:
+                self._file.close()
+                os.replace(self._path, self._older)
+                self._file = self._path.open("wb")
+                self._num_bytes = len(json) + 1
+            self._file.write(json + b"\n")
+        except OSError as error:
+            self._end(error)
+
+    def flush(self) -> None:
+        """Write the buffer to the disk, so that the file is complete."""
+        try:
+            if not self._has_ended:
+                self._file.flush()
+        except OSError as error:
+            self._end(error)
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def _end(self, error: OSError) -> None:
+        logger.warning("%s ends: %s: %s", self._option, self._path, error.strerror)
+        self._has_ended = True
+        if not self._file.closed:
+            forget(self._file)
+
+
+class StepLog:
+    """``--log-steps``: one JSON line per step."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if the file cannot be written."""
+        self._file = LineFile("--log-steps", path)
+
+    def __call__(self, record: StepRecord) -> None:
+        self._file.write(record)
+
+    def flush(self, report: StatusReply) -> None:
+        """Complete the file with each report, so that it is complete when the loop is idle."""
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
