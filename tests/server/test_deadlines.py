@@ -290,7 +290,7 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
             reader = Reader(client, 600)
             server.wait_open(1)
             server.process.terminate()
-            server.wait_for("(draining: 1 prompts)", "err")
+            server.wait_for("(draining: 1 requests)", "err")
             refused = httpx.get(f"{server.url}/ready")
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert httpx.get(f"{server.url}/health").status_code == 200

@@ -171,7 +171,7 @@ def test_metrics_of_two_ranks() -> None:
     observer = Observer()
     for rank, num_steps in ((1, 50), (0, 40)):  # one is ahead, so that the page shows which is used
         observer.status[rank] = msgspec.structs.replace(status(num_steps), rank=rank)
-    page = MetricsPage(observer, 'a "quoted" name').render("")[0].decode()
+    page = MetricsPage(observer, 'a "quoted" name').render("").body.decode()
     assert json.dumps('a "quoted" name') in page
     values: dict[str, dict[str, list[float]]] = {}
     for family in text_string_to_metric_families(page):
@@ -198,6 +198,8 @@ def test_metrics_of_two_ranks() -> None:
 @pytest.mark.parametrize("version", ["latest", "1.x", ""])
 def test_a_metrics_format_of_no_known_version(version: str) -> None:
     accept = f"application/openmetrics-text; version={version}"
-    body, content_type = MetricsPage(Observer(), "m").render(accept)
-    assert content_type.startswith(("text/plain", "application/openmetrics-text; version=1.0.0"))
-    assert b"minisgl_build_info" in body
+    page = MetricsPage(Observer(), "m").render(accept)
+    assert page.headers["content-type"].startswith(
+        ("text/plain", "application/openmetrics-text; version=1.0.0")
+    )
+    assert b"minisgl_build_info" in page.body

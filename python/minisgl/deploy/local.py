@@ -21,15 +21,16 @@ from typing import Final
 
 from minisgl import env
 from minisgl.deploy.child import ServerProcess
-from minisgl.errors import ConfigError, EngineError, StartupFailed
+from minisgl.errors import ConfigError, StartupFailed
 from minisgl.router.fleet import Fleet
 from minisgl.router.serve import Router
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, tls_context
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.command import run_serving
 from minisgl.utils.gpus import num_gpus
-from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
@@ -46,27 +47,19 @@ doubles."""
 
 def serve_replicas(args: ServerArgs) -> int:
     """Serve until a request to stop, and return the exit code. Called in the main thread."""
-    if args.log_level:
-        os.environ["MINISGL_LOG_LEVEL"] = args.log_level  # for the servers
-    if args.log_format:
-        os.environ["MINISGL_LOG_FORMAT"] = args.log_format
-    with Signals() as signals:
-        try:
-            setup_logging("router", level=args.log_level)
-            env.check()
-            tls = tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile else None
-            with bind(args.host, args.http_port) as bound, _servers(args) as servers:
-                urls = [server.wait_ready() for server in servers.processes]
-                signals.check()
-                fleet = Fleet(urls, servers.key)
-                router = Router(fleet, bound, tls, args.drain_timeout)
-                asyncio.run(_route(router, fleet, servers, signals))
-        except KeyboardInterrupt:
-            logger.info("stopped before it was ready")
-        except (ConfigError, EngineError) as error:
-            logger.error("%s", error)
-            return 1
-    return 0
+
+    def serve(signals: Signals) -> int:
+        env.check()
+        tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
+        with bind(args.host, args.http_port) as bound, _servers(args) as servers:
+            urls = [server.wait_ready() for server in servers.processes]
+            signals.check()
+            fleet = Fleet(urls, servers.key)
+            router = Router(fleet, bound, tls, args.drain_timeout)
+            asyncio.run(_route(router, fleet, servers, signals))
+        return 0
+
+    return run_serving("router", serve, level=args.log_level, log_format=args.log_format)
 
 
 async def _route(router: Router, fleet: Fleet, servers: _Servers, signals: Signals) -> None:

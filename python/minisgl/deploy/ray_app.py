@@ -27,7 +27,7 @@ from minisgl.errors import EngineError
 from minisgl.message.replica import ReplicaState
 from minisgl.router.fleet import Fleet
 from minisgl.router.proxy import RouterApp
-from minisgl.router.upstream import Upstream
+from minisgl.router.upstream import Upstream, bearer
 from minisgl.server.args import ServerArgs
 from minisgl.utils.logger import get_logger, setup_logging
 
@@ -59,7 +59,7 @@ class Engine:
         self._drain_s = args.drain_timeout
         self._server = ServerProcess("the server", replace(args, host=host, port=0))
         self._upstream = Upstream(self._server.wait_ready())
-        self._headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        self._headers = bearer(key)
 
     def address(self) -> str:
         return self._server.url
@@ -70,11 +70,8 @@ class Engine:
             raise EngineError("the server has ended")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        answer = await self._upstream.request("GET", "/replica", self._headers)
-        try:
-            return scale_stats(msgspec.json.decode(await answer.whole(), type=ReplicaState))
-        finally:
-            answer.close()
+        _, body = await self._upstream.get("/replica", self._headers)
+        return scale_stats(msgspec.json.decode(body, type=ReplicaState))
 
     async def __del__(self) -> None:  # Ray calls it, and waits for it, before the replica ends
         if hasattr(self, "_server"):

@@ -13,7 +13,7 @@ import msgspec
 from minisgl.errors import EngineError
 from minisgl.message.replica import ReplicaState
 from minisgl.router.key_limits import KeyLimits
-from minisgl.router.upstream import Headers, ReplicaFailed, Unreachable, Upstream
+from minisgl.router.upstream import ReplicaFailed, Unreachable, Upstream, bearer
 from minisgl.router.view import View, Views
 from minisgl.utils.logger import get_logger
 
@@ -56,7 +56,7 @@ class Fleet:
         self.views = Views()
         self.limits = KeyLimits()
         self.model = ""
-        self._headers: Headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        self._headers = bearer(key)
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._asks: set[asyncio.Task[None]] = set()
         self._is_warned = False
@@ -178,18 +178,14 @@ class Fleet:
             raise ReplicaFailed(f"/replica is not what this version knows: {error}") from None
 
     async def _get(self, replica: Replica, path: str) -> bytes:
-        answer = await replica.upstream.request("GET", path, self._headers)
-        try:
-            body = await answer.whole()
-        finally:
-            answer.close()
-        if answer.status == 200:
+        status, body = await replica.upstream.get(path, self._headers)
+        if status == 200:
             return body
-        if answer.status == 401:
+        if status == 401:
             raise ReplicaFailed("it needs an API key: give the router one with --api-key")
-        if answer.status == 404:
+        if status == 404:
             raise ReplicaFailed(f"it has no {path}: is it a Mini-SGLang server of this version?")
-        raise ReplicaFailed(f"{path} answers {answer.status}: {_message(body)}")
+        raise ReplicaFailed(f"{path} answers {status}: {_message(body)}")
 
     async def _watch(self, replica: Replica) -> None:
         while True:

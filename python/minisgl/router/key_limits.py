@@ -12,11 +12,11 @@ The servers' counts also have requests of other routers and of clients that ask 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
 
 from minisgl.message.replica import KeyUse
+from minisgl.server.keys import digest_of
 from minisgl.server.limits import Limits
 
 
@@ -54,7 +54,7 @@ class KeyLimits:
 
         Raises RateLimited.
         """
-        key = self._keys.get(hashlib.sha256(text.encode("latin-1", "replace")).hexdigest())
+        key = self._keys.get(digest_of(text).hex())
         if key is None:
             return None
         key.limits.check(key.name, self._clock())

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from minisgl.router.upstream import Headers, ReplicaFailed
+from minisgl.server.telemetry.prometheus import counter_by, metrics_page
 
 if TYPE_CHECKING:
     from minisgl.router.fleet import Fleet, Replica
@@ -55,11 +55,7 @@ class RouterMetrics:
         }
         registry = CollectorRegistry()
         registry.register(_Page([*self._own(), *with_replica(texts)]))
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):
-            encode, content_type = choose_encoder("")
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        return metrics_page(registry, accept)
 
     def _own(self) -> Iterator[Metric]:
         is_up = GaugeMetricFamily(
@@ -76,12 +72,13 @@ class RouterMetrics:
             open_.add_metric([replica.name], replica.num_open)
             for result, count in sorted(replica.ends.items()):
                 ends.add_metric([replica.name, result], count)
-        probes = CounterMetricFamily(
-            "minisgl_router_prompts", "Prompts whose prefix was asked for", labels=["found"]
+        yield from (is_up, open_, ends)
+        yield counter_by(
+            "minisgl_router_prompts",
+            "Prompts whose prefix was asked for",
+            "found",
+            {str(found).lower(): count for found, count in self._num_probes.items()},
         )
-        for found, count in self._num_probes.items():
-            probes.add_metric([str(found).lower()], count)
-        yield from (is_up, open_, ends, probes)
         yield CounterMetricFamily("minisgl_router_prompt_seconds", "Time for that", self._probe_s)
         yield CounterMetricFamily(
             "minisgl_router_retries", "Requests that went to another replica", self.num_retries
@@ -114,10 +111,6 @@ async def _page(replica: Replica, headers: Headers) -> tuple[int, bytes]:
     """Return the status and the page; the status is 0 if the replica does not answer."""
     try:
         async with asyncio.timeout(PAGE_S):
-            answer = await replica.upstream.request("GET", "/metrics", headers)
-            try:
-                return answer.status, await answer.whole()
-            finally:
-                answer.close()
+            return await replica.upstream.get("/metrics", headers)
     except (ReplicaFailed, TimeoutError):
         return 0, b""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Coroutine
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -35,7 +36,8 @@ from minisgl.router.passed_request import PassedRequest
 from minisgl.router.stream_errors import last_event
 from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
 from minisgl.server.body import read_bytes, response
-from minisgl.server.errors import Draining, error_response, refusal
+from minisgl.server.errors import Draining, client_left, error_response, refusal
+from minisgl.server.http import wait_for_disconnect
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 from minisgl.utils.logger import get_logger
 
@@ -96,7 +98,7 @@ class RouterApp:
         except MinisglError as error:
             await error_response(error, path)(scope, receive, send)
         except ClientDisconnect:
-            await Response(status_code=499)(scope, receive, send)
+            await client_left()(scope, receive, send)
         finally:
             self.num_open -= 1
 
@@ -316,14 +318,9 @@ def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     return end_to_end(scope["headers"], b"host", b"content-length")
 
 
-async def _until_client_leaves(work: Any, receive: Receive) -> None:
-    """Wait for `work`, a coroutine; cancel it when the client disconnects."""
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.create_task(gone())
+async def _until_client_leaves(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Wait for `work`; cancel it when the client disconnects."""
+    tasks = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

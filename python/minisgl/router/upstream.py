@@ -38,6 +38,11 @@ def end_to_end(headers: Headers, *others: bytes) -> list[tuple[bytes, bytes]]:
     return [(n, v) for n, v in headers if n.lower() not in _OF_ONE_HOP and n.lower() not in others]
 
 
+def bearer(key: str | None) -> Headers:
+    """Return the headers of a request with an API key; none if `key` is None."""
+    return [(b"authorization", f"Bearer {key}".encode())] if key else []
+
+
 class ReplicaFailed(Exception):
     """The replica cannot be reached, or ended before its answer did."""
 
@@ -118,6 +123,14 @@ class Upstream:
             connection.abort()
             raise
         return Answer(connection, self)
+
+    async def get(self, target: str, headers: Headers = ()) -> tuple[int, bytes]:
+        """Return the status and the body of a GET. Raises ReplicaFailed."""
+        answer = await self.request("GET", target, headers)
+        try:
+            return answer.status, await answer.whole()
+        finally:
+            answer.close()
 
     def release(self, connection: _Connection) -> None:
         if connection.is_complete and not connection.is_closed:

@@ -36,8 +36,11 @@ def listen(bound: socket.socket) -> None:
         raise _refused(host, port, error) from error
 
 
-def tls_context(certfile: str, keyfile: str | None) -> ssl.SSLContext:
-    """Return what HTTPS needs: TLS 1.2 or newer. Raises ConfigError."""
+def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
+    """Return the TLS settings of a server: TLS 1.2 or newer. Without a certificate None, which is
+    HTTP. Raises ConfigError."""
+    if certfile is None:
+        return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     flags = f"--ssl-certfile {certfile}" + (f" and --ssl-keyfile {keyfile}" if keyfile else "")
     try:

@@ -26,7 +26,7 @@ def _is_collector(url: str) -> bool:
     return is_url and not any(character.isspace() for character in url)
 
 
-_SECONDS: Final = Rule(
+SECONDS: Final = Rule(
     words="a number from 0 to 86400",
     accepts=lambda value: type(value) in (int, float) and 0 <= value <= 86400,
     parse=float,
@@ -174,7 +174,7 @@ class ServerArgs(RuntimeArgs):
     )
     drain_timeout: float = option(
         8.0,
-        _SECONDS,
+        SECONDS,
         "running",
         "seconds for which SIGTERM lets running requests finish; new ones are answered with HTTP "
         "503 meanwhile. Docker waits for 10 s before it kills",

@@ -124,6 +124,11 @@ def error_response(error: Exception, path: str) -> Response:
     )
 
 
+def client_left() -> Response:
+    """Return a response that nobody reads, with nginx's status for a client that left."""
+    return Response(status_code=499)
+
+
 def refusal(message: str, *, status: int, code: str, param: str | None = None) -> InvalidRequest:
     """Return an `InvalidRequest` with this status and code."""
     error = InvalidRequest(message, param=param)
@@ -155,8 +160,7 @@ def install(app: FastAPI, observer: Observer) -> None:
         return response
 
     async def answer_client_gone(request: Request, error: Exception) -> Response:
-        # The client does not read it. 499 is nginx's status for a client that left.
-        return Response(status_code=499)
+        return client_left()
 
     handlers: tuple[tuple[type[Exception], Any], ...] = (
         (RequestError, answer),

@@ -88,10 +88,11 @@ def _flag(default: Any, option: Option) -> dict[str, Any]:
     flag: dict[str, Any] = {"help": f"{option.help} (default: {shown})"}
     if option.rule.choices:
         return flag | {"choices": option.rule.choices}
-    return flag | {"type": _type(option.rule), "metavar": option.metavar or option.rule.metavar}
+    metavar = option.metavar or option.rule.metavar
+    return flag | {"type": flag_type(option.rule), "metavar": metavar}
 
 
-def _type(rule: Rule) -> Callable[[str], Any]:
+def flag_type(rule: Rule) -> Callable[[str], Any]:
     """Return the function that argparse calls with a flag's text."""
 
     def parse(text: str) -> Any:
@@ -108,7 +109,7 @@ def _type(rule: Rule) -> Callable[[str], Any]:
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     """Return the type of a flag that is a whole number from `low` to `high`."""
-    return _type(whole(low, high))
+    return flag_type(whole(low, high))
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minisgl.errors import InvalidRequest
@@ -143,6 +143,13 @@ class _Protocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client disconnects. ASGI's `receive` also reports a disconnect after a
+    complete response, so this always ends."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:

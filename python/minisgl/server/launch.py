@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from minisgl import env
-from minisgl.errors import ConfigError, EngineError
 from minisgl.runtime.node_map import ranks_of
 from minisgl.runtime.node_settings import given_of_node_0, settings_of
 from minisgl.runtime.nodes import gather_nodes, join_node_0, with_network
@@ -32,8 +30,9 @@ from minisgl.runtime.workers import Workers
 from minisgl.server.address import bind, tls_context, url_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.command import run_serving
 from minisgl.server.ready import ready_text, say
-from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.logger import get_logger
 from minisgl.utils.process import leave_start_to_no_collector
 from minisgl.utils.start import StartClock
 
@@ -55,31 +54,29 @@ def launch_server(
     serves, instead of printing it.
     """
     clock = StartClock(began)
-    level = args.log_level or ("warning" if args.shell else None)
-    if level:
-        os.environ["MINISGL_LOG_LEVEL"] = level  # for the workers
-    if args.log_format:
-        os.environ["MINISGL_LOG_FORMAT"] = args.log_format
-    with Signals() as signals:
-        try:
-            setup_logging("server", level=level)
-            env.check()
-            if args.dry_run:
-                _dry_run(args, signals)
-            elif args.node_rank:
+
+    def serve(signals: Signals) -> int:
+        env.check()
+        if args.dry_run:
+            return _dry_run(args, signals)
+        if args.node_rank:
+            try:
                 _serve_node(args, signals)
-            else:
-                return _serve(args, signals, foreground, clock, on_url)
-        except KeyboardInterrupt:
-            logger.info("stopped" if args.node_rank else "stopped before it was ready")
-            return 130 if foreground else 0
-        except (ConfigError, EngineError) as error:
-            logger.error("%s", error)
-            return 1
-    return 0
+            except KeyboardInterrupt:
+                logger.info("stopped")
+            return 0
+        return _serve(args, signals, foreground, clock, on_url)
+
+    return run_serving(
+        "server",
+        serve,
+        level=args.log_level or ("warning" if args.shell else None),
+        log_format=args.log_format,
+        interrupted=130 if foreground else 0,
+    )
 
 
-def _dry_run(args: ServerArgs, signals: Signals) -> None:
+def _dry_run(args: ServerArgs, signals: Signals) -> int:
     found = find_checkpoint(args)
     with _workers(signals) as workers:
         workers.start_engine(replace(args, model=str(found.folder)))
@@ -87,6 +84,7 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
         workers.wait_ready()
         say(workers.info["memory"])
         workers.wait_ended()
+    return 0
 
 
 def _serve(
@@ -97,7 +95,7 @@ def _serve(
     on_url: Callable[[str], None] | None,
 ) -> int:
     """Serve until asked to stop, and return the exit code."""
-    tls = tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile else None
+    tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
     keys = None
     if args.api_key is not None or args.api_key_file is not None:
         from minisgl.server.keys import KeyRing

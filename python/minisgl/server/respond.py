@@ -27,9 +27,9 @@ from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody
 from minisgl.server.api.structured import rename
 from minisgl.server.call import Answer, Call, ClientGone
-from minisgl.server.errors import DeadlineExceeded, error_body
+from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
-from minisgl.server.http import ABORT_CONNECTION
+from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.replica import PREFIX_HEADER, prefix_answer
 from minisgl.server.telemetry.tracing import Origin
@@ -134,11 +134,11 @@ async def respond(
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
     *,
-    priority: int | None,
-    cache_salt: str | None,
     stream: bool | None,
     shape: Shape,
     names: Mapping[str, str],
+    priority: int | None = None,
+    cache_salt: str | None = None,
     num_choices: int = 1,
     is_clamped: bool = False,
     timeout_s: float | None = None,
@@ -188,7 +188,7 @@ async def respond(
         rename(error, names)
         raise
     except ClientGone:
-        return Response(status_code=499)  # nginx's code for it; there is no reader
+        return client_left()
     except BaseException:
         call.abort()
         raise
@@ -308,8 +308,6 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
 
 
 async def _abort_on_disconnect(receive: Receive, call: Call) -> None:
-    """Abort `call` when the client leaves. The task always ends, because `receive` reports a
-    disconnect after a complete response, too."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Abort `call` when the client leaves."""
+    await wait_for_disconnect(receive)
     call.abort()

@@ -27,6 +27,7 @@ from minisgl.server.address import listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs, origins_of
+from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
@@ -41,7 +42,7 @@ logger = get_logger(__name__)
 RESTARTS_WITHIN_S: Final = 3600.0
 """`--max-restarts` are allowed in this time."""
 
-DRAIN_CHECK_S: Final = 0.05
+KILL_AGAIN_S: Final = 0.05
 
 
 class Server:
@@ -112,7 +113,7 @@ class Server:
                 self._drain.cancel()
             while self._restart and not self._restart.done():
                 self._workers.kill()  # ends the wait for them
-                await asyncio.wait([self._restart], timeout=DRAIN_CHECK_S)
+                await asyncio.wait([self._restart], timeout=KILL_AGAIN_S)
             self._disconnect(self._loop)
             self._frontend.observer.close()
             self._loop = None
@@ -188,21 +189,14 @@ class Server:
                 loop.call_soon_threadsafe(self._stop, drain)
 
     def _stop(self, drain: bool) -> None:
-        if drain and self._drain_s and self._frontend.num_open and not self._frontend.is_draining:
+        if drain and not self._frontend.is_draining:
+            self._frontend.is_draining = True
             self._drain = asyncio.create_task(self._finish_open())
         else:
             self._end(EngineError("the server is shutting down"))
 
     async def _finish_open(self) -> None:
-        self._frontend.is_draining = True
-        num_open = self._frontend.num_open
-        logger.info("draining: %d prompts are open, for at most %g s", num_open, self._drain_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s):
-                while self._frontend.num_open:
-                    await asyncio.sleep(DRAIN_CHECK_S)
-        if num_open := self._frontend.num_open:
-            logger.warning("%d prompts did not finish within --drain-timeout", num_open)
+        await finish_open(lambda: self._frontend.num_open, self._drain_s)
         self._end(EngineError("the server is shutting down"))
 
     def _end(self, error: EngineError) -> None:

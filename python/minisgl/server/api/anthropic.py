@@ -61,8 +61,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             frontend,
             [chat.split_prompt],
             sampling,
-            priority=None,
-            cache_salt=None,
             timeout_s=asked.timeout,
             stream=asked.stream,
             shape=MessageShape(name, asked),

@@ -89,8 +89,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             frontend,
             [prompt],
             sampling,
-            priority=None,
-            cache_salt=None,
             timeout_s=asked.timeout,
             stream=asked.stream is not False,
             shape=shape,
