@@ -4,8 +4,8 @@
 
     MinisglError
     ├─ ConfigError(ValueError)    before any process starts: a flag or a checkpoint is wrong
-    │  ├─ UnsupportedModel        no family of ours builds this config.json
-    │  └─ CheckpointError         files, names or shapes of a checkpoint do not fit
+    │  ├─ UnsupportedModel        no model family here builds this config.json
+    │  └─ CheckpointError         the files, names or shapes of a checkpoint do not fit
     ├─ RequestError(ValueError)   one request is wrong; the API answers it with a 4xx
     │  ├─ InvalidRequest          a field has a wrong type or value, or is not supported
     │  ├─ InvalidSampling         a sampling parameter is out of its bounds
@@ -76,7 +76,7 @@ class InvalidSampling(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt, or prompt and max_tokens together, has `got` tokens; `limit` fit."""
+    """The prompt, alone or with max_tokens, has `got` tokens; at most `limit` fit."""
 
     code = "context_length_exceeded"
 
@@ -108,7 +108,7 @@ class EngineError(MinisglError, RuntimeError):
 
 
 class WorkerDied(EngineError):
-    """A process of the server, or of an `LLM`, ended without an order to end."""
+    """A process of the server, or of an `LLM`, ended unasked."""
 
     code = "worker_died"
     status = 503
@@ -132,7 +132,7 @@ class WorkerDied(EngineError):
 class WorkerHung(EngineError):
     """A process of the server, or of an `LLM`, is stopped or makes no progress.
 
-    how: completes the sentence "the NAME process ...".
+    how: the rest of the sentence "the NAME process ...".
     """
 
     code = "worker_hung"
@@ -183,5 +183,5 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the first `most` characters, and "..." if there are more; unlike `brief`, unquoted."""
+    """Return the first `most` characters, and "..." if there are more, without quotes."""
     return text if len(text) <= most else f"{text[:most]}..."

@@ -214,7 +214,7 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
     [
         ({"temperature": 3.0}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type can be only"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type must be custom"),
         ({"tools": [{"name": "f"}]}, r"tools\[0\].input_schema is missing"),
         ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, "allowed_callers"),
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice"),

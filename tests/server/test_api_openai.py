@@ -452,7 +452,7 @@ def test_choices_of_several_prompts(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model=MODEL, prompt=["!hang", "!refuse"], n=2)
     assert raised.value.param == "prompt[1]"
-    with pytest.raises(openai.BadRequestError, match="best_of must be the same as n, 1"):
+    with pytest.raises(openai.BadRequestError, match="best_of must equal n, which is 1"):
         client.completions.create(model=MODEL, prompt="a", best_of=2)
     with pytest.raises(openai.BadRequestError, match="at most 1024 choices"):
         client.completions.create(model=MODEL, prompt=["a"] * 600, n=2)

@@ -323,7 +323,7 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"tools": [{"type": "file_search"}]}, "function, custom or namespace, got 'file_s"),
         ({"tools": [CUSTOM | {"format": {"type": "yaml"}}]}, r"tools\[0\].format"),
-        ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, r"allowed_callers can be only"),
+        ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, r"allowed_callers must be"),
         ({"tools": [{"type": "namespace", "tools": []}]}, r"tools\[0\].name"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [1]}]}, r"tools\[0\].tools"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{}]}]}, r"tools\[0\].tools\[0\]"),

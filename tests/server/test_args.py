@@ -52,7 +52,7 @@ def test_defaults_and_every_flag() -> None:
     ("line", "says"),
     [
         ("--tp 2 --nnodes 2", "needs --dist-init-addr HOST:PORT"),
-        ("--tp 3 --nnodes 2 --dist-init-addr h:2000", "--tp 3 ranks cannot be shared equally"),
+        ("--tp 3 --nnodes 2 --dist-init-addr h:2000", "--tp 3 cannot be divided by --nnodes 2"),
         ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --node-rank 2", "from 0 to 1, got 2"),
         ("--node-rank 1", "need --nnodes 2 or more"),
         ("--nnodes 2 --dist-init-addr 2000", "must be HOST:PORT"),

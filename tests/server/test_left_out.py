@@ -168,8 +168,8 @@ def test_the_log_names_each_kind_once(
     log.warning([*many, Omission("text.verbosity", "text.verbosity")])
     log.warning(many)
     assert log.warning([]) == ""
-    named = [message.partition("place for it: ")[2] for message in caplog.messages]
+    named = [message.partition("cannot use it: ")[2] for message in caplog.messages]
     assert named == [
-        "web_search; the log says so once",
-        "text.verbosity; the log says so once",
+        "web_search; this is logged once",
+        "text.verbosity; this is logged once",
     ]

@@ -351,7 +351,7 @@ def test_two_nodes_compute_what_one_rank_does(nodes: list[RunningServer]) -> Non
         nodes[0].process.terminate()
     assert [node.ended() for node in nodes] == [0, 0]
     is_told = [
-        "node 0 alone uses --port; this node does not" in node.output["err"] for node in nodes
+        "only node 0 uses --port; this node does not" in node.output["err"] for node in nodes
     ]
     assert is_told == [False, True]
     assert_nothing_left(nodes, family)

@@ -1,4 +1,4 @@
-"""`minisgl route`: the router's command line, and its process from start to end.
+"""`minisgl route`: runs a router.
 
 SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C and a second signal end them.
 """
@@ -38,14 +38,15 @@ def route_parser() -> Parser:
     parser = Parser(
         prog="minisgl route",
         description="Listen on one port for several servers of the same model. Each request goes "
-        "where it costs all requests the least time: by cached prefix, queue and running requests.",
+        "to the one where it costs all requests the least time: by cached prefix, queue and "
+        "running requests.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add(
         "--replica", action="append", metavar="URL", required=True,
-        help="a server (minisgl serve), such as http://10.0.0.5:1919; may be repeated. One that is "
-        "not up gets requests once it is",
+        help="a server (minisgl serve), such as http://10.0.0.5:1919; may be repeated. A server "
+        "that is not up gets requests when it is",
     )  # fmt: skip
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
@@ -54,8 +55,8 @@ def route_parser() -> Parser:
     )  # fmt: skip
     add(
         "--api-key", metavar="KEY",
-        help="the key with which the router asks the servers for their state, one of theirs with "
-        "admin rights (default: $MINISGL_ROUTE_KEY, or none). Clients send their own, which the "
+        help="a key of the servers with admin rights, with which the router asks them for their "
+        "state (default: $MINISGL_ROUTE_KEY, or none). Clients send their own keys, which the "
         "servers check",
     )  # fmt: skip
     add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
@@ -98,7 +99,8 @@ class Router:
         self._http = HttpServer(RequestIds(self._app), tls)
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
-        """Serve until a signal calls `end`. on_started: called when requests are accepted."""
+        """Serve until `end` is called, by a signal or otherwise. on_started: called when
+        connections are accepted."""
         loop = asyncio.get_running_loop()
 
         def end() -> None:
@@ -123,7 +125,7 @@ class Router:
             self._fleet.close()
 
     def end(self, drain: bool) -> None:
-        """Refuse new requests, and let `serve` return. drain: first let the open ones finish."""
+        """Refuse new requests and let `serve` return. drain: first let open requests finish."""
         self._app.is_draining = True
         self._task = asyncio.create_task(self._end(self._drain_s if drain else 0.0))
 

@@ -1,4 +1,4 @@
-"""The FastAPI application: API families, page, metrics, two health checks, request ids, errors."""
+"""Makes the FastAPI application of all routes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def create_app(
     """Return the application.
 
     stalled: called if a ping does not come back from the workers in time, as during a long step. It
-    returns what is wrong, or None if all workers make progress. keys: without them, every client
-    may use the server. origins: the web pages of other hosts that may use it (CORS), "*" for all.
+    returns what is wrong, or None if all workers make progress. keys: the API keys; with None every
+    client may use the server. origins: of the web pages that may use it (CORS); "*" is all.
     """
     families = (
         *(chat, completions, generate, models, tokens, responses),
@@ -70,7 +70,7 @@ def create_app(
 
     @app.get("/health")
     async def health() -> Response:
-        """Whether the server's processes are alive, or start again."""
+        """Whether the server's processes are alive, or are starting again."""
         if frontend.failure and not isinstance(frontend.failure, Restarting):
             raise frontend.failure
         return body.response({"status": "ok"})
@@ -79,8 +79,8 @@ def create_app(
     async def ready() -> Response:
         """Whether the loops of all processes make progress.
 
-        While requests are open, the answer has oldest_token_age_s: the seconds since the last token
-        of the request that has waited longest for one (or since it came, if it has none yet).
+        While requests are open, the answer has oldest_token_age_s: the longest time of an open
+        request since its last token, or since its arrival if it has none.
         """
         if frontend.is_draining:
             raise Draining
@@ -97,7 +97,7 @@ def create_app(
         return body.response(answer)
 
     guarded: ASGIApp = KeyGuard(app, keys, frontend.observer) if keys else app
-    if origins:  # before the guard: a browser asks without a key whether it may ask
+    if origins:  # outside the guard: a browser's preflight request has no key
         guarded = CORSMiddleware(
             guarded,
             allow_origins=origins,
@@ -105,4 +105,4 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After", "X-Minisgl-Warning"),
         )
-    return RequestIds(guarded)  # outermost: FastAPI's answer to a crash gets an id, too
+    return RequestIds(guarded)  # outermost: FastAPI's answer to a crash gets an id too

@@ -1,4 +1,4 @@
-"""The supervisor: starts the workers and the API server, and ends them.
+"""The supervisor, which starts and ends the workers and the API server.
 
 ::
 
@@ -6,10 +6,10 @@
     engine                                     | import torch, load ...  | step, step   |
     tokenizer(s)                               | load tokenizer          | text <-> ids |
 
-The API server runs in this process (`minisgl.server.server`). If a worker dies, the server exits
-with code 1, or with `--restart` starts all workers again. A requested shutdown (Ctrl-C, SIGTERM,
-SIGHUP) exits with 0. SIGTERM first lets running requests finish, for `--drain-timeout`; a second
-Ctrl-C or SIGTERM ends everything at once.
+The API server runs in this process (`minisgl.server.server`). If a worker dies, the exit code is 1,
+or with `--restart` all workers start again. After Ctrl-C, SIGTERM or SIGHUP the exit code is 0.
+SIGTERM first lets running requests finish, for `--drain-timeout`; a second Ctrl-C or SIGTERM ends
+everything at once.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def launch_server(
     """Serve until a request to stop, and return the exit code. Called in the main thread.
 
     foreground: called with the server's URL in the main thread, while the server runs in another
-    thread. When it returns, the server stops, and its result is the exit code. began: the start of
-    the command on `time.monotonic`; by default now. on_url: called with the server's URL once it
-    serves, instead of printing it.
+    thread. When it returns, the server stops, and its result is the exit code. began: when the
+    command started, on `time.monotonic`; None is now. on_url: called with the server's URL when it
+    serves; without it, the URL is printed.
     """
     clock = StartClock(began)
 
@@ -111,14 +111,14 @@ def _serve(
         clock.lap("launch")
 
         def start_workers() -> None:
-            # First the engine: it imports torch, which takes longest.
+            # The engine comes first: its import of torch takes longest.
             workers.start_engine(replace(args, model=str(folder)))
             workers.start_text(folder, args.num_tokenizer, tool_call_parser=args.tool_call_parser)
 
         start_workers()
 
         with held():  # an import may swallow what a signal handler raises
-            # These import FastAPI, while the workers start.
+            # These modules import FastAPI. The workers start meanwhile.
             from minisgl.server.api.models import ServedModel
             from minisgl.server.server import Server
 
@@ -152,7 +152,7 @@ def _serve(
 def _serve_node(args: ServerArgs, signals: Signals) -> None:
     """Run this node's ranks for as long as node 0 serves."""
     if flags := given_of_node_0(args):
-        logger.info("node 0 alone uses %s; this node does not", ", ".join(flags))
+        logger.info("only node 0 uses %s; this node does not", ", ".join(flags))
     with _workers(signals) as workers:
         folder = find_checkpoint(args).folder
         workers.nodes = [join_node_0(args, settings_of(args, folder))]
@@ -170,7 +170,7 @@ def _serve_node(args: ServerArgs, signals: Signals) -> None:
 
 @contextlib.contextmanager
 def _workers(signals: Signals) -> Iterator[Workers]:
-    """Yield workers that end with the block, or at once if a second signal comes."""
+    """Yield workers that end with the block, or at once after a second signal."""
     workers = Workers()
     signals.second = workers.kill
     reason = None
@@ -180,5 +180,5 @@ def _workers(signals: Signals) -> Iterator[Workers]:
         reason = str(error) or "it was stopped"
         raise
     finally:
-        signals.first = workers.kill  # the workers are asked to end already
+        signals.first = workers.kill  # they are already asked to end
         workers.end(reason)

@@ -1,4 +1,4 @@
-"""Prints the address of a server that is ready, and commands to try."""
+"""Prints a ready server's address, with commands to try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.utils.http import goes_through_proxy
 
 
 def say(text: str) -> None:
-    """Print to stdout. If its reader has left, as with `| head`, the server goes on."""
+    """Print to stdout. The server goes on if the reader has left, as with `| head`."""
     try:
         print(text, flush=True)
     except OSError:
@@ -18,10 +18,10 @@ def say(text: str) -> None:
 
 
 def ready_text(name: str, url: str, seconds: float, *, needs_key: bool = False) -> str:
-    """Return the server's URL with commands to try it, which need only this package.
+    """Return the server's URL, with commands to try that need only this package.
 
-    The commands work in any folder, and with proxy variables set. seconds: the time of the start.
-    needs_key: the commands use $KEY, which the user sets.
+    The commands work in any folder, also with proxy variables set. seconds: how long the start
+    took. needs_key: the commands use $KEY, which the user sets.
     """
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"

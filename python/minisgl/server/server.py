@@ -1,8 +1,8 @@
 """The API server over running workers.
 
-It runs in the supervisor's process. The event loop watches each worker's sentinel, so it sees a
-death at once, and its heartbeats, so it sees a hang within `--hang-timeout`. Then every open
-request is answered with an error, and `serve` raises it.
+It runs in the supervisor's process. The event loop watches each worker's sentinel, which shows a
+death at once, and its heartbeats, which show a hang within `--hang-timeout`. Then every open
+request ends with an error, which `serve` raises.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 logger = get_logger(__name__)
 
 RESTARTS_WITHIN_S: Final = 3600.0
-"""`--max-restarts` are allowed in this time."""
+"""The time in which at most `--max-restarts` are allowed."""
 
 KILL_AGAIN_S: Final = 0.05
 
@@ -58,7 +58,7 @@ class Server:
         tls: ssl.SSLContext | None = None,
         start_workers: Callable[[], None] | None = None,
     ) -> None:
-        """start_workers: starts the workers again after a failure (`--restart`)."""
+        """start_workers: called to start the workers again after a failure (`--restart`)."""
         self._workers = workers
         self._socket = bound
         self._num_tokenizers = max(args.num_tokenizer, 1)
@@ -90,7 +90,7 @@ class Server:
         self._failure: EngineError | None = None
 
     def on_workers_ready(self, clock: StartClock) -> None:
-        """Read the context length and the times of the start from the workers."""
+        """Read the context length and the times of the start from the workers' reports."""
         self._frontend.context_length = self._context_length
         clock.lap_in_parts(self._workers.info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
@@ -126,7 +126,7 @@ class Server:
         return tokenizers, AsyncPullQueue(endpoints.api, UserReply)
 
     def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver what the workers answer, and watch them."""
+        """Deliver the workers' replies, and watch the workers."""
         for worker in self._workers.processes:
             loop.add_reader(worker.process.sentinel, self._on_death, worker)
         for node in self._workers.nodes:
@@ -180,12 +180,12 @@ class Server:
         return code
 
     def stop(self, *, drain: bool = False) -> None:
-        """Accept no more, end the open requests, and let `serve` return. Any thread may call it.
+        """Refuse new requests, end the open ones, and let `serve` return. Any thread may call this.
 
-        drain: first let the open requests finish, for `--drain-timeout`.
+        drain: first let open requests finish, for `--drain-timeout`.
         """
         if loop := self._loop:
-            with contextlib.suppress(RuntimeError):  # `serve` has just ended by itself
+            with contextlib.suppress(RuntimeError):  # `serve` has just returned
                 loop.call_soon_threadsafe(self._stop, drain)
 
     def _stop(self, drain: bool) -> None:
@@ -250,7 +250,7 @@ class Server:
         return True
 
     async def _start_again(self, error: EngineError) -> None:
-        """Fail the open requests and start new workers; requests get a 503 meanwhile."""
+        """Fail the open requests, then start new workers. Until then requests get a 503."""
         assert self._loop
         begun = time.monotonic()
         self._frontend.fail_all(error)
@@ -263,7 +263,7 @@ class Server:
             if not self._http.should_exit:
                 self._queues = self._open_queues()
         except (ConfigError, EngineError) as failed:
-            if self._http.should_exit:  # a request to stop has ended the start
+            if self._http.should_exit:  # `serve` has killed the new workers
                 return
             self._failure = EngineError(f"{error}; it did not start again: {failed}")
             self._end(self._failure)
@@ -276,7 +276,7 @@ class Server:
         logger.info("started again after %.1f s", time.monotonic() - begun)
 
     def _replace_workers(self, reason: str) -> None:
-        """Blocks until the new workers are ready. Raises StartupFailed."""
+        """Start new workers and wait until they are ready. Raises StartupFailed."""
         assert self._start_workers
         self._workers.end(reason)
         self._workers.reset()

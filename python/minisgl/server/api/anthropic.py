@@ -9,6 +9,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from minisgl.message import ids_from_bytes
 from minisgl.server import body
 from minisgl.server.api.anthropic_answer import EVENTS, AnthropicMessage, MessageShape
 from minisgl.server.api.anthropic_request import CountRequest, MessagesRequest
@@ -37,12 +38,11 @@ RECORDS: Final = (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
-
     omissions = OmissionLog()
 
     def chat_of(asked: CountRequest) -> tuple[ChatRequest, list[Omission]]:
-        # Effort "high" is Anthropic's default, so it is left out without a warning.
-        chat, left_out = fitting(asked.chat, model.card.template, _REASONING, default_effort="high")
+        # "high" is Anthropic's default effort, so it is left out without a warning.
+        chat, left_out = fitting(asked.chat, model.card, _REASONING, default_effort="high")
         return chat, [*asked.left_out, *left_out]
 
     @routes.post(
@@ -77,6 +77,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, CountRequest)
         model.check(asked.model)
         reply = await frontend.round_trips.encode(chat_of(asked)[0].split_prompt)
-        return body.response(TokenCount(input_tokens=len(reply.ids) // 4))
+        return body.response(TokenCount(input_tokens=len(ids_from_bytes(reply.ids))))
 
     return routes

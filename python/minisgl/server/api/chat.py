@@ -27,7 +27,11 @@ from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
+    CacheKey,
+    CacheOptions,
+    CacheRetention,
     Json,
+    Moderation,
     NonNegative,
     OpenAIFields,
     Positive,
@@ -68,7 +72,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         bool | None, Meta(description="Whether the prompt ends where a new answer begins.")
     ] = None
     continue_final_message: Annotated[
-        bool | None, Meta(description="Go on with the last message, which is the assistant's.")
+        bool | None, Meta(description="Continue the last message, which is the assistant's.")
     ] = None
 
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -112,26 +116,18 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     web_search_options: Annotated[
         dict[str, Any] | None, only(why="put what you found into a message")
     ] = None
-    moderation: Annotated[
-        dict[str, Any] | None, only(why="moderate texts with a request of its own")
-    ] = None
+    moderation: Moderation = None
     store: Annotated[bool | None, only(False, why="keep the answer in the client")] = None
     service_tier: Annotated[
         str | None, ignored("Changes nothing: there is one tier, and priority.")
     ] = None
-    prompt_cache_options: Annotated[
-        dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
-    ] = None
-    prompt_cache_retention: Annotated[
-        str | None, ignored("Changes nothing: prefixes are kept while the KV pool has room.")
-    ] = None
-    prompt_cache_key: Annotated[
-        str | None, ignored("Changes nothing: equal prefixes are found without a key.")
-    ] = None
+    prompt_cache_options: CacheOptions = None
+    prompt_cache_retention: CacheRetention = None
+    prompt_cache_key: CacheKey = None
     metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
     safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
 
-    # Clients of other engines send these, mostly with the value that changes nothing.
+    # Clients of other engines send these, mostly with a value that changes nothing.
     separate_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
     stream_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
     include_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
@@ -144,8 +140,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def prompt(self) -> ChatPrompt:
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
-                "add_generation_prompt begins a message and continue_final_message goes on with "
-                "the last one: set one of them",
+                "add_generation_prompt begins a message, and continue_final_message continues the "
+                "last one: set one of them",
                 param="continue_final_message",
             )
         names = ("add_generation_prompt", "continue_final_message", *_REASONING_SWITCHES)
@@ -188,7 +184,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         if self.max_tokens not in (None, self.max_completion_tokens):
             raise InvalidRequest(
                 f"max_tokens ({self.max_tokens}) and max_completion_tokens "
-                f"({self.max_completion_tokens}) say the same thing differently: give one of them",
+                f"({self.max_completion_tokens}) mean the same and differ: give one of them",
                 param="max_completion_tokens",
             )
         return msgspec.structs.replace(params, max_tokens=self.max_completion_tokens)
@@ -302,7 +298,7 @@ class _ChatShape(Shape):
         return ChatLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
 
     def _prompt(self, output: Output | TextReply) -> list[PromptLogprob] | UnsetType:
-        """The prompt's log-probabilities, which are the same for each choice."""
+        """Return the prompt's log-probabilities, which are the same for each choice."""
         if not self._has_prompt:
             return UNSET
         return [PromptLogprob.of(token) for token in output.prompt]

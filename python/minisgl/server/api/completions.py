@@ -30,7 +30,7 @@ from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
 
-MAX_PROMPTS: Final = 1024  # of one call; several times `--max-running-requests`
+MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`
 
 
 class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
             examples=["Once upon a time", ["One", "Two"], [1, 2, 3], [[1, 2], [3]]],
         ),
     ]
-    best_of: Annotated[int | None, Meta(description="Only the same as n.")] = None
+    best_of: Annotated[int | None, Meta(description="Must equal n.")] = None
     echo: Annotated[
         bool | None,
         Meta(description="Begin the text, and the log-probabilities, with the prompt's tokens."),
@@ -59,11 +59,11 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
     # Clients of other engines send these.
     prompt_logprobs: Annotated[
         int | None,
-        only(why="use echo together with logprobs; chats and /generate have it"),
+        only(why="use echo with logprobs; chat completions and /generate have this field"),
     ] = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(description="false: the prompt has them, as a rendered chat template does."),
+        Meta(description="false: the prompt already has them, as a rendered chat template does."),
     ] = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
@@ -83,11 +83,11 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def num_choices(self) -> int:
-        """The choices of each prompt. Raises InvalidRequest."""
+        """The number of choices per prompt. Raises InvalidRequest."""
         num_choices = self.n or 1
         if self.best_of not in (None, num_choices):
             raise InvalidRequest(
-                f"best_of must be the same as n, {num_choices}, got {self.best_of}: ask for n "
+                f"best_of must equal n, which is {num_choices}, got {self.best_of}: ask for n "
                 "choices and choose in the client",
                 param="best_of",
             )

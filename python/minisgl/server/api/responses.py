@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses.
+"""/v1/responses: OpenAI's Responses.
 
 A request becomes a `ChatRequest`, so its prompt and options are those of chat completions. Answers
 are kept in memory (`ResponseStore`), for `previous_response_id` and GET /v1/responses/{id}.
@@ -60,7 +60,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = asked.resolved(lambda id, path: store.item(id, owner, path))
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
-        chat, left_out = fitting(asked.chat(earlier), model.card.template, _REASONING)
+        chat, left_out = fitting(asked.chat(earlier), model.card, _REASONING)
         with naming(FORMAT_NAMES):
             sampling, names = chat.with_form(chat.sampling(model.defaults))
         begun = ResponseObject.begun(name, asked, sampling)
@@ -92,12 +92,12 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))
     async def retrieve(id: str, request: Request) -> Response:
-        """An answer that is still kept."""
+        """A kept answer."""
         return body.response(store.get(id, _owner(request)).answer)
 
     @routes.delete("/v1/responses/{id}", **operation(None, Deleted))
     async def delete(id: str, request: Request) -> Response:
-        """Forget an answer."""
+        """Delete a kept answer."""
         store.delete(id, _owner(request))
         return body.response(Deleted(id=id))
 

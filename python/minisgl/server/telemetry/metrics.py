@@ -1,8 +1,8 @@
-"""GET /metrics: the page for Prometheus.
+"""GET /metrics: a page for Prometheus.
 
-The official client library writes the page from the API process's counters
-(`minisgl.server.telemetry.observe`) and from each rank's last report (`minisgl.scheduler.meter`),
-which is at most a second old while there is work. docs/observability.md explains every metric.
+Its values are the API process's counters (`minisgl.server.telemetry.observe`) and each rank's last
+report (`minisgl.scheduler.meter`), which is at most a second old while there is work.
+docs/observability.md explains every metric.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from minisgl.version import __version__
 
 _RANK_COUNTERS: Final = {
     "steps": "Steps that were launched",
-    "retractions": "Running requests whose KV pages were taken away for others",
+    "retractions": "Running requests that lost their KV pages to others",
     "prompt_tokens": "Prompt tokens of requests that started",
     "cached_tokens": "Of those, the tokens whose KV came from the prefix cache",
     "prefill_tokens": "Prompt tokens computed, again after a retraction",
@@ -87,7 +87,7 @@ class MetricsPage(Collector):
         )
         yield GaugeMetricFamily(
             "minisgl_oldest_token_age_seconds",
-            "Time since the last text, of the open request where it is longest",
+            "The longest time of an open request since its last text",
             observer.oldest_token_age_s,
         )
         yield counter_by(
@@ -141,7 +141,7 @@ class MetricsPage(Collector):
         )
         for rank, status in sorted(self._observer.status.items()):
             label = str(rank)
-            if rank == 0:  # the others have the same requests
+            if rank == 0:  # the other ranks have the same requests
                 running.add_metric([label], status.num_running)
                 waiting.add_metric([label], status.num_waiting)
             peak.add_metric([label], status.peak_memory_bytes)
