@@ -12,7 +12,7 @@
     │  ├─ PromptTooLong           the prompt does not fit the context or the KV cache
     │  ├─ ModelNotFound           the request names a model that is not served
     │  └─ ServerBusy              the waiting queue is full (HTTP 429)
-    └─ EngineError(RuntimeError)  a worker cannot go on; the API answers with a 5xx
+    └─ EngineError(RuntimeError)  a worker cannot continue; the API answers with a 5xx
        ├─ WorkerDied              a process of the server ended
        ├─ WorkerHung              a process of the server is stopped or hangs
        ├─ StartupFailed           a process of the server could not start
@@ -49,7 +49,7 @@ class CheckpointError(ConfigError):
 
 
 class RequestError(MinisglError, ValueError):
-    """One request cannot be served; the others go on.
+    """One request cannot be served. Others are not affected.
 
     code: OpenAI's `error.code`. param: the wrong field. status: of HTTP.
     """
@@ -101,7 +101,7 @@ class ServerBusy(RequestError):
 
 
 class EngineError(MinisglError, RuntimeError):
-    """A worker cannot go on. Its requests fail with this error."""
+    """A worker cannot continue. Its requests fail with this error."""
 
     code: str = "engine_error"
     status: int = 500
@@ -152,7 +152,7 @@ class PeerLost(EngineError):
 
 
 class NonFiniteLogits(EngineError):
-    """The model computed NaN or infinity for one request, which fails; the engine goes on."""
+    """The model computed NaN or infinity for one request. Only that request fails."""
 
     code = "non_finite_logits"
 

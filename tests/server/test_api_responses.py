@@ -135,10 +135,8 @@ def test_input_items_become_messages_of_a_chat(
     ]
 
 
-def test_namespaces_and_the_search_of_the_web(
-    client: openai.OpenAI, server: ScriptedServer
-) -> None:
-    """As Codex sends them."""
+def test_namespaces_and_web_search(client: openai.OpenAI, server: ScriptedServer) -> None:
+    """The requests are Codex's."""
     member: Any = {"type": "function", "name": "close", "parameters": {}, "description": "Close."}
     tools: Any = [
         {"type": "web_search", "external_web_access": True},
@@ -183,7 +181,7 @@ PATCH = "*** Begin Patch\n+é"
 
 
 def test_custom_tools(client: openai.OpenAI, server: ScriptedServer) -> None:
-    """Their input is a text: for the model they are functions with one argument."""
+    """Their input is a text, so for the model they are functions with one argument."""
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
     tools: Any = [
         {**CUSTOM, "format": grammar},

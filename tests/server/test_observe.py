@@ -26,7 +26,7 @@ from minisgl.server.telemetry.tracing import Origin
 from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 
 
-def test_a_histogram_is_the_librarys() -> None:
+def test_a_histogram_equals_the_librarys() -> None:
     ours = Histogram(LONG)
     theirs = TheirHistogram("h", "help", buckets=LONG, registry=CollectorRegistry())
     rng = np.random.default_rng(0)
@@ -108,13 +108,13 @@ def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
             assert in_steps_s == pytest.approx(total_s, rel=1e-3, abs=1e-6 * len(records)), part
 
 
-def test_a_step_log_that_cannot_be(tmp_path: Path) -> None:
+def test_a_step_log_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--log-steps .*nowhere/steps: No such file"):
         StepLog(tmp_path / "nowhere" / "steps")
 
 
 @pytest.mark.parametrize("num_steps", [1, 1000])  # in the file's buffer, and beyond it
-def test_a_full_disk_ends_the_step_log_alone(
+def test_a_full_disk_ends_only_the_step_log(
     num_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = StepLog(Path("/dev/full"))

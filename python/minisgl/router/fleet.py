@@ -66,7 +66,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.down is None]
 
     async def start(self) -> None:
-        """Ask every replica for its state, and go on asking every `ASK_EVERY_S`."""
+        """Ask each replica for its state, now and then every `ASK_EVERY_S`."""
         await asyncio.gather(*(self.ask(replica) for replica in self.replicas))
         self._watch_all()
 
@@ -76,7 +76,7 @@ class Fleet:
                 self._watches[replica] = asyncio.create_task(self._watch(replica))
 
     async def change(self, urls: Collection[str]) -> None:
-        """Replace the replicas by those at `urls`. Open requests to removed ones go on."""
+        """Replace the replicas by those at `urls`. Open requests to removed ones continue."""
         for replica in [each for each in self.replicas if each.url not in urls]:
             self.lost(replica, "it is no replica any more")
             self.replicas.remove(replica)

@@ -127,7 +127,7 @@ def error_response(error: Exception, path: str) -> Response:
 
 
 def client_left() -> Response:
-    """Return a response that nobody reads, with nginx's status for a client that left."""
+    """Return the response to a client that has left, with nginx's status for that."""
     return Response(status_code=499)
 
 

@@ -6,7 +6,7 @@ Keys come from `--api-key` and from `--api-key-file`, a TOML file with a table f
     key = "a long random text"
     requests_per_minute = 60    # left out: no limit
     tokens_per_minute = 100000  # of prompts and answers together
-    weight = 2                  # of its share when the server is full; left out: 1
+    weight = 2                  # when the server is full, twice the tokens; left out: 1
     admin = true                # may use the paths of `key_guard.ADMIN`
 
 The file is read again when it changes. If the new file has an error, the keys stay as they were.

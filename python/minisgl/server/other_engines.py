@@ -136,7 +136,7 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--disable-overlap-schedule", "--no-async-scheduling",
     ),
     "the priority is a field of a request": ("--scheduling-policy", "--schedule-policy"),
-    "put the server behind a proxy that cuts the folder off": (
+    "put the server behind a proxy that removes the prefix from paths": (
         "--root-path", "--api-prefix", "--fastapi-root-path",
     ),
 }  # fmt: skip

@@ -117,13 +117,9 @@ def named_event(name: str, body: msgspec.Struct) -> bytes:
 class TextEvent:
     """Makes events that differ only in one text; the rest is encoded once."""
 
-    def __init__(
-        self,
-        make: Callable[[str], msgspec.Struct],
-        framed: Callable[[msgspec.Struct], bytes] = event,
-    ) -> None:
+    def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
         marker = secrets.token_hex(16)
-        self._head, self._tail = framed(make(marker)).split(_encode(marker))
+        self._head, self._tail = event(make(marker)).split(_encode(marker))
 
     def __call__(self, text: str) -> bytes:
         return self._head + _encode(text) + self._tail

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -26,6 +24,7 @@ from minisgl.server.api.chat_answer import (
 from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
+from minisgl.server.api.openai_shape import OpenAIShape
 from minisgl.server.api.schema import (
     CacheKey,
     CacheOptions,
@@ -36,7 +35,6 @@ from minisgl.server.api.schema import (
     OpenAIFields,
     Positive,
     Timings,
-    Usage,
     ignored,
     only,
 )
@@ -51,7 +49,7 @@ from minisgl.server.api.tools import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
+from minisgl.server.respond import DONE, Output, TextEvent, event, respond
 
 _REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"
 _REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")
@@ -101,7 +99,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     prompt_logprobs: Annotated[
         NonNegative | None,
-        Meta(description="Report each prompt token's, and so many of the most likely tokens."),
+        Meta(description="How many most likely tokens to report at each token of the prompt."),
     ] = None
     modalities: Annotated[list[str] | None, only(["text"], why="this server writes text only")] = (
         None
@@ -222,51 +220,39 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-class _ChatShape(Shape):
+class _ChatShape(OpenAIShape):
     def __init__(self, model: str, asked: ChatRequest) -> None:
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
-        self._include_usage = asked.include_usage
-        self._running = asked.running_usage()
-        self._has_logprobs = bool(asked.logprobs)
-        self._has_ids = bool(asked.return_token_ids)
+        super().__init__("chatcmpl", model, asked, has_logprobs=bool(asked.logprobs))
         self._has_prompt = asked.prompt_logprobs is not None
-        self._num_choices = asked.n or 1
         self._texts = [self._text_event(index) for index in range(self._num_choices)]
         self._num_calls = [0] * self._num_choices
 
     def whole(self, outputs: list[Output]) -> ChatCompletion:
         return ChatCompletion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
+            **self._head,
             choices=[
                 ChatChoice(
                     index=index,
                     message=AnswerMessage.of(output),
                     finish_reason=finish_reason(output.end, bool(output.answer.calls)),
                     logprobs=self._logprobs(output),
-                    token_ids=output.token_ids if self._has_ids else UNSET,
+                    token_ids=self._ids(output),
                 )
                 for index, output in enumerate(outputs)
             ],
             prompt_logprobs=self._prompt(outputs[0]),
-            usage=Usage.of([output.end for output in outputs], self._num_choices),
-            timings=Timings.of([output.end for output in outputs]),
+            **self._totals([output.end for output in outputs]),
         )
 
     def opening(self, num_prompt_tokens: int) -> bytes:
-        if self._running:
-            self._running.begin(num_prompt_tokens)
+        super().opening(num_prompt_tokens)
         delta = Delta(role="assistant", content="")
         return b"".join(event(self._chunk(index, delta)) for index in range(self._num_choices))
 
     def text(self, index: int, reply: TextReply) -> bytes:
         has_prompt = self._has_prompt and bool(reply.prompt) and not index
-        if self._running:
-            self._running.add(len(reply.token_ids))
-        has_more = self._has_logprobs or self._has_ids or has_prompt or self._running is not None
+        self._count(reply)
+        has_more = self._has_details or has_prompt
         if not has_more and reply.text and len(reply.parts) < 2:
             return self._texts[index](reply.text)
         deltas = [self._delta(index, kind, text) for kind, text in reply.parts]
@@ -306,17 +292,7 @@ class _ChatShape(Shape):
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return DONE
-        usage = event(
-            ChatCompletionChunk(
-                id=self._id,
-                created=self._created,
-                model=self._model,
-                choices=[],
-                usage=Usage.of(ends, self._num_choices),
-                timings=Timings.of(ends),
-            )
-        )
-        return usage + DONE
+        return event(ChatCompletionChunk(**self._head, choices=[], **self._totals(ends))) + DONE
 
     def _chunk(
         self, index: int, delta: Delta, end: Finished | None = None, reply: TextReply | None = None
@@ -326,16 +302,12 @@ class _ChatShape(Shape):
             delta=delta,
             finish_reason=finish_reason(end, self._num_calls[index] > 0) if end else None,
             logprobs=self._logprobs(reply) if reply else None,
-            token_ids=reply.token_ids if reply and self._has_ids else UNSET,
+            token_ids=self._ids(reply),
         )
         return ChatCompletionChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
+            **self._head,
             choices=[choice],
             prompt_logprobs=self._prompt(reply) if reply and reply.prompt and not index else UNSET,
-            usage=self._running.usage
-            if self._running
-            else (None if self._include_usage else UNSET),
+            usage=self._usage_so_far,
             timings=Timings.of([end]) if end else UNSET,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,6 +15,7 @@ from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.logprobs import TextLogprobs
 from minisgl.server.api.models import ServedModel
+from minisgl.server.api.openai_shape import OpenAIShape
 from minisgl.server.api.schema import (
     Json,
     NonNegative,
@@ -28,7 +27,7 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
+from minisgl.server.respond import DONE, Output, TextEvent, event, respond
 
 MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`
 
@@ -180,16 +179,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-class _CompletionShape(Shape):
+class _CompletionShape(OpenAIShape):
     def __init__(self, model: str, num_prompts: int, asked: CompletionRequest) -> None:
-        self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
-        self._include_usage = asked.include_usage
-        self._running = asked.running_usage()
-        self._has_logprobs = asked.logprobs is not None
-        self._has_ids = bool(asked.return_token_ids)
-        self._num_choices = asked.num_choices
+        super().__init__("cmpl", model, asked, has_logprobs=asked.logprobs is not None)
         num_outputs = num_prompts * self._num_choices
         self._texts = [self._text_event(index) for index in range(num_outputs)]
 
@@ -200,22 +192,16 @@ class _CompletionShape(Shape):
                 text=output.text,
                 finish_reason=output.end.reason,
                 logprobs=self._logprobs(output),
-                token_ids=output.token_ids if self._has_ids else UNSET,
+                token_ids=self._ids(output),
             )
             for index, output in enumerate(outputs)
         ]
-        ends = [output.end for output in outputs]
-        return self._completion(choices, Usage.of(ends, self._num_choices), Timings.of(ends))
-
-    def opening(self, num_prompt_tokens: int) -> bytes:
-        if self._running:
-            self._running.begin(num_prompt_tokens)
-        return b""
+        totals = self._totals([output.end for output in outputs])
+        return Completion(**self._head, choices=choices, **totals)
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        if self._running:
-            self._running.add(len(reply.token_ids))
-        if self._has_logprobs or self._has_ids or self._running:
+        self._count(reply)
+        if self._has_details:
             return event(self._chunk(index, reply.text, reply=reply))
         return self._texts[index](reply.text) if reply.text else b""
 
@@ -225,8 +211,7 @@ class _CompletionShape(Shape):
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return DONE
-        usage = Usage.of(ends, self._num_choices)
-        return event(self._completion([], usage, Timings.of(ends))) + DONE
+        return event(Completion(**self._head, choices=[], **self._totals(ends))) + DONE
 
     def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
         if not self._has_logprobs:
@@ -248,23 +233,7 @@ class _CompletionShape(Shape):
             text=text,
             finish_reason=end.reason if end else None,
             logprobs=self._logprobs(reply) if reply else None,
-            token_ids=reply.token_ids if reply and self._has_ids else UNSET,
+            token_ids=self._ids(reply),
         )
         timings = Timings.of([end]) if end else UNSET
-        usage = None if self._include_usage else UNSET
-        return self._completion([choice], self._running.usage if self._running else usage, timings)
-
-    def _completion(
-        self,
-        choices: list[TextChoice],
-        usage: Usage | UnsetType | None,
-        timings: Timings | UnsetType,
-    ) -> Completion:
-        return Completion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-            timings=timings,
-        )
+        return Completion(**self._head, choices=[choice], usage=self._usage_so_far, timings=timings)

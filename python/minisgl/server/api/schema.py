@@ -22,7 +22,7 @@ from minisgl.server.api.structured import StructuredFields, naming
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Timeout = Annotated[
     Annotated[float, Meta(ge=0.001, le=86400)] | None,
-    Meta(description="After so many seconds the request ends with an error."),
+    Meta(description="Seconds after which the request ends with an error."),
 ]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 CacheOptions = Annotated[
@@ -34,7 +34,7 @@ CacheRetention = Annotated[
 CacheKey = Annotated[
     str | None, ignored("Changes nothing: equal prefixes are found without a key.")
 ]
-Moderation = Annotated[dict[str, Any] | None, only(why="moderate texts with a request of its own")]
+Moderation = Annotated[dict[str, Any] | None, only(why="moderate texts in a separate request")]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 and -1 are for all tokens.")]
 
 
@@ -66,7 +66,8 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: Annotated[
-        Positive | None, Meta(description="Keep at most so many tokens, the last ones.")
+        Positive | None,
+        Meta(description="Keep at most this many tokens, the last ones."),
     ] = None
     timeout: Timeout = None
     priority: Annotated[

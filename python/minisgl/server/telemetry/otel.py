@@ -2,7 +2,7 @@
 
 Names of attributes follow the semantic conventions for generative AI, or begin with `minisgl.`. A
 span is made when its prompt has ended, so a running request costs nothing. The SDK queues spans,
-and its thread sends them. If the collector is slow or gone, spans are lost and requests go on.
+and its thread sends them. If the collector is slow or gone, spans are lost; requests do not wait.
 """
 
 from __future__ import annotations
