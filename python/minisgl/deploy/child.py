@@ -1,7 +1,7 @@
 """Runs a server as a child process, for `minisgl serve --dp` and for Ray.
 
-It listens on a port that the system chooses. It ends when its parent does. Signals of a terminal
-do not reach it; its parent ends it.
+It listens on a port that the system chooses. Signals of a terminal do not reach it; its parent ends
+it, and it ends when its parent has ended.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ async def _route(router: Router, fleet: Fleet, servers: _Servers, signals: Signa
     finally:
         for watch in watches:
             watch.cancel()
-        servers.terminate()  # a thread waits for each server that is starting
+        servers.terminate()  # ends threads that wait for a server to start
 
 
 class _Servers:

@@ -66,7 +66,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.down is None]
 
     async def start(self) -> None:
-        """Ask each replica for its state, now and then every `ASK_EVERY_S`."""
+        """Ask each replica for its state, and repeat that every `ASK_EVERY_S`."""
         await asyncio.gather(*(self.ask(replica) for replica in self.replicas))
         self._watch_all()
 

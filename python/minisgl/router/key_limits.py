@@ -21,7 +21,7 @@ from minisgl.server.limits import Limits
 
 
 class KeyLimits:
-    """The keys with limits that are known. Mutable."""
+    """The known keys that have limits. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

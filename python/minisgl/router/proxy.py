@@ -186,7 +186,8 @@ class RouterApp:
         send: Send,
         prompt: PromptHashes | None = None,
     ) -> None:
-        """Pass the request on: to `only`, or to the best replica, and if that fails to another.
+        """Pass the request on to `only`. If that is None, pass it on to the best replica, and to
+        another one if the first fails.
 
         prompt: decides which replica is the best; None if it is unknown.
         """

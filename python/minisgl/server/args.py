@@ -31,7 +31,7 @@ SECONDS: Final = Rule(
     accepts=lambda value: type(value) in (int, float) and 0 <= value <= 86400,
     parse=float,
 )
-_SECRET: Final = text("a key")  # `keys` checks it, in errors that do not repeat it
+_SECRET: Final = text("a key")  # `keys` checks it; its errors do not show the key
 
 
 def origins_of(text: str | None) -> tuple[str, ...]:

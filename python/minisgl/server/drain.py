@@ -17,7 +17,7 @@ CHECK_S: Final = 0.05
 async def finish_open(num_open: Callable[[], int], timeout_s: float) -> None:
     """Wait until no request is open, or for `timeout_s` (`--drain-timeout`).
 
-    num_open: returns the number of open requests. The caller accepts no new ones.
+    num_open: returns the number of open requests. The caller must refuse new ones.
     """
     if not timeout_s or not num_open():
         return

@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 
 MAX_COPIES_BYTES: Final = 64 * 2**20
-"""The most bytes of a call's prompts, each counted once for each of its choices: it is sent so
-often. 128 choices of a prompt of 15 MB took 3.7 GB in each of two processes, and 28 s."""
+"""The most bytes of a call's prompts. A prompt counts once per choice, because it is sent once per
+choice. 128 choices of a prompt of 15 MB took 3.7 GB in each of two processes, and 28 s."""
 
 
 class Frontend:
     """Sends prompts to the tokenizers and delivers replies to the calls. Mutable.
 
     tokenizers: one queue per tokenizer process. All messages of a uid go to the same one, so they
-    keep their order. observer: counts and traces every request. num_ranks: of the ranks on this
+    keep their order. observer: counts and traces every request. num_ranks: ranks on this
     machine. max_queued, max_running: the most requests that may wait in the scheduler, and run at
     once. context_length: the most tokens of one request, set when the engine is ready. failure: why
     requests are refused, from the death of a worker until new ones have started. is_draining: new

@@ -52,7 +52,7 @@ from minisgl.tokenizer.parse.answer import Kind, Part
 
 
 class ResponseShape(Shape):
-    """Writes the answer, also a whole one as a stream whose events are dropped.
+    """Writes the answer. A whole answer is made as a stream whose events are dropped.
 
     Mutable: it has the items so far, the pieces and log-probabilities of the open item, and the
     number of the next event. The open item is empty in the list until it is complete.

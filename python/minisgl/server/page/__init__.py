@@ -2,7 +2,7 @@
 
 They are static files, and ordinary clients of the HTTP API. None is generated, and none comes from
 another host. The policy in `_HEADERS` lets the pages run no other script and reach no other host,
-even if a model writes one into its answer.
+even if an answer of the model contains one.
 
 What it does not know: requests, models, the engine. Read next: static/main.js, static/docs.js.
 """
