@@ -4,4 +4,7 @@ What it is for: it turns JSON into prompts and sampling parameters, and text int
 server-sent events. What it does not know: tokens, processes, sockets. Read next:
 `minisgl.server.api.schema` (what the families have in common), then `minisgl.server.api.chat`, on
 which the other families build.
+
+The module of each family has `router`, which makes its routes, and `RECORDS`, the roots of its
+schema in /openapi.json.
 """

@@ -33,7 +33,6 @@ class TokenCount(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *EVENTS)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

@@ -189,7 +189,6 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (ChatRequest, ChatCompletion, ChatCompletionChunk)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

@@ -142,7 +142,6 @@ class Completion(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (CompletionRequest, Completion)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

@@ -120,7 +120,6 @@ class GeneratedChunk(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (GenerateRequest, Generated, GeneratedChoices, GeneratedChunk)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

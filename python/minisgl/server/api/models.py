@@ -83,7 +83,6 @@ class ServedModel:
 
 
 RECORDS: Final = (ModelList,)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

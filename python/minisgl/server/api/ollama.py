@@ -64,7 +64,6 @@ class AnswerTurn(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, OllamaError)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

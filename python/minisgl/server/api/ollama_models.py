@@ -72,7 +72,6 @@ class OllamaVersion(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (OllamaModels, ShowRequest, OllamaShown, OllamaVersion)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def is_named(model: ServedModel, name: str) -> str:

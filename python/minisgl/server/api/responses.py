@@ -43,7 +43,6 @@ class Deleted(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (ResponsesRequest, ResponseObject, Deleted, *EVENTS)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

@@ -87,7 +87,6 @@ class Detokenized(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
