@@ -4,15 +4,15 @@
 
     MinisglError
     ├─ ConfigError(ValueError)    before any process starts: a flag or a checkpoint is wrong
-    │  ├─ UnsupportedModel        no family of ours builds this config.json
-    │  └─ CheckpointError         files, names or shapes of a checkpoint do not fit
+    │  ├─ UnsupportedModel        no model family here builds this config.json
+    │  └─ CheckpointError         the files, names or shapes of a checkpoint do not fit
     ├─ RequestError(ValueError)   one request is wrong; the API answers it with a 4xx
     │  ├─ InvalidRequest          a field has a wrong type or value, or is not supported
     │  ├─ InvalidSampling         a sampling parameter is out of its bounds
     │  ├─ PromptTooLong           the prompt does not fit the context or the KV cache
     │  ├─ ModelNotFound           the request names a model that is not served
     │  └─ ServerBusy              the waiting queue is full (HTTP 429)
-    └─ EngineError(RuntimeError)  a worker cannot go on; the API answers with a 5xx
+    └─ EngineError(RuntimeError)  a worker cannot continue; the API answers with a 5xx
        ├─ WorkerDied              a process of the server ended
        ├─ WorkerHung              a process of the server is stopped or hangs
        ├─ StartupFailed           a process of the server could not start
@@ -48,7 +48,7 @@ class CheckpointError(ConfigError):
 
 
 class RequestError(MinisglError, ValueError):
-    """One request cannot be served; the others go on.
+    """One request cannot be served. Others are not affected.
 
     code: OpenAI's `error.code`. param: the wrong field. status: of HTTP.
     """
@@ -75,7 +75,7 @@ class InvalidSampling(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt, or prompt and max_tokens together, has `got` tokens; `limit` fit."""
+    """The prompt, alone or with max_tokens, has `got` tokens; at most `limit` fit."""
 
     code = "context_length_exceeded"
 
@@ -100,14 +100,14 @@ class ServerBusy(RequestError):
 
 
 class EngineError(MinisglError, RuntimeError):
-    """A worker cannot go on. Its requests fail with this error."""
+    """A worker cannot continue. Its requests fail with this error."""
 
     code: str = "engine_error"
     status: int = 500
 
 
 class WorkerDied(EngineError):
-    """A process of the server, or of an `LLM`, ended without an order to end."""
+    """A process of the server, or of an `LLM`, ended unasked."""
 
     code = "worker_died"
     status = 503
@@ -131,7 +131,7 @@ class WorkerDied(EngineError):
 class WorkerHung(EngineError):
     """A process of the server, or of an `LLM`, is stopped or makes no progress.
 
-    how: completes the sentence "the NAME process ...".
+    how: the rest of the sentence "the NAME process ...".
     """
 
     code = "worker_hung"
@@ -151,7 +151,7 @@ class PeerLost(EngineError):
 
 
 class NonFiniteLogits(EngineError):
-    """The model computed NaN or infinity for one request, which fails; the engine goes on."""
+    """The model computed NaN or infinity for one request. Only that request fails."""
 
     code = "non_finite_logits"
 

@@ -1,4 +1,4 @@
-"""`minisgl serve --dp 2`: two servers of this machine as one."""
+"""`minisgl serve --dp 2`: two servers on this machine behind a router."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_server_that_dies_is_replaced_and_no_request_fails(server: RunningServ
     assert not alive, "no process is left"
 
 
-def test_a_model_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
+def test_a_missing_model_ends_the_command(tmp_path: Path) -> None:
     running = RunningServer(tmp_path, "--dp", "2", "--model", str(tmp_path / "none"))
     assert running.ended(60) == 1
     assert "none" in running.output["err"]
@@ -93,7 +93,7 @@ if __name__ == "__main__":
 
 
 def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
-    """Nothing is left but the parent's script."""
+    """No process is left but the parent's script."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
@@ -113,7 +113,9 @@ def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["--nnodes 2", "--shell", "--dry-run", "--record f"])
-def test_what_is_for_one_server(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_a_single_server_are_refused(
+    other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse_args(["--dp", "2", *other.split()])
     assert "--dp 2 does not go with" in capsys.readouterr().err
@@ -129,7 +131,7 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
     assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
 
 
-def test_pauses_between_failed_starts_double_and_begin_anew(
+def test_pauses_between_failed_starts_double_until_a_start_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starts = iter([True, False, False, True, False, True, *[False] * 9])
@@ -137,7 +139,7 @@ def test_pauses_between_failed_starts_double_and_begin_anew(
     changes = 0
 
     class Ended:
-        """A server that has ended as soon as it is looked at."""
+        """A server that has already ended."""
 
         name, pid, url = "a server", 1, "http://127.0.0.1:1"
 
@@ -170,7 +172,7 @@ def test_pauses_between_failed_starts_double_and_begin_anew(
     assert changes == 3
 
 
-def test_servers_share_memory_and_have_gpus_of_their_own(
+def test_servers_divide_memory_and_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert with_share_of_memory(ServerArgs(), 4).memory_ratio == CpuDevice.default_memory_ratio / 4

@@ -1,8 +1,8 @@
-"""The configurations of examples/: what they say to Ray Serve, and a RayService's form.
+"""The configurations of examples/: their options for Ray Serve, and the form of a RayService.
 
-`SERVICE` has, of the OpenAPI schema in KubeRay's CustomResourceDefinition of ray.io/v1 RayService,
-the fields that people set, with its types and required fields. Pods are Kubernetes' own: here only
-what KubeRay asks of them.
+`SERVICE` is the part of a schema that people use: of the OpenAPI schema in KubeRay's
+CustomResourceDefinition of ray.io/v1 RayService, with its types and required fields. Pods are
+Kubernetes' own, so it has only what KubeRay needs of them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_kuberays_schema_holds(service: Any) -> None:
         jsonschema.validate(service, SERVICE)
 
 
-def test_it_agrees_with_the_file_for_serve_deploy(service: Any) -> None:
+def test_the_rayservice_agrees_with_the_file_for_serve_deploy(service: Any) -> None:
     config = yaml.safe_load((EXAMPLES / "ray.yaml").read_text())
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == config
     options = deploy_options(config["applications"][0]["args"])

@@ -1,4 +1,4 @@
-"""The options of `minisgl.deploy`, and how many replicas its rule wants."""
+"""The options of `minisgl.deploy`, and the number of replicas that its rule wants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE = ReplicaState(
 )  # fmt: skip
 
 
-def test_the_wait_is_that_of_the_next_request() -> None:
+def test_wait_s_is_the_wait_of_the_next_request() -> None:
     assert scale_stats(STATE) == {"wait_s": pytest.approx(0.001), "taken": 0.0}
     busy = msgspec.structs.replace(STATE, queued_tokens=2999, num_running=4, num_waiting=1)
     assert scale_stats(busy) == {"wait_s": pytest.approx(3.0), "taken": 0.5}
@@ -42,13 +42,13 @@ def test_the_wait_is_that_of_the_next_request() -> None:
         ([], [], 2),  # nothing is known
     ],
 )
-def test_as_many_replicas_as_the_wait_asks_for(
+def test_wanted_replicas_follow_the_wait(
     waits_s: list[float], taken: list[float], expected: int
 ) -> None:
     assert wanted(len(waits_s) or 2, waits_s, taken, 2.0) == expected
 
 
-def test_rays_context_is_read_as_it_is_given() -> None:
+def test_the_policy_reads_rays_context() -> None:
     policy = ByWait(target_s=1.0)
     metrics = {"wait_s": {"r1": 1.5, "r2": 1.5}, "taken": {"r1": 1.0, "r2": 1.0}}
     context = SimpleNamespace(current_num_replicas=2, aggregated_metrics=metrics)

@@ -1,4 +1,4 @@
-"""The router over servers whose pipelines the test writes."""
+"""A router before servers with scripted pipelines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Setup:
         self.url = self.router.url
 
     def set_state(self, index: int, **fields: int) -> None:
-        """Change what a server says of itself, and wait until the router has it."""
+        """Change a server's state, and wait until the router has it."""
         self.servers[index].state = _state(**fields)
         expected = msgspec.json.decode(_state(**fields), type=ReplicaState)
         view = self.router.fleet.replicas[index].view
@@ -74,7 +74,7 @@ class Setup:
         return self.router.fleet.replicas[index].name
 
     def served_by(self, text: str) -> int:
-        """Which server has received the prompt."""
+        """Return the index of the server that has received the prompt."""
         found = [
             index
             for index, server in enumerate(self.servers)
@@ -106,7 +106,7 @@ def test_official_client_streams_and_lists(two: Setup) -> None:
     assert next(model.id for model in client.models.list()) == MODEL
 
 
-def test_the_other_doors_pass(two: Setup) -> None:
+def test_other_api_families_pass(two: Setup) -> None:
     message = [{"role": "user", "content": "one two"}]
     asked = {"model": MODEL, "messages": message, "max_tokens": 9}
     anthropic = httpx.post(f"{two.url}/v1/messages", json=asked).json()
@@ -122,7 +122,7 @@ def test_the_other_doors_pass(two: Setup) -> None:
     assert httpx.head(f"{two.url}/v1/models").status_code == 200
 
 
-def test_a_prompt_goes_where_its_prefix_is_and_another_to_the_shorter_queue(two: Setup) -> None:
+def test_a_prompt_goes_to_its_prefix_and_another_to_the_shorter_queue(two: Setup) -> None:
     first = _complete(two.url, "a bb ccc dddd")
     assert first.headers["x-minisgl-replica"] == two.name(0)
     two.set_state(1, num_running=1)
@@ -223,7 +223,7 @@ class Breaking:
         connection.sendall(head % len(body) + body)
 
 
-def test_a_request_without_an_answer_is_asked_elsewhere_once() -> None:
+def test_a_request_without_an_answer_is_sent_to_another_replica_once() -> None:
     breaking = Breaking(before=True)
     with ScriptedServer() as server, RouterThread([breaking.url, server.url]) as router:
         answer = _complete(router.url, "one two")
@@ -281,7 +281,7 @@ def test_an_event_longer_than_the_buffer_arrives(two: Setup) -> None:
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-def test_metrics_have_each_replicas_label(two: Setup) -> None:
+def test_metrics_of_replicas_have_a_label(two: Setup) -> None:
     _complete(two.url, "one two")
     told = f'minisgl_router_requests_total{{replica="{two.name(0)}",result="answered"}} 1.0'
     until(lambda: told in httpx.get(f"{two.url}/metrics").text)
@@ -321,20 +321,20 @@ def test_an_item_of_a_stored_response_is_found(two: Setup) -> None:
     assert second.output_text == "a ."
 
 
-def test_null_for_an_earlier_response_leaves_the_choice_free(two: Setup) -> None:
+def test_a_null_previous_response_id_does_not_restrict_the_choice(two: Setup) -> None:
     two.set_state(0, queued_tokens=1000)
     body = {"model": MODEL, "input": "one two", "previous_response_id": None}
     assert httpx.post(f"{two.url}/v1/responses", json=body).status_code == 200
     assert two.served_by("one two") == 1
 
 
-def test_profiles_are_of_one_replica(two: Setup) -> None:
+def test_a_profile_needs_the_name_of_a_replica(two: Setup) -> None:
     refused = httpx.post(f"{two.url}/start_profile")
     assert refused.status_code == 400
     assert two.name(1) in refused.json()["error"]["message"]
 
 
-def test_draining_finishes_what_is_open_and_takes_no_more(two: Setup) -> None:
+def test_draining_finishes_open_requests_and_refuses_new_ones(two: Setup) -> None:
     texts = []
 
     def read() -> None:
@@ -353,7 +353,7 @@ def test_draining_finishes_what_is_open_and_takes_no_more(two: Setup) -> None:
     assert texts[0].endswith("data: [DONE]\n\n")
 
 
-def test_draining_ends_after_its_time() -> None:
+def test_draining_ends_after_its_timeout() -> None:
     with ScriptedServer() as server, RouterThread([server.url], drain_s=0.3) as router:
         body = {"model": MODEL, "prompt": "!forever", "stream": True}
         with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as stream:
@@ -364,7 +364,7 @@ def test_draining_ends_after_its_time() -> None:
             assert not router._thread.is_alive()
 
 
-def test_servers_of_another_model_get_nothing() -> None:
+def test_a_server_of_another_model_gets_no_requests() -> None:
     breaking = Breaking(before=True, model="another")
     with ScriptedServer() as server, RouterThread([server.url, breaking.url]) as router:
         reasons = [each.down for each in router.fleet.replicas if each.down]
@@ -450,7 +450,7 @@ def test_tokens_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None:
             client.completions.create(model=MODEL, prompt="a")
 
 
-def test_a_prompt_that_is_not_accepted_costs_its_key_no_tokens(tmp_path: Path) -> None:
+def test_a_refused_prompt_costs_its_key_no_tokens(tmp_path: Path) -> None:
     patience = httpx.Timeout(60, read=1.0)
     with ExitStack() as stack:
         router, servers, _ = _limited(stack, tmp_path / "keys.toml", "tokens_per_minute = 600")
@@ -470,7 +470,7 @@ def test_a_prompt_that_is_not_accepted_costs_its_key_no_tokens(tmp_path: Path) -
         assert (key.own.requests, key.own.tokens) == (2, 0)
 
 
-def test_what_others_passed_on_is_counted_once() -> None:
+def test_requests_of_other_routers_are_counted_once() -> None:
     now = 0.0
     limits = KeyLimits(clock=lambda: now)
     digest = hashlib.sha256(b"client").hexdigest()
@@ -487,12 +487,12 @@ def test_what_others_passed_on_is_counted_once() -> None:
     for _ in range(3):
         passed = limits.admit("client")
         assert passed
-        passed.asks(1)
+        passed.send(1)
     limits.update("x", [use(42, 9)])  # two of the three
     limits.update("y", [use(2, 9)])  # one of them, and one of another router
     passed = limits.admit("client")  # the fifth
     assert passed
-    passed.asks(1)
+    passed.send(1)
     with pytest.raises(RateLimited, match="its 5 requests a minute"):
         limits.admit("client")
     limits.update("y", [use(3, 9)])

@@ -1,5 +1,5 @@
-"""A scripted server for a module. With $MINISGL_TEST_ROUTER set, clients ask it through a router
-over it and a second server, which is too busy to get anything:
+"""A scripted server for a module. With $MINISGL_TEST_ROUTER set, clients ask it through a router.
+The router has a second server, which is too busy to get a request:
 
     MINISGL_TEST_ROUTER=1 pytest tests/server/test_api_openai.py tests/server/test_api_anthropic.py
 """

@@ -54,7 +54,7 @@ def test_a_whole_message(claude: anthropic.Anthropic) -> None:
     assert message.model_extra["timings"]["num_chunks"] == 3
 
 
-def test_why_it_stopped(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
+def test_stop_reasons(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
     cut = claude.messages.create(**asked(turn("one two three"), max_tokens=2))
     assert cut.stop_reason == "max_tokens"
     stopped = claude.messages.create(**asked(turn("one END two"), stop_sequences=["END"]))
@@ -66,7 +66,7 @@ def test_why_it_stopped(claude: anthropic.Anthropic, server: ScriptedServer) -> 
 
 
 def test_a_context_that_is_full_is_not_max_tokens() -> None:
-    """The scripted pipeline cannot fill a context, so the end says that one of 9 tokens came."""
+    """The scripted pipeline cannot fill a context, so its end reports one of 9 tokens."""
 
     def answer(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
         uid = message.uid
@@ -214,7 +214,7 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
     [
         ({"temperature": 3.0}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type can be only"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type must be custom"),
         ({"tools": [{"name": "f"}]}, r"tools\[0\].input_schema is missing"),
         ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, "allowed_callers"),
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice"),
@@ -310,7 +310,7 @@ def test_thinking_text_and_calls_are_blocks(claude: anthropic.Anthropic) -> None
     assert len(set(ids)) == 2
 
 
-def test_arguments_that_are_no_object(claude: anthropic.Anthropic) -> None:
+def test_arguments_that_are_not_an_object(claude: anthropic.Anthropic) -> None:
     answer = claude.messages.create(
         **asked(turn("!part:call:f !part:arguments:{oops"), tools=[TOOL])
     )

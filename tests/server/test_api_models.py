@@ -1,4 +1,4 @@
-"""The model's names and card, /tokenize and /detokenize, pages of other origins."""
+"""The model's names and card, /tokenize and /detokenize, CORS."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from minisgl.server.keys import KeyRing
 from minisgl.server.openapi import DocumentedAPI
 
 
-def test_every_name_is_the_model(client: openai.OpenAI, server: ScriptedServer) -> None:
+def test_each_name_is_accepted(client: openai.OpenAI, server: ScriptedServer) -> None:
     assert [entry.id for entry in client.models.list()] == [MODEL, OTHER_NAME]
     assert client.models.retrieve(OTHER_NAME).id == OTHER_NAME
     with pytest.raises(openai.NotFoundError):
@@ -88,7 +88,7 @@ def test_the_card_of_the_builtin_model(client: openai.OpenAI) -> None:
         ("{{ '<|channel|>analysis<|message|><|call|>' }}", ["thinking"]),
     ],
 )
-def test_capabilities_are_what_the_template_has_a_place_for(
+def test_capabilities_follow_the_chat_template(
     tmp_path: Path, template: Any, capabilities: list[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"text_config": {"dtype": "float16"}}')
@@ -107,7 +107,7 @@ def test_a_second_copy_of_the_weights_does_not_count(tmp_path: Path) -> None:
     assert (card.num_parameters, card.num_bytes) == (own.num_parameters, own.num_bytes)
 
 
-def test_sizes_as_people_write_them() -> None:
+def test_sizes_are_rounded() -> None:
     def size(num: int) -> str:
         texts = dict.fromkeys(("family", "dtype", "quantization", "digest", "template"), "")
         return ModelCard(num_parameters=num, num_bytes=0, **texts).size
@@ -157,7 +157,7 @@ def test_refusals(http: httpx.Client, path: str, body: dict[str, Any], param: st
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
-def test_a_value_that_no_message_holds(http: httpx.Client, path: str) -> None:
+def test_a_value_that_no_message_can_hold(http: httpx.Client, path: str) -> None:
     message = {"role": "user", "content": "a"}
     tool: dict[str, Any] = {"name": "f", "input_schema": {"maximum": 2**70}}
     if path == "/tokenize":
@@ -177,7 +177,7 @@ def test_the_schema_is_made_once() -> None:
     assert make.call_count == 1
 
 
-def test_pages_of_other_origins(http: httpx.Client) -> None:
+def test_cors(http: httpx.Client) -> None:
     page = "https://page.example"
     asks = {"Origin": page, "Access-Control-Request-Method": "POST"}
     asks["Access-Control-Request-Headers"] = "authorization,content-type"

@@ -190,7 +190,7 @@ def test_lists(llama: ollama.Client, http: httpx.Client) -> None:
     assert http.get("/api/version").json() == {"version": __version__}
 
 
-def test_a_name_that_ends_with_ollamas_tag() -> None:
+def test_a_name_with_ollamas_tag() -> None:
     body = {"model": "a:latest", "messages": [{"role": "user", "content": "hi"}], "stream": False}
     with ScriptedServer(names=("a:latest",)) as server:
         assert httpx.post(f"{server.url}/api/chat", json=body).json()["model"] == "a:latest"

@@ -30,7 +30,7 @@ def chat(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The data of a complete stream, as the specification of server-sent events frames it."""
+    """Return the data of a complete stream of server-sent events."""
     assert response.headers["content-type"].startswith("text/event-stream")
     frames = response.text.split("\n\n")
     assert frames.pop() == ""
@@ -169,7 +169,7 @@ def test_every_sampling_field_arrives(client: openai.OpenAI, server: ScriptedSer
     assert message.prompt.template_args == {"enable_thinking": False}
 
 
-def test_what_is_left_out_takes_the_checkpoints_default(
+def test_missing_fields_take_the_checkpoints_defaults(
     client: openai.OpenAI, server: ScriptedServer
 ) -> None:
     client.completions.create(model=MODEL, prompt="a", stop="x")
@@ -206,10 +206,10 @@ def test_messages_reach_the_tokenizer(client: openai.OpenAI, server: ScriptedSer
     ]
 
 
-def test_what_clients_add_to_a_call_stays_out_of_the_template(
+def test_fields_that_clients_add_to_a_call_do_not_reach_the_template(
     server: ScriptedServer, client: openai.OpenAI
 ) -> None:
-    """OpenAI's stream and parse helpers add fields to the message that a program hands back."""
+    """OpenAI's stream and parse helpers add fields to a message, which a program sends back."""
     function = {"name": "now", "arguments": "{}"}
     tool: Any = {"type": "function", "function": {"name": "now", "parameters": {}, "strict": True}}
     asked: Any = chat("!part:call:now !part:arguments:{}", tools=[tool])
@@ -231,7 +231,7 @@ def test_what_clients_add_to_a_call_stays_out_of_the_template(
     assert "index" in call
 
 
-def test_an_answer_can_be_handed_back(client: openai.OpenAI) -> None:
+def test_an_answer_can_be_sent_back(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(**chat("one"))
     messages = [
         {"role": "user", "content": "one"},
@@ -452,14 +452,14 @@ def test_choices_of_several_prompts(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model=MODEL, prompt=["!hang", "!refuse"], n=2)
     assert raised.value.param == "prompt[1]"
-    with pytest.raises(openai.BadRequestError, match="best_of must be the same as n, 1"):
+    with pytest.raises(openai.BadRequestError, match="best_of must equal n, which is 1"):
         client.completions.create(model=MODEL, prompt="a", best_of=2)
     with pytest.raises(openai.BadRequestError, match="at most 1024 choices"):
         client.completions.create(model=MODEL, prompt=["a"] * 600, n=2)
 
 
 def test_timings_beside_usage(client: openai.OpenAI) -> None:
-    """The official client keeps the object that OpenAI's answers do not have."""
+    """The official client keeps `timings`, which OpenAI's answers do not have."""
     timings = {"queued_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0}
     timings |= {"num_cached_tokens": 1, "num_chunks": 3, "num_retractions": 1}
     timings |= {"prefix_differs_at": None}
@@ -496,7 +496,7 @@ def raw_connection(server: ScriptedServer) -> socket.socket:
 
 
 def exchange(client: socket.socket, parts: list[bytes]) -> None:
-    """Send a request in so many pieces, and have a completion."""
+    """Send a request in so many pieces, and return the completion."""
     for part in parts:
         client.sendall(part)
         time.sleep(0.05)
@@ -507,7 +507,7 @@ def exchange(client: socket.socket, parts: list[bytes]) -> None:
     assert b'"finish_reason"' in answer
 
 
-def test_a_wish_that_is_cut_spoils_no_other_field(server: ScriptedServer) -> None:
+def test_removing_an_upgrade_header_keeps_the_other_headers(server: ScriptedServer) -> None:
     body = b'{"prompt": "a", "max_tokens": 2}'
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -518,8 +518,8 @@ def test_a_wish_that_is_cut_spoils_no_other_field(server: ScriptedServer) -> Non
 
 
 @pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
-def test_a_wish_for_another_protocol_costs_no_body(server: ScriptedServer, wish: bytes) -> None:
-    """As Java's HttpClient asks, in one piece and in two, and as a body that only looks like it."""
+def test_an_upgrade_header_does_not_lose_the_body(server: ScriptedServer, wish: bytes) -> None:
+    """Requests of Java's HttpClient, in one piece and in two; and a body that looks like one."""
     body = b'{"prompt": "a\\r\\nUpgrade: h2c", "max_tokens": 2}'
     fields = (
         b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
@@ -544,7 +544,7 @@ def test_request_ids(http: httpx.Client) -> None:
     assert len(http.get("/nothing").headers["x-request-id"]) == 32
 
 
-def test_a_bug_of_ours_is_a_500(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_the_server_is_a_500(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_(*args: object) -> None:
         raise RuntimeError("secret")
 
@@ -616,7 +616,7 @@ def test_a_client_that_gives_up_waiting_aborts_its_request(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
-def test_a_client_that_goes_within_its_body_is_no_error(path: str, caplog: Any) -> None:
+def test_a_client_that_leaves_within_its_body_is_not_an_error(path: str, caplog: Any) -> None:
     observer = Observer()
     with ScriptedServer(observer=observer) as server:
         address = urlsplit(server.url)
@@ -674,8 +674,8 @@ def test_ready_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert http.get("/health").status_code == 200
 
 
-def test_a_long_step_is_ready_and_ready_says_how_long_a_request_waits() -> None:
-    """A message cannot get round while a step is computed; the workers make progress."""
+def test_ready_during_a_long_step_and_the_age_of_the_last_token() -> None:
+    """A ping does not come back during a step, but the workers make progress."""
     stalled: list[str | None] = [None]
     server = ScriptedServer(stalled=lambda: stalled[0])
     with server, httpx.Client(base_url=server.url, timeout=60) as http:

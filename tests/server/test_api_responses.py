@@ -140,10 +140,8 @@ def test_input_items_become_messages_of_a_chat(
     ]
 
 
-def test_namespaces_and_the_search_of_the_web(
-    client: openai.OpenAI, server: ScriptedServer
-) -> None:
-    """As Codex sends them."""
+def test_namespaces_and_web_search(client: openai.OpenAI, server: ScriptedServer) -> None:
+    """The requests are Codex's."""
     member: Any = {"type": "function", "name": "close", "parameters": {}, "description": "Close."}
     tools: Any = [
         {"type": "web_search", "external_web_access": True},
@@ -188,7 +186,7 @@ PATCH = "*** Begin Patch\n+é"
 
 
 def test_custom_tools(client: openai.OpenAI, server: ScriptedServer) -> None:
-    """Their input is a text: for the model they are functions with one argument."""
+    """Their input is a text, so for the model they are functions with one argument."""
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
     tools: Any = [
         {**CUSTOM, "format": grammar},
@@ -328,7 +326,7 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"tools": [{"type": "file_search"}]}, "function, custom or namespace, got 'file_s"),
         ({"tools": [CUSTOM | {"format": {"type": "yaml"}}]}, r"tools\[0\].format"),
-        ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, r"allowed_callers can be only"),
+        ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, r"allowed_callers must be"),
         ({"tools": [{"type": "namespace", "tools": []}]}, r"tools\[0\].name"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [1]}]}, r"tools\[0\].tools"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{}]}]}, r"tools\[0\].tools\[0\]"),

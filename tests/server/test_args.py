@@ -1,4 +1,4 @@
-"""The flags of `minisgl serve`: values that cannot work are a sentence, with exit code 2."""
+"""The flags of `minisgl serve`. A wrong value ends the command with a sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_defaults_and_every_flag() -> None:
     ("line", "says"),
     [
         ("--tp 2 --nnodes 2", "needs --dist-init-addr HOST:PORT"),
-        ("--tp 3 --nnodes 2 --dist-init-addr h:2000", "--tp 3 ranks cannot be shared equally"),
+        ("--tp 3 --nnodes 2 --dist-init-addr h:2000", "--tp 3 cannot be divided by --nnodes 2"),
         ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --node-rank 2", "from 0 to 1, got 2"),
         ("--node-rank 1", "need --nnodes 2 or more"),
         ("--nnodes 2 --dist-init-addr 2000", "must be HOST:PORT"),
@@ -111,7 +111,9 @@ def test_defaults_and_every_flag() -> None:
         ("--tensor-parallel 2", "unrecognized arguments: --tensor-parallel"),
     ],
 )
-def test_what_cannot_work(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_refused_with_a_sentence(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_:
         parse_args(line.split(" "))
     assert exit_.value.code == 2
@@ -125,7 +127,9 @@ NODES = ("--tp", "4", "--nnodes", "2", "--dist-init-addr", "h:2000")
 
 
 @pytest.mark.parametrize("port", [2000, 2001, 2003, 2004])
-def test_a_port_that_the_nodes_use(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_the_nodes_use_is_refused(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """2002 would be the port of rank 1's broadcasts if rank 1 were on another node than rank 0."""
     with pytest.raises(SystemExit) as exit_:
         parse_args([*NODES, "--port", str(port)])
@@ -137,7 +141,7 @@ def test_a_port_that_the_nodes_use(port: int, capsys: pytest.CaptureFixture[str]
     assert parse_args([*NODES, "--port", str(port), "--node-rank", "1"]).port == port
 
 
-def test_ports_that_the_nodes_do_not_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ports_are_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     for port in (0, 1999, 2002, 2005):
         assert parse_args([*NODES, "--port", str(port)]).http_port == port
     at_1919 = ["--tp", "2", "--nnodes", "2", "--dist-init-addr", "h:1919"]
@@ -147,7 +151,7 @@ def test_ports_that_the_nodes_do_not_use(capsys: pytest.CaptureFixture[str]) -> 
     assert parse_args([*at_1919, "--shell"]).http_port == 0  # any free one
 
 
-def test_help_has_meaning_and_default(
+def test_help_has_each_flags_meaning_and_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actions: list[argparse.Action] = []
@@ -172,12 +176,12 @@ def test_help_has_meaning_and_default(
             assert re.search(rf"\(default: {re.escape(str(default))}\)", help_), action.dest
 
 
-def test_the_model_is_a_word_or_a_flag() -> None:
+def test_the_model_is_an_argument_or_a_flag() -> None:
     for line in ("m --port 0", "--port 0 m", "--model m --port 0", "--dry-run m --port 0"):
         assert parse_args(line.split()).model == "m"
 
 
-def test_flags_of_other_engines_are_answered_with_flags_that_exist() -> None:
+def test_flags_of_other_engines_map_to_flags_that_exist() -> None:
     ours = {flag_of(name) for name in options_of(ServerArgs)} | {"minisgl"}
     assert {line.split()[0] for line in other_engines.OURS} <= ours
     tables = (other_engines.OURS, other_engines.NONE)
@@ -206,8 +210,8 @@ def test_a_flag_of_each_engine_is_answered(
     assert says in capsys.readouterr().err
 
 
-def test_every_attention_backend_can_be_asked_for() -> None:
-    """The command line has names of its own, as those of the backends come with torch."""
+def test_each_attention_backend_can_be_chosen() -> None:
+    """The command line has its own list of names, because the backends' list imports torch."""
     for name in (*registry.ATTENTION_BACKENDS, *registry.CUDA_BACKENDS):
         assert parse_args(["--attn", name]).attn == name
     firsts = (*registry.CUDA_BACKENDS, *registry.PREFILL_BACKENDS)

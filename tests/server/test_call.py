@@ -1,4 +1,4 @@
-"""A call between the frontend, which fills it, and its reader, which may be late."""
+"""A call whose reader is slower than the frontend that fills it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def accepted(uid: int) -> Accepted:
 
 
 def read(uids: list[int], *replies: RequestReply) -> list[str]:
-    """The texts that a reader gets who looks when all replies are there, then the error."""
+    """Return the texts that a reader gets if all replies come before it reads, then the error."""
 
     async def late() -> list[str]:
         call = Call(uids, lambda uids, why: None)

@@ -1,4 +1,4 @@
-"""What the supervisor tells of a checkpoint and its ranks, without a process or a GPU."""
+"""The supervisor's checks of a checkpoint and its ranks, without a process or a GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_more_ranks_than_gpus(tmp_path: Path, device: str, tp: int, nnodes: int)
     "args",
     [{"tp": 2}, {"tp": 4, "nnodes": 2, "device": "cuda"}, {"tp": 3, "device": "cpu"}],
 )
-def test_ranks_that_have_what_they_need(tmp_path: Path, args: dict[str, Any]) -> None:
+def test_ranks_with_enough_gpus(tmp_path: Path, args: dict[str, Any]) -> None:
     check(tmp_path, {}, **args)
 
 
@@ -68,14 +68,12 @@ def test_ranks_without_a_head_or_an_expert(
     "config",
     [{"num_experts": 2}, {"num_experts_per_tok": 2}, {"num_experts": "two"}, {"num_experts": None}],
 )
-def test_experts_that_are_enough_or_the_engines_to_judge(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_enough_experts(tmp_path: Path, config: dict[str, Any]) -> None:
     check(tmp_path, config, tp=2, ep=True, device="cpu")
 
 
 @pytest.mark.parametrize("dummy", [False, True])
-def test_random_weights_download_none(
+def test_random_weights_are_not_downloaded(
     dummy: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def download(model: str, allow_patterns: list[str], **options: Any) -> str:

@@ -33,7 +33,7 @@ def post(server: ScriptedServer, prompt: str, **fields: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("prompt", ["!wait", "!hang", "a !forever", "a b !pause c"], ids=str.split)
-def test_a_timeout_ends_a_request_wherever_it_is(server: ScriptedServer, prompt: str) -> None:
+def test_a_timeout_ends_a_request_in_each_process(server: ScriptedServer, prompt: str) -> None:
     num_aborted = len(server.aborted)
     began = time.monotonic()
     late = post(server, prompt, timeout=0.3)
@@ -74,7 +74,7 @@ OTHER_DOORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", OTHER_DOORS)
-def test_the_other_doors_have_timeouts(server: ScriptedServer, path: str) -> None:
+def test_other_api_families_have_timeouts(server: ScriptedServer, path: str) -> None:
     num_aborted = len(server.aborted)
     body = OTHER_DOORS[path] | {"stream": False, "timeout": 0.2}
     late = httpx.post(server.url + path, json=body, timeout=60)
@@ -87,14 +87,14 @@ def test_the_other_doors_have_timeouts(server: ScriptedServer, path: str) -> Non
 
 
 @pytest.mark.parametrize("value", [0, 5e-324, -1, 1e9, "5"])
-def test_timeouts_that_are_none(server: ScriptedServer, value: Any) -> None:
+def test_wrong_timeouts_are_refused(server: ScriptedServer, value: Any) -> None:
     assert post(server, "a", timeout=value).json()["error"]["param"] == "timeout"
 
 
 @pytest.fixture
 def reading_nothing(server: ScriptedServer) -> Iterator[Any]:
-    """Sends a streaming request on a socket, and returns it. Buffers are small, so that they fill
-    at once; the server's sockets have that of the one that listens."""
+    """Send a streaming request on a socket, and return the socket. Buffers are small, so that they
+    fill at once; the server's sockets have that of its listening socket."""
     sockets: list[socket.socket] = []
     listening = server._bound
     usual = listening.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2  # Linux doubles it
@@ -129,7 +129,7 @@ def is_cut_off(client: socket.socket, timeout_s: float = 60) -> bool:
     return False
 
 
-def test_a_client_that_does_not_read_is_gone(
+def test_a_client_that_does_not_read_is_disconnected(
     server: ScriptedServer, reading_nothing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_module, "UNREAD_S", 0.3)
@@ -165,7 +165,7 @@ def ask_health(client: socket.socket) -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /hea", ANSWERED + b"\r\n"], ids=["none", "half", "a blank line"]
 )
-def test_a_head_that_does_not_come(
+def test_a_connection_without_a_complete_head_is_closed(
     server: ScriptedServer, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -210,10 +210,10 @@ def test_a_client_that_reads_again_may_stop_again(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("stream", ["false", "true"])
-def test_a_timeout_is_over_with_its_answer(
+def test_a_timeout_ends_with_its_answer(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
-    """It must not close a connection on which the next request may come."""
+    """It must not close a connection, on which the next request may come."""
     monkeypatch.setattr(respond_module, "ERROR_READ_S", 0.0)
     num_aborted = len(server.aborted)
     body = b'{"prompt": "a b", "stream": %b, "timeout": 1.0}' % stream.encode()
@@ -253,8 +253,8 @@ def test_a_request_that_waits_too_long_in_the_queue(endless: Path, tmp_path: Pat
 
 
 class Reader(threading.Thread):
-    """Asks, and reads the stream to its end. begun: a piece has come. tokens: how many came.
-    error: what ended it."""
+    """Sends a request and reads the stream to its end. begun: set when a piece has come. tokens:
+    their number. error: what ended the stream."""
 
     def __init__(self, client: openai.OpenAI, max_tokens: int) -> None:
         super().__init__()
@@ -290,11 +290,11 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
             reader = Reader(client, 600)
             server.wait_open(1)
             server.process.terminate()
-            server.wait_for("(draining: 1 prompts)", "err")
+            server.wait_for("(draining: 1 requests)", "err")
             refused = httpx.get(f"{server.url}/ready")
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert httpx.get(f"{server.url}/health").status_code == 200
-            with pytest.raises(openai.InternalServerError, match="takes no more") as late:
+            with pytest.raises(openai.InternalServerError, match="accepts no new ones") as late:
                 client.completions.create(model="minisgl-builtin", prompt="b", max_tokens=1)
             assert late.value.response.headers["retry-after"] == "1"
             os.kill(server.pid("detokenizer"), signal.SIGCONT)

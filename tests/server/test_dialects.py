@@ -1,4 +1,4 @@
-"""What clients of other servers write differently, and what reaches the tokenizer then."""
+"""Forms that clients of other servers send, and what then reaches the tokenizer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def sent(http: httpx.Client, server: ScriptedServer, path: str, **fields: Any) -
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_all_tokens(http: httpx.Client, server: ScriptedServer, path: str) -> None:
+def test_top_k_of_all_tokens(http: httpx.Client, server: ScriptedServer, path: str) -> None:
     assert sent(http, server, path, top_k=-1).sampling.top_k == 0
 
 
-def test_a_rendered_prompt(http: httpx.Client, server: ScriptedServer) -> None:
+def test_a_rendered_prompt_gets_no_special_tokens(
+    http: httpx.Client, server: ScriptedServer
+) -> None:
     assert sent(http, server, TEXT, add_special_tokens=False).prompt == TextPrompt(
         text="a", add_special_tokens=False
     )
@@ -45,8 +47,8 @@ def test_a_schema_beside_the_type(http: httpx.Client, server: ScriptedServer) ->
     assert refused.json()["error"]["param"] == "response_format.schema"
 
 
-def test_what_clients_keep_of_an_answer(http: httpx.Client, server: ScriptedServer) -> None:
-    """An answer of reasoning alone has no content; LiteLLM and OpenRouter say reasoning twice."""
+def test_an_answer_as_clients_send_it_back(http: httpx.Client, server: ScriptedServer) -> None:
+    """An answer with only reasoning has no content. LiteLLM and OpenRouter repeat the reasoning."""
     spoken = {"role": "assistant", "content": None, "reasoning": "hm", "reasoning_details": [{}]}
     spoken |= {"thinking_blocks": [{}], "provider_specific_fields": {}}
     user = {"role": "user", "content": "b"}
@@ -95,7 +97,7 @@ MESSAGES: Any = {"model": MODEL, "messages": [{"role": "user", "content": "one t
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_every_door_says_that_the_limit_cut_the_answer(
+def test_each_api_family_reports_that_the_limit_cut_the_answer(
     http: httpx.Client, path: str, body: dict[str, Any], cut: str, stream: bool
 ) -> None:
     assert cut in http.post(path, json=body | {"stream": stream}).text
@@ -106,7 +108,7 @@ def test_every_door_says_that_the_limit_cut_the_answer(
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("more", [{}, {"return_token_ids": True}])
 def test_usage_in_each_chunk(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
-    """As GuideLLM asks for it."""
+    """GuideLLM asks for it."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     text = "one two three"
     prompt: dict[str, Any] = {"prompt": text}

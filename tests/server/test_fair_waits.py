@@ -1,7 +1,7 @@
-"""What a light key waits for beside a heavy key's flood, in simulated time.
+"""How long a light key waits beside a heavy key's flood, in simulated time.
 
-Every step takes one unit, so times are numbers of steps. A request that arrives while the server is
-idle has its first token after 1. Beside a flood it may take twice that and one step more.
+Each step takes one unit, so times are numbers of steps. A request to an idle server has its first
+token after 1. Beside a flood it may take twice that plus one step.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def test_the_first_token_comes_after_so_many_steps(
 
 
 @pytest.mark.parametrize("pages_share", [1.0, 0.3])
-def test_it_waits_at_most_twice_as_long_as_alone_and_one_step(pages_share: float) -> None:
-    """Of a GPU's times, with a stall bound; also where pages are short, not places."""
+def test_it_waits_at_most_twice_as_long_as_alone_plus_one_step(pages_share: float) -> None:
+    """With a GPU's step times and a stall bound. Either places are short or pages are."""
     args = argparse.Namespace(count=30, running=16, stall_ms=20.0)
     alone = simulate("alone", args, 16, 0)
     flood = simulate("flood", args, 16, 150, alone, pages_share=pages_share)

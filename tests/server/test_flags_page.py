@@ -1,4 +1,4 @@
-"""docs/flags.md holds what `minisgl serve --help` prints, and names every environment variable."""
+"""docs/flags.md has the output of `minisgl serve --help`, and each environment variable."""
 
 from __future__ import annotations
 

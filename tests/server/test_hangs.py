@@ -48,7 +48,7 @@ def test_a_stopped_worker_ends_the_server(
     assert "Traceback" not in server.output["err"], server.output["err"]
 
 
-def test_ready_names_what_is_stopped_and_health_is_the_process(tmp_path: Path) -> None:
+def test_ready_names_a_stopped_worker_and_health_does_not(tmp_path: Path) -> None:
     server = RunningServer(tmp_path, *POOL, "--hang-timeout", "600")
     try:
         with httpx.Client(base_url=server.url, timeout=60) as http:

@@ -1,4 +1,4 @@
-"""Hostile schemas end in a 400, and running streams say what they would have said anyway.
+"""Hostile schemas end in a 400, and running streams keep their text.
 
 `pytest -s` prints the time of each refusal and the worst gap of a stream beside it.
 """

@@ -73,7 +73,10 @@ def ask(url: str, key: str) -> str | None:
 
 @pytest.mark.parametrize(
     ("key", "says"),
-    [(None, "this server needs an API key: give one with --api-key KEY"), ("x", "not known here")],
+    [
+        (None, "this server needs an API key: give one with --api-key KEY"),
+        ("x", "does not know the API key"),
+    ],
 )
 def test_a_chat_without_its_key_says_which_flag(
     guarded: ScriptedServer, key: str | None, says: str
@@ -100,7 +103,7 @@ def test_a_model_without_a_chat_template_is_shown_with_a_text() -> None:
     assert "minisgl chat" not in said
 
 
-def test_a_value_that_no_message_holds_is_refused_with_a_key(
+def test_a_value_that_no_message_can_hold_is_refused_with_a_key(
     guarded: ScriptedServer, ring: KeyRing
 ) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": 2**70}}
@@ -117,7 +120,9 @@ def test_only_requests_with_a_key_pass(
     caplog.set_level(logging.DEBUG, "minisgl")
     assert ask(guarded.url, SECRET) == "one two ."
     for wrong in ("none", SECRET[:-1], SECRET + "x", SECRET.upper()):
-        with pytest.raises(openai.AuthenticationError, match="not known here") as refused:
+        with pytest.raises(
+            openai.AuthenticationError, match="does not know the API key"
+        ) as refused:
             ask(guarded.url, wrong)
         assert refused.value.code == "invalid_api_key"
         assert SECRET not in refused.value.message
@@ -147,12 +152,12 @@ def test_only_requests_with_a_key_pass(
 
 
 def test_only_the_whole_key_is_found(ring: KeyRing) -> None:
-    """Some of so many texts have digests that begin as the keys' do."""
+    """Some of these texts have digests with the same beginning as the keys'."""
     assert not any(ring.find(f"guess-{number}") for number in range(4000))
     assert ring.find(SECRET)
 
 
-def test_a_request_whose_client_leaves_is_over_for_its_key(
+def test_a_key_stops_counting_a_request_whose_client_leaves(
     ring: KeyRing, guarded: ScriptedServer
 ) -> None:
     body = {"prompt": "!forever", "stream": True}
@@ -178,7 +183,7 @@ def test_profiles_and_the_x_ray_need_an_admin(guarded: ScriptedServer) -> None:
         assert http.get("/xray/events", headers={"x-api-key": SECRET}).status_code == 403
 
 
-def test_only_an_admin_comes_before_all_keys(guarded: ScriptedServer) -> None:
+def test_only_an_admin_may_set_a_priority_below_0(guarded: ScriptedServer) -> None:
     url = f"{guarded.url}/v1/completions"
     for key, priority, status in ((SECRET, -1, 403), (SECRET, 1, 200), (OTHER, -1, 200)):
         body = {"prompt": "a", "priority": priority}
@@ -190,7 +195,7 @@ def test_only_an_admin_comes_before_all_keys(guarded: ScriptedServer) -> None:
     assert guarded.num_open == 0
 
 
-def test_requests_above_the_limit_say_when_to_come_back(guarded: ScriptedServer) -> None:
+def test_a_request_above_the_limit_gets_retry_after(guarded: ScriptedServer) -> None:
     for _ in range(3):
         ask(guarded.url, SECRET)
     with pytest.raises(openai.RateLimitError, match="'light' has used its 3 requests") as refused:
@@ -209,7 +214,7 @@ def test_a_prompt_of_several_choices_counts_once(ring: KeyRing, guarded: Scripte
     assert (admin.num_prompt_tokens, admin.num_output_tokens) == (3, 6)
 
 
-def test_tokens_are_owed_and_come_back_evenly(tmp_path: Path) -> None:
+def test_token_limits_can_go_negative_and_refill_evenly(tmp_path: Path) -> None:
     clock = Clock()
     path = key_file(tmp_path, f'[a]\nkey = "{SECRET}"\ntokens_per_minute = 600')
     ring = KeyRing(None, str(path), clock)
@@ -285,7 +290,7 @@ def test_a_table_named_default_does_not_replace_the_given_key(tmp_path: Path) ->
         ("[a]\n", "missing required field `key`"),
     ],
 )
-def test_a_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_key_file(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         KeyRing(None, str(key_file(tmp_path, text)))
     assert says in str(refused.value)

@@ -1,7 +1,7 @@
-"""What agents send whatever the model is: left out, with a warning in the header and the log.
+"""Parts of requests that agents send to every model are left out, with a warning.
 
 The requests are those of Codex for a model that it knows, and of Claude Code; the chat template of
-the served model has no place for reasoning.
+the served model does not support reasoning.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_claude_code(claude: anthropic.Anthropic, server: ScriptedServer) -> Non
 
 
 def test_hosted_tools_of_earlier_turns(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
-    """A conversation that began with Claude goes on here."""
+    """A conversation that began with Claude continues here."""
     cited = {"type": "web_search_result_location", "cited_text": "c", "url": "u", "title": "t"}
     blocks: Any = [
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
@@ -168,8 +168,8 @@ def test_the_log_names_each_kind_once(
     log.warning([*many, Omission("text.verbosity", "text.verbosity")])
     log.warning(many)
     assert log.warning([]) == ""
-    named = [message.partition("place for it: ")[2] for message in caplog.messages]
+    named = [message.partition("cannot use it: ")[2] for message in caplog.messages]
     assert named == [
-        "web_search; the log says so once",
-        "text.verbosity; the log says so once",
+        "web_search; this is logged once",
+        "text.verbosity; this is logged once",
     ]

@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness sends for multiple choice, against transformers' log-likelihoods."""
+"""Requests of lm-evaluation-harness for multiple choice, against transformers' log-likelihoods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model() -> PreTrainedModel:
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    """As `lm_eval.models.openai_completions` makes it."""
+    """The body that `lm_eval.models.openai_completions` makes."""
     return {
         "model": "minisgl-builtin",
         "prompt": PROMPTS,
@@ -103,7 +103,7 @@ def test_streams_and_choices(http: httpx.Client) -> None:
     assert all(text.startswith("Once upon a time") for text in texts)
 
 
-def test_native_prompt_logprobs(http: httpx.Client, model: PreTrainedModel) -> None:
+def test_prompt_logprobs_of_generate(http: httpx.Client, model: PreTrainedModel) -> None:
     ids = PROMPTS[1]
     body = {"input_ids": ids, "max_tokens": 0, "prompt_logprobs": 3}
     answer = post(http, "/generate", body)
@@ -140,7 +140,7 @@ def test_prompt_logprobs_of_a_chat(http: httpx.Client, model: PreTrainedModel) -
     assert texts == [choice["message"]["content"] for choice in answer["choices"]]
 
 
-def test_choices_of_the_native_form(http: httpx.Client) -> None:
+def test_choices_of_generate(http: httpx.Client) -> None:
     body = {"text": "Once upon", "max_tokens": 4, "seed": 5, "temperature": 1}
     answer = post(http, "/generate", body | {"n": 3})
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
@@ -158,7 +158,7 @@ def test_choices_of_the_native_form(http: httpx.Client) -> None:
     assert texts == [choice["text"] for choice in answer["choices"]]
 
 
-def test_no_output_needs_something_of_the_prompt(http: httpx.Client) -> None:
+def test_max_tokens_0_needs_output_of_the_prompt(http: httpx.Client) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": "a", "max_tokens": 0}),
         ("/generate", {"text": "a", "max_tokens": 0}),

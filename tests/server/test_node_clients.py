@@ -28,7 +28,7 @@ QUESTION: Any = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
 def received(script: str, package: str, builtin: RunningServer) -> dict[str, Any]:
-    """What the script printed; it fails where the client does."""
+    """Return the script's output. Fails if the client does."""
     if NODE is None:
         pytest.skip("node is not installed (apt-get install nodejs npm)")
     if not (FOLDER / "node_modules" / package).is_dir():

@@ -1,4 +1,4 @@
-"""Two nodes on one machine: who may join, the tokens of one rank, and that they end together."""
+"""Two nodes on one machine: which may join, that they compute one rank's tokens, how they end."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def join(pool: Background, args: ServerArgs, node: int, **other: Any) -> Future[
     return pool.submit(join_node_0, args, settings_of(args, folder) | changes)
 
 
-def test_nodes_meet_and_are_reported_of_ends(pool: Background) -> None:
+def test_nodes_meet_and_learn_of_each_others_end(pool: Background) -> None:
     args = node_args(3)
     # They differ in what is their own.
     second = join(pool, args, 2, port=5, model="elsewhere", log_level="error")
@@ -107,7 +107,7 @@ def test_nodes_meet_and_are_reported_of_ends(pool: Background) -> None:
     assert "node 2 at 127.0.0.1 is gone" in str(links[1].death())
 
 
-def test_who_is_refused(pool: Background, tmp_path: Path) -> None:
+def test_nodes_that_are_refused(pool: Background, tmp_path: Path) -> None:
     args = node_args()
     shutil.copytree(model_path(), tmp_path / "m")
     config = (tmp_path / "m" / "config.json").read_text()
@@ -141,7 +141,9 @@ OWN_VARIABLES = {
 
 
 @pytest.mark.parametrize("variable", re.findall(r"^(MINISGL_\w+)", env.__doc__ or "", re.MULTILINE))
-def test_variables_that_nodes_share(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_must_be_equal_on_all_nodes(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(variable, raising=False)
     args = node_args()
     ours = settings_of(args, model_path())
@@ -153,14 +155,14 @@ def test_variables_that_nodes_share(variable: str, monkeypatch: pytest.MonkeyPat
     assert {name for name in ours if ours[name] != theirs[name]} == {variable}
 
 
-def test_flags_that_node_0_alone_uses() -> None:
+def test_flags_that_only_node_0_uses() -> None:
     assert given_of_node_0(node_args()) == []
     given = dataclasses.replace(node_args(), port=1919, log_steps="f", log_level="info", model="m")
     assert given_of_node_0(given) == ["--log-steps", "--port"]
 
 
 def test_flags_that_may_differ_between_nodes() -> None:
-    """All others must agree, a new one too unless its option says otherwise."""
+    """All others must agree, also a new one unless its option says otherwise."""
     kinds: dict[str, set[str]] = {"same": set(), "own": set(), "first": set()}
     for name, (_, option) in options_of(ServerArgs).items():
         kinds[option.nodes].add(name)
@@ -191,7 +193,7 @@ def test_random_weights_need_no_files(pool: Background, tmp_path: Path) -> None:
     assert len(gathered.result(60)) == 1
 
 
-def test_an_address_that_is_not_of_this_machine() -> None:
+def test_an_address_of_another_machine() -> None:
     args = dataclasses.replace(node_args(), dist_init_addr="192.0.2.1:2000")  # RFC 5737
     with pytest.raises(ConfigError, match="must be an address of this machine, node 0"):
         gather_nodes(args, {})
@@ -201,7 +203,7 @@ def test_an_address_that_is_not_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize("ip", ["0.0.0.0", "224.0.0.1", "255.255.255.255"])
-def test_a_name_that_is_of_no_interface(ip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_no_interface(ip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     info = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, 2000))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [info])
     args = ServerArgs(tp=2, nnodes=2, dist_init_addr="name:2000")
@@ -333,7 +335,7 @@ def assert_nothing_left(servers: list[RunningServer], family: list[psutil.Proces
         assert "Traceback" not in server.output["err"], server.output["err"]
 
 
-def test_two_nodes_compute_what_one_rank_does(nodes: list[RunningServer]) -> None:
+def test_two_nodes_compute_the_tokens_of_one_rank(nodes: list[RunningServer]) -> None:
     with LLM(dtype="float32", num_pages=96, progress=False) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         expected = [output.text for output in llm.generate(PROMPTS, params)]
@@ -351,7 +353,7 @@ def test_two_nodes_compute_what_one_rank_does(nodes: list[RunningServer]) -> Non
         nodes[0].process.terminate()
     assert [node.ended() for node in nodes] == [0, 0]
     is_told = [
-        "node 0 alone uses --port; this node does not" in node.output["err"] for node in nodes
+        "only node 0 uses --port; this node does not" in node.output["err"] for node in nodes
     ]
     assert is_told == [False, True]
     assert_nothing_left(nodes, family)

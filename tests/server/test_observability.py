@@ -1,4 +1,4 @@
-"""What a server says of itself: metrics, timings, logs, profiles, steps. One server for all."""
+"""Metrics, timings, logs, profiles and step logs of one real server."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 def scrape(http: httpx.Client, at_least: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Samples by name and labels (`rank` is left out), when the last step is in them and these
-    samples have such values."""
+    """Wait until the samples include the last step and have at least the values of `at_least`.
+
+    Returns the samples by name and labels, without `rank`.
+    """
     wanted = {"minisgl_requests_running": 0.0, **(at_least or {})}
     deadline = time.monotonic() + 60
     while True:
@@ -130,7 +132,7 @@ def test_counters_agree_with_the_requests(http: httpx.Client) -> None:
     assert "minisgl-builtin" in info
 
 
-def test_the_page_in_the_other_format(http: httpx.Client) -> None:
+def test_the_metrics_page_in_openmetrics(http: httpx.Client) -> None:
     response = http.get("/metrics", headers={"Accept": "application/openmetrics-text"})
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     assert {f.name for f in parse_openmetrics(response.text)} >= {"minisgl_steps"}
@@ -168,7 +170,7 @@ def test_a_request_in_the_log(http: httpx.Client, server: RunningServer) -> None
     assert line["ttft_ms"] <= line["total_ms"]
 
 
-def test_what_other_packages_say_in_the_log(http: httpx.Client, server: RunningServer) -> None:
+def test_log_lines_of_other_packages(http: httpx.Client, server: RunningServer) -> None:
     address = http.base_url
     with socket.create_connection((address.host, address.port or 0)) as client:
         client.sendall(b"HELLO\r\n\r\n")
@@ -178,7 +180,7 @@ def test_what_other_packages_say_in_the_log(http: httpx.Client, server: RunningS
     assert (line["level"], line["process"]) == ("warning", "server")
 
 
-def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(http: httpx.Client) -> None:
+def test_a_far_too_long_text_is_refused_after_its_beginning(http: httpx.Client) -> None:
     refused = http.post("/generate", json={"text": "one two " * 30_000})
     assert refused.status_code == 400
     error = refused.json()["error"]
@@ -186,7 +188,7 @@ def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(http: httpx.Cli
     assert re.search(r"first [\d,]+ of its 240,000 characters are", error["message"])
 
 
-def test_a_websocket_is_not_promised(http: httpx.Client, server: RunningServer) -> None:
+def test_websockets_are_not_offered(http: httpx.Client, server: RunningServer) -> None:
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
     assert http.get("/health", headers=upgrade).status_code == 200
     assert http.get("/nothing", headers=upgrade).status_code == 404

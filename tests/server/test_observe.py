@@ -27,7 +27,7 @@ from minisgl.server.telemetry.tracing import Origin
 from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 
 
-def test_a_histogram_is_the_librarys() -> None:
+def test_a_histogram_equals_the_librarys() -> None:
     ours = Histogram(LONG)
     theirs = TheirHistogram("h", "help", buckets=LONG, registry=CollectorRegistry())
     rng = np.random.default_rng(0)
@@ -109,13 +109,13 @@ def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
             assert in_steps_s == pytest.approx(total_s, rel=1e-3, abs=1e-6 * len(records)), part
 
 
-def test_a_step_log_that_cannot_be(tmp_path: Path) -> None:
+def test_a_step_log_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--log-steps .*nowhere/steps: No such file"):
         StepLog(tmp_path / "nowhere" / "steps")
 
 
 @pytest.mark.parametrize("num_steps", [1, 1000])  # in the file's buffer, and beyond it
-def test_a_full_disk_ends_the_step_log_alone(
+def test_a_full_disk_ends_only_the_step_log(
     num_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = StepLog(Path("/dev/full"))
@@ -172,7 +172,7 @@ def test_metrics_of_two_ranks() -> None:
     observer = Observer()
     for rank, num_steps in ((1, 50), (0, 40)):  # one is ahead, so that the page shows which is used
         observer.status[rank] = msgspec.structs.replace(status(num_steps), rank=rank)
-    page = MetricsPage(observer, 'a "quoted" name').render("")[0].decode()
+    page = MetricsPage(observer, 'a "quoted" name').render("").body.decode()
     assert json.dumps('a "quoted" name') in page
     values: dict[str, dict[str, list[float]]] = {}
     for family in text_string_to_metric_families(page):
@@ -199,6 +199,8 @@ def test_metrics_of_two_ranks() -> None:
 @pytest.mark.parametrize("version", ["latest", "1.x", ""])
 def test_a_metrics_format_of_no_known_version(version: str) -> None:
     accept = f"application/openmetrics-text; version={version}"
-    body, content_type = MetricsPage(Observer(), "m").render(accept)
-    assert content_type.startswith(("text/plain", "application/openmetrics-text; version=1.0.0"))
-    assert b"minisgl_build_info" in body
+    page = MetricsPage(Observer(), "m").render(accept)
+    assert page.headers["content-type"].startswith(
+        ("text/plain", "application/openmetrics-text; version=1.0.0")
+    )
+    assert b"minisgl_build_info" in page.body

@@ -1,4 +1,4 @@
-"""Spans as a collector on loopback gets them: decoded with OpenTelemetry's own protobuf records."""
+"""Spans that a collector on loopback gets, decoded with OpenTelemetry's own protobuf records."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_trace_that_is_not_sampled(collector: Collector) -> None:
     assert not collector.spans
 
 
-def test_a_collector_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_collector(caplog: pytest.LogCaptureFixture) -> None:
     tracer = create_tracer("http://127.0.0.1:9/x", MODEL)
     start = time.monotonic()
     assert ask(tracer, "one", traceparent="nonsense").status_code == 200

@@ -1,4 +1,4 @@
-"""Clients whose prompts defeat the prefix cache are named, once an hour."""
+"""The log names clients whose prompts reuse no prefix, once an hour."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def log(
     return caplog
 
 
-def test_a_client_is_named_after_some_in_a_row(log: pytest.LogCaptureFixture) -> None:
+def test_a_client_is_named_after_some_prompts_in_a_row(log: pytest.LogCaptureFixture) -> None:
     watch = PrefixWatch()
     for _ in range(IN_A_ROW - 1):
         watch.finished("10.0.0.7", end(12), 0.0)
@@ -43,7 +43,7 @@ def test_a_client_is_named_after_some_in_a_row(log: pytest.LogCaptureFixture) ->
     assert not log.messages
     watch.finished("10.0.0.7", end(13), 0.0)
     (line,) = log.messages
-    assert line.startswith("10.0.0.7: the last 8 prompts of 1000 tokens and more differ from all")
+    assert line.startswith("10.0.0.7: the last 8 prompts of 1000 tokens or more differed from all")
     assert "the last one at token 13" in line
     watch.finished("10.0.0.7", end(13), AGAIN_S - 1)
     assert len(log.messages) == 1
@@ -51,14 +51,16 @@ def test_a_client_is_named_after_some_in_a_row(log: pytest.LogCaptureFixture) ->
     assert len(log.messages) == 2
 
 
-def test_one_that_differs_late_ends_the_row(log: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_that_differs_late_ends_the_row(log: pytest.LogCaptureFixture) -> None:
     watch = PrefixWatch()
     for differs_at in [5] * (IN_A_ROW - 1) + [700] + [5] * (IN_A_ROW - 1):
         watch.finished("a", end(differs_at), 0.0)
     assert not log.messages
 
 
-def test_a_server_says_where_prompts_differ_and_who_sends_them(builtin: RunningServer) -> None:
+def test_a_server_logs_where_prompts_differ_and_which_client_sends_them(
+    builtin: RunningServer,
+) -> None:
     with httpx.Client(base_url=builtin.url, timeout=60) as http:
         found = []
         for turn in range(IN_A_ROW + 1):

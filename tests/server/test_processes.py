@@ -70,7 +70,7 @@ def ask(text: str, **fields: Any) -> dict[str, Any]:
 # --- serving -------------------------------------------------------------------------------------
 
 
-def test_what_it_suggests_works_as_it_is_printed(server: RunningServer) -> None:
+def test_printed_commands_work(server: RunningServer) -> None:
     server.wait_for("(Every endpoint)")
     suggestions = re.findall(r"^  (\S.*?)\n\n", server.output["out"], re.MULTILINE | re.DOTALL)
     curl, shell, snippet = (text.replace("\n  ", "\n") for text in suggestions)
@@ -177,7 +177,7 @@ def test_an_aborted_stream_gives_its_pages_back(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_only_the_workers_can_refuse(
+def test_refusals_of_the_workers(
     server: RunningServer, path: str, body: dict[str, Any], says: str, stream: bool
 ) -> None:
     response = httpx.post(f"{server.url}/v1/{path}", json=body | {"stream": stream}, timeout=60)
@@ -199,7 +199,7 @@ def test_what_only_the_workers_can_refuse(
         ("generate", {"input_ids": [100] * 5000}, "input_ids"),
     ],
 )
-def test_a_refused_prompt_is_called_what_the_request_calls_it(
+def test_a_refusal_names_the_requests_field(
     server: RunningServer, path: str, body: dict[str, Any], param: str
 ) -> None:
     response = httpx.post(f"{server.url}/{path}", json=body, timeout=60)
@@ -222,7 +222,7 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(launch: Any) -> No
     assert "starting the engine" not in server.output["err"]
 
 
-def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
+def test_a_missing_model(launch: Any, tmp_path: Path) -> None:
     server = launch("--model", "/no/such/model")
     assert server.ended() == 1
     assert "there is no folder /no/such/model" in server.output["err"]
@@ -258,7 +258,7 @@ def test_a_model_that_is_not_there(launch: Any, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_small_files_say_is_reported_before_any_process_starts(
+def test_errors_of_small_files_are_reported_before_any_process_starts(
     launch: Any,
     tmp_path_factory: pytest.TempPathFactory,
     generation: dict[str, Any],
@@ -304,7 +304,7 @@ def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: P
     assert (server.returncode, "Traceback" in log + rest) == (0, False), log + rest
 
 
-def test_a_variable_that_is_wrong(tmp_path: Path) -> None:
+def test_a_wrong_environment_variable(tmp_path: Path) -> None:
     server = RunningServer(tmp_path, MINISGL_DISABLE_JIT="yes", MINISGL_LOG_LEVEL="")
     assert server.ended(150) == 1
     assert "MINISGL_DISABLE_JIT must be 0 or 1, got 'yes'" in server.output["err"]
@@ -320,7 +320,7 @@ def test_an_attention_backend_of_another_device(launch: Any) -> None:
     assert_nothing_left(server, [])
 
 
-def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_broken_checkpoint(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
     server = launch("--model", str(folder))
@@ -329,7 +329,7 @@ def test_a_checkpoint_that_is_broken(launch: Any, tmp_path_factory: pytest.TempP
     assert_nothing_left(server, [])
 
 
-def test_a_tokenizer_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_broken_tokenizer(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
     (folder / "tokenizer.json").write_text("{")
@@ -342,7 +342,7 @@ def test_a_tokenizer_that_is_broken(launch: Any, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize(("broken", "flags"), [("cut off", POOL), ("of another model", DRY)])
-def test_weights_that_are_broken(
+def test_broken_weights(
     launch: Any, tmp_path_factory: pytest.TempPathFactory, broken: str, flags: tuple[str, ...]
 ) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
@@ -387,7 +387,7 @@ REFUSING = """{% if messages[0].content == "Hi" %}{{ raise_exception('roles must
         (REFUSING, {"Hi": "roles must alternate", "No": "chat template"}),
     ],
 )
-def test_a_broken_template_costs_the_chat_only(
+def test_a_broken_template_fails_only_chats(
     launch: Any, tmp_path_factory: pytest.TempPathFactory, template: str, faults: dict[str, str]
 ) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
@@ -402,7 +402,7 @@ def test_a_broken_template_costs_the_chat_only(
         assert answer.usage is not None
 
 
-def test_ctrl_c_while_it_imports(tmp_path: Path) -> None:
+def test_ctrl_c_during_imports(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise KeyboardInterrupt")
     python_path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
@@ -418,7 +418,7 @@ def test_ctrl_c_while_it_imports(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def hangups(handler: signal.Handlers) -> Iterator[None]:
-    """What a server that is started in this block does of itself on SIGHUP."""
+    """Set what a server that starts in this block does on SIGHUP."""
     before = signal.signal(signal.SIGHUP, handler)
     try:
         yield
@@ -427,7 +427,7 @@ def hangups(handler: signal.Handlers) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
-def test_a_terminals_signal_while_it_starts(launch: Any, sent: signal.Signals) -> None:
+def test_a_terminals_signal_during_the_start(launch: Any, sent: signal.Signals) -> None:
     with hangups(signal.SIG_DFL):
         server = launch("--num-tokenizer", "0")
     server.wait_for("(starting the engine)", "err")
@@ -440,10 +440,10 @@ def test_a_terminals_signal_while_it_starts(launch: Any, sent: signal.Signals) -
 # --- ending --------------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_open_streams_and_everything(
+def test_sigterm_ends_open_streams_and_all_processes(
     launch: Any, server: RunningServer, endless: Path
 ) -> None:
-    """Beside the module's server: two on one machine do not meet."""
+    """It runs beside the module's server: two servers on one machine do not meet."""
     other = launch("--num-tokenizer", "2", "--drain-timeout", "0", *endless_flags(endless))
     with other.client() as client:
         family = other.family()
@@ -457,7 +457,7 @@ def test_sigterm_ends_open_streams_and_everything(
     assert httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
 
 
-def test_a_closed_terminal_ends_it(launch: Any) -> None:
+def test_a_closed_terminal_ends_the_server(launch: Any) -> None:
     with hangups(signal.SIG_DFL):
         server = launch(*POOL)
     assert server.url
@@ -468,8 +468,10 @@ def test_a_closed_terminal_ends_it(launch: Any) -> None:
     assert_nothing_left(server, family)
 
 
-def test_nohup_outlives_a_closed_terminal_and_nothing_outlives_a_killed_server(launch: Any) -> None:
-    """One test, for one start of a server."""
+def test_nohup_outlives_a_closed_terminal_and_no_worker_outlives_a_killed_server(
+    launch: Any,
+) -> None:
+    """One test for one start of a server."""
     with hangups(signal.SIG_IGN):
         server = launch(*POOL)
     with server.client() as client:

@@ -1,4 +1,4 @@
-"""Profiles that some rank cannot start, stop or write: the client's error, and the other traces."""
+"""Profiles that a rank cannot start, stop or write: the client's error, and the other traces."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NONE = "no profile is running"
         ("start", [ProfileReply(seq=0)], 500, f"rank 1 failed: {SILENT}; rank 0 is profiling"),
     ],
 )
-def test_ranks_that_differ_are_reported_apart(
+def test_different_errors_of_ranks_are_all_reported(
     action: str,
     replies: list[ProfileReply],
     status: int,
@@ -96,7 +96,7 @@ def profile_once() -> StepProfiler:
     return profiler
 
 
-def test_a_trace_that_does_not_fit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_trace_on_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     profiler = profile_once()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # bytes: as if the disk were full
@@ -111,13 +111,13 @@ def test_a_trace_that_does_not_fit_is_an_error_and_leaves_nothing(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_for_traces_that_cannot_be(tmp_path: Path) -> None:
+def test_a_folder_for_traces_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match=r"cannot write the trace .*-rank0.json: Not a directory"):
         profile_once().stop(tmp_path / "file" / "traces", 0)
 
 
-def test_traces_of_one_second_have_names_of_their_own(
+def test_traces_of_one_second_have_different_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.strftime", lambda _: "20261120-212437")
@@ -127,7 +127,7 @@ def test_traces_of_one_second_have_names_of_their_own(
     assert all(json.loads(path.read_text())["traceEvents"] for path in paths)
 
 
-def test_a_profiler_that_cannot_start_is_an_error_and_may_start_later(
+def test_a_profiler_that_cannot_start_is_an_error_and_can_start_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object) -> None:

@@ -1,4 +1,4 @@
-"""A server of two ranks over gloo: the tokens of one rank, and an end for everybody when one dies.
+"""A server of two ranks over gloo: it has one rank's tokens, and ends when one rank dies.
 
 The oracle is the engine alone, in this process. Every plan of the ranks is compared.
 """
@@ -33,7 +33,7 @@ NUM_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def alone() -> list[str]:
-    """What one rank answers."""
+    """Return the answer of one rank."""
     with LLM(dtype="float32", num_pages=64, max_prefill_length=32, progress=False) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         return [output.text for output in llm.generate(PROMPTS, params)]
@@ -87,7 +87,7 @@ def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
     return client.completions.create(model=MODEL, prompt=prompt, **(settings | fields))
 
 
-def test_a_rank_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_during_the_start(tmp_path: Path) -> None:
     server = RunningServer(tmp_path, *FLAGS)
     with closing(server):
         server.wait_for("(starting )", "err")
@@ -110,7 +110,7 @@ def test_a_rank_that_is_killed_while_it_starts(tmp_path: Path) -> None:
 def test_ranks_serve_as_one_and_end_together(
     overlap_off: str, rank: int, alone: list[str], tmp_path: Path
 ) -> None:
-    """One test, for one start of a server. rank: is killed at the end."""
+    """One test for one start of a server. rank: the one that is killed at the end."""
     environment = {
         "MINISGL_CHECK_PLANS": "1",
         "MINISGL_DISABLE_OVERLAP_SCHEDULING": overlap_off,

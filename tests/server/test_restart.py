@@ -24,7 +24,7 @@ def last_pid(server: RunningServer, worker: str) -> int:
     return int(re.findall(rf"the {worker} is ready .* \(pid (\d+)\)", server.output["err"])[-1])
 
 
-def test_the_engine_comes_back_behind_the_same_port(endless: Path, tmp_path: Path) -> None:
+def test_the_engine_starts_again_behind_the_same_port(endless: Path, tmp_path: Path) -> None:
     flags = (*endless_flags(endless), "--restart", "--max-restarts", "2", "--hang-timeout", "4")
     server = RunningServer(tmp_path, *flags)
     try:
@@ -72,7 +72,7 @@ def test_the_engine_comes_back_behind_the_same_port(endless: Path, tmp_path: Pat
     assert "Traceback" not in server.output["err"], server.output["err"]
 
 
-def test_a_signal_while_it_starts_again(tmp_path: Path) -> None:
+def test_a_signal_during_a_restart(tmp_path: Path) -> None:
     server = RunningServer(tmp_path, *POOL)
     try:
         assert server.url
@@ -89,7 +89,7 @@ def test_a_signal_while_it_starts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["weights", "folder of the sockets"])
-def test_what_does_not_start_again_ends_the_server(
+def test_a_failed_restart_ends_the_server(
     broken: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     sockets, folder = tmp_path_factory.mktemp("s"), tmp_path / "model"

@@ -114,7 +114,7 @@ def test_shares_follow_the_weights_and_no_key_starves(tmp_path: Path) -> None:
         assert not key._share._shares.active
 
 
-def test_an_idle_key_has_saved_nothing_up(tmp_path: Path) -> None:
+def test_an_idle_key_saves_nothing_up(tmp_path: Path) -> None:
     keys = ring(tmp_path, a=1, b=1)
     simulation = Simulation()
     for _ in range(200):
@@ -130,7 +130,7 @@ def test_an_idle_key_has_saved_nothing_up(tmp_path: Path) -> None:
     assert 0.5 < got["b"] / got["a"] < 2, got
 
 
-def test_without_keys_the_order_is_of_arrival() -> None:
+def test_without_keys_requests_run_in_order_of_arrival() -> None:
     scheduler = Simulation().scheduler
     params = SamplingParams(max_tokens=1)
     for uid in range(3):
@@ -149,7 +149,7 @@ def test_tokens_that_a_request_did_not_take_lower_the_next_tag() -> None:
     assert share.begin(1) == 50
 
 
-def test_a_key_that_comes_back_is_level_with_the_oldest_open_request() -> None:
+def test_an_idle_key_begins_at_the_lowest_open_tag() -> None:
     shares = Shares()
     a, b, idle = (Share(shares) for _ in range(3))
     first, second = a.begin(100), a.begin(100)
@@ -161,7 +161,7 @@ def test_a_key_that_comes_back_is_level_with_the_oldest_open_request() -> None:
     assert b.begin(1) == 100
 
 
-def test_when_no_request_is_open_all_keys_are_level() -> None:
+def test_without_open_requests_all_keys_are_equal() -> None:
     shares = Shares()
     a, b = Share(shares), Share(shares)
     tag = a.begin(1000)

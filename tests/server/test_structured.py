@@ -1,4 +1,4 @@
-"""Fields that give an answer its form: what reaches the pipeline, and what is refused by name."""
+"""Fields that set an answer's form: what reaches the pipeline, and which are refused by name."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_wrong_forms(fields: dict[str, Any], param: str, says: str, http: httpx.
         assert says in error["message"]
 
 
-def test_the_form_of_a_response(server: ScriptedServer, http: httpx.Client) -> None:
-    """OpenAI's Responses have the schema one level higher."""
+def test_the_form_of_an_answer_of_responses(server: ScriptedServer, http: httpx.Client) -> None:
+    """In OpenAI's Responses the schema is one level higher."""
 
     def ask(**format: Any) -> httpx.Response:
         return http.post("/v1/responses", json={"input": "a", "text": {"format": format}})

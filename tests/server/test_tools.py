@@ -36,7 +36,7 @@ PARTS = (
 
 
 def summed(chunks: Iterator[ChatCompletionChunk]) -> dict[str, Any]:
-    """The message that a stream's deltas add up to, and the last finish_reason."""
+    """Return the sum of a stream's deltas, and the last finish_reason."""
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "calls": []}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -112,7 +112,7 @@ def test_the_prompt_has_the_tools(
 
 
 def test_allowed_tools(client: openai.OpenAI, server: ScriptedServer) -> None:
-    """The prompt offers only the allowed ones, of which an answer may or must call one."""
+    """The prompt offers only the allowed tools. An answer may or must call one of them."""
     named = {"type": "function", "function": {"name": "now"}}
     for mode in ("auto", "required"):
         allowed: Any = {"mode": mode, "tools": [named]}

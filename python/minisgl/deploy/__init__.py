@@ -1,6 +1,6 @@
-"""Several servers behind one address: on this machine (`minisgl serve --dp N`), and on Ray.
+"""Several servers behind one address, on this machine (`minisgl serve --dp N`) or on Ray.
 
-What it is for: it starts servers as child processes, replaces those that end, and runs the router
+What it is for: it starts servers as child processes, replaces those that end, and runs a router
 before them. What it does not know: which server gets a request (`minisgl.router`). Read in this
 order: `child` (one server), `local` (`--dp`), `ray_app` (`serve run minisgl.deploy:app`), `scale`
 (the number of replicas).

@@ -1,7 +1,7 @@
 """Runs a server as a child process, for `minisgl serve --dp` and for Ray.
 
-It listens on a port that the system chooses, and ends with the process that started it. A
-terminal's signals do not reach it: its parent ends it.
+It listens on a port that the system chooses. Signals of a terminal do not reach it; its parent ends
+it, and it ends when its parent has ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ServerProcess:
 
     @property
     def sentinel(self) -> int:
-        """Readable once the process has ended."""
+        """A file descriptor that is readable once the process has ended."""
         return self._process.sentinel
 
     @property
@@ -53,19 +53,19 @@ class ServerProcess:
         except EOFError:
             self._process.join()
             raise StartupFailed(
-                f"{self.name} could not start (exit code {self._process.exitcode}); its lines in "
-                "the log say why"
+                f"{self.name} could not start (exit code {self._process.exitcode}); the log above "
+                "says why"
             ) from None
         return self.url
 
     def terminate(self) -> None:
-        """Ask the server to end. It first finishes its open requests, for `--drain-timeout`."""
+        """Ask the server to end. It first lets open requests finish, for `--drain-timeout`."""
         if not self._is_asked_to_end:  # a second signal would end it at once
             self._is_asked_to_end = True
             self._process.terminate()
 
     def wait_ended(self, timeout_s: float) -> None:
-        """Wait for the end. Kill the server, and so its workers, if it takes longer."""
+        """Wait for the server's end. After `timeout_s` kill it, which ends its workers too."""
         if not wait([self.sentinel], timeout_s):
             self._process.kill()
         self._process.join()

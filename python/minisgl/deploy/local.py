@@ -1,11 +1,11 @@
-"""`minisgl serve --dp N`: N servers of this machine, and the router before them, as one command.
+"""`minisgl serve --dp N`: N servers on this machine behind a router.
 
 ::
 
     this process   bind port | start servers ... wait until ready | route       | end them
     server 0..N-1            | supervisor, engine, tokenizers     | step, step  |
 
-A server that ends is replaced. Its successor listens on another port, and the router gets its URL
+A server that ends is replaced. The new one listens on another port, and the router gets its URL
 when it is ready. SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C ends them.
 """
 
@@ -21,52 +21,45 @@ from typing import Final
 
 from minisgl import env
 from minisgl.deploy.child import ServerProcess
-from minisgl.errors import ConfigError, EngineError, StartupFailed
+from minisgl.errors import ConfigError, StartupFailed
 from minisgl.router.fleet import Fleet
 from minisgl.router.serve import Router
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, tls_context
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.command import run_serving
 from minisgl.utils.gpus import num_gpus
-from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
 END_S: Final = 12.0
-"""The longest wait for a server without open requests: twice the time of its workers, and 2 s."""
+"""The longest wait for a server without open requests: twice that for its workers, and 2 s."""
 
 CPU_MEMORY_RATIO: Final = 0.5
 """The default of --memory-ratio on a CPU."""
 
 MAX_PAUSE_S: Final = 60.0
-"""The longest pause before a server that did not start is started again; it begins with 1 s and
-doubles."""
+"""The longest pause before the next try to start a server. The first is 1 s; each is twice the one
+before."""
 
 
 def serve_replicas(args: ServerArgs) -> int:
     """Serve until a request to stop, and return the exit code. Called in the main thread."""
-    if args.log_level:
-        os.environ["MINISGL_LOG_LEVEL"] = args.log_level  # for the servers
-    if args.log_format:
-        os.environ["MINISGL_LOG_FORMAT"] = args.log_format
-    with Signals() as signals:
-        try:
-            setup_logging("router", level=args.log_level)
-            env.check()
-            tls = tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile else None
-            with bind(args.host, args.http_port) as bound, _servers(args) as servers:
-                urls = [server.wait_ready() for server in servers.processes]
-                signals.check()
-                fleet = Fleet(urls, servers.key)
-                router = Router(fleet, bound, tls, args.drain_timeout)
-                asyncio.run(_route(router, fleet, servers, signals))
-        except KeyboardInterrupt:
-            logger.info("stopped before it was ready")
-        except (ConfigError, EngineError) as error:
-            logger.error("%s", error)
-            return 1
-    return 0
+
+    def serve(signals: Signals) -> int:
+        env.check()
+        tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
+        with bind(args.host, args.http_port) as bound, _servers(args) as servers:
+            urls = [server.wait_ready() for server in servers.processes]
+            signals.check()
+            fleet = Fleet(urls, servers.key)
+            router = Router(fleet, bound, tls, args.drain_timeout)
+            asyncio.run(_route(router, fleet, servers, signals))
+        return 0
+
+    return run_serving("router", serve, level=args.log_level, log_format=args.log_format)
 
 
 async def _route(router: Router, fleet: Fleet, servers: _Servers, signals: Signals) -> None:
@@ -78,18 +71,18 @@ async def _route(router: Router, fleet: Fleet, servers: _Servers, signals: Signa
     finally:
         for watch in watches:
             watch.cancel()
-        servers.terminate()  # a thread waits for each server that is starting
+        servers.terminate()  # ends threads that wait for a server to start
 
 
 class _Servers:
     """The servers, by their index. Mutable: one that ends is replaced.
 
-    key: the router's API key, for their states; None if they need none.
+    key: the router's API key, for requests for their states; None if they need none.
     """
 
     def __init__(self, args: ServerArgs) -> None:
         if args.model:
-            # The servers get the folder, because they would all download the model at once.
+            # The servers get the folder: given the id, they would all download the model at once.
             found = find_checkpoint(args)
             names = ",".join(found.names)
             args = replace(args, model=str(found.folder), served_model_name=names)
@@ -118,7 +111,7 @@ class _Servers:
         return ServerProcess(f"replica {index}", replace(self._args, profile_dir=folder), variables)
 
     async def keep(self, index: int, fleet: Fleet) -> None:
-        """Replace the server whenever it ends."""
+        """Replace the server each time that it ends."""
         loop, pause_s = asyncio.get_running_loop(), 1.0
         while True:
             server, ended = self.processes[index], asyncio.Event()
@@ -161,7 +154,10 @@ def _servers(args: ServerArgs) -> Iterator[_Servers]:
 
 
 def _devices(args: ServerArgs) -> list[str]:
-    """Return $CUDA_VISIBLE_DEVICES of each server; none if it uses no GPU. Raises ConfigError."""
+    """Return $CUDA_VISIBLE_DEVICES for each server; no items if they use no GPU.
+
+    Raises ConfigError.
+    """
     if args.device == "cpu" or (args.device == "auto" and not num_gpus()):
         return []
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -176,7 +172,7 @@ def _devices(args: ServerArgs) -> list[str]:
 
 
 def with_share_of_memory(args: ServerArgs, num: int) -> ServerArgs:
-    """Return the options of one of `num` servers that share a CPU's memory."""
+    """Return the options of one of `num` servers, each with an equal part of a CPU's memory."""
     if args.num_pages is not None:
         return args
     return replace(args, memory_ratio=(args.memory_ratio or CPU_MEMORY_RATIO) / num)

@@ -1,4 +1,4 @@
-"""The options of `minisgl.deploy:app`: those of `minisgl serve`, and those of the replicas."""
+"""The options of `minisgl.deploy:app`, which include those of `minisgl serve`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NOT_ON_RAY: Final = frozenset(
     ("host", "port", "dp", "shell", "dry_run", "nnodes", "node_rank", "dist_init_addr", "log_steps",
      "record", "ssl_certfile", "ssl_keyfile", "offline")
 )  # fmt: skip
-"""Options that Ray decides, or that only one server can have. Ray Serve's proxies do HTTPS."""
+"""Options that Ray sets, or that only a single server can have. Ray Serve's proxies do HTTPS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployOptions:
     """The options of a deployment.
 
-    server: the options of each replica. replicas: their number, or their least number if
-    max_replicas is larger. wait_s: replicas are added above this expected time in a queue. cpus,
-    gpus: of each replica. ingresses: the number of routers. key: the routers' API key, for the
+    server: the options of each replica. replicas: their least number; max_replicas: their largest.
+    wait_s: replicas are added if the expected time in a queue is longer. cpus, gpus: of each
+    replica. ingresses: the number of routers. key: the routers' API key, for requests for the
     servers' states.
     """
 
@@ -44,7 +44,7 @@ class DeployOptions:
 
 
 def deploy_options(given: Mapping[str, Any]) -> DeployOptions:
-    """Return the options of a YAML file's `args`, or of `serve run`, whose values are texts.
+    """Return the options. given: `args` of a YAML file, or those of `serve run`, which are texts.
 
     Raises ConfigError.
     """
@@ -67,8 +67,8 @@ def deploy_options(given: Mapping[str, Any]) -> DeployOptions:
         key = server.api_key.partition(",")[0]
     if key is None and server.api_key_file is not None:
         raise ConfigError(
-            "api_key_file: put one of its keys with admin rights into $MINISGL_ROUTE_KEY, with "
-            "which the ingress asks the servers for their state"
+            "api_key_file: put one of its keys with admin rights into $MINISGL_ROUTE_KEY; the "
+            "ingress asks the servers for their state with it"
         )
     return DeployOptions(
         server=server, replicas=replicas, max_replicas=max_replicas, wait_s=wait_s, cpus=cpus,
@@ -102,7 +102,10 @@ def _server_args(given: Mapping[str, Any]) -> ServerArgs:
 
 
 def _number(given: dict[str, Any], name: str, default: Any, *, least: float) -> Any:
-    """Remove a number from `given`. Returns it, or `default`. Raises ConfigError below `least`."""
+    """Take the number `name` out of `given`, and return it, or else `default`.
+
+    Raises ConfigError if it is not a number, or below `least`.
+    """
     value = given.pop(name, default)
     if value is None:
         return None

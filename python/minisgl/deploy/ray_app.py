@@ -1,12 +1,12 @@
-"""The Ray Serve application: replicas that are whole servers, and the router as its ingress.
+"""The Ray Serve application: its replicas are whole servers, and its ingress is a router.
 
 ::
 
     client -> Ray's HTTP proxy -> Ingress (RouterApp) -> HTTP -> server of an Engine's node
 
 Ray places, counts, restarts and upgrades the replicas. Requests do not pass through Ray's handles:
-the ingress sends them to the servers as `minisgl route` does. So APIs, streams, errors and keys are
-those of the servers.
+the ingress sends them to the servers, as `minisgl route` does. So APIs, streams, errors and keys
+are those of the servers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minisgl.errors import EngineError
 from minisgl.message.replica import ReplicaState
 from minisgl.router.fleet import Fleet
 from minisgl.router.proxy import RouterApp
-from minisgl.router.upstream import Upstream
+from minisgl.router.upstream import Upstream, bearer
 from minisgl.server.args import ServerArgs
 from minisgl.utils.logger import get_logger, setup_logging
 
@@ -41,7 +41,7 @@ LOOK_S: Final = 5.0
 REQUEST_ID: Final = b"x-request-id"
 
 MAX_OPEN: Final = 100_000
-"""Ray's limit of requests at an ingress or a replica. Servers refuse requests long before it."""
+"""Ray's limit of requests at an ingress or a replica. Servers refuse requests long before that."""
 
 LOOK_BACK_S: Final = 15.0
 UP_DELAY_S: Final = 5.0
@@ -59,7 +59,7 @@ class Engine:
         self._drain_s = args.drain_timeout
         self._server = ServerProcess("the server", replace(args, host=host, port=0))
         self._upstream = Upstream(self._server.wait_ready())
-        self._headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        self._headers = bearer(key)
 
     def address(self) -> str:
         return self._server.url
@@ -70,11 +70,8 @@ class Engine:
             raise EngineError("the server has ended")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        answer = await self._upstream.request("GET", "/replica", self._headers)
-        try:
-            return scale_stats(msgspec.json.decode(await answer.whole(), type=ReplicaState))
-        finally:
-            answer.close()
+        _, body = await self._upstream.get("/replica", self._headers)
+        return scale_stats(msgspec.json.decode(body, type=ReplicaState))
 
     async def __del__(self) -> None:  # Ray calls it, and waits for it, before the replica ends
         if hasattr(self, "_server"):
@@ -84,8 +81,8 @@ class Engine:
 
 
 LINGER_S: Final = 5.0
-"""For so long a server takes requests after Ray has begun to replace it. Its successor is ready,
-but the ingresses find it at their next look, and then ask for its state."""
+"""How long a server takes requests after Ray has begun to replace it. The new server is ready, but
+the ingresses see it only at their next look, and then ask for its state."""
 
 END_S: Final = 10.0
 """The longest wait for a server without open requests."""
@@ -102,10 +99,10 @@ class Ingress:
 
 
 class IngressApp:
-    """The router over the replicas in Ray's list. Mutable: the list changes."""
+    """A router before the replicas in Ray's list. Mutable: the list changes."""
 
     def __init__(self, engines: Any, key: str | None) -> None:
-        """engines: the handle of their deployment."""
+        """engines: the handle of the replicas' deployment."""
         setup_logging("router")
         self._engines = engines
         self._fleet = Fleet([], key)
@@ -131,12 +128,12 @@ class IngressApp:
                 answers = await self._engines.broadcast("address").results_async(
                     timeout_s=LOOK_S, return_exceptions=True
                 )
-                # A replica that Ray is ending serves until its state says that it drains.
+                # Ray's list lacks a replica that is to end, which serves until it drains.
                 serving = {replica.url for replica in self._fleet.up}
                 listed = {each for each in answers if isinstance(each, str)}
                 await self._fleet.change(serving | listed)
-            except Exception as error:  # of any of Ray's kinds; the replicas stay as they were
-                logger.warning("Ray does not say which replicas there are: %r", error)
+            except Exception as error:  # Ray has many kinds; the replicas stay as they were
+                logger.warning("Ray did not return its list of replicas: %r", error)
             await asyncio.sleep(max(LOOK_EVERY_S - (time.monotonic() - began), 0.05))
 
 
@@ -171,7 +168,7 @@ def build(given: dict[str, Any]) -> Any:
 
 
 def _placement(options: DeployOptions) -> dict[str, Any]:
-    """Return Ray's options for replicas. Each is in one bundle, so it is on one node."""
+    """Return Ray's options for the replicas. Each replica is one bundle, so it is on one node."""
     resources = {"CPU": options.cpus} | ({"GPU": options.gpus} if options.gpus else {})
     placement: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": options.cpus, "num_gpus": options.gpus},

@@ -14,15 +14,15 @@ from minisgl.message.replica import ReplicaState
 from minisgl.router.choice import Load, expected_s
 
 MOST_TAKEN: Final = 0.5
-"""A replica is removed only if requests take at most this share of the others' places, so that it
-is not needed again at once."""
+"""A replica is removed only if requests take at most this share of the others' places. Otherwise it
+could be needed again at once."""
 
 
 def scale_stats(state: ReplicaState) -> dict[str, float]:
     """Return the metrics of one replica that `ByWait` reads.
 
-    wait_s: seconds until a new request of one token would start. taken: the share of its places
-    that requests have.
+    wait_s: seconds until a new request of one token would start. taken: the share of the replica's
+    places that requests take.
     """
     load = Load(
         queued_tokens=state.queued_tokens,
@@ -39,11 +39,11 @@ def scale_stats(state: ReplicaState) -> dict[str, float]:
 
 
 def wanted(num: int, waits_s: Collection[float], taken: Collection[float], target_s: float) -> int:
-    """Return the number of replicas that there should be instead of `num`.
+    """Return the number of replicas to have instead of `num`.
 
-    If the mean wait is above `target_s`, so many that sharing the queue lowers it to `target_s`,
-    but at most 2 * num. One less than `num` if every wait is below half of `target_s` and requests
-    take at most `MOST_TAKEN` of the other replicas' places.
+    If the mean wait is above `target_s`: as many as lower it to `target_s` when they divide the
+    queue, but at most 2 * num. If every wait is below half of `target_s`, and requests take at most
+    `MOST_TAKEN` of the other replicas' places: num - 1.
     """
     if not waits_s:
         return num

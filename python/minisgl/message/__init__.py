@@ -1,9 +1,8 @@
 """The records that cross process boundaries, as one tagged union for each receiver.
 
-What it is for: the records that processes exchange. Decoding is strict: an
-unknown tag, an unknown field or a wrong type is an error at the receiver. What it does not know:
-sockets (see `minisgl.utils.zmq`) and what a receiver does with a record. Read next:
-`minisgl.tokenizer`.
+What it is for: the records that processes exchange. Decoding is strict: an unknown tag, an unknown
+field or a wrong type is an error at the receiver. What it does not know: sockets
+(`minisgl.utils.zmq`) and what a receiver does with a record. Read next: `minisgl.tokenizer`.
 
 ::
 
@@ -15,10 +14,10 @@ sockets (see `minisgl.utils.zmq`) and what a receiver does with a record. Read n
     scheduler rank 0 --StepBroadcastMsg--> every other rank
 
 `minisgl.message.frontend` has the unions of the API server, and its records that run no model. The
-events of `minisgl.core.event` are records too. A uid names one request for the lifetime of the
-server; the API server counts them up. The messages of a uid keep their order, because one tokenizer
-handles all of them (uid modulo the number of tokenizers). The encoding is MessagePack; token ids
-travel as little-endian int32 bytes.
+events of `minisgl.core.event` are records too. A uid is a number that the API server gives each
+prompt; it is not used again. The messages of a uid keep their order, because one tokenizer (uid
+modulo the number of tokenizers) handles all of them. The encoding is MessagePack; token ids are
+little-endian int32 bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from minisgl.core.sampling import SamplingParams
 
 Uid = Annotated[int, msgspec.Meta(ge=0)]
 Share = tuple[Uid, Uid]
-"""The tag of a request and the number of its key (`minisgl.server.shares`). Without keys (0, 0)."""
+"""The tag of a request, the number of its key (`minisgl.server.shares`). (0, 0) without keys."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
@@ -46,7 +45,7 @@ Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
 
 
 class TextPrompt(Record, frozen=True, kw_only=True):
-    """Text to encode unchanged. add_special_tokens: those of the tokenizer's configuration."""
+    """Text to encode. add_special_tokens: add those that the tokenizer's configuration names."""
 
     text: str
     add_special_tokens: bool = True
@@ -57,7 +56,7 @@ class ChatPrompt(Record, frozen=True, kw_only=True):
 
     template_args: further variables for the template, for example `enable_thinking`. tools: in
     OpenAI's form. tool_choice: "auto", "required", or a tool's name. is_split: split the answer
-    into reasoning, content and tool calls. thinking_budget: the most tokens of reasoning.
+    into reasoning, content and tool calls. thinking_budget: the most reasoning tokens.
     """
 
     messages: list[dict[str, Any]]
@@ -85,9 +84,8 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     """A new request. `sampling.seed` is set: the API server draws a seed if the client sends none.
 
     namespace: of the prefix cache (`cache_salt` of the API). context_length: the most tokens of
-    prompt and answer, None if unknown. The scheduler refuses more; the tokenizer uses it to stop
-    early on a text that is far too long. is_clamped: `max_tokens` is lowered to what the context
-    leaves.
+    prompt and answer, None if unknown. The scheduler refuses more; the tokenizer stops early on a
+    text that is far too long. is_clamped: `max_tokens` is lowered to what the context leaves.
     """
 
     uid: Uid
@@ -103,8 +101,8 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
 class AbortMsg(Record, frozen=True, kw_only=True):
     """End the request now, with `because` if given, else with `Finished(reason="abort")`.
 
-    If its client has left, the message goes through the tokenizer, to stay behind the request.
-    Unknown uids are ignored.
+    The API server sends it through the tokenizer, so that it arrives after the request. Unknown
+    uids are ignored.
     """
 
     uid: Uid
@@ -112,8 +110,8 @@ class AbortMsg(Record, frozen=True, kw_only=True):
 
 
 class PingMsg(Record, frozen=True, kw_only=True):
-    """A message through all processes. Each rank of node 0 answers with a `PongMsg`, which shows
-    that its loop makes progress."""
+    """A message that passes through all processes. Each rank of node 0 answers with a `PongMsg`,
+    which shows that its loop makes progress."""
 
     seq: int
 
@@ -126,8 +124,8 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
 
 
 class WatchMsg(Record, frozen=True, kw_only=True):
-    """Let rank 0 send `WatchReply`s for `seconds` (`minisgl.scheduler.xray`). With `seq` it sends
-    one, with the state of the replica (`minisgl.message.replica`) and the same seq."""
+    """Ask rank 0 for `WatchReply`s during `seconds` (`minisgl.scheduler.xray`). With `seq`, ask for
+    one that has the state of the replica (`minisgl.message.replica`) and the same seq."""
 
     seconds: float = 0.0
     seq: int | None = None
@@ -139,10 +137,10 @@ class WatchMsg(Record, frozen=True, kw_only=True):
 class UserMsg(Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused.
 
-    Only requests of one `namespace` share a cached prefix. grammar: the output follows it
-    (`minisgl.grammar`); "" is none. With a grammar, `sampling` has no `structured_outputs`, and the
-    request starts after its `CompiledMsg`. form: JSON of an `AnswerForm`, by which the answer is
-    split; "" is text alone.
+    namespace: requests find only cached prefixes of their own namespace. grammar: the output
+    follows it (`minisgl.grammar`); "" is none. With a grammar, `sampling` has no
+    `structured_outputs`, and the request starts after its `CompiledMsg`. form: JSON of the
+    `AnswerForm` by which the answer is split; "" if it is text alone.
     """
 
     uid: Uid
@@ -158,8 +156,8 @@ class UserMsg(Record, frozen=True, kw_only=True):
 class StopMsg(Record, frozen=True, kw_only=True):
     """The detokenizer cut the text at a stop string: end the request with `Finished("stop")`.
 
-    Not answered if the request has ended already: its `Finished` is on the way. num_tokens: output
-    tokens up to and including the one that completed the stop string.
+    Not answered if the request has ended already: its `Finished` is on the way. num_tokens: the
+    output tokens up to the one that completed the stop string, which counts.
     """
 
     uid: Uid
@@ -186,8 +184,8 @@ SchedulerMsg = UserMsg | CompiledMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
 class StepBroadcast(Record, frozen=True, kw_only=True):
     """The messages that rank 0 received in one turn of its loop, often none.
 
-    step: the turn's number, from 0. now: rank 0's clock in seconds. digest: the digest of all
-    earlier plans (`minisgl.scheduler.step_broadcast`).
+    step: the turn's number, from 0. now: rank 0's clock, in seconds. digest: of all earlier plans
+    (`minisgl.scheduler.step_broadcast`).
     """
 
     step: int
@@ -214,8 +212,9 @@ class StatusReply(Record, frozen=True, kw_only=True):
 
     num_used_pages: held by running requests. num_cached_pages: held only by the prefix cache.
     num_prompt_tokens, num_cached_tokens: counted when a request first starts. num_prefill_tokens:
-    prompt tokens computed, again after a retraction. part_s: seconds of the loop by part, in the
-    order of `minisgl.scheduler.loop.PARTS`. peak_memory_bytes: see `Device.peak_memory_bytes`.
+    prompt tokens computed; those computed again after a retraction count again. part_s: seconds of
+    the loop by part, in the order of `minisgl.scheduler.loop.PARTS`. peak_memory_bytes: see
+    `Device.peak_memory_bytes`.
     """
 
     rank: int
@@ -235,7 +234,7 @@ class StatusReply(Record, frozen=True, kw_only=True):
 
 
 class ProfileReply(Record, frozen=True, kw_only=True):
-    """A rank's answer to a `ProfileMsg`. trace: the file that "stop" wrote."""
+    """A rank's answer to a `ProfileMsg`. trace: the file that the action "stop" has written."""
 
     seq: int
     rank: int = 0
@@ -245,7 +244,7 @@ class ProfileReply(Record, frozen=True, kw_only=True):
 
 
 class WatchReply(Record, frozen=True, kw_only=True):
-    """frame: JSON, sent to watching clients unchanged. seq: see `WatchMsg`."""
+    """The answer to a `WatchMsg`. frame: JSON, which clients get unchanged. seq: the message's."""
 
     frame: bytes
     seq: int | None = None
@@ -254,7 +253,7 @@ class WatchReply(Record, frozen=True, kw_only=True):
 class DetokenizeMsg(Record, frozen=True, kw_only=True):
     """The events of one turn of the scheduler's loop, and the pings that arrived in it.
 
-    pass_on: records for the API server, which the detokenizer does not change.
+    pass_on: records that the detokenizer sends to the API server unchanged.
     """
 
     events: list[Event]
@@ -268,8 +267,8 @@ class DetokenizeMsg(Record, frozen=True, kw_only=True):
 class TokenText(Record, frozen=True, kw_only=True, omit_defaults=True):
     """An output token of a request that asks for log-probabilities.
 
-    data: its UTF-8 bytes, which may be a part of a character. offset: characters of the text before
-    it. top: (id, bytes, log-probability) of the most likely tokens at its position.
+    data: its UTF-8 bytes, which may be a part of a character. offset: the characters of the text
+    before it. top: (id, bytes, log-probability) of the most likely tokens at its position.
     """
 
     data: bytes
@@ -285,11 +284,12 @@ class PromptToken(TokenText, frozen=True, kw_only=True):
 
 
 class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Text that is final: no later token changes it. `token_ids` are the tokens that it came from.
+    """Text that no later token changes.
 
-    logprobs, tokens: one for each of `token_ids`; none unless the request asks for them. prompt:
-    the next tokens of the prompt, if their log-probabilities are asked for. parts: (kind, text)
-    of an answer that is split, as in `minisgl.tokenizer.parse.answer`; `text` has the content.
+    token_ids: the tokens of the text. logprobs, tokens: one for each of `token_ids`; none unless
+    the request asks for them. prompt: the next tokens of the prompt, if the request asks for their
+    log-probabilities. parts: (kind, text) of an answer that is split, as in
+    `minisgl.tokenizer.parse.answer`; `text` then has the content.
     """
 
     uid: Uid
@@ -305,9 +305,10 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def ids_to_bytes(ids: list[int] | IdArray) -> bytes:
+    """Return token ids as little-endian int32 bytes."""
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
 def ids_from_bytes(data: bytes) -> IdArray:
-    """A read-only int32 array over `data`. Raises ValueError unless it holds whole ids."""
+    """Return a read-only int32 array over `data`. Raises ValueError if an id is incomplete."""
     return np.frombuffer(data, dtype="<i4")

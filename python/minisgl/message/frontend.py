@@ -1,4 +1,7 @@
-"""The unions of the API server's messages, with the records of requests that run no model."""
+"""The unions of the API server's messages, with the records of requests that run no model.
+
+They are apart from `minisgl.message` because an `LLM` does not use them.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,15 @@ from minisgl.message import (
 
 
 class PongMsg(Record, frozen=True, kw_only=True):
+    """A rank's answer to the `PingMsg` of the same seq."""
+
     seq: int
 
 
 class EncodeMsg(Record, frozen=True, kw_only=True):
     """Encode a prompt. The tokenizer answers with a `CodecReply` of the same seq, with `ids`.
 
-    is_plain: add no special tokens to a text. with_pieces: the answer has `pieces` too.
+    is_plain: add no special tokens to a text. with_pieces: ask for `pieces` too.
     """
 
     seq: int
@@ -46,9 +51,9 @@ class DecodeMsg(Record, frozen=True, kw_only=True):
 
 
 class CodecReply(Record, frozen=True, kw_only=True):
-    """The answer to an `EncodeMsg` or a `DecodeMsg`; `failed` refuses it.
+    """The answer to an `EncodeMsg` or a `DecodeMsg`.
 
-    pieces: the UTF-8 bytes of each of `ids`.
+    pieces: the UTF-8 bytes of each of `ids`. failed: the refusal of the message.
     """
 
     seq: int

@@ -1,4 +1,4 @@
-"""The reports of a replica to a router (`minisgl.router`): its load and its prefixes."""
+"""What a replica reports to a router (`minisgl.router`), its load and its prefixes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key with limits, and what it has used of one server since the server's start.
+    """An API key with limits, and its use of one server since the server's start.
 
-    name: of the key. digest: SHA-256 of its text, hexadecimal. num_tokens: of prompts and answers.
+    digest: SHA-256 of the key's text, hexadecimal. num_tokens: of prompts and answers.
     """
 
     name: str
@@ -20,20 +20,19 @@ class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a replica's scheduler. JSON of GET /replica.
+    """The state of a replica's scheduler, the JSON of GET /replica.
 
-    page_size: tokens of a page. num_pages, num_free_pages: of the KV pool; pages that only the
+    page_size: tokens per page. num_pages, num_free_pages: of the KV pool; pages that only the
     prefix cache holds are free. num_waiting, num_running, max_running: requests.
-    queued_tokens: prompt tokens that are accepted and not computed.
-    prefill_tokens_per_s: prompt tokens computed in a second of the loop's time, as last measured
-    while prompts waited; before that, as measured at the start. 0: not measured.
-    finished_per_s: requests that ended in a second of the loop's time, as last measured.
-    row_s: what one more running request adds to the time of a step.
-    num_finished, num_output_tokens: requests that ended, and tokens given to requests, since the
-    start.
+    queued_tokens: prompt tokens that are accepted and not yet computed.
+    prefill_tokens_per_s: prompt tokens computed per second of the loop's time, last measured while
+    prompts waited; before that, measured at the start. 0: not measured.
+    finished_per_s: requests that ended per second of the loop's time, last measured.
+    row_s: by how much one more running request lengthens a step.
+    num_finished, num_output_tokens: requests that ended, and all output tokens, since the start.
     hashes: of prefixes in the cache (`minisgl.kvcache.prefix_hashes`), little-endian uint64.
     model, max_model_len: of the server. keys: the API keys with limits that were used; None if the
-    key of the request has no admin rights. The API server sets these three.
+    request's key has no admin rights. The API server sets these three.
     """
 
     page_size: int
@@ -55,11 +54,11 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):
-    """The hashes by which a router looks up a prompt. JSON of an answer to a request with the
-    header `X-Minisgl-Prefix: 1`.
+    """The hashes by which a router looks up a prompt, the JSON of an answer to a request with the
+    header `X-Minisgl-Prefix`.
 
-    num_tokens: those of all prompts of the request. hashes: those of the first prompt's prefixes of
-    1, 2, 3, ... whole pages, little-endian uint64. key: the client's, if it has limits.
+    num_tokens: of all prompts of the request. hashes: of the first prompt's prefixes of 1, 2, 3,
+    ... whole pages, little-endian uint64. key: the client's API key, if it has limits.
     """
 
     num_tokens: int

@@ -1,20 +1,20 @@
 """Chooses the replica where a request costs least time.
 
-The cost is a sum of three lines::
+The cost of a request at a replica is the sum of three times::
 
-    the time until its first token: the queue, and the tokens of its prompt that are not cached
-    + the delay of its answer by the requests that are there
-    + the delay of each of those by the tokens of its prompt that are not cached
+    until its first token: the queue, and the tokens of its prompt that are not cached
+    + the delay of its answer by the replica's other requests
+    + the delay of those requests by the tokens of its prompt that are not cached
 
 Cached tokens are not computed, so a session stays where its prefix is. Queued tokens are computed
-first, so a prefix that many requests have spreads as soon as its queue costs more than the prefix
-saves. Nothing else ties requests to a replica. The second line spreads requests with a short common
+first, so a common prefix spreads to more replicas as soon as its queue costs more than the prefix
+saves. Nothing else ties requests to a replica. The second term spreads requests with a short common
 prefix and long answers. The third counts what a prompt that is computed again costs the others:
-steps with its tokens are longer, and requests behind it wait longer. With the first line alone, a
+steps with its tokens are longer, and requests behind it wait longer. With the first term alone, a
 prompt leaves its prefix too soon (docs/decisions/0029-replicas.md).
 
-Sources: Preble (Srivatsa et al., 2024) weighs a prefix against load in one cost; "The Power of Two
-Choices in Randomized Load Balancing" (Mitzenmacher, 2001) is what the benchmark compares with.
+Sources: Preble (Srivatsa et al., 2024) weighs a prefix against load in one cost. The benchmark
+compares with "The Power of Two Choices in Randomized Load Balancing" (Mitzenmacher, 2001).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ UNKNOWN_RATE: Final = 1_000.0
 """Prompt tokens per second of a replica that has measured no rate."""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: made for each replica and choice
+@dataclass(slots=True, kw_only=True)  # not frozen: frozen ones take longer to make
 class Load:
     """The load of one replica.
 
     queued_tokens: prompt tokens that it computes before those of a new request.
-    num_waiting, num_running, max_running: requests. num_free_pages: of `page_size` tokens.
+    num_waiting, num_running, max_running: requests. num_free_pages: pages of `page_size` tokens.
     prefill_tokens_per_s, finished_per_s: as in `minisgl.message.replica.ReplicaState`.
-    slowdown_s: the delay of one request's whole answer by one more running request.
+    slowdown_s: by how much one more running request delays the whole answer of another.
     """
 
     queued_tokens: int = 0
@@ -53,10 +53,10 @@ class Load:
 
 
 def expected_s(load: Load, num_tokens: int, num_cached: int) -> float:
-    """Return the expected seconds to the first token of a prompt of `num_tokens`, of which
-    `num_cached` are in the replica's cache.
+    """Return the expected seconds until the first token.
 
-    A replica without a free place, or without pages for the prompt, starts it when others end.
+    num_tokens: of the prompt. num_cached: those in the replica's cache. A replica without a free
+    place, or without pages for the prompt, starts it when other requests end.
     """
     num_new = max(num_tokens - num_cached, 1)  # the last token is always computed
     seconds = (load.queued_tokens + num_new) / (load.prefill_tokens_per_s or UNKNOWN_RATE)
@@ -68,7 +68,7 @@ def expected_s(load: Load, num_tokens: int, num_cached: int) -> float:
 
 
 def cost_s(load: Load, num_tokens: int, num_cached: int) -> float:
-    """Return the cost of the module's docstring, in seconds."""
+    """Return the cost that the module's docstring defines, in seconds."""
     num_new = max(num_tokens - num_cached, 1)
     compute_s = num_new / (load.prefill_tokens_per_s or UNKNOWN_RATE)
     mutual_s = load.num_requests * (load.slowdown_s + compute_s)
@@ -76,14 +76,12 @@ def cost_s(load: Load, num_tokens: int, num_cached: int) -> float:
 
 
 def choose(loads: Sequence[Load], num_tokens: int, cached: Mapping[int, int]) -> int:
-    """Return the index of the load whose replica takes a prompt at least cost.
+    """Return the index of the replica where a prompt costs least.
 
-    cached: the prompt's tokens that are in the replica's cache, by index; 0 if an index is missing.
-    Among equal costs the fewest requests win, then the lowest index. Raises ValueError if there are
-    no loads.
+    loads: of the replicas, at least one. cached: by index, the prompt's tokens in the replica's
+    cache; 0 if an index is missing. Among equal costs the fewest requests win, then the lowest
+    index.
     """
-    if not loads:
-        raise ValueError("there is no replica to choose from")
 
     def cost(index: int) -> tuple[float, int]:
         load = loads[index]

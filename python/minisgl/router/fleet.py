@@ -1,4 +1,4 @@
-"""The replicas behind a router: asks for their states, and knows which of them are up."""
+"""The replicas behind a router: it asks for their states, and so knows which are up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from minisgl.errors import EngineError
 from minisgl.message.replica import ReplicaState
 from minisgl.router.key_limits import KeyLimits
-from minisgl.router.upstream import Headers, ReplicaFailed, Unreachable, Upstream
+from minisgl.router.upstream import ReplicaFailed, Unreachable, Upstream, bearer
 from minisgl.router.view import View, Views
 from minisgl.utils.logger import get_logger
 
@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 
 ASK_EVERY_S: Final = 1.0
 ASK_S: Final = 5.0
-"""The longest wait for a state. A replica in a long step does not answer; /ready is asked then."""
+"""The longest wait for a state. A replica in a long step does not answer; then /ready is asked."""
 
 
 class NoReplica(EngineError):
@@ -32,8 +32,8 @@ class NoReplica(EngineError):
 
 
 class Replica:
-    """One server. Mutable. down: why it gets no requests; None if it is up. ends: how the requests
-    that were sent to it ended."""
+    """One server. Mutable. down: why it gets no requests; None if it is up. ends: the number of
+    requests sent to it, by how they ended."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -48,7 +48,7 @@ class Replica:
 class Fleet:
     """All replicas. Mutable.
 
-    key: the router's API key, for their states; None if they need none.
+    key: the router's API key, for requests for their states; None if they need none.
     """
 
     def __init__(self, urls: Sequence[str], key: str | None = None) -> None:
@@ -56,7 +56,7 @@ class Fleet:
         self.views = Views()
         self.limits = KeyLimits()
         self.model = ""
-        self._headers: Headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        self._headers = bearer(key)
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._asks: set[asyncio.Task[None]] = set()
         self._is_warned = False
@@ -66,7 +66,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.down is None]
 
     async def start(self) -> None:
-        """Ask every replica for its state, and go on asking every `ASK_EVERY_S`."""
+        """Ask each replica for its state, and repeat that every `ASK_EVERY_S`."""
         await asyncio.gather(*(self.ask(replica) for replica in self.replicas))
         self._watch_all()
 
@@ -76,7 +76,7 @@ class Fleet:
                 self._watches[replica] = asyncio.create_task(self._watch(replica))
 
     async def change(self, urls: Collection[str]) -> None:
-        """Replace the replicas by those at `urls`. Open requests to removed ones go on."""
+        """Replace the replicas by those at `urls`. Open requests to removed ones continue."""
         for replica in [each for each in self.replicas if each.url not in urls]:
             self.lost(replica, "it is no replica any more")
             self.replicas.remove(replica)
@@ -102,9 +102,9 @@ class Fleet:
         *,
         without: Sequence[Replica] = (),
     ) -> tuple[Replica, int]:
-        """Return the replica for a prompt, and the prompt's tokens that it has cached.
+        """Return the replica for a prompt, and how many tokens of the prompt it has cached.
 
-        Raises NoReplica if no replica is up, apart from those in `without`.
+        Raises NoReplica if no replica outside `without` is up.
         """
         up = [replica for replica in self.up if replica not in without]
         if not up:
@@ -114,7 +114,8 @@ class Fleet:
         return up[views.index(view)], cached
 
     def failed(self, replica: Replica, error: ReplicaFailed) -> None:
-        """Handle a failed request: an unreachable replica is down, another one is asked now."""
+        """Handle a failed request. An unreachable replica is down; another is asked for its state
+        now."""
         if isinstance(error, Unreachable):
             self.lost(replica, str(error))
             return
@@ -123,7 +124,7 @@ class Fleet:
         task.add_done_callback(self._asks.discard)
 
     def lost(self, replica: Replica, reason: str) -> None:
-        """Send the replica no requests until it answers again."""
+        """Mark the replica as down: it gets no requests until it answers again."""
         if replica.down is None:
             logger.warning("replica %s is down: %s", replica.name, reason)
         replica.down = reason
@@ -139,7 +140,7 @@ class Fleet:
             except TimeoutError:
                 async with asyncio.timeout(ASK_S):
                     await self._get(replica, "/ready")
-                return  # its last state is as good as any
+                return  # it is up, and its last state stays
         except TimeoutError:
             self.lost(replica, f"no answer within {ASK_S:g} s")
         except ReplicaFailed as error:
@@ -149,7 +150,7 @@ class Fleet:
 
     def _found(self, replica: Replica, state: ReplicaState, asked_at: float) -> None:
         if replica not in self.replicas:
-            return  # it was asked before `change` removed it
+            return  # `change` has removed it meanwhile
         if self.up:
             if state.model != self.model:
                 reason = f"it serves {state.model!r}, and the others serve {self.model!r}"
@@ -166,8 +167,8 @@ class Fleet:
         elif not self._is_warned:
             self._is_warned = True
             logger.warning(
-                "the router's key has no admin rights, so it does not see what other keys have "
-                "used: each server counts their limits for itself"
+                "the router's key has no admin rights, so the router does not see what other keys "
+                "have used: each server applies their limits for itself"
             )
 
     async def _state(self, replica: Replica) -> ReplicaState:
@@ -175,21 +176,17 @@ class Fleet:
         try:
             return msgspec.json.decode(body, type=ReplicaState)
         except msgspec.DecodeError as error:
-            raise ReplicaFailed(f"/replica is not what this version knows: {error}") from None
+            raise ReplicaFailed(f"its answer to /replica is not of this version: {error}") from None
 
     async def _get(self, replica: Replica, path: str) -> bytes:
-        answer = await replica.upstream.request("GET", path, self._headers)
-        try:
-            body = await answer.whole()
-        finally:
-            answer.close()
-        if answer.status == 200:
+        status, body = await replica.upstream.get(path, self._headers)
+        if status == 200:
             return body
-        if answer.status == 401:
+        if status == 401:
             raise ReplicaFailed("it needs an API key: give the router one with --api-key")
-        if answer.status == 404:
+        if status == 404:
             raise ReplicaFailed(f"it has no {path}: is it a Mini-SGLang server of this version?")
-        raise ReplicaFailed(f"{path} answers {answer.status}: {_message(body)}")
+        raise ReplicaFailed(f"{path} answers {status}: {_message(body)}")
 
     async def _watch(self, replica: Replica) -> None:
         while True:
@@ -201,9 +198,7 @@ class Fleet:
 
     def _why_none(self) -> str:
         reasons = "; ".join(f"{each.name}: {each.down}" for each in self.replicas if each.down)
-        return (
-            f"no replica can take the request ({reasons or 'each has failed it'}); try again later"
-        )
+        return f"no replica can take the request ({reasons or 'each has failed'}); try again later"
 
 
 def _message(body: bytes) -> str:

@@ -11,11 +11,11 @@ R = TypeVar("R")
 class PrefixIndex(Generic[R]):
     """The hashes of all replicas' prefixes. Mutable.
 
-    A lookup costs one access for each page of the prompt, whatever the number of replicas.
+    A lookup costs one access for each page of the prompt, for any number of replicas.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[int, dict[R, int]] = {}  # by hash: how often each replica was added
+        self._holders: dict[int, dict[R, int]] = {}  # by hash: how often `add` named each replica
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -38,8 +38,8 @@ class PrefixIndex(Generic[R]):
     def pages_held(self, hashes: Sequence[int]) -> dict[R, int]:
         """Return the number of a prompt's leading pages that each replica holds.
 
-        hashes: of the prompt's prefixes of 1, 2, 3, ... pages. A replica that holds the longer
-        prefix counts as holding the shorter ones. Replicas without a page are left out.
+        hashes: of the prompt's prefixes of 1, 2, 3, ... pages. A replica that holds a longer prefix
+        is taken to hold the shorter ones. Replicas that hold none are left out.
         """
         held: dict[R, int] = {}
         for index in range(len(hashes) - 1, -1, -1):
@@ -49,7 +49,7 @@ class PrefixIndex(Generic[R]):
 
 
 def noted_lengths(num_pages: int) -> list[int]:
-    """Return the lengths of the prefixes that are noted for a prompt of `num_pages` pages until its
-    replica's state has them: 1, 2, 4, 8, ... pages, and all of them."""
+    """Return the lengths in pages of the prefixes that are noted for a prompt of `num_pages` pages:
+    1, 2, 4, 8, ... and `num_pages`. The next state of the replica has all lengths."""
     powers = [1 << bit for bit in range(num_pages.bit_length()) if 1 << bit < num_pages]
     return [*powers, num_pages] if num_pages else []

@@ -1,27 +1,27 @@
 """Limits of API keys over all replicas.
 
-Each server counts the requests and tokens that it serves. The router adds them up. It learns a
-key's limits from the server that it asks for a prompt's hashes, and a key's use from the servers'
-states. It counts its own requests when it passes them on, so the limit of requests is exact; tokens
-of answers are counted up to a second late.
+Each server counts the requests and tokens that it serves, and reports them in its state; the router
+adds them up. It learns a key's limits from the server that it asks for a prompt's hashes. It counts
+its own requests when it passes them on, so the limit of requests is exact. Tokens of answers are
+counted up to a second late.
 
-The servers' counts also have requests of other routers and of clients that ask a server directly::
+The servers' counts include requests of other routers, and of clients that ask a server directly::
 
     used = passed on by this router + the most by which the servers' counts have exceeded that
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
 
 from minisgl.message.replica import KeyUse
+from minisgl.server.keys import digest_of
 from minisgl.server.limits import Limits
 
 
 class KeyLimits:
-    """The known keys with limits. Mutable."""
+    """The known keys that have limits. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,13 +29,13 @@ class KeyLimits:
         self._uses: dict[str, dict[str, KeyUse]] = {}  # the last reports, by replica and digest
 
     def learn(self, use: KeyUse) -> None:
-        """Set the limits of a key to those that a server has."""
+        """Set the limits of a key to those that a server reports."""
         key = self._keys.setdefault(use.digest, _Key(use.name))
         key.limits.change(use.requests_per_minute, use.tokens_per_minute, self._clock())
 
     def update(self, replica: str, uses: Iterable[KeyUse]) -> None:
-        """Count what the keys have used of a replica since its last report. Use before the first
-        report is not counted."""
+        """Count what the keys have used of a replica since its last report. What they used before
+        the first report is not counted."""
         before = self._uses.get(replica)
         now = self._clock()
         reported = self._uses[replica] = {use.digest: use for use in uses}
@@ -50,11 +50,9 @@ class KeyLimits:
             key.reported(requests, tokens, now)
 
     def admit(self, text: str) -> Passed | None:
-        """Count a request with the key `text`. Returns None if the key has no known limits.
-
-        Raises RateLimited.
-        """
-        key = self._keys.get(hashlib.sha256(text.encode("latin-1", "replace")).hexdigest())
+        """Count a request of the key with this text, and return it. Returns None if the key has no
+        known limits. Raises RateLimited."""
+        key = self._keys.get(digest_of(text).hex())
         if key is None:
             return None
         key.limits.check(key.name, self._clock())
@@ -62,21 +60,21 @@ class KeyLimits:
 
 
 class Passed:
-    """A request that is passed on, counted against the limits of its key."""
+    """A request that is passed on, and counted against the limits of its key."""
 
     def __init__(self, key: _Key, clock: Callable[[], float]) -> None:
         self._key, self._clock = key, clock
         key.limits.take(clock(), requests=1)
 
-    def asks(self, num_tokens: int) -> None:
-        """Count a prompt that goes to a replica, which counts it as well."""
+    def send(self, num_tokens: int) -> None:
+        """Count a prompt that goes to a replica. The replica counts it as well."""
         self._key.own.requests += 1
         self._key.own.tokens += num_tokens
         self._key.limits.take(self._clock(), tokens=num_tokens)
 
     def take_back(self, num_tokens: int, *, is_counted: bool = True) -> None:
-        """Undo `asks` for a prompt that the replica did not accept. is_counted: the replica has
-        counted the request nevertheless."""
+        """Undo `send` for a prompt that the replica did not accept. is_counted: whether the replica
+        has counted the request nevertheless."""
         self._key.own.requests -= not is_counted
         self._key.own.tokens -= num_tokens
         self._key.limits.take(self._clock(), tokens=-num_tokens)
@@ -90,15 +88,15 @@ class _Count:
 
 
 class _Key:
-    """A key's counts. Mutable. own: passed on by this router. seen: counted by the servers. others:
-    the most by which `seen` has exceeded `own`."""
+    """A key's counts. Mutable. own: passed on by this router. seen: reported by the servers.
+    others: the most by which `seen` has exceeded `own`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.limits = name, Limits()
         self.own, self.seen, self.others = _Count(), _Count(), _Count()
 
     def reported(self, requests: int, tokens: int, now: float) -> None:
-        """Add to the counts of the servers."""
+        """Count what a server reports."""
         self.seen.requests += requests
         self.seen.tokens += tokens
         more_requests = max(self.seen.requests - self.own.requests - self.others.requests, 0)

@@ -1,4 +1,4 @@
-"""GET /metrics of a router: the router's metrics, and the replicas' with the label `replica`.
+"""GET /metrics of a router: its own metrics, and those of the replicas with the label `replica`.
 
 Prometheus can add up the replicas: `sum without (replica) (minisgl_output_tokens_total)`.
 """
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from minisgl.router.upstream import Headers, ReplicaFailed
+from minisgl.server.telemetry.prometheus import counter_by, metrics_page
 
 if TYPE_CHECKING:
     from minisgl.router.fleet import Fleet, Replica
@@ -26,7 +26,7 @@ PAGE_S: Final = 5.0
 
 
 class RouterMetrics:
-    """Counts what the router does. Mutable. num_retries: requests that were sent again."""
+    """The router's counters. Mutable. num_retries: requests that went to a second replica."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -35,12 +35,12 @@ class RouterMetrics:
         self._probe_s = 0.0
 
     def probed(self, seconds: float, *, found: bool) -> None:
-        """Count a question for a prompt's hashes. found: whether they came."""
+        """Count a request for a prompt's hashes. found: whether the hashes came."""
         self._num_probes[found] += 1
         self._probe_s += seconds
 
     async def page(self, headers: Headers) -> Response:
-        """Return the response. headers: of the request; the replicas check the client's key."""
+        """Return the page. headers: of the request; the replicas check the client's key."""
         accept = b",".join(value for name, value in headers if name == b"accept").decode("latin-1")
         asked = [(n, v) for n, v in headers if n in (b"authorization", b"x-api-key")]
         up = self._fleet.up
@@ -55,11 +55,7 @@ class RouterMetrics:
         }
         registry = CollectorRegistry()
         registry.register(_Page([*self._own(), *with_replica(texts)]))
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):
-            encode, content_type = choose_encoder("")
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        return metrics_page(registry, accept)
 
     def _own(self) -> Iterator[Metric]:
         is_up = GaugeMetricFamily(
@@ -76,12 +72,13 @@ class RouterMetrics:
             open_.add_metric([replica.name], replica.num_open)
             for result, count in sorted(replica.ends.items()):
                 ends.add_metric([replica.name, result], count)
-        probes = CounterMetricFamily(
-            "minisgl_router_prompts", "Prompts whose prefix was asked for", labels=["found"]
+        yield from (is_up, open_, ends)
+        yield counter_by(
+            "minisgl_router_prompts",
+            "Prompts whose hashes were asked for",
+            "found",
+            {str(found).lower(): count for found, count in self._num_probes.items()},
         )
-        for found, count in self._num_probes.items():
-            probes.add_metric([str(found).lower()], count)
-        yield from (is_up, open_, ends, probes)
         yield CounterMetricFamily("minisgl_router_prompt_seconds", "Time for that", self._probe_s)
         yield CounterMetricFamily(
             "minisgl_router_retries", "Requests that went to another replica", self.num_retries
@@ -97,7 +94,8 @@ class _Page(Collector):
 
 
 def with_replica(texts: dict[str, str]) -> list[Metric]:
-    """Return the metrics of pages in Prometheus's text format, by the replicas' names."""
+    """Return all metrics of several pages. texts: the pages in Prometheus's text format, by the
+    replica's name, which becomes a label."""
     families: dict[str, Metric] = {}
     for name, text in texts.items():
         for metric in text_string_to_metric_families(text):
@@ -111,13 +109,9 @@ def with_replica(texts: dict[str, str]) -> list[Metric]:
 
 
 async def _page(replica: Replica, headers: Headers) -> tuple[int, bytes]:
-    """Return the status and the page; the status is 0 if the replica does not answer."""
+    """Return a replica's status and page; status 0 if it does not answer."""
     try:
         async with asyncio.timeout(PAGE_S):
-            answer = await replica.upstream.request("GET", "/metrics", headers)
-            try:
-                return answer.status, await answer.whole()
-            finally:
-                answer.close()
+            return await replica.upstream.get("/metrics", headers)
     except (ReplicaFailed, TimeoutError):
         return 0, b""

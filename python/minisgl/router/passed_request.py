@@ -1,4 +1,4 @@
-"""A client's request, as the router passes it on to a replica."""
+"""A client's request in the form that a router passes on to a replica."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from minisgl.server.telemetry.replica import PREFIX_HEADER
 
 
 class PassedRequest:
-    """target: the path and the query as the client sent them. headers: without those of one
-    connection. abort_connection: cuts the client's connection."""
+    """target: the path and the query as the client sent them. headers: without those that concern
+    one connection. key: the text of the client's API key, or "". abort_connection: cuts the
+    client's connection."""
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.path, self.method, self.body = scope["path"], scope["method"], body
@@ -31,9 +32,10 @@ class PassedRequest:
         self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
 
     async def ask(self, replica: Replica) -> Answer:
+        """Send the request to a replica and return the answer. Raises ReplicaFailed."""
         return await replica.upstream.request(self.method, self.target, self.headers, self.body)
 
 
 def _break_off() -> None:
-    """Cut an answer by an exception, where the HTTP server has no `ABORT_CONNECTION`."""
+    """Cut an answer by an exception, if the HTTP server has no `ABORT_CONNECTION`."""
     raise ConnectionAbortedError("a replica failed within its answer")

@@ -1,4 +1,4 @@
-"""The router's HTTP application: it passes requests on to replicas, and answers back.
+"""The router's HTTP application, which passes requests on to replicas.
 
 ::
 
@@ -7,10 +7,10 @@
     profiles, the X-ray               pass on to the replica that ?replica=NAME names
     /health, /ready, /metrics         answer for all replicas
     /replicas                         answer with their names, and whether they are up
-    all others                        pass on to any replica
+    all others                        pass on to the replica with the least load
 
-If a replica fails before it has answered anything, the request goes to another one, once. If it
-fails later, the stream ends with an error event. A client that leaves ends its request.
+If a replica fails before the first byte of its answer, the request goes to another one, once. If it
+fails later, the stream ends with an error event. When a client leaves, its request is aborted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Coroutine
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -35,7 +36,8 @@ from minisgl.router.passed_request import PassedRequest
 from minisgl.router.stream_errors import last_event
 from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
 from minisgl.server.body import read_bytes, response
-from minisgl.server.errors import Draining, error_response, refusal
+from minisgl.server.errors import Draining, client_left, error_response, refusal
+from minisgl.server.http import wait_for_disconnect
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 from minisgl.utils.logger import get_logger
 
@@ -49,26 +51,26 @@ OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/eve
 STORED: Final = "/v1/responses/"
 
 _NAMES_EARLIER: Final = re.compile(rb'"previous_response_id"\s*:\s*"|"type"\s*:\s*"item_reference"')
-"""Matches the body of a request that needs an answer which one replica has stored."""
+"""Matches the body of a request that needs an earlier answer, which one replica has stored."""
 
 PROBE_S: Final = 10.0
-"""The longest wait for a prompt's hashes; without them, the load alone decides."""
+"""The longest wait for a prompt's hashes. Without them, the load alone decides."""
 
 PAGE_SIZE: Final = 16
-"""The page size of hashes, as long as the replica's own is unknown."""
+"""The page size of hashes while the replica's own is unknown."""
 
 NAME_HEADER: Final = b"x-minisgl-replica"
 
 
 class Broken(EngineError):
-    """A replica failed, and the request cannot be repeated."""
+    """A replica failed, and the request cannot be sent again."""
 
     code = "replica_failed"
     status = 502
 
 
 class RouterApp:
-    """The application. Mutable: it counts requests. is_draining: new requests are refused."""
+    """The application. Mutable: it counts open requests. is_draining: it refuses new ones."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -96,7 +98,7 @@ class RouterApp:
         except MinisglError as error:
             await error_response(error, path)(scope, receive, send)
         except ClientDisconnect:
-            await Response(status_code=499)(scope, receive, send)
+            await client_left()(scope, receive, send)
         finally:
             self.num_open -= 1
 
@@ -128,8 +130,8 @@ class RouterApp:
             await self._relay(request, None, send)
 
     async def _to_the_best(self, request: PassedRequest, send: Send) -> None:
-        """Choose by prefix and load; for a request that names an earlier answer, the replica that
-        has it. A refusal of the prompt is the answer to the request."""
+        """Pass the request on to the replica that has the earlier answer, if the request names one,
+        else to the best by prefix and load. If a replica refuses the prompt, send the refusal."""
         began = time.perf_counter()
         needs_earlier = bool(_NAMES_EARLIER.search(request.body))
         prompt, refused, silent = None, None, None
@@ -157,7 +159,7 @@ class RouterApp:
     async def _prompt_hashes(
         self, replica: Replica, request: PassedRequest
     ) -> PromptHashes | Answer | None:
-        """Return the prompt's hashes, the answer if the replica refuses the prompt, or None if it
+        """Return the prompt's hashes; the replica's answer if it refuses the prompt; None if it
         fails."""
         state = replica.view.state
         size = str(state.page_size if state else PAGE_SIZE).encode()
@@ -184,9 +186,10 @@ class RouterApp:
         send: Send,
         prompt: PromptHashes | None = None,
     ) -> None:
-        """Pass the request on, to `only` or to the best replica, which may fail once.
+        """Pass the request on to `only`. If that is None, pass it on to the best replica, and to
+        another one if the first fails.
 
-        prompt: for the choice; None if it is unknown.
+        prompt: decides which replica is the best; None if it is unknown.
         """
         tried: list[Replica] = []
         hashes = np.frombuffer(prompt.hashes, "<u8").tolist() if prompt else []
@@ -204,16 +207,15 @@ class RouterApp:
             num_new = max(num_tokens - cached, 1) if prompt else 0
             sent = self._fleet.views.send(replica.view, num_new, hashes, time.monotonic())
             if passed:
-                passed.asks(num_tokens)
+                passed.send(num_tokens)
             replica.num_open += 1
             outcome = "left"
             try:
                 answer = await request.ask(replica)
+                outcome = "failed"
                 if answer.status == 503 and may_retry:
-                    outcome = "failed"
                     answer.close()
                 else:
-                    outcome = "failed"
                     await _begin(answer)
                     sent.started_at = time.monotonic()
                     if passed and answer.status >= 400:
@@ -226,8 +228,8 @@ class RouterApp:
                 self._fleet.failed(replica, error)
                 if not may_retry:
                     raise Broken(
-                        f"replica {replica.name} failed before it answered ({error}), and there is "
-                        "no other to ask; try again later"
+                        f"replica {replica.name} failed before it answered ({error}), and no other "
+                        "one is up; try again later"
                     ) from None
             except asyncio.CancelledError:
                 outcome = "left"
@@ -245,8 +247,8 @@ class RouterApp:
     async def _send(
         self, answer: Answer, request: PassedRequest, send: Send, replica: Replica | None = None
     ) -> None:
-        """Send the answer on. If the replica fails before its end, the last event is an error; if
-        the answer has no events, the connection is cut."""
+        """Send the answer to the client. If the replica fails before the end, the last event of a
+        stream is an error; another answer is cut with its connection."""
         try:
             headers = end_to_end(answer.headers, b"date", b"server")
             if replica:
@@ -262,7 +264,7 @@ class RouterApp:
             if replica:
                 self._fleet.failed(replica, error)
             name = replica.name if replica else "a replica"
-            broken = Broken(f"replica {name} failed within its answer ({error}); ask again")
+            broken = Broken(f"replica {name} failed within its answer ({error}); try again")
             event = last_event(request.path, dict(answer.headers), broken)
             if event is None:
                 request.abort_connection()
@@ -273,10 +275,10 @@ class RouterApp:
             answer.close()
 
     async def _from_holder(self, request: PassedRequest) -> Answer:
-        """Return the answer of the replica that has what the path names, or the last 404."""
+        """Return the answer of the replica that has the response of the path, or the last 404."""
         up = self._fleet.up
         if not up:
-            self._fleet.choose()  # raises NoReplica with the reasons
+            self._fleet.choose()  # raises NoReplica, which says why
         for replica in up:
             try:
                 answer = await request.ask(replica)
@@ -295,7 +297,7 @@ class RouterApp:
             return self._fleet.replicas[0]
         if given not in names:
             raise refusal(
-                f"{scope['path']} is of one replica: add ?replica=NAME, one of {', '.join(names)}",
+                f"{scope['path']} needs one replica: add ?replica=NAME, one of {', '.join(names)}",
                 status=400,
                 code="replica_needed",
                 param="replica",
@@ -316,14 +318,9 @@ def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     return end_to_end(scope["headers"], b"host", b"content-length")
 
 
-async def _until_client_leaves(work: Any, receive: Receive) -> None:
-    """Wait for `work`, a coroutine; cancel it when the client disconnects."""
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.create_task(gone())
+async def _until_client_leaves(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Wait for `work`; cancel it when the client disconnects."""
+    tasks = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -1,4 +1,4 @@
-"""`minisgl route`: the router's command line, and its process from start to end.
+"""`minisgl route`: runs a router.
 
 SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C and a second signal end them.
 """
@@ -14,23 +14,23 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, get_args
 
-from minisgl.errors import ConfigError
 from minisgl.router.fleet import Fleet
 from minisgl.router.proxy import RouterApp
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, listen, tls_context, url_of
-from minisgl.server.api_server import RequestIds
-from minisgl.server.args import LogFormat, LogLevel
-from minisgl.server.flags import Parser, integer
+from minisgl.server.args import SECONDS, LogFormat, LogLevel
+from minisgl.server.command import run_serving
+from minisgl.server.drain import finish_open
+from minisgl.server.flags import Parser, flag_type, integer
 from minisgl.server.http import HttpServer
 from minisgl.server.ready import say
+from minisgl.server.request_ids import RequestIds
 from minisgl.utils.http import server_root
-from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
 DEFAULT_PORT: Final = 1918
-CHECK_S: Final = 0.05
 
 
 def route_parser() -> Parser:
@@ -38,14 +38,15 @@ def route_parser() -> Parser:
     parser = Parser(
         prog="minisgl route",
         description="Listen on one port for several servers of the same model. Each request goes "
-        "where it costs all requests the least time: by cached prefix, queue and running requests.",
+        "to the one where it costs all requests the least time: by cached prefix, queue and "
+        "running requests.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add(
         "--replica", action="append", metavar="URL", required=True,
-        help="a server (minisgl serve), such as http://10.0.0.5:1919; may be repeated. One that is "
-        "not up gets requests once it is",
+        help="a server (minisgl serve), such as http://10.0.0.5:1919; may be repeated. A server "
+        "that is not up gets requests when it is",
     )  # fmt: skip
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
@@ -54,14 +55,14 @@ def route_parser() -> Parser:
     )  # fmt: skip
     add(
         "--api-key", metavar="KEY",
-        help="the key with which the router asks the servers for their state, one of theirs with "
-        "admin rights (default: $MINISGL_ROUTE_KEY, or none). Clients send their own, which the "
+        help="a key of the servers with admin rights, with which the router asks them for their "
+        "state (default: $MINISGL_ROUTE_KEY, or none). Clients send their own keys, which the "
         "servers check",
     )  # fmt: skip
     add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     add("--ssl-keyfile", metavar="FILE", help="the certificate's private key (PEM)")
     add(
-        "--drain-timeout", type=_seconds, default=8.0, metavar="S",
+        "--drain-timeout", type=flag_type(SECONDS), default=8.0, metavar="S",
         help="seconds for which SIGTERM lets open requests finish (default: %(default)s)",
     )  # fmt: skip
     add("--log-level", choices=get_args(LogLevel), help="what is logged (default: info)")
@@ -75,24 +76,16 @@ def route(argv: Sequence[str]) -> int:
     given = argparse.Namespace(**parser.parse_all(list(argv)))
     if given.ssl_keyfile and not given.ssl_certfile:
         parser.error("--ssl-keyfile needs --ssl-certfile, the certificate of the key")
-    if given.log_format:
-        os.environ["MINISGL_LOG_FORMAT"] = given.log_format
-    with Signals() as signals:
-        try:
-            setup_logging("router", level=given.log_level)
-            tls = None
-            if given.ssl_certfile:
-                tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
-            key = given.api_key or os.environ.get("MINISGL_ROUTE_KEY")
-            fleet = Fleet([server_root(url) for url in given.replica], key)
-            with bind(given.host, given.port) as bound:
-                asyncio.run(Router(fleet, bound, tls, given.drain_timeout).serve(signals))
-        except KeyboardInterrupt:
-            logger.info("stopped before it was ready")
-        except ConfigError as error:
-            logger.error("%s", error)
-            return 1
-    return 0
+
+    def serve(signals: Signals) -> int:
+        tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
+        key = given.api_key or os.environ.get("MINISGL_ROUTE_KEY")
+        fleet = Fleet([server_root(url) for url in given.replica], key)
+        with bind(given.host, given.port) as bound:
+            asyncio.run(Router(fleet, bound, tls, given.drain_timeout).serve(signals))
+        return 0
+
+    return run_serving("router", serve, level=given.log_level, log_format=given.log_format)
 
 
 class Router:
@@ -106,7 +99,8 @@ class Router:
         self._http = HttpServer(RequestIds(self._app), tls)
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
-        """Serve until a signal calls `end`. on_started: called when requests are accepted."""
+        """Serve until `end` is called, by a signal or otherwise. on_started: called when
+        connections are accepted."""
         loop = asyncio.get_running_loop()
 
         def end() -> None:
@@ -131,31 +125,10 @@ class Router:
             self._fleet.close()
 
     def end(self, drain: bool) -> None:
-        """Refuse new requests, and let `serve` return. drain: first let the open ones finish."""
-        self._task = asyncio.create_task(self._drain(self._drain_s if drain else 0.0))
-
-    async def _drain(self, seconds: float) -> None:
+        """Refuse new requests and let `serve` return. drain: first let open requests finish."""
         self._app.is_draining = True
-        if seconds and self._app.num_open:
-            logger.info(
-                "draining: %d requests are open, for at most %g s", self._app.num_open, seconds
-            )
-            try:
-                async with asyncio.timeout(seconds):
-                    while self._app.num_open:
-                        await asyncio.sleep(CHECK_S)
-            except TimeoutError:
-                logger.warning(
-                    "%d requests did not finish within --drain-timeout", self._app.num_open
-                )
+        self._task = asyncio.create_task(self._end(self._drain_s if drain else 0.0))
+
+    async def _end(self, drain_s: float) -> None:
+        await finish_open(lambda: self._app.num_open, drain_s)
         self._http.should_exit = True
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 86400, got {text!r}")
-    return value

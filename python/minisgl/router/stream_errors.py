@@ -9,9 +9,9 @@ from minisgl.server.errors import error_body
 
 
 def last_event(path: str, headers: dict[bytes, bytes], error: Exception) -> bytes | None:
-    """Return the event, or None if the answer is no stream of events.
+    """Return the event, or None if the answer is not a stream of events.
 
-    headers: of the answer, names in lower case.
+    headers: of the answer, with names in lower case.
     """
     body = error_body(error)[1]
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip()

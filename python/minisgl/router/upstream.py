@@ -1,6 +1,6 @@
-"""HTTP/1.1 to one replica: a pool of connections, and answers as they come.
+"""An HTTP/1.1 client of one replica: it keeps connections, and streams answers.
 
-The pieces of an answer are not parsed, but they are whole chunks of the chunked encoding. The
+Bodies are not parsed, but a piece of an answer is made of whole chunks of the chunked encoding. The
 server writes whole events as chunks, so a stream that is cut ends after a whole event.
 """
 
@@ -22,10 +22,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 CONNECT_S: Final = 5.0
 IDLE_S: Final = 20.0
-"""Less than the 30 s after which a server closes an unused connection."""
+"""How long a connection is kept. The server closes an unused one after 30 s."""
 
 MAX_UNREAD: Final = 256 * 2**10
-"""Bytes of whole chunks that are kept for a slow client; above it the replica waits."""
+"""Bytes that are kept for a slow client. Above it the replica has to wait."""
 
 _OF_ONE_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
@@ -34,8 +34,13 @@ _OF_ONE_HOP: Final = frozenset(
 
 
 def end_to_end(headers: Headers, *others: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the headers that a proxy passes on. others: names that it leaves out as well."""
+    """Return the headers that a proxy passes on. others: further names to leave out."""
     return [(n, v) for n, v in headers if n.lower() not in _OF_ONE_HOP and n.lower() not in others]
+
+
+def bearer(key: str | None) -> Headers:
+    """Return the headers of a request with an API key; none if `key` is None."""
+    return [(b"authorization", f"Bearer {key}".encode())] if key else []
 
 
 class ReplicaFailed(Exception):
@@ -43,11 +48,11 @@ class ReplicaFailed(Exception):
 
 
 class Unreachable(ReplicaFailed):
-    """Nothing accepts connections there."""
+    """Nothing accepts connections at the replica's address."""
 
 
 class Answer:
-    """Status and headers, and the body as it comes. Mutable. `close` must be called."""
+    """Status, headers, and the body as it comes. Mutable. `close` must be called."""
 
     def __init__(self, connection: _Connection, pool: Upstream) -> None:
         self.status, self.headers = connection.status, connection.headers
@@ -57,8 +62,10 @@ class Answer:
         self.is_stream = kind in (b"text/event-stream", b"application/x-ndjson")
 
     async def begin(self) -> None:
-        """Wait for the first piece of a stream, or for all of another body. Raises
-        ReplicaFailed."""
+        """Wait for the first piece of a stream, or for the whole of another body.
+
+        Raises ReplicaFailed.
+        """
         self._first = await (self._connection.read() if self.is_stream else self.whole())
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -70,7 +77,7 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the answer was read."""
+        """Whether the whole answer was read."""
         return self._connection.is_complete and not self._connection.has_unread
 
     async def whole(self) -> bytes:
@@ -78,7 +85,8 @@ class Answer:
         return b"".join([data async for data in self])
 
     def close(self) -> None:
-        """Keep the connection if the answer is complete. Else end it, which aborts the request."""
+        """Keep the connection if the answer is complete. Else close it, which aborts the
+        request."""
         self._pool.release(self._connection)
 
 
@@ -86,7 +94,7 @@ class Upstream:
     """The connections to one replica. Mutable."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError if `url` is no URL of a server."""
+        """Raises ConfigError if `url` is not the URL of a server."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -105,7 +113,7 @@ class Upstream:
     async def request(
         self, method: str, target: str, headers: Headers = (), body: bytes = b""
     ) -> Answer:
-        """Return the answer once its headers are there. Raises ReplicaFailed."""
+        """Return the answer once its headers have come. Raises ReplicaFailed."""
         head = [f"{method} {target} HTTP/1.1\r\nhost: {self.name}\r\n".encode("latin-1")]
         head += [name + b": " + value + b"\r\n" for name, value in headers]
         if body or method not in ("GET", "DELETE"):
@@ -118,6 +126,14 @@ class Upstream:
             connection.abort()
             raise
         return Answer(connection, self)
+
+    async def get(self, target: str, headers: Headers = ()) -> tuple[int, bytes]:
+        """Return the status and the body of a GET. Raises ReplicaFailed."""
+        answer = await self.request("GET", target, headers)
+        try:
+            return answer.status, await answer.whole()
+        finally:
+            answer.close()
 
     def release(self, connection: _Connection) -> None:
         if connection.is_complete and not connection.is_closed:
@@ -144,14 +160,14 @@ class Upstream:
                 _, connection = await loop.create_connection(
                     _Connection, self._host, self._port, ssl=self._tls
                 )
-        except OSError as error:  # a TimeoutError and an SSLError are some
+        except OSError as error:  # also a TimeoutError or an SSLError
             reason = error.strerror or str(error) or f"no connection within {CONNECT_S:g} s"
             raise Unreachable(reason) from error
         return connection
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, one answer at a time. Mutable."""
+    """One connection, with one request at a time. Mutable."""
 
     def __init__(self) -> None:
         self._ended: str | None = None
@@ -183,27 +199,27 @@ class _Connection(asyncio.Protocol):
         self._reset()
         self._transport.write(data)
         while not self._has_head:
-            await self._news()
+            await self._wait()
 
     async def read(self) -> bytes:
-        """Return what has arrived, b"" at the end. Raises ReplicaFailed."""
+        """Return what has arrived since the last call; b"" at the end. Raises ReplicaFailed."""
         while not self._ready:
             if self.is_complete:
                 return b""
-            await self._news()
+            await self._wait()
         data, self._ready, self._num_ready = b"".join(self._ready), [], 0
         if self._is_paused and not self.is_closed:
             self._is_paused = False
             self._transport.resume_reading()
         return data
 
-    async def _news(self) -> None:
+    async def _wait(self) -> None:
         if self._ended is not None:
             raise ReplicaFailed(self._ended)
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
 
-    def _tell(self) -> None:
+    def _wake_reader(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -214,18 +230,18 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = f"the connection ended ({exc})" if exc else "the connection ended"
-        self._tell()
+        self._wake_reader()
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._ended = f"the answer is no HTTP ({error})"
+            self._ended = f"the answer is not HTTP ({error})"
             self._transport.abort()
         if self._num_ready > MAX_UNREAD and not self._is_paused and not self.is_complete:
             self._is_paused = True
             self._transport.pause_reading()
-        self._tell()
+        self._wake_reader()
 
     # --- called by the parser --------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The router's view of each replica: its last state, and the requests that were sent since.
 
-A state is up to a second old. A request that was sent since then is not in it, so the router counts
-the request's tokens as queued and its prefix as cached, until a later state has them.
+A state is up to a second old. It does not count requests that were sent later, so the router counts
+their tokens as queued and their prefixes as cached, until a newer state includes them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from minisgl.router.choice import Load, choose
 from minisgl.router.index import PrefixIndex, noted_lengths
 
 USUAL_OUTPUT: Final = 256.0
-"""Tokens of an answer, before any has ended."""
+"""The tokens of a mean answer, until one has ended."""
 
 ARRIVAL_S: Final = 0.1
-"""A request that was sent this long before the router asked for a state is in that state."""
+"""A state includes requests that were sent at least this long before the router asked for it."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A request that was sent. Mutable.
+    """A request that was sent to a replica. Mutable.
 
-    num_new: prompt tokens that its replica is expected to compute. hashes: those that the index
-    holds for it. at: when it was sent. started_at: when the first byte of its answer came.
-    is_queued: no state counts it yet.
+    num_new: prompt tokens that the replica is expected to compute. hashes: those that the index has
+    for it. at: when it was sent. started_at: when the first byte of its answer came. is_queued: no
+    state includes it yet.
     """
 
     num_new: int
@@ -50,8 +50,8 @@ class View:
         self.sent: list[Sent] = []
 
     def load(self, now: float, usual_output: float = 0.0) -> Load:
-        """Return the load: that of the last state, with the requests sent since, and without the
-        tokens computed since at the replica's rate. usual_output: tokens of a mean answer."""
+        """Return the load of the last state, plus the requests sent since, minus the tokens that
+        the replica has computed since at its rate. usual_output: the tokens of a mean answer."""
         state = self.state
         if state is None:
             queued = [sent for sent in self.sent if sent.is_queued]
@@ -103,7 +103,7 @@ class Views:
         view.sent = kept
 
     def forget(self, view: View) -> None:
-        """Drop the state and prefixes of a replica that is down; its cache will be empty."""
+        """Drop the state and prefixes of a replica that is down: its cache will be empty."""
         self._index.remove(view, view.hashes)
         for sent in view.sent:
             self._index.remove(view, sent.hashes)
@@ -112,7 +112,7 @@ class Views:
     def cached_tokens(
         self, views: Sequence[View], hashes: Sequence[int], page_size: int
     ) -> dict[int, int]:
-        """Return the tokens of a prompt that each replica has cached, by its index in `views`."""
+        """Return how many tokens of a prompt each replica has cached, by its index in `views`."""
         held = self._index.pages_held(hashes) if hashes else {}
         found = ((index, held.get(view, 0)) for index, view in enumerate(views))
         return {index: pages * page_size for index, pages in found if pages}
@@ -125,7 +125,7 @@ class Views:
         page_size: int,
         now: float,
     ) -> tuple[View, int]:
-        """Return the replica where a prompt costs least, and the prompt's tokens cached there.
+        """Return the replica where a prompt costs least, and the number of tokens cached there.
 
         now: on the clock of `Sent.at`. hashes: of the prompt's prefixes of 1, 2, 3, ... pages.
         """
@@ -150,7 +150,7 @@ class Views:
 
 
 def _usual_output(views: Sequence[View]) -> float:
-    """Return the tokens of a mean answer of all replicas, so that their requests weigh equally."""
+    """Return the tokens of a mean answer over all replicas, so that their requests weigh alike."""
     states = [view.state for view in views if view.state]
     num_finished = sum(state.num_finished for state in states)
     if not num_finished:

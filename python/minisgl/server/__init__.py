@@ -1,8 +1,8 @@
-"""The HTTP server: command line, start and the API families.
+"""The HTTP server, from its command line to its answers.
 
-What it is for: one server from its flags to its end (`launch`), and turning JSON into request
-records and replies into JSON or server-sent events (`api_server`, and `api/` with one file per API
-family). What it does not know: tokens' text, scheduling, models; those live behind the
-`FrontendMsg` and `UserReply` records. It never imports torch in the API process. Read next:
-`launch`, then `api_server`, then `api.chat`.
+What it is for: it starts and ends one server (`launch`), turns JSON into request records, and turns
+replies into JSON or server-sent events (`api_server`, and `api/` with one file per API family).
+What it does not know: tokens' text, scheduling, models; those are behind the records `FrontendMsg`
+and `UserReply`. The API process imports no torch. Read next: `launch`, then `api_server`, then
+`api.chat`.
 """

@@ -1,4 +1,4 @@
-"""Binds the server's port and loads its certificate, before the model is loaded."""
+"""The address of a server: its port, certificate and URL, checked before the model is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host}: {error.strerror or error}") from error
     family, kind, protocol, _, address = infos[0]
     bound = socket.socket(family, kind, protocol)
-    # Otherwise the connections of a server that has just ended keep the port for a minute.
+    # Without it, connections of a server that has just ended would keep the port for a minute.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
@@ -28,7 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(bound: socket.socket) -> None:
-    """Accept connections. Raises ConfigError if another program has listened there since `bind`."""
+    """Accept connections. Raises ConfigError if another program listens there since `bind`."""
     try:
         bound.listen(2048)
     except OSError as error:
@@ -36,13 +36,16 @@ def listen(bound: socket.socket) -> None:
         raise _refused(host, port, error) from error
 
 
-def tls_context(certfile: str, keyfile: str | None) -> ssl.SSLContext:
-    """Return what HTTPS needs: TLS 1.2 or newer. Raises ConfigError."""
+def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
+    """Return the TLS settings of a server: TLS 1.2 or newer. Without a certificate None, which is
+    HTTP. Raises ConfigError."""
+    if certfile is None:
+        return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     flags = f"--ssl-certfile {certfile}" + (f" and --ssl-keyfile {keyfile}" if keyfile else "")
     try:
         context.load_cert_chain(certfile, keyfile, password=_no_password)
-    except OSError as error:  # an SSLError is one
+    except OSError as error:  # or an SSLError
         detail = error.reason if isinstance(error, ssl.SSLError) else error.strerror
         raise ConfigError(
             f"{flags} cannot be used ({detail}): give a PEM certificate and its private key "
@@ -56,7 +59,7 @@ def _no_password() -> str:
 
 
 def url_of(bound: socket.socket, scheme: str = "http") -> str:
-    """The URL under which this machine reaches the socket."""
+    """Return the URL at which this machine reaches the socket."""
     host, port = bound.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return (

@@ -1,19 +1,16 @@
-"""The FastAPI application: API families, page, metrics, two health checks, request ids, errors."""
+"""Makes the FastAPI application of all routes."""
 
 from __future__ import annotations
 
-import string
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fastapi import Response
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from minisgl.errors import EngineError
-from minisgl.server import errors, page
+from minisgl.server import body, errors, page
 from minisgl.server.api import (
     anthropic,
     chat,
@@ -31,10 +28,8 @@ from minisgl.server.frontend import Frontend
 from minisgl.server.key_guard import KeyGuard
 from minisgl.server.keys import KeyRing
 from minisgl.server.openapi import DocumentedAPI
+from minisgl.server.request_ids import RequestIds
 from minisgl.server.telemetry import metrics, profile, replica, xray
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
 
 READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""
@@ -54,8 +49,8 @@ def create_app(
     """Return the application.
 
     stalled: called if a ping does not come back from the workers in time, as during a long step. It
-    returns what is wrong, or None if all workers make progress. keys: without them, every client
-    may use the server. origins: the web pages of other hosts that may use it (CORS), "*" for all.
+    returns what is wrong, or None if all workers make progress. keys: the API keys; with None every
+    client may use the server. origins: of the web pages that may use it (CORS); "*" is all.
     """
     families = (
         *(chat, completions, generate, models, tokens, responses),
@@ -75,17 +70,17 @@ def create_app(
 
     @app.get("/health")
     async def health() -> Response:
-        """Whether the server's processes are alive, or start again."""
+        """Whether the server's processes are alive, or are starting again."""
         if frontend.failure and not isinstance(frontend.failure, Restarting):
             raise frontend.failure
-        return _status("ok")
+        return body.response({"status": "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
         """Whether the loops of all processes make progress.
 
-        While requests are open, the answer has oldest_token_age_s: the seconds since the last token
-        of the request that has waited longest for one (or since it came, if it has none yet).
+        While requests are open, the answer has oldest_token_age_s: the longest time of an open
+        request since its last token, or since its arrival if it has none.
         """
         if frontend.is_draining:
             raise Draining
@@ -96,12 +91,13 @@ def create_app(
             error = EngineError(reason)
             error.status = 503
             raise error
-        age_s = frontend.observer.oldest_token_age_s
-        more = f',"oldest_token_age_s":{age_s:.3f}' if frontend.num_open else ""
-        return _status("ready", more)
+        answer: dict[str, Any] = {"status": "ready"}
+        if frontend.num_open:
+            answer["oldest_token_age_s"] = round(frontend.observer.oldest_token_age_s, 3)
+        return body.response(answer)
 
     guarded: ASGIApp = KeyGuard(app, keys, frontend.observer) if keys else app
-    if origins:  # before the guard: a browser asks without a key whether it may ask
+    if origins:  # outside the guard: a browser's preflight request has no key
         guarded = CORSMiddleware(
             guarded,
             allow_origins=origins,
@@ -109,46 +105,4 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After", "X-Minisgl-Warning"),
         )
-    return RequestIds(guarded)  # outermost: FastAPI's answer to a crash gets an id, too
-
-
-def _status(word: str, more: str = "") -> Response:
-    return Response(f'{{"status":"{word}"{more}}}', media_type="application/json")
-
-
-class RequestIds:
-    """Gives each response an X-Request-Id: the request's own if it is valid, else a new one.
-
-    Logs exceptions that FastAPI has answered and raises again: uvicorn would close the connection
-    on them. Handles HEAD as GET, because uvicorn leaves the body out.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _is_valid(given) else uuid.uuid4().hex
-        scope["request_id"] = request_id
-        if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception:
-            logger.exception("request %s met a bug of the server", request_id)
-
-
-_ID_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "-_.:/+=@")
-
-
-def _is_valid(request_id: str) -> bool:
-    return 0 < len(request_id) <= 128 and _ID_CHARACTERS.issuperset(request_id)
+    return RequestIds(guarded)  # outermost: FastAPI's answer to a crash gets an id too

@@ -1,4 +1,4 @@
-"""The server's options: those of the engine and its processes, and those of HTTP and the log."""
+"""The options of a server, which include those of the engine and its processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _is_collector(url: str) -> bool:
     return is_url and not any(character.isspace() for character in url)
 
 
-_SECONDS: Final = Rule(
+SECONDS: Final = Rule(
     words="a number from 0 to 86400",
     accepts=lambda value: type(value) in (int, float) and 0 <= value <= 86400,
     parse=float,
 )
-_SECRET: Final = text("a key")  # `keys` checks it, in errors that do not repeat it
+_SECRET: Final = text("a key")  # `keys` checks it; its errors do not show the key
 
 
 def origins_of(text: str | None) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def origins_of(text: str | None) -> tuple[str, ...]:
 
 
 def is_origins(text: str) -> bool:
-    """Return whether each is "*", or a scheme, a host and perhaps a port, as browsers write it."""
+    """Return whether each origin is "*", or a scheme, a host and perhaps a port, as in browsers."""
     origins = origins_of(text)
     return bool(origins) and all(o == "*" or _ORIGIN.fullmatch(o) for o in origins)
 
@@ -57,12 +57,12 @@ ToolCallParser = Literal[
     "gemma", "gemma4", "cohere", "phi4", "nemotron", "lfm2", "olmo3", "granite", "llama3",
     "minimax", "harmony",
 ]  # fmt: skip
-"""The formats of `minisgl.tokenizer.parse.formats`, where a test compares them."""
+"""The names of the formats in `minisgl.tokenizer.parse.formats`; a test compares them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs(RuntimeArgs):
-    """The options of a server. Raises ConfigError if one of them has a wrong value.
+    """The options of a server. Raises ConfigError if one has a wrong value.
 
     `conflict` finds options that contradict each other.
     """
@@ -71,8 +71,8 @@ class ServerArgs(RuntimeArgs):
         None,
         _NAME,
         "model",
-        "the name that requests give the model, or several with commas between them; answers have "
-        "the one that the request used",
+        "the model's name in requests, or several with commas between them; an answer has the one "
+        "that its request used",
         metavar="NAME",
         unset="what --model says; of a folder, its last part",
         nodes="first",
@@ -105,7 +105,7 @@ class ServerArgs(RuntimeArgs):
         1,
         whole(0, 64),
         "server",
-        "tokenizer processes; 0 lets the detokenizer's process do both: a process fewer, but a "
+        "tokenizer processes; with 0 the detokenizer's process does both: one process fewer, but a "
         "very long prompt then holds up the text of running streams",
         nodes="first",
     )
@@ -113,10 +113,10 @@ class ServerArgs(RuntimeArgs):
         None,
         _SECRET,
         "access",
-        "only requests with this key, or one of several with commas between them, are served; "
-        "other users of this machine can see it in the list of processes, unlike --api-key-file",
+        "serve only requests with this key, or with one of several with commas between them; other "
+        "users of this machine can see it in the list of processes, unlike --api-key-file",
         metavar="KEY",
-        unset="everyone is served",
+        unset="all requests are served",
         nodes="first",
     )
     api_key_file: str | None = option(
@@ -161,23 +161,23 @@ class ServerArgs(RuntimeArgs):
         False,
         SWITCH,
         "running",
-        "after a worker has died or hangs, start the engine again behind the same port; requests "
-        "are answered with HTTP 503 meanwhile",
+        "after a worker has died or hangs, start the engine again behind the same port; until then "
+        "requests get HTTP 503",
         nodes="first",
     )
     max_restarts: int = option(
         3,
         whole(1),
         "running",
-        "restarts within an hour at most; after that the server ends",
+        "the most restarts within an hour; the server ends at the next failure",
         nodes="first",
     )
     drain_timeout: float = option(
         8.0,
-        _SECONDS,
+        SECONDS,
         "running",
-        "seconds for which SIGTERM lets running requests finish; new ones are answered with HTTP "
-        "503 meanwhile. Docker waits for 10 s before it kills",
+        "seconds for which SIGTERM lets running requests finish; new ones get HTTP 503. Docker "
+        "waits 10 s before it kills",
         metavar="S",
         nodes="first",
     )
@@ -217,7 +217,7 @@ class ServerArgs(RuntimeArgs):
 
     @property
     def http_port(self) -> int:
-        """0 means any free port."""
+        """The port to listen on; 0 is any free one."""
         if self.port is not None:
             return self.port
         return 0 if self.shell else DEFAULT_PORT
@@ -243,7 +243,7 @@ def conflict(args: ServerArgs) -> str | None:
     elif args.dist_init_addr is None:
         return f"--nnodes {args.nnodes} needs --dist-init-addr HOST:PORT, the same on each machine"
     elif args.tp % args.nnodes:
-        return f"--tp {args.tp} ranks cannot be shared equally by --nnodes {args.nnodes} machines"
+        return f"--tp {args.tp} cannot be divided by --nnodes {args.nnodes}"
     elif args.dry_run:
         return "--dry-run looks at one machine, so it does not go with --nnodes"
     elif args.shell and args.node_rank:

@@ -1,4 +1,4 @@
-"""JSON bodies: a request's becomes a record or a refusal, a record becomes a response."""
+"""JSON bodies of requests and responses, read into records and written from them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from minisgl.server.api.schema import Json
 from minisgl.server.errors import refusal
 from minisgl.utils.text import brief, shortened
 
-MAX_BODY_BYTES: Final = 16 * 2**20  # a context of a million tokens is some 5 MB of English
+MAX_BODY_BYTES: Final = 16 * 2**20  # a million tokens are about 5 MB of English
 MAX_PAUSE_S = 30.0
-"""The longest wait for the next piece of a body; a client that is slower may only hold a connection
+"""The longest wait for the next piece of a body. A slower client may only want to hold a connection
 open."""
 
 R = TypeVar("R", bound=Json)
 
-# msgspec's messages quote field names, which a client may choose to look like a path: only the path
-# at the very end is msgspec's own.
+# msgspec's messages quote field names, and a client may send one that looks like a path. Only the
+# path at the very end is msgspec's own.
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([\w.\[\]]*)`\Z")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$")
@@ -38,9 +38,9 @@ _TYPES: Final = {
     "array": "an array",
     "object": "an object",
 }
-"""msgspec's names of what JSON has; null is null."""
+"""Names of JSON's types, by msgspec's. Its null is null."""
 
-# (how the path ends, what msgspec's message leaves out); the first that matches is used.
+# (a pattern of the path's end, what msgspec's message leaves out); the first that matches is used.
 _HINTS: Final = (
     (r"\brole", "the roles are system, developer, user, assistant and tool"),
     (r"tool_calls\[\d+\]\.type", "tool calls are of type function"),
@@ -73,10 +73,10 @@ _SYNONYMS: Final = {
 
 
 async def read(request: Request, kind: type[R], *, any_type: bool = False) -> R:
-    """Return the body as a `kind` whose every field is honoured or neutral. Raises InvalidRequest.
+    """Return the body as a `kind`, each field of which is honoured or neutral.
 
-    any_type: the body is JSON whatever its Content-Type says. Ollama's documentation calls curl
-    without that header.
+    any_type: accept any Content-Type, because Ollama's documentation calls curl without that
+    header. Raises InvalidRequest.
     """
     content_type = request.headers.get("content-type", "")
     is_json = any_type or content_type.partition(";")[0].strip().lower() == "application/json"
@@ -91,8 +91,8 @@ async def read(request: Request, kind: type[R], *, any_type: bool = False) -> R:
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise refusal(
-            f"bodies are taken as they are, with no content encoding, got {brief(encoding)}: send "
-            "the JSON uncompressed, without the header Content-Encoding",
+            f"bodies must have no content encoding, got {brief(encoding)}: send the JSON "
+            "uncompressed, without the header Content-Encoding",
             status=415,
             code="unsupported_media_type",
         )
@@ -107,7 +107,7 @@ def response(record: object, status: int = 200) -> Response:
 
 
 async def read_bytes(request: Request) -> bytes:
-    """Return the body. Raises InvalidRequest if it is too long or stops coming."""
+    """Return the body. Raises InvalidRequest if it is too long, or if its next piece is late."""
     body, stream = bytearray(), aiter(request.stream())
     while True:
         try:
@@ -115,7 +115,7 @@ async def read_bytes(request: Request) -> bytes:
                 chunk = await anext(stream, None)
         except TimeoutError:
             raise refusal(
-                f"the body is not complete, and nothing of it came for {MAX_PAUSE_S:g} s: is the "
+                f"the body is not complete, and no part of it came for {MAX_PAUSE_S:g} s: is the "
                 "Content-Length right?",
                 status=408,
                 code="body_timeout",
@@ -136,7 +136,7 @@ MAX_NAME: Final = 64  # characters of an unknown field's name that an error repe
 
 
 def parse(body: bytes, kind: type[R]) -> R:
-    """Decode strictly. Raises InvalidRequest, which names the field where there is one."""
+    """Decode strictly. Raises InvalidRequest, which names the wrong field if one is wrong."""
     if not body:
         raise InvalidRequest("the body is empty; send a JSON object")
     try:
@@ -159,7 +159,7 @@ def _hint(body: bytes, reason: str) -> str:
     if body.startswith(_MARKS):
         return " (send UTF-8 without a byte order mark)"
     if body.isspace():
-        return " (there is nothing but spaces)"
+        return " (it has only spaces)"
     if "surrogate" in reason or ("truncated" in reason and b"\\ud" in body.lower()):
         return _LONE
     found = re.search(r"invalid character \(byte (\d+)\)", reason)
@@ -181,7 +181,7 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
         given = unknown[1]
         name = prefix + shortened(given, MAX_NAME)
         known = [] if path else [field.encode_name for field in msgspec.structs.fields(kind)]
-        # min_tokens and max_tokens are similar names of different things.
+        # min_tokens and max_tokens are similar names with opposite meanings.
         opposite = {"min": "max", "max": "min"}.get(given[:3], "")
         known = [name for name in known if not opposite or not name.startswith(opposite)]
         same = [_SYNONYMS[given]] if _SYNONYMS.get(given) in known else []
@@ -196,7 +196,7 @@ def _field_error(text: str, kind: type[R]) -> InvalidRequest:
 
 
 def _in_words(found: re.Match[str]) -> str:
-    """Turn "Expected `int | null`, got `str`" into "expected an integer or null, got a string"."""
+    """Return "expected an integer or null, got a string" for "Expected `int | null`, got `str`"."""
     names = [_TYPES.get(name, name) for name in found[1].split(" | ")]
     expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     if not found[3]:

@@ -1,8 +1,8 @@
-"""A call holds the replies to the prompts of one HTTP request until its handler reads them.
+"""The call: it holds the replies to the prompts of one HTTP request until its handler reads them.
 
 A call ends in one of four ways: all of its prompts finish; one prompt fails, and the others are
-aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`). Replies that
-come later are dropped.
+aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`). Later replies
+are dropped.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Call:
     async def accepted(self) -> None:
         """Wait until every prompt is accepted. Raises the error of a refused one, or ClientGone.
 
-        A failure after that is raised here if no text came before it, else by the iteration, after
-        the text.
+        A failure after that is raised here if no text came before it. Otherwise the iteration
+        raises it, after the text.
         """
         while self._num_unaccepted and not self._failure:
             await self._wait()
@@ -88,7 +88,7 @@ class Call:
                 await self._wait()
 
     def abort(self) -> None:
-        """Abort the unfinished prompts, which frees their pages. Does nothing if there are none."""
+        """Abort the unfinished prompts, which frees their pages. Without any, do nothing."""
         self.fail(ClientGone())
 
     # --- the frontend's side ---------------------------------------------------------------------
@@ -107,13 +107,12 @@ class Call:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the call with `error` and abort its unfinished prompts. Does nothing if it has
-        ended."""
+        """End the call with `error`, and abort its unfinished prompts. After the end do nothing."""
         if self._indices:
             self._end(error)
 
     def _error(self, index: int, reply: Failed | Finished) -> Exception:
-        if isinstance(reply, Finished):  # an abort that this call did not ask for
+        if isinstance(reply, Finished):  # aborted, but not by this call
             return EngineError("the server aborted the request")
         error = reply.to_error()
         index //= self._num_choices

@@ -20,8 +20,8 @@ BUILTIN_NAME: Final = "minisgl-builtin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """names: the names that requests may use; answers to requests without one have the first.
-    defaults: sampling parameters of requests that leave them out."""
+    """A checkpoint. names: requests may use any; answers to requests without one have the first.
+    defaults: the sampling parameters of requests that leave them out."""
 
     folder: Path
     names: tuple[str, ...]

@@ -1,12 +1,12 @@
-"""OpenAI's error object, for every error.
+"""Turns every error into OpenAI's error object.
 
 ::
 
     {"error": {"message": a sentence, "type": kind, "param": the field or null, "code": code}}
 
-The handlers' exceptions, unknown paths and our own bugs all become this object in `error_body`, so
-a client needs one way to read errors. In a stream that has begun the object is the last event.
-The APIs of other vendors have those vendors' forms of the same content.
+`error_body` makes this object from exceptions of handlers, unknown paths and bugs of the server, so
+a client needs one way to read errors. In a stream that has begun, the object is the last event. The
+APIs of other vendors have the same content in those vendors' forms.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from minisgl.server.telemetry.observe import Observer
 
 
 class RateLimited(RequestError):
-    """An API key has used what it may use in a minute.
+    """An API key has reached a limit of a minute.
 
-    retry_after_s: when the same request is within the limit again.
+    retry_after_s: seconds until the same request is within the limit.
     """
 
     code = "rate_limit_exceeded"
@@ -43,7 +43,7 @@ class RateLimited(RequestError):
 
 
 class DeadlineExceeded(EngineError):
-    """The request is not answered within its own `timeout`."""
+    """The request was not answered within its `timeout`."""
 
     code = "deadline_exceeded"
     status = 504
@@ -58,7 +58,7 @@ class DeadlineExceeded(EngineError):
 class Restarting(EngineError):
     """The engine starts again after a failure.
 
-    retry_after_s: what is left of the time that its first start took, at least 1.
+    retry_after_s: the rest of the time that the first start took, at least 1.
     """
 
     code = "restarting"
@@ -74,17 +74,19 @@ class Restarting(EngineError):
 
 
 class Draining(EngineError):
-    """The server finishes what runs and takes no new requests."""
+    """The server finishes its open requests and accepts no new ones."""
 
     code = "draining"
     status = 503
 
     def __init__(self) -> None:
-        super().__init__("the server is shutting down: it finishes what runs, and takes no more")
+        super().__init__(
+            "the server is shutting down: it finishes open requests and accepts no new ones"
+        )
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """Return the HTTP status and the object for `error`. An exception that is not ours is a bug."""
+    """Return the HTTP status and the object for `error`. An exception of another kind is a bug."""
     param: str | None = None
     if isinstance(error, RequestError):
         status, message, code, param = error.status, error.message, error.code, error.param
@@ -124,6 +126,11 @@ def error_response(error: Exception, path: str) -> Response:
     )
 
 
+def client_left() -> Response:
+    """Return the response to a client that has left, with nginx's status for that."""
+    return Response(status_code=499)
+
+
 def refusal(message: str, *, status: int, code: str, param: str | None = None) -> InvalidRequest:
     """Return an `InvalidRequest` with this status and code."""
     error = InvalidRequest(message, param=param)
@@ -133,8 +140,8 @@ def refusal(message: str, *, status: int, code: str, param: str | None = None) -
 
 @contextlib.contextmanager
 def encodable() -> Iterator[None]:
-    """Turn the error of a value that no message can hold into InvalidRequest: JSON's integers have
-    no bounds, those of MessagePack have 64 bits."""
+    """Raise InvalidRequest for a value that no message can hold. JSON's integers have no bounds;
+    MessagePack's have 64 bits."""
     try:
         yield
     except (OverflowError, UnicodeEncodeError) as error:
@@ -155,8 +162,7 @@ def install(app: FastAPI, observer: Observer) -> None:
         return response
 
     async def answer_client_gone(request: Request, error: Exception) -> Response:
-        # The client does not read it. 499 is nginx's status for a client that left.
-        return Response(status_code=499)
+        return client_left()
 
     handlers: tuple[tuple[type[Exception], Any], ...] = (
         (RequestError, answer),
@@ -170,7 +176,7 @@ def install(app: FastAPI, observer: Observer) -> None:
 
 
 def _nearby(request: Request) -> str:
-    """Return the path that was probably meant, if /v1 is missing or there twice; else ""."""
+    """Return the path that was probably meant, if /v1 is missing or comes twice; else ""."""
     path = request.url.path.rstrip("/").removeprefix("/v1/v1").removeprefix("/v1")
     known = request.app.openapi()["paths"]
     return next((name for name in (f"/v1{path}", path) if path and name in known), "")
@@ -187,7 +193,7 @@ def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
         )
     if error.status_code == 404:
         near = _nearby(request)
-        hint = f"did you mean {near}?" if near else "/docs lists what there is"
+        hint = f"did you mean {near}?" if near else "/docs lists all paths"
         return refusal(
             f"there is nothing at {path}; {hint}",
             status=404,

@@ -59,7 +59,7 @@ def add_model(parser: Parser) -> None:
 def server_args(parser: Parser, given: dict[str, Any]) -> ServerArgs:
     """Return the options that `Parser.parse_all` found. Exits with code 2 if they are wrong.
 
-    given: `words`, the MODEL, is taken out.
+    given: the function takes out `words`, which is the MODEL.
     """
     word = given.pop("words", None)
     if word is not None:
@@ -88,10 +88,11 @@ def _flag(default: Any, option: Option) -> dict[str, Any]:
     flag: dict[str, Any] = {"help": f"{option.help} (default: {shown})"}
     if option.rule.choices:
         return flag | {"choices": option.rule.choices}
-    return flag | {"type": _type(option.rule), "metavar": option.metavar or option.rule.metavar}
+    metavar = option.metavar or option.rule.metavar
+    return flag | {"type": flag_type(option.rule), "metavar": metavar}
 
 
-def _type(rule: Rule) -> Callable[[str], Any]:
+def flag_type(rule: Rule) -> Callable[[str], Any]:
     """Return the function that argparse calls with a flag's text."""
 
     def parse(text: str) -> Any:
@@ -108,15 +109,17 @@ def _type(rule: Rule) -> Callable[[str], Any]:
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     """Return the type of a flag that is a whole number from `low` to `high`."""
-    return _type(whole(low, high))
+    return flag_type(whole(low, high))
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence, which names the flag that was probably meant."""
+    """A parser whose errors are one sentence that names the flag that was probably meant."""
 
     def parse_all(self, argv: Sequence[str] | None) -> dict[str, Any]:
-        """Return the flags and positional arguments, which may come in any order. Exits with code 2
-        and a sentence if one is unknown."""
+        """Return the flags and positional arguments, which may come in any order.
+
+        Exits with code 2 and a sentence if one is unknown.
+        """
         given, rest = self.parse_known_intermixed_args(argv)
         if unknown := [word for word in rest if word.startswith("-")]:
             self.error("; ".join(self._answer(word.partition("=")[0]) for word in unknown))
@@ -125,7 +128,7 @@ class Parser(argparse.ArgumentParser):
         return vars(given)
 
     def error(self, message: str) -> NoReturn:
-        """Print one sentence instead of the whole usage, and exit with code 2."""
+        """Print one sentence, not the whole usage, and exit with code 2."""
         self.exit(2, f"{self.prog}: {message}\n(see {self.prog} --help)\n")
 
     def _answer(self, flag: str) -> str:

@@ -1,13 +1,13 @@
-"""The API process's connection to the workers: sends prompts, and delivers replies by uid.
+"""The API process's connection to the workers: it sends prompts, and delivers replies by uid.
 
-A `Call` (`minisgl.server.call`) has the prompts of one HTTP request, one or several. Each prompt
-gets a uid, which names it in every process; `Frontend` keeps a table from uid to call::
+A `Call` (`minisgl.server.call`) has the prompts of one HTTP request. Each prompt gets a uid, which
+names it in every process. `Frontend` keeps a table from uid to call::
 
     submit    HTTP handler --prompts--> Frontend --TokenizeMsg--> tokenizer (uid -> call is noted)
     run       detokenizer --replies--> Frontend --(call of the uid)--> Call --> HTTP handler
 
-`run` puts each reply into its call's list and wakes the call's reader once for all replies of a
-turn: with 256 streams the wake-ups, not the sockets, limit the tokens per second.
+`run` appends each reply to its call's list, and wakes the call's reader once for all replies of a
+turn: with 256 streams, wake-ups limit the tokens per second more than sockets do.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ if TYPE_CHECKING:
 
 
 MAX_COPIES_BYTES: Final = 64 * 2**20
-"""The most bytes of a call's prompts, which are sent once for each choice. 128 choices of a prompt
-of 15 MB took 3.7 GB in each of two processes, and 28 s."""
+"""The most bytes of a call's prompts. A prompt counts once per choice, because it is sent once per
+choice. 128 choices of a prompt of 15 MB took 3.7 GB in each of two processes, and 28 s."""
 
 
 class Frontend:
     """Sends prompts to the tokenizers and delivers replies to the calls. Mutable.
 
     tokenizers: one queue per tokenizer process. All messages of a uid go to the same one, so they
-    keep their order. num_ranks: ranks on this machine. max_queued, max_running: the most requests
-    that may wait in the scheduler, and run at once. observer: counts and traces every request.
-    context_length: the most tokens of one request, set when the engine is ready. failure: set when
-    a worker has died, until others have started. is_draining: no more requests are taken.
+    keep their order. observer: counts and traces every request. num_ranks: ranks on this
+    machine. max_queued, max_running: the most requests that may wait in the scheduler, and run at
+    once. context_length: the most tokens of one request, set when the engine is ready. failure: why
+    requests are refused, from the death of a worker until new ones have started. is_draining: new
+    requests are refused.
     """
 
     def __init__(
@@ -100,11 +101,11 @@ class Frontend:
     ) -> Call:
         """Send `prompts` to the tokenizers, each with `sampling` and a seed of its own.
 
-        num_choices: choices per prompt. `prompts` has each prompt this many times in a row. The
+        num_choices: choices per prompt; `prompts` has each prompt this many times in a row. The
         first choice computes the prompt, the others find it in the prefix cache. is_clamped:
         `max_tokens` is lowered to what the context leaves. Raises EngineError if a worker has died
-        or the server ends, ServerBusy if far too many prompts are open, InvalidRequest for a value
-        that no message can hold, RequestError for a priority that the key may not ask for.
+        or the server ends, ServerBusy if too many prompts are open, InvalidRequest for a value that
+        no message can hold, RequestError for a priority that the key does not allow.
         """
         key = origin.key if origin else None
         self._check(len(prompts), num_choices, priority, key)
@@ -144,16 +145,16 @@ class Frontend:
         return call
 
     def _check(self, num_prompts: int, num_choices: int, priority: int, key: Key | None) -> None:
-        """Raise what `submit` raises for a call that it does not send."""
+        """Raise an error if the call must not be sent."""
         if self.failure:
             raise self.failure
         if self.is_draining:
             raise Draining
         if self._max_open is not None and self.num_open >= self._max_open:
-            # The scheduler refuses above --max-queued-requests; these have not reached it yet.
+            # The scheduler refuses above --max-queued-requests; these have not reached it.
             raise ServerBusy(f"{self.num_open} prompts are open already; try again later")
         if self._max_queued is not None and num_prompts > self._max_queued:
-            # The scheduler would answer "try again later", but a retry would fail as well.
+            # The scheduler would answer "try again later", but a retry would fail too.
             what = "prompts" if num_choices == 1 else "choices"
             raise InvalidRequest(
                 f"one call has {num_prompts} {what}, but --max-queued-requests lets "
@@ -162,8 +163,8 @@ class Frontend:
             )
         if key and priority < 0 and not key.is_admin:
             raise refusal(
-                f"a priority below 0 comes before the requests of all keys, which needs a key with "
-                f"admin rights; {key.name!r} has none: ask for 0 or more",
+                f"a priority below 0 goes before the requests of all keys, so it needs a key with "
+                f"admin rights, and {key.name!r} has none: ask for 0 or more",
                 status=403,
                 code="not_permitted",
             )
@@ -191,7 +192,7 @@ class Frontend:
         replies: AsyncPullQueue[UserReply],
         context_length: int,
     ) -> None:
-        """Go on with other workers, after `fail_all`."""
+        """Use new workers, after `fail_all`."""
         self._tokenizers, self._replies = tokenizers, replies
         self.context_length = context_length
         self.round_trips = RoundTrips(tokenizers, self._num_ranks)
@@ -242,8 +243,8 @@ class Frontend:
 
 
 def _check_size(prompts: Sequence[Prompt], num_choices: int) -> None:
-    """Raise InvalidRequest if the copies that the choices need are too large together."""
-    if num_choices == 1:  # the body has bounds
+    """Raise InvalidRequest if the copies of the prompts for all choices are too large together."""
+    if num_choices == 1:  # `body` limits its size
         return
     num_bytes = num_choices * sum(len(msgspec.msgpack.encode(prompt)) for prompt in prompts)
     if num_bytes > MAX_COPIES_BYTES:

@@ -1,4 +1,4 @@
-"""uvicorn, with its signal handling and its socket left to the supervisor."""
+"""HTTP connections: uvicorn, whose signals and socket the supervisor handles."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from typing import Any, Final, cast
 
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.errors import error_body, refusal
 
 GRACE_S: Final = 2
-"""The longest wait for clients at a shutdown. Streams have ended before, so only a client that does
-not read makes the server wait."""
+"""The longest wait for clients at a shutdown. Streams have ended by then, so the server waits only
+for a client that does not read."""
 
 KEEP_ALIVE_S: Final = 30
-"""How long a connection may be idle. Longer than the pause between two turns of a chat in a
-benchmark, shorter than a proxy's 60 s."""
+"""How long a connection may be idle: longer than a benchmark's pause between two turns of a chat,
+shorter than a proxy's 60 s."""
 
 MAX_HEAD_BYTES: Final = 64 * 2**10
-"""The most bytes of a request's line and headers, up to one read of the socket more. Parsing takes
-memory, and time that grows with the square of the length."""
+"""The most bytes of a request's line and headers; one read of the socket may exceed it. Parsing
+takes memory, and time that grows with the square of the length."""
 
 HEAD_S: Final = 30.0
-"""The longest wait for a complete head (the request's line and headers) on a connection that has no
-request."""
+"""The longest wait for a complete head (a request's line and headers) on a connection without an
+open request."""
 
 UNREAD_S: Final = 60.0
-"""The longest wait for a client that reads less than about 50 KiB of its answer. The answer holds
-memory, and its request pages of the KV cache."""
+"""The longest wait for a client that reads less than about 50 KiB of its answer. The answer takes
+memory, and its request takes pages of the KV cache."""
 
 ABORT_CONNECTION: Final = "minisgl.abort_connection"
-"""The name in an ASGI scope of a function that closes the connection and drops what is unsent."""
+"""The name, in an ASGI scope, of a function that closes the connection and drops unsent bytes."""
 
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]+ [^\r\n]* HTTP/1\.1\r\n")
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
@@ -53,11 +53,11 @@ class _Protocol(HttpToolsProtocol):
     (docs/performance.md).
 
     An Upgrade header (to HTTP/2, which Java's HttpClient sends by default, or to WebSocket) is
-    removed, as a server may ignore it: the parser would take the body for the other protocol. The
-    header is found only among the complete lines that arrive first.
+    removed, because the parser would take the body for the other protocol; a server may ignore it.
+    It is found only among the complete lines that arrive first.
 
-    Mutable: the number of bytes since a head or a piece of a body was complete, and timers that
-    close a connection whose client stalls.
+    Mutable: it counts the bytes since a head or a piece of a body was complete, and its timers
+    close the connection of a client that stalls.
     """
 
     _num_pending = 0
@@ -89,7 +89,7 @@ class _Protocol(HttpToolsProtocol):
             self._unread_timer.cancel()
 
     def _reset(self) -> None:
-        """Close the connection, and free what is unsent here and in the kernel."""
+        """Close the connection, and free unsent bytes here and in the kernel."""
         if (client := self.transport.get_extra_info("socket")) and not self.transport.is_closing():
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -112,8 +112,8 @@ class _Protocol(HttpToolsProtocol):
             too_large = f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes"
             self._refuse(refusal(too_large, status=431, code="headers_too_large"))
         elif self.cycle is None or self.cycle.response_complete:
-            # The data is no head, yet it has ended uvicorn's wait for the next request: a blank
-            # line, or the rest of a body that was refused.
+            # This is no head (but a blank line, or the rest of a body that was refused), and yet
+            # it has ended uvicorn's wait for the next request.
             self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -128,12 +128,12 @@ class _Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that the parser refuses. msg: uvicorn's text, which says no more."""
+        """Answer bytes that the parser refuses. msg: uvicorn's text, which is not used."""
         wrong = "the request is not valid HTTP/1.1; if the client speaks HTTPS, use an http:// URL"
         self._refuse(refusal(wrong, status=400, code="invalid_http"))
 
     def _refuse(self, error: InvalidRequest) -> None:
-        """Answer before there is a request for the application, and close the connection."""
+        """Answer instead of the application, and close the connection."""
         status, answer = error_body(error)
         body = msgspec.json.encode(answer)
         head = (
@@ -145,14 +145,21 @@ class _Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """Return False for uvicorn's advice to install a package for WebSockets, which this server does
-    not speak. `ws="none"` does not prevent that line."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client disconnects. ASGI's `receive` also reports a disconnect after a
+    complete response, so this always ends."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_useful(record: logging.LogRecord) -> bool:
+    """Return False for uvicorn's advice to install a package for WebSockets. This server does not
+    use them, and `ws="none"` does not prevent the advice."""
     return not record.getMessage().startswith("No supported WebSocket library")
 
 
 class HttpServer(uvicorn.Server):
-    """Serves `app` until `should_exit` is set. tls: over HTTPS."""
+    """Serves `app` until `should_exit` is set. tls: the settings of HTTPS; None is HTTP."""
 
     def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
@@ -168,16 +175,16 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._tls = tls
-        logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)  # the same one adds nothing
+        logging.getLogger("uvicorn.error").addFilter(_is_useful)  # adding it again changes nothing
         self._on_started: Callable[[], None] | None = None
 
     async def serve_on(self, listening: socket.socket, on_started: Callable[[], None]) -> None:
-        """`on_started` is called when connections are accepted."""
+        """Serve on a listening socket. on_started: called when connections are accepted."""
         self._on_started = on_started
         await self.serve([listening])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.ssl = self._tls  # uvicorn's own options leave out the better ciphers of TLS 1.2
+        self.config.ssl = self._tls  # uvicorn's options lack the better ciphers of TLS 1.2
         await super().startup(sockets)
         if self._on_started:
             self._on_started()

@@ -1,4 +1,4 @@
-"""Lets only requests with a key pass: `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+"""Passes on only requests with a key: `Authorization: Bearer KEY` or `x-api-key: KEY`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 
 OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
-"""Paths that need no key: probes have none, and the pages ask their user for one."""
+"""Paths without a key: probes have none, and the web pages ask their user for one."""
 
 OPEN_BELOW: Final = "/page/"
-"""The page's assets."""
+"""The path of the page's files, which need no key."""
 
 ADMIN: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
 """Paths that need a key with admin rights: profiles slow the server down and write files, and the
@@ -27,8 +27,8 @@ X-ray shows the requests of all keys."""
 class KeyGuard:
     """Answers requests without a valid key with 401, and those above a key's limits with 429.
 
-    The key of a request that passes is `scope["api_key"]`. Only POST counts against the limit of
-    requests, without the router's questions about a prompt's prefixes (`PREFIX_HEADER`).
+    It sets `scope["api_key"]` to the key of a request that passes. Only POST counts against the
+    limit of requests; a router's request for a prompt's hashes (`PREFIX_HEADER`) does not.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, observer: Observer) -> None:
@@ -59,11 +59,13 @@ class KeyGuard:
             )
         key = self._keys.find(given)
         if key is None:
-            raise refusal("the API key is not known here", status=401, code="invalid_api_key")
+            raise refusal(
+                "this server does not know the API key", status=401, code="invalid_api_key"
+            )
         if path in ADMIN:
             if not key.is_admin:
                 raise refusal(
-                    f"{path} needs a key with admin rights, which {key.name!r} has not",
+                    f"{path} needs a key with admin rights, and {key.name!r} has none",
                     status=403,
                     code="not_permitted",
                 )
@@ -73,6 +75,6 @@ class KeyGuard:
 
 
 def key_given(headers: Headers) -> str:
-    """Return the text of the key that a request has; "" if it has none."""
+    """Return the text of a request's key; "" if it has none."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")

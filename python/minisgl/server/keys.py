@@ -1,4 +1,4 @@
-"""API keys: who may use the server, and how much in a minute.
+"""API keys: they say which clients may use the server, and how much a minute.
 
 Keys come from `--api-key` and from `--api-key-file`, a TOML file with a table for each key::
 
@@ -6,11 +6,11 @@ Keys come from `--api-key` and from `--api-key-file`, a TOML file with a table f
     key = "a long random text"
     requests_per_minute = 60    # left out: no limit
     tokens_per_minute = 100000  # of prompts and answers together
-    weight = 2                  # of its share when the server is full; left out: 1
-    admin = true                # may take profiles
+    weight = 2                  # when the server is full, twice the tokens; left out: 1
+    admin = true                # may use the paths of `key_guard.ADMIN`
 
-The file is read again when it changes; a file with an error changes nothing. Keys are compared as
-digests in constant time, and appear in no log.
+The file is read again when it changes. If the new file has an error, the keys stay as they were.
+Keys are compared as digests in constant time, and no log shows them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 REREAD_S: Final = 1.0
-"""The least time between two looks at the file, so that not every request costs a system call."""
+"""The least time between two checks of the file. A check at each request would cost each a system
+call."""
 
 MAX_NAME: Final = 64
 
 BYTES_PER_TOKEN: Final = 4
-"""To estimate a prompt's tokens: of text in most languages, and of a token id."""
+"""The estimate for a prompt: it fits text in most languages, and token ids."""
 
 USUAL_OUTPUT: Final = 256
-"""Tokens that an answer without max_tokens is expected to have."""
+"""The expected tokens of an answer without max_tokens."""
 
 PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
 
@@ -77,14 +78,14 @@ class Key:
         self.change(entry)
 
     def change(self, entry: KeyEntry) -> None:
-        """Take over a changed entry of the file. A limit that is the same keeps what was used."""
+        """Apply a changed entry of the file. An unchanged limit keeps its count."""
         self.digest = digest_of(entry.key)
         self.is_admin = entry.admin
         self._share.weight = entry.weight
         self._limits.change(entry.requests_per_minute, entry.tokens_per_minute, self._clock())
 
     def use(self) -> KeyUse | None:
-        """Return its limits and what it has used, for a router; None if it has no limits."""
+        """Return the key's limits and use, for a router; None if it has no limits."""
         requests, tokens = self._limits.per_minute
         if requests is None and tokens is None:
             return None
@@ -98,7 +99,7 @@ class Key:
         )
 
     def admit(self, *, counts: bool = True) -> None:
-        """Count a request, or with counts=False only check the limits. Raises RateLimited."""
+        """Count a request; with counts=False only check the limits. Raises RateLimited."""
         now = self._clock()
         try:
             self._limits.check(self.name, now)
@@ -109,7 +110,10 @@ class Key:
         self._limits.take(now, requests=int(counts))
 
     def begin(self, prompt: Prompt, params: SamplingParams, *, counts_prompt: bool = True) -> Job:
-        """Return a request of this key that is about to be sent. Its `end` must be called."""
+        """Return a request of this key that will be sent. Its `end` must be called.
+
+        counts_prompt: whether its prompt counts. Of several choices of a prompt, one counts it.
+        """
         num_bytes = len(msgspec.msgpack.encode(prompt)) if counts_prompt else 0
         cost = num_bytes // BYTES_PER_TOKEN + (
             USUAL_OUTPUT if params.max_tokens is None else params.max_tokens
@@ -117,30 +121,30 @@ class Key:
         return Job(self, self._share, cost, counts_prompt)
 
     def charge(self, *, prompt: int = 0, output: int = 0) -> None:
-        """Count tokens."""
+        """Count tokens that were used."""
         self.num_prompt_tokens += prompt
         self.num_output_tokens += output
         self._limits.take(self._clock(), tokens=prompt + output)
 
 
 class Job:
-    """One request of a key. Mutable. share: (tag among the requests of all keys, the key's number),
-    by which the scheduler orders requests."""
+    """One request of a key. Mutable. share: its tag and the key's number, by which the scheduler
+    orders requests (`minisgl.server.shares`)."""
 
     __slots__ = ("_counts_prompt", "_key", "_left", "_num_prompt", "_share", "share")
 
     def __init__(self, key: Key, share: Share, cost: int, counts_prompt: bool) -> None:
         self._key = key
         self._share = share
-        self._left = cost  # expected tokens that were not served yet
+        self._left = cost  # expected tokens that are not served yet
         self._counts_prompt = counts_prompt
-        self._num_prompt = 0  # tokens that are accepted, until the first piece of the answer
+        self._num_prompt = 0  # the accepted prompt's tokens, until the first piece of the answer
         self.share = share.begin(cost), share.number
 
     def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
         """Charge the key for an accepted prompt, or for a piece of an answer.
 
-        The share counts a prompt as served with the first piece of its answer; until then it waits.
+        The share counts the prompt as served when the first piece of its answer comes.
         """
         if isinstance(reply, Accepted):
             self._num_prompt = reply.num_prompt_tokens if self._counts_prompt else 0
@@ -182,7 +186,7 @@ class KeyRing:
         return iter(self._keys.values())
 
     def find(self, given: str) -> Key | None:
-        """Return the key whose text is `given`, or None. The time depends on its length alone."""
+        """Return the key whose text is `given`, or None. The time depends only on its length."""
         self._reread()
         digest, found = digest_of(given), None
         for key in self._keys.values():
@@ -258,8 +262,8 @@ def _given_keys(given: str) -> list[str]:
 
 
 def _named(keys: list[str], taken: Collection[str]) -> dict[str, KeyEntry]:
-    """Return the entries of keys without limits that may do everything, by name: `default`,
-    `default-2`, ..., without the names in `taken`."""
+    """Return entries without limits and with admin rights for `keys`, by name: `default`,
+    `default-2`, ..., except the names in `taken`."""
     numbers = (f"default-{number}" for number in count(2))
     names = (name for name in chain(["default"], numbers) if name not in taken)
     return {name: KeyEntry(key=key, admin=True) for key, name in zip(keys, names, strict=False)}
@@ -270,5 +274,5 @@ def _can_be_sent(key: str) -> bool:
 
 
 def digest_of(key: str) -> bytes:
-    """Return the SHA-256 of a key, which is kept and compared instead of its text."""
+    """Return the SHA-256 of a key's text, which is stored and compared instead of the text."""
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()

@@ -1,4 +1,4 @@
-"""The supervisor: starts the workers and the API server, and ends them.
+"""The supervisor, which starts and ends the workers and the API server.
 
 ::
 
@@ -6,24 +6,22 @@
     engine                                     | import torch, load ...  | step, step   |
     tokenizer(s)                               | load tokenizer          | text <-> ids |
 
-The API server runs in this process (`minisgl.server.server`). If a worker dies, the server exits
-with code 1, or with `--restart` starts all workers again. A requested shutdown (Ctrl-C, SIGTERM,
-SIGHUP) exits with 0. SIGTERM first lets running requests finish, for `--drain-timeout`; a second
-Ctrl-C or SIGTERM ends everything at once.
+The API server runs in this process (`minisgl.server.server`). If a worker dies, the exit code is 1,
+or with `--restart` all workers start again. After Ctrl-C, SIGTERM or SIGHUP the exit code is 0.
+SIGTERM first lets running requests finish, for `--drain-timeout`; a second Ctrl-C or SIGTERM ends
+everything at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from minisgl import env
-from minisgl.errors import ConfigError, EngineError
 from minisgl.runtime.node_map import ranks_of
 from minisgl.runtime.node_settings import given_of_node_0, settings_of
 from minisgl.runtime.nodes import gather_nodes, join_node_0, with_network
@@ -32,8 +30,9 @@ from minisgl.runtime.workers import Workers
 from minisgl.server.address import bind, tls_context, url_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.command import run_serving
 from minisgl.server.ready import ready_text, say
-from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.logger import get_logger
 from minisgl.utils.process import leave_start_to_no_collector
 from minisgl.utils.start import StartClock
 
@@ -50,36 +49,34 @@ def launch_server(
     """Serve until a request to stop, and return the exit code. Called in the main thread.
 
     foreground: called with the server's URL in the main thread, while the server runs in another
-    thread. When it returns, the server stops, and its result is the exit code. began: the start of
-    the command on `time.monotonic`; by default now. on_url: called with the server's URL once it
-    serves, instead of printing it.
+    thread. When it returns, the server stops, and its result is the exit code. began: when the
+    command started, on `time.monotonic`; None is now. on_url: called with the server's URL when it
+    serves; without it, the URL is printed.
     """
     clock = StartClock(began)
-    level = args.log_level or ("warning" if args.shell else None)
-    if level:
-        os.environ["MINISGL_LOG_LEVEL"] = level  # for the workers
-    if args.log_format:
-        os.environ["MINISGL_LOG_FORMAT"] = args.log_format
-    with Signals() as signals:
-        try:
-            setup_logging("server", level=level)
-            env.check()
-            if args.dry_run:
-                _dry_run(args, signals)
-            elif args.node_rank:
+
+    def serve(signals: Signals) -> int:
+        env.check()
+        if args.dry_run:
+            return _dry_run(args, signals)
+        if args.node_rank:
+            try:
                 _serve_node(args, signals)
-            else:
-                return _serve(args, signals, foreground, clock, on_url)
-        except KeyboardInterrupt:
-            logger.info("stopped" if args.node_rank else "stopped before it was ready")
-            return 130 if foreground else 0
-        except (ConfigError, EngineError) as error:
-            logger.error("%s", error)
-            return 1
-    return 0
+            except KeyboardInterrupt:
+                logger.info("stopped")
+            return 0
+        return _serve(args, signals, foreground, clock, on_url)
+
+    return run_serving(
+        "server",
+        serve,
+        level=args.log_level or ("warning" if args.shell else None),
+        log_format=args.log_format,
+        interrupted=130 if foreground else 0,
+    )
 
 
-def _dry_run(args: ServerArgs, signals: Signals) -> None:
+def _dry_run(args: ServerArgs, signals: Signals) -> int:
     found = find_checkpoint(args)
     with _workers(signals) as workers:
         workers.start_engine(replace(args, model=str(found.folder)))
@@ -89,6 +86,7 @@ def _dry_run(args: ServerArgs, signals: Signals) -> None:
         if not workers.info["has_chat_template"]:
             say("  chats are refused: the model has no usable chat template")
         workers.wait_ended()
+    return 0
 
 
 def _serve(
@@ -99,7 +97,7 @@ def _serve(
     on_url: Callable[[str], None] | None,
 ) -> int:
     """Serve until asked to stop, and return the exit code."""
-    tls = tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile else None
+    tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
     keys = None
     if args.api_key is not None or args.api_key_file is not None:
         from minisgl.server.keys import KeyRing
@@ -115,14 +113,14 @@ def _serve(
         clock.lap("launch")
 
         def start_workers() -> None:
-            # First the engine: it imports torch, which takes longest.
+            # The engine comes first: its import of torch takes longest.
             workers.start_engine(replace(args, model=str(folder)))
             workers.start_text(folder, args.num_tokenizer, tool_call_parser=args.tool_call_parser)
 
         start_workers()
 
         with held():  # an import may swallow what a signal handler raises
-            # These import FastAPI, while the workers start.
+            # These modules import FastAPI. The workers start meanwhile.
             from minisgl.server.api.models import ServedModel
             from minisgl.server.server import Server
 
@@ -157,7 +155,7 @@ def _serve(
 def _serve_node(args: ServerArgs, signals: Signals) -> None:
     """Run this node's ranks for as long as node 0 serves."""
     if flags := given_of_node_0(args):
-        logger.info("node 0 alone uses %s; this node does not", ", ".join(flags))
+        logger.info("only node 0 uses %s; this node does not", ", ".join(flags))
     with _workers(signals) as workers:
         folder = find_checkpoint(args).folder
         workers.nodes = [join_node_0(args, settings_of(args, folder))]
@@ -175,7 +173,7 @@ def _serve_node(args: ServerArgs, signals: Signals) -> None:
 
 @contextlib.contextmanager
 def _workers(signals: Signals) -> Iterator[Workers]:
-    """Yield workers that end with the block, or at once if a second signal comes."""
+    """Yield workers that end with the block, or at once after a second signal."""
     workers = Workers()
     signals.second = workers.kill
     reason = None
@@ -185,5 +183,5 @@ def _workers(signals: Signals) -> Iterator[Workers]:
         reason = str(error) or "it was stopped"
         raise
     finally:
-        signals.first = workers.kill  # the workers are asked to end already
+        signals.first = workers.kill  # they are already asked to end
         workers.end(reason)

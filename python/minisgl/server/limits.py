@@ -1,4 +1,4 @@
-"""The limits of an API key: its requests and tokens a minute are token buckets."""
+"""The limits of an API key: a token bucket of requests, and one of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from minisgl.server.errors import RateLimited
 
 
 class Bucket:
-    """A token bucket: it holds a minute's amount, refills evenly, and may be negative. Mutable."""
+    """A token bucket: it holds at most a minute's amount, refills evenly, and may be negative.
+    Mutable."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -35,7 +36,7 @@ class Limits:
         self._tokens: Bucket | None = None
 
     def change(self, requests: int | None, tokens: int | None, now: float) -> None:
-        """Set the amounts of a minute. A limit that is the same keeps what was used."""
+        """Set the amounts of a minute. An unchanged limit keeps its count."""
         self._requests = _changed(self._requests, requests, now)
         self._tokens = _changed(self._tokens, tokens, now)
 
@@ -48,7 +49,7 @@ class Limits:
         return requests, tokens
 
     def check(self, name: str, now: float) -> None:
-        """Raises RateLimited if the key `name` has used up one of its limits."""
+        """Raise RateLimited if the key `name` has used up one of its limits."""
         for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket and (wait_s := bucket.wait_s(now)):
                 raise RateLimited(
@@ -60,8 +61,8 @@ class Limits:
     def take(self, now: float, *, requests: float = 0, tokens: float = 0) -> None:
         """Count what was used.
 
-        Tokens are counted as they come, so the last request that is admitted may exceed its limit;
-        the next one then waits for longer.
+        Tokens are counted as they come. So the last admitted request may exceed the limit, and the
+        next one then waits longer.
         """
         if self._requests and requests:
             self._requests.take(requests, now)

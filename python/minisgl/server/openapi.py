@@ -1,4 +1,4 @@
-"""Makes /openapi.json, which /docs shows, from the records that decode requests."""
+"""Makes /openapi.json, which /docs shows, from the records of requests and answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DocumentedAPI(FastAPI):
         self._records = [*records, ErrorBody]
 
     def openapi(self) -> dict[str, Any]:
-        """Return the schema. It is made once: that takes 40 ms, and each 404 reads its paths."""
+        """Return the schema. It is made once, because that takes 40 ms and each 404 reads it."""
         if self.openapi_schema:
             return self.openapi_schema
         page = super().openapi()
@@ -38,9 +38,9 @@ def operation(
     stream: str = "text/event-stream",
     other: type[msgspec.Struct] | None = None,
 ) -> dict[str, Any]:
-    """Return a route's arguments that document its body, answer, stream events and errors.
+    """Return the arguments of a route that document its body, answer, stream and errors.
 
-    stream: the media type of a stream. other: another form of the answer.
+    chunks: the records of a stream. stream: its media type. other: another form of the answer.
     """
     answer = {"anyOf": [_ref(response), _ref(other)]} if other else _ref(response)
     content: dict[str, Any] = {"application/json": {"schema": answer}}
@@ -64,7 +64,7 @@ def operation(
 
 
 def _sse(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a server-sent event whose data is JSON, or the text `[DONE]`."""
+    """Return the schema of a server-sent event, whose data is JSON or the text `[DONE]`."""
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
     done = {"anyOf": [{"const": "[DONE]"}, data]}
     properties = {"event": {"type": "string"}, "data": done}

@@ -1,8 +1,8 @@
-"""Answers flags of vLLM, SGLang, llama.cpp and TGI with the flag of this server.
+"""Names this server's flag for a flag of vLLM, SGLang, llama.cpp or TGI.
 
 Sources of the names: `vllm serve --help`, SGLang's page "Server Arguments", llama.cpp's
-tools/server/README.md, TGI's page "Text-generation-launcher arguments". Flags that are in neither
-table concern parts that this engine does not have.
+tools/server/README.md, TGI's page "Text-generation-launcher arguments". A flag in neither table is
+for a part that this engine does not have.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--enable-cache-report", "--enable-prefill-logprobs", "--enable-prompt-tokens-details",
         "--flash-attention",
     ),
-    "nothing of the kind is done here: leave it out": (
+    "this server does no such thing: leave it out": (
         "--disable-log-requests", "--disable-log-stats", "--no-warmup", "--skip-server-warmup",
         "--no-webui", "--no-context-shift", "--usage-stats", "--disable-fastapi-docs",
     ),
     "the code of a checkpoint is never run here: leave it out": ("--trust-remote-code",),
-    "the template, the tokenizer and the sampling defaults are the checkpoint's: change its files":
+    "chat template, tokenizer and sampling defaults come from the checkpoint: change its files":
         ("--chat-template", "--chat-template-file", "--tokenizer-mode", "--generation-config",
          "--override-generation-config", "--tokenizer-config-path", "--hf-overrides",
          "--json-model-override-args", "--rope-scaling", "--rope-theta", "--rope-freq-base",
          "--rope-freq-scale", "--rope-factor"),
-    "thinking is found by the model's format; a request sets enable_thinking and "
+    "the chat template shows how the model reasons; a request sets enable_thinking and "
     "reasoning_effort": (
         "--reasoning-parser", "--reasoning-format", "--reasoning-budget", "--enable-reasoning",
     ),
@@ -136,7 +136,7 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--disable-overlap-schedule", "--no-async-scheduling",
     ),
     "the priority is a field of a request": ("--scheduling-policy", "--schedule-policy"),
-    "put the server behind a proxy that cuts the folder off": (
+    "put the server behind a proxy that removes the prefix from paths": (
         "--root-path", "--api-prefix", "--fastapi-root-path",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Prints the address of a server that is ready, and commands to try."""
+"""Prints a ready server's address, with commands to try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.utils.http import goes_through_proxy
 
 
 def say(text: str) -> None:
-    """Print to stdout. If its reader has left, as with `| head`, the server goes on."""
+    """Print to stdout. The server goes on if the reader has left, as with `| head`."""
     try:
         print(text, flush=True)
     except OSError:

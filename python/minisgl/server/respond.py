@@ -1,11 +1,11 @@
-"""From a call under way to its HTTP response, whole or as server-sent events.
+"""Answers a request with the replies to its prompts, whole or as a stream of events.
 
 All API families use it. The headers are sent when the request is accepted, so a refusal by the
-scheduler is a 4xx for streams too. A call is aborted when its client leaves: ASGI's `receive`
-reports a disconnect, and a `finally` covers all other ways.
+scheduler is a 4xx for streams too. A call is aborted when its client leaves: a task waits for the
+disconnect, and a `finally` covers all other ways.
 
-Why not Starlette's StreamingResponse: it starts a task group per response and hands over one
-chunk at a time; here one write carries all events of a wake-up.
+Why not Starlette's StreamingResponse: it starts a task group per response and sends one chunk at a
+time; here one write has all events of a wake-up.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody
 from minisgl.server.api.structured import rename
 from minisgl.server.call import Answer, Call, ClientGone
-from minisgl.server.errors import DeadlineExceeded, error_body
+from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
-from minisgl.server.http import ABORT_CONNECTION
+from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.replica import PREFIX_HEADER, prefix_answer
 from minisgl.server.telemetry.tracing import Origin
@@ -38,12 +38,12 @@ from minisgl.tokenizer.parse.answer import Kind, SplitAnswer, collect
 _encode: Final = msgspec.json.Encoder().encode
 
 ERROR_READ_S: Final = 2.0
-"""How long a client may leave the error of its deadline unread before its connection is closed."""
+"""How long a client may leave the error of its deadline unread. Then its connection is closed."""
 
 DONE: Final = b"data: [DONE]\n\n"
 
 WARNING: Final = "x-minisgl-warning"
-"""The response header that names the parts of a request that were left out."""
+"""The response header that names the omitted parts of a request."""
 
 _STREAM_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
@@ -53,9 +53,9 @@ _STREAM_HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One prompt's whole answer.
+    """The whole answer to one prompt.
 
-    logprobs, tokens, prompt: as in `TextReply`, empty unless the request asks for them. parts:
+    logprobs, tokens, prompt: as in `TextReply`; empty unless the request asks for them. parts:
     empty unless the prompt asks for a split answer.
     """
 
@@ -69,13 +69,13 @@ class Output:
 
     @property
     def answer(self) -> SplitAnswer:
-        """The answer as reasoning, content and calls. One that is not split is all content."""
+        """The answer as reasoning, content and calls. Without `parts` all of it is content."""
         return collect(self.parts) if self.parts else SplitAnswer(content=self.text)
 
 
 class Shape(ABC):
-    """How an API family writes its answers. The methods that are not abstract write OpenAI's
-    stream."""
+    """How an API family writes its answers. The methods that are not abstract write the form of
+    OpenAI's chat completions."""
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
     """The content type of a stream."""
@@ -106,6 +106,7 @@ class Shape(ABC):
 
 
 def event(body: msgspec.Struct) -> bytes:
+    """Return a server-sent event whose data is `body` as JSON."""
     return b"data: " + _encode(body) + b"\n\n"
 
 
@@ -114,15 +115,11 @@ def named_event(name: str, body: msgspec.Struct) -> bytes:
 
 
 class TextEvent:
-    """Events that differ only in one text: the rest is encoded once per stream."""
+    """Makes events that differ only in one text; the rest is encoded once."""
 
-    def __init__(
-        self,
-        make: Callable[[str], msgspec.Struct],
-        framed: Callable[[msgspec.Struct], bytes] = event,
-    ) -> None:
+    def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
         marker = secrets.token_hex(16)
-        self._head, self._tail = framed(make(marker)).split(_encode(marker))
+        self._head, self._tail = event(make(marker)).split(_encode(marker))
 
     def __call__(self, text: str) -> bytes:
         return self._head + _encode(text) + self._tail
@@ -134,23 +131,23 @@ async def respond(
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
     *,
-    priority: int | None,
-    cache_salt: str | None,
     stream: bool | None,
     shape: Shape,
     names: Mapping[str, str],
+    priority: int | None = None,
+    cache_salt: str | None = None,
     num_choices: int = 1,
     is_clamped: bool = False,
     timeout_s: float | None = None,
     warning: str = "",
 ) -> Response:
-    """Submit `prompts` and answer in `shape`. Raises the refusal if one of them is refused.
+    """Submit `prompts` and return the response in `shape`. Raises the refusal of a prompt.
 
-    timeout_s: after this time the call ends with DeadlineExceeded, wherever it is.
-    num_choices: of each prompt; output i is choice i % num_choices of prompt i // num_choices.
-    names: the request's names of fields, by the names that the workers use in a refusal.
-    is_clamped: `max_tokens` is lowered to what the context leaves. warning: the ASCII text of the
-    header `WARNING`; "" for none.
+    stream: whether the response is a stream. names: the request's names of fields, by the names
+    that the workers use in a refusal. num_choices: of each prompt; output i is choice
+    i % num_choices of prompt i // num_choices. is_clamped: `max_tokens` is lowered to what the
+    context leaves. timeout_s: after this time the call ends with DeadlineExceeded. warning: the
+    ASCII text of the header `WARNING`; "" for none.
     """
     if PREFIX_HEADER in request.headers:
         return await prefix_answer(request, frontend, prompts, cache_salt or "")
@@ -188,7 +185,7 @@ async def respond(
         rename(error, names)
         raise
     except ClientGone:
-        return Response(status_code=499)  # nginx's code for it; there is no reader
+        return client_left()
     except BaseException:
         call.abort()
         raise
@@ -198,8 +195,8 @@ async def respond(
 
 
 class Deadline:
-    """Ends a call after its timeout, and closes the connection of a client that does not read the
-    error. Mutable."""
+    """Ends a call after its timeout. Closes the connection if the client does not read the error.
+    Mutable."""
 
     def __init__(self, call: Call, timeout_s: float, scope: Scope) -> None:
         self._call = call
@@ -212,7 +209,7 @@ class Deadline:
 
     def _expire(self) -> None:
         self._call.fail(DeadlineExceeded(self._timeout_s))
-        # The error cannot be written behind text that the client does not read.
+        # The error comes after the text, so it cannot be sent if the client does not read that.
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(ERROR_READ_S, self._abort_connection)
 
@@ -244,7 +241,7 @@ class EventStream(Response):
             if self._warning:
                 headers.append((WARNING.encode(), self._warning.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            # Sent together with the first text.
+            # The opening is sent together with the first text.
             lead = self._shape.opening(self._call.num_prompt_tokens)
             ends: dict[int, Finished] = {}
             async for batch in self._call:
@@ -308,8 +305,6 @@ async def _collect(call: Call, num_prompts: int) -> list[Output]:
 
 
 async def _abort_on_disconnect(receive: Receive, call: Call) -> None:
-    """Abort `call` when the client leaves. The task always ends, because `receive` reports a
-    disconnect after a complete response, too."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Abort `call` when the client leaves."""
+    await wait_for_disconnect(receive)
     call.abort()

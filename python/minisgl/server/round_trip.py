@@ -1,4 +1,4 @@
-"""Sends the workers messages that run no model, and waits for the answers: pings, profiles, ids."""
+"""Sends the workers messages that run no model (pings, profiles, ids), and returns the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minisgl.utils.zmq import PushQueue
 Answer = PongMsg | ProfileReply | CodecReply | WatchReply
 
 CODEC_TIMEOUT_S: Final = 60.0
-"""A tokenizer encodes one prompt a turn, so this one waits for all before it."""
+"""A prompt waits until the tokenizer has encoded all prompts before it."""
 
 
 class RoundTrips:
@@ -36,7 +36,7 @@ class RoundTrips:
         self._failure: EngineError | None = None
 
     async def ping(self, timeout_s: float) -> bool:
-        """Return whether a message through each tokenizer comes back from every rank in time."""
+        """Return whether a ping through each tokenizer comes back from every rank in time."""
         message = PingMsg(seq=next(self._seqs))
         num_answers = len(self._tokenizers) * self._num_ranks
         try:
@@ -48,9 +48,9 @@ class RoundTrips:
     async def profile(
         self, action: Literal["start", "stop"], timeout_s: float
     ) -> list[ProfileReply]:
-        """Return one reply for each rank, in order; ranks that do not answer in time have failed.
+        """Return one reply for each rank, in order. A rank that does not answer in time has failed.
 
-        Raises EngineError when a worker is gone.
+        Raises EngineError if a worker is gone.
         """
         message = ProfileMsg(seq=next(self._seqs), action=action)
         answers = await self._ask(message, self._tokenizers[:1], self._num_ranks, timeout_s)
@@ -75,7 +75,7 @@ class RoundTrips:
     ) -> CodecReply:
         """Return the ids of `prompt`. Raises RequestError, EngineError.
 
-        is_plain: add no special tokens. with_pieces: return each token's bytes, too.
+        is_plain: add no special tokens. with_pieces: return each token's bytes too.
         """
         message = EncodeMsg(
             seq=next(self._seqs), prompt=prompt, is_plain=is_plain, with_pieces=with_pieces
@@ -83,7 +83,7 @@ class RoundTrips:
         return await self._codec(message)
 
     async def decode(self, ids: bytes) -> str:
-        """Return the text of token ids, which are little-endian int32. Raises EngineError."""
+        """Return the text of token ids (little-endian int32). Raises EngineError."""
         return (await self._codec(DecodeMsg(seq=next(self._seqs), ids=ids))).text
 
     async def _codec(self, message: EncodeMsg | DecodeMsg) -> CodecReply:
@@ -96,7 +96,7 @@ class RoundTrips:
         return answers[0]
 
     def deliver(self, answer: Answer) -> None:
-        """Hand an answer to the call that waits for it. A late answer is dropped."""
+        """Give an answer to the function that waits for it. A late answer is dropped."""
         waiting = self._waiting.get(answer.seq) if answer.seq is not None else None
         if waiting is not None:
             waiting.put_nowait(answer)

@@ -1,8 +1,8 @@
 """The API server over running workers.
 
-It runs in the supervisor's process. The event loop watches each worker's sentinel, so it sees a
-death at once, and its heartbeats, so it sees a hang within `--hang-timeout`. Then every open
-request is answered with an error, and `serve` raises it.
+It runs in the supervisor's process. The event loop watches each worker's sentinel, which shows a
+death at once, and its heartbeats, which show a hang within `--hang-timeout`. Then every open
+request ends with an error, which `serve` raises.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from minisgl.server.address import listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs, origins_of
+from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
@@ -39,9 +40,9 @@ from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 logger = get_logger(__name__)
 
 RESTARTS_WITHIN_S: Final = 3600.0
-"""`--max-restarts` are allowed in this time."""
+"""The time in which at most `--max-restarts` are allowed."""
 
-DRAIN_CHECK_S: Final = 0.05
+KILL_AGAIN_S: Final = 0.05
 
 
 class Server:
@@ -57,7 +58,7 @@ class Server:
         tls: ssl.SSLContext | None = None,
         start_workers: Callable[[], None] | None = None,
     ) -> None:
-        """start_workers: starts the workers again after a failure (`--restart`)."""
+        """start_workers: called to start the workers again after a failure (`--restart`)."""
         self._workers = workers
         self._socket = bound
         self._num_tokenizers = max(args.num_tokenizer, 1)
@@ -89,7 +90,7 @@ class Server:
         self._failure: EngineError | None = None
 
     def on_workers_ready(self, clock: StartClock) -> None:
-        """Read the context length and the times of the start from the workers."""
+        """Read the context length and the times of the start from the workers' reports."""
         self._frontend.context_length = self._context_length
         clock.lap_in_parts(self._workers.info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
@@ -112,7 +113,7 @@ class Server:
                 self._drain.cancel()
             while self._restart and not self._restart.done():
                 self._workers.kill()  # ends the wait for them
-                await asyncio.wait([self._restart], timeout=DRAIN_CHECK_S)
+                await asyncio.wait([self._restart], timeout=KILL_AGAIN_S)
             self._disconnect(self._loop)
             self._frontend.observer.close()
             self._loop = None
@@ -125,7 +126,7 @@ class Server:
         return tokenizers, AsyncPullQueue(endpoints.api, UserReply)
 
     def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver what the workers answer, and watch them."""
+        """Deliver the workers' replies, and watch the workers."""
         for worker in self._workers.processes:
             loop.add_reader(worker.process.sentinel, self._on_death, worker)
         for node in self._workers.nodes:
@@ -179,30 +180,23 @@ class Server:
         return code
 
     def stop(self, *, drain: bool = False) -> None:
-        """Accept no more, end the open requests, and let `serve` return. Any thread may call it.
+        """Refuse new requests, end the open ones, and let `serve` return. Any thread may call this.
 
-        drain: first let the open requests finish, for `--drain-timeout`.
+        drain: first let open requests finish, for `--drain-timeout`.
         """
         if loop := self._loop:
-            with contextlib.suppress(RuntimeError):  # `serve` has just ended by itself
+            with contextlib.suppress(RuntimeError):  # `serve` has just returned
                 loop.call_soon_threadsafe(self._stop, drain)
 
     def _stop(self, drain: bool) -> None:
-        if drain and self._drain_s and self._frontend.num_open and not self._frontend.is_draining:
+        if drain and not self._frontend.is_draining:
+            self._frontend.is_draining = True
             self._drain = asyncio.create_task(self._finish_open())
         else:
             self._end(EngineError("the server is shutting down"))
 
     async def _finish_open(self) -> None:
-        self._frontend.is_draining = True
-        num_open = self._frontend.num_open
-        logger.info("draining: %d prompts are open, for at most %g s", num_open, self._drain_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s):
-                while self._frontend.num_open:
-                    await asyncio.sleep(DRAIN_CHECK_S)
-        if num_open := self._frontend.num_open:
-            logger.warning("%d prompts did not finish within --drain-timeout", num_open)
+        await finish_open(lambda: self._frontend.num_open, self._drain_s)
         self._end(EngineError("the server is shutting down"))
 
     def _end(self, error: EngineError) -> None:
@@ -256,7 +250,7 @@ class Server:
         return True
 
     async def _start_again(self, error: EngineError) -> None:
-        """Fail the open requests and start new workers; requests get a 503 meanwhile."""
+        """Fail the open requests, then start new workers. Until then requests get a 503."""
         assert self._loop
         begun = time.monotonic()
         self._frontend.fail_all(error)
@@ -269,7 +263,7 @@ class Server:
             if not self._http.should_exit:
                 self._queues = self._open_queues()
         except (ConfigError, EngineError) as failed:
-            if self._http.should_exit:  # a request to stop has ended the start
+            if self._http.should_exit:  # `serve` has killed the new workers
                 return
             self._failure = EngineError(f"{error}; it did not start again: {failed}")
             self._end(self._failure)
@@ -282,7 +276,7 @@ class Server:
         logger.info("started again after %.1f s", time.monotonic() - begun)
 
     def _replace_workers(self, reason: str) -> None:
-        """Blocks until the new workers are ready. Raises StartupFailed."""
+        """Start new workers and wait until they are ready. Raises StartupFailed."""
         assert self._start_workers
         self._workers.end(reason)
         self._workers.reset()

@@ -1,4 +1,4 @@
-"""Asks the engine for frames while X-rays are open, and hands the frames to them."""
+"""Fetches the engine's frames for open X-rays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from minisgl.utils.zmq import PushQueue
 
 RENEW_S: Final = 1.0
 LEASE_S: Final = 3.0
-"""For so long after a request the engine makes frames."""
+"""How long the engine makes frames after each request for them."""
 MAX_BEHIND: Final = 20
-"""Frames that are kept for a slow reader; older ones are left out."""
+"""The most frames kept for a slow reader. Older ones are dropped."""
 
 
 class Watchers:
-    """The open X-rays. Mutable. Without any, nothing here runs, and the engine makes no frames."""
+    """The open X-rays. Mutable. If there are none, the engine makes no frames."""
 
     def __init__(self, tokenizers: Sequence[PushQueue]) -> None:
         self._tokenizer = tokenizers[0]
@@ -32,7 +32,7 @@ class Watchers:
             queue.put_nowait(frame)
 
     def close(self) -> None:
-        """End all X-rays: the server stops, or has lost a worker."""
+        """End all X-rays, because the server stops or has lost a worker."""
         self._is_over = True
         for queue in self._queues:
             if queue.full():

@@ -1,6 +1,10 @@
-"""The API families: the JSON that each takes, its handlers, and the JSON of its answers.
+"""The API families, each with its requests, handlers and answers.
 
-What it is for: JSON becomes prompts and sampling parameters; text becomes JSON or server-sent
-events. What it does not know: tokens, processes, sockets. Read next: `minisgl.server.api.schema`
-(what the families have in common), then `minisgl.server.api.chat`, which the others build on.
+What it is for: it turns JSON into prompts and sampling parameters, and text into JSON or
+server-sent events. What it does not know: tokens, processes, sockets. Read next:
+`minisgl.server.api.schema` (what the families have in common), then `minisgl.server.api.chat`, on
+which the other families build.
+
+The module of each family has `router`, which makes its routes, and `RECORDS`, the roots of its
+schema in /openapi.json.
 """

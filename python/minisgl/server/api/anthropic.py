@@ -9,6 +9,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from minisgl.message import ids_from_bytes
 from minisgl.server import body
 from minisgl.server.api.anthropic_answer import EVENTS, AnthropicMessage, MessageShape
 from minisgl.server.api.anthropic_request import CountRequest, MessagesRequest
@@ -32,17 +33,15 @@ class TokenCount(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *EVENTS)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
-
     omissions = OmissionLog()
 
     def chat_of(asked: CountRequest) -> tuple[ChatRequest, list[Omission]]:
-        # Effort "high" is Anthropic's default, so it is left out without a warning.
-        chat, left_out = fitting(asked.chat, model.card.template, _REASONING, default_effort="high")
+        # "high" is Anthropic's default effort, so it is left out without a warning.
+        chat, left_out = fitting(asked.chat, model.card, _REASONING, default_effort="high")
         return chat, [*asked.left_out, *left_out]
 
     @routes.post(
@@ -61,8 +60,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             frontend,
             [chat.split_prompt],
             sampling,
-            priority=None,
-            cache_salt=None,
             timeout_s=asked.timeout,
             stream=asked.stream,
             shape=MessageShape(name, asked),
@@ -79,6 +76,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, CountRequest)
         model.check(asked.model)
         reply = await frontend.round_trips.encode(chat_of(asked)[0].split_prompt)
-        return body.response(TokenCount(input_tokens=len(reply.ids) // 4))
+        return body.response(TokenCount(input_tokens=len(ids_from_bytes(reply.ids))))
 
     return routes

@@ -19,7 +19,7 @@ from minisgl.tokenizer.parse.answer import Kind, Part
 
 
 class MessageUsage(Json, frozen=True, kw_only=True):
-    """input_tokens: the prompt's tokens without those that came from the cache."""
+    """input_tokens: the prompt's tokens that did not come from the cache."""
 
     input_tokens: int
     output_tokens: int
@@ -64,7 +64,7 @@ class AnswerThinking(Json, tag_field="type", tag="thinking", frozen=True, kw_onl
 
 
 class AnswerToolUse(Json, tag_field="type", tag="tool_use", frozen=True, kw_only=True):
-    """input: the arguments, as `call_input` reads them."""
+    """A tool call. input: its arguments, as `call_input` returns them."""
 
     id: str
     name: str
@@ -142,7 +142,7 @@ EVENTS: Final = (
 
 
 class MessageShape(Shape):
-    """Writes the answer. Mutable: it counts the blocks, and knows the kind of the open one."""
+    """Writes the answer. Mutable: it keeps the number of blocks, and the kind of the open one."""
 
     def __init__(self, model: str, asked: MessagesRequest) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
@@ -193,7 +193,7 @@ class MessageShape(Shape):
         return b"".join(event for part in parts for event in self._part(*part))
 
     def _part(self, kind: Kind, text: str) -> Iterator[bytes]:
-        if kind == "call" or kind not in ("arguments", self._open):  # arguments go on with a call
+        if kind == "call" or kind not in ("arguments", self._open):  # arguments continue a call
             yield from self._begin(kind, text)
         delta: TextDelta | ThinkingDelta | InputDelta
         if kind == "call" or (kind == "reasoning" and self._hides_thinking):

@@ -1,7 +1,7 @@
 """The request of POST /v1/messages, and the `ChatRequest` that it becomes.
 
-The text blocks of a turn are joined with line breaks. Successive turns of one role are one turn, as
-Anthropic's documentation says. A final turn of the assistant is continued.
+The text blocks of a turn are joined with line breaks. Successive turns of one role become one turn,
+as Anthropic's documentation says. If the last turn is the assistant's, it is continued.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "
 class TextBlock(Json, tag_field="type", tag="text", frozen=True, kw_only=True):
     text: str
     cache_control: CacheControl = None
-    citations: Annotated[list[Any] | None, ignored("Changes nothing: text has what is read.")] = (
+    citations: Annotated[list[Any] | None, ignored("Changes nothing: only the text is read.")] = (
         None
     )
     parsed_output: Annotated[Any, ignored("Changes nothing: the client adds it.")] = None
@@ -46,13 +46,13 @@ class ToolUseBlock(Json, tag_field="type", tag="tool_use", frozen=True, kw_only=
 
 
 class RedactedBlock(Json, tag_field="type", tag="redacted_thinking", frozen=True, kw_only=True):
-    """Another server's thinking, encrypted: left out, with a warning."""
+    """Another server's encrypted thinking. It is left out, with a warning."""
 
     data: str
 
 
 class HostedBlock(Json, tag_field="type", frozen=True, kw_only=True):
-    """A call or result of another server's hosted tool in an earlier turn: left out, with a
+    """A call or result of another server's hosted tool in an earlier turn. It is left out, with a
     warning."""
 
     id: Annotated[str | None, ignored("Of a block that is left out.")] = None
@@ -106,7 +106,7 @@ class ToolResultBlock(Json, tag_field="type", tag="tool_result", frozen=True, kw
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock | DocumentBlock] = ""
     is_error: Annotated[
-        bool | None, Meta(description="The model sees the content behind the word Error.")
+        bool | None, Meta(description="The model sees the content after the word Error.")
     ] = None
     cache_control: CacheControl = None
 
@@ -116,7 +116,7 @@ class Turn(Json, frozen=True, kw_only=True):
     content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | LeftOutBlock]
 
     def left_out(self, path: str) -> list[Omission]:
-        """Return the blocks that no message has. path: of the turn."""
+        """Return the blocks that `messages` leaves out. path: of the turn."""
         left_out = []
         blocks = [] if isinstance(self.content, str) else self.content
         for i, block in enumerate(blocks):
@@ -132,7 +132,7 @@ class Turn(Json, frozen=True, kw_only=True):
         return left_out
 
     def messages(self, path: str) -> list[Message]:
-        """Return the chat messages of the turn, one for each tool result and one for the rest.
+        """Return the chat messages of the turn: one for each tool result, and one for the rest.
 
         Raises InvalidRequest.
         """
@@ -173,13 +173,13 @@ def _joined(content: str | Sequence[TextBlock | ImageBlock | DocumentBlock] | No
 
 
 class Thinking(Json, frozen=True, kw_only=True):
-    """adaptive: the template decides. budget_tokens: the most tokens of thinking, with enabled."""
+    """adaptive: the chat template decides. budget_tokens: the most tokens of enabled thinking."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: NonNegative | None = None
     display: Annotated[
         Literal["summarized", "omitted"] | None,
-        Meta(description="omitted: blocks of thinking are empty. summarized: they are whole."),
+        Meta(description="omitted: thinking blocks are empty. summarized: they are whole."),
     ] = None
 
 
@@ -219,7 +219,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> list[Omission]:
-        """The tools and blocks that the chat does not have."""
+        """The tools and blocks that `chat` leaves out."""
         tools = [
             Omission(f"tools[{i}]", tool.hosted)
             for i, tool in enumerate(self.tools or ())
@@ -231,7 +231,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
 
     @property
     def chat(self) -> ChatRequest:
-        """The equal request to chat completions. Raises InvalidRequest."""
+        """The same request to chat completions. Raises InvalidRequest."""
         system = [Message(role="system", content=_joined(self.system))] if self.system else []
         given = [
             message

@@ -1,4 +1,4 @@
-"""The tools of POST /v1/messages, and the choice among them."""
+"""The tools of POST /v1/messages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without mark
 CacheControl = Annotated[dict[str, Any] | None, ignored(_NO_CACHE_MARKS)]
 
 HOSTED_BY_DEFAULT: Final = ("web_search_", "web_fetch_", "tool_search_tool_")
-"""The beginnings of the types of hosted tools that agents offer by default; a date follows."""
+"""The types of hosted tools that agents offer by default. A date follows each."""
 
 _OF_HOSTED: Final = "Of a hosted tool, which is left out."
 
 
 class AnthropicTool(Json, frozen=True, kw_only=True):
-    """A tool of the client, or a hosted tool of Anthropic, which is left out or refused."""
+    """A tool of the client, or a hosted tool of Anthropic; hosted ones are left out or refused."""
 
     name: str
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: Annotated[
-        str | None, Meta(description="custom; tools that Anthropic's servers run are left out.")
+        str | None, Meta(description="custom. Tools that Anthropic's servers run are left out.")
     ] = None
     cache_control: CacheControl = None
     strict: Annotated[bool | None, ignored("Changes nothing: see tool_choice.")] = None
@@ -37,7 +37,7 @@ class AnthropicTool(Json, frozen=True, kw_only=True):
     ] = None
     allowed_callers: Annotated[list[str] | None, only(["direct"], why="no code is run here")] = None
     input_examples: Annotated[
-        list[Any] | None, Meta(description="They become a part of the description.")
+        list[Any] | None, Meta(description="They are added to the description.")
     ] = None
     max_uses: Annotated[int | None, ignored(_OF_HOSTED)] = None
     allowed_domains: Annotated[list[Any] | None, ignored(_OF_HOSTED)] = None
@@ -49,7 +49,7 @@ class AnthropicTool(Json, frozen=True, kw_only=True):
 
     @property
     def hosted(self) -> str:
-        """The name of a hosted tool that is left out, else ""."""
+        """The kind of a hosted tool that is left out; "" for other tools."""
         kind = self.type or ""
         return next((name[:-1] for name in HOSTED_BY_DEFAULT if kind.startswith(name)), "")
 
@@ -58,8 +58,8 @@ class AnthropicTool(Json, frozen=True, kw_only=True):
         self.refuse_unsupported(f"{path}.")
         if self.type not in (None, "custom"):
             raise InvalidRequest(
-                f"{path}.type can be only custom, got {brief(self.type)}: this server and its "
-                "model do not know Anthropic's own tools; give it a name and an input_schema",
+                f"{path}.type must be custom, got {brief(self.type)}: this server does not run "
+                "Anthropic's tools; give a custom tool with a name and an input_schema",
                 param=f"{path}.type",
             )
         if self.input_schema is None:

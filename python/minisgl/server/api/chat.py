@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -26,13 +24,17 @@ from minisgl.server.api.chat_answer import (
 from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
+from minisgl.server.api.openai_shape import OpenAIShape
 from minisgl.server.api.schema import (
+    CacheKey,
+    CacheOptions,
+    CacheRetention,
     Json,
+    Moderation,
     NonNegative,
     OpenAIFields,
     Positive,
     Timings,
-    Usage,
     ignored,
     only,
 )
@@ -47,7 +49,7 @@ from minisgl.server.api.tools import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
+from minisgl.server.respond import DONE, Output, TextEvent, event, respond
 
 _REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"
 _REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")
@@ -68,7 +70,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         bool | None, Meta(description="Whether the prompt ends where a new answer begins.")
     ] = None
     continue_final_message: Annotated[
-        bool | None, Meta(description="Go on with the last message, which is the assistant's.")
+        bool | None, Meta(description="Continue the last message, which is the assistant's.")
     ] = None
 
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -97,7 +99,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     prompt_logprobs: Annotated[
         NonNegative | None,
-        Meta(description="Report each prompt token's, and so many of the most likely tokens."),
+        Meta(description="How many most likely tokens to report at each token of the prompt."),
     ] = None
     modalities: Annotated[list[str] | None, only(["text"], why="this server writes text only")] = (
         None
@@ -112,26 +114,18 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     web_search_options: Annotated[
         dict[str, Any] | None, only(why="put what you found into a message")
     ] = None
-    moderation: Annotated[
-        dict[str, Any] | None, only(why="moderate texts with a request of its own")
-    ] = None
+    moderation: Moderation = None
     store: Annotated[bool | None, only(False, why="keep the answer in the client")] = None
     service_tier: Annotated[
         str | None, ignored("Changes nothing: there is one tier, and priority.")
     ] = None
-    prompt_cache_options: Annotated[
-        dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
-    ] = None
-    prompt_cache_retention: Annotated[
-        str | None, ignored("Changes nothing: prefixes are kept while the KV pool has room.")
-    ] = None
-    prompt_cache_key: Annotated[
-        str | None, ignored("Changes nothing: equal prefixes are found without a key.")
-    ] = None
+    prompt_cache_options: CacheOptions = None
+    prompt_cache_retention: CacheRetention = None
+    prompt_cache_key: CacheKey = None
     metadata: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
     safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
 
-    # Clients of other engines send these, mostly with the value that changes nothing.
+    # Clients of other engines send these, mostly with a value that changes nothing.
     separate_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
     stream_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
     include_reasoning: Annotated[bool | None, only(True, why=_REASONING_IS_APART)] = None
@@ -144,8 +138,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def prompt(self) -> ChatPrompt:
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
-                "add_generation_prompt begins a message and continue_final_message goes on with "
-                "the last one: set one of them",
+                "add_generation_prompt begins a message, and continue_final_message continues the "
+                "last one: set one of them",
                 param="continue_final_message",
             )
         names = ("add_generation_prompt", "continue_final_message", *_REASONING_SWITCHES)
@@ -188,14 +182,13 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         if self.max_tokens not in (None, self.max_completion_tokens):
             raise InvalidRequest(
                 f"max_tokens ({self.max_tokens}) and max_completion_tokens "
-                f"({self.max_completion_tokens}) say the same thing differently: give one of them",
+                f"({self.max_completion_tokens}) mean the same and differ: give one of them",
                 param="max_completion_tokens",
             )
         return msgspec.structs.replace(params, max_tokens=self.max_completion_tokens)
 
 
 RECORDS: Final = (ChatRequest, ChatCompletion, ChatCompletionChunk)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
@@ -226,51 +219,39 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-class _ChatShape(Shape):
+class _ChatShape(OpenAIShape):
     def __init__(self, model: str, asked: ChatRequest) -> None:
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
-        self._include_usage = asked.include_usage
-        self._running = asked.running_usage()
-        self._has_logprobs = bool(asked.logprobs)
-        self._has_ids = bool(asked.return_token_ids)
+        super().__init__("chatcmpl", model, asked, has_logprobs=bool(asked.logprobs))
         self._has_prompt = asked.prompt_logprobs is not None
-        self._num_choices = asked.n or 1
         self._texts = [self._text_event(index) for index in range(self._num_choices)]
         self._num_calls = [0] * self._num_choices
 
     def whole(self, outputs: list[Output]) -> ChatCompletion:
         return ChatCompletion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
+            **self._head,
             choices=[
                 ChatChoice(
                     index=index,
                     message=AnswerMessage.of(output),
                     finish_reason=finish_reason(output.end, bool(output.answer.calls)),
                     logprobs=self._logprobs(output),
-                    token_ids=output.token_ids if self._has_ids else UNSET,
+                    token_ids=self._ids(output),
                 )
                 for index, output in enumerate(outputs)
             ],
             prompt_logprobs=self._prompt(outputs[0]),
-            usage=Usage.of([output.end for output in outputs], self._num_choices),
-            timings=Timings.of([output.end for output in outputs]),
+            **self._totals([output.end for output in outputs]),
         )
 
     def opening(self, num_prompt_tokens: int) -> bytes:
-        if self._running:
-            self._running.begin(num_prompt_tokens)
+        super().opening(num_prompt_tokens)
         delta = Delta(role="assistant", content="")
         return b"".join(event(self._chunk(index, delta)) for index in range(self._num_choices))
 
     def text(self, index: int, reply: TextReply) -> bytes:
         has_prompt = self._has_prompt and bool(reply.prompt) and not index
-        if self._running:
-            self._running.add(len(reply.token_ids))
-        has_more = self._has_logprobs or self._has_ids or has_prompt or self._running is not None
+        self._count(reply)
+        has_more = self._has_details or has_prompt
         if not has_more and reply.text and len(reply.parts) < 2:
             return self._texts[index](reply.text)
         deltas = [self._delta(index, kind, text) for kind, text in reply.parts]
@@ -302,7 +283,7 @@ class _ChatShape(Shape):
         return ChatLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
 
     def _prompt(self, output: Output | TextReply) -> list[PromptLogprob] | UnsetType:
-        """The prompt's log-probabilities, which are the same for each choice."""
+        """Return the prompt's log-probabilities, which are the same for each choice."""
         if not self._has_prompt:
             return UNSET
         return [PromptLogprob.of(token) for token in output.prompt]
@@ -310,17 +291,7 @@ class _ChatShape(Shape):
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return DONE
-        usage = event(
-            ChatCompletionChunk(
-                id=self._id,
-                created=self._created,
-                model=self._model,
-                choices=[],
-                usage=Usage.of(ends, self._num_choices),
-                timings=Timings.of(ends),
-            )
-        )
-        return usage + DONE
+        return event(ChatCompletionChunk(**self._head, choices=[], **self._totals(ends))) + DONE
 
     def _chunk(
         self, index: int, delta: Delta, end: Finished | None = None, reply: TextReply | None = None
@@ -330,16 +301,12 @@ class _ChatShape(Shape):
             delta=delta,
             finish_reason=finish_reason(end, self._num_calls[index] > 0) if end else None,
             logprobs=self._logprobs(reply) if reply else None,
-            token_ids=reply.token_ids if reply and self._has_ids else UNSET,
+            token_ids=self._ids(reply),
         )
         return ChatCompletionChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
+            **self._head,
             choices=[choice],
             prompt_logprobs=self._prompt(reply) if reply and reply.prompt and not index else UNSET,
-            usage=self._running.usage
-            if self._running
-            else (None if self._include_usage else UNSET),
+            usage=self._usage_so_far,
             timings=Timings.of([end]) if end else UNSET,
         )

@@ -1,4 +1,4 @@
-"""The answers of POST /v1/chat/completions: whole, and the chunks of a stream."""
+"""The answers of POST /v1/chat/completions, whole and as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisgl.server.respond import Output
 
 
 class AnswerMessage(Json, frozen=True, kw_only=True):
-    """content: None if there are only tool calls."""
+    """The message of an answer. content: None if there are only tool calls."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"

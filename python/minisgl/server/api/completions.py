@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,6 +15,7 @@ from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.logprobs import TextLogprobs
 from minisgl.server.api.models import ServedModel
+from minisgl.server.api.openai_shape import OpenAIShape
 from minisgl.server.api.schema import (
     Json,
     NonNegative,
@@ -28,9 +27,9 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import DONE, Output, Shape, TextEvent, event, respond
+from minisgl.server.respond import DONE, Output, TextEvent, event, respond
 
-MAX_PROMPTS: Final = 1024  # of one call; several times `--max-running-requests`
+MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`
 
 
 class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
             examples=["Once upon a time", ["One", "Two"], [1, 2, 3], [[1, 2], [3]]],
         ),
     ]
-    best_of: Annotated[int | None, Meta(description="Only the same as n.")] = None
+    best_of: Annotated[int | None, Meta(description="Must equal n.")] = None
     echo: Annotated[
         bool | None,
         Meta(description="Begin the text, and the log-probabilities, with the prompt's tokens."),
@@ -59,11 +58,11 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
     # Clients of other engines send these.
     prompt_logprobs: Annotated[
         int | None,
-        only(why="use echo together with logprobs; chats and /generate have it"),
+        only(why="use echo with logprobs; chat completions and /generate have this field"),
     ] = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(description="false: the prompt has them, as a rendered chat template does."),
+        Meta(description="false: the prompt already has them, as a rendered chat template does."),
     ] = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
@@ -83,11 +82,11 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def num_choices(self) -> int:
-        """The choices of each prompt. Raises InvalidRequest."""
+        """The number of choices per prompt. Raises InvalidRequest."""
         num_choices = self.n or 1
         if self.best_of not in (None, num_choices):
             raise InvalidRequest(
-                f"best_of must be the same as n, {num_choices}, got {self.best_of}: ask for n "
+                f"best_of must equal n, which is {num_choices}, got {self.best_of}: ask for n "
                 "choices and choose in the client",
                 param="best_of",
             )
@@ -143,7 +142,6 @@ class Completion(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (CompletionRequest, Completion)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
@@ -180,16 +178,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     return routes
 
 
-class _CompletionShape(Shape):
+class _CompletionShape(OpenAIShape):
     def __init__(self, model: str, num_prompts: int, asked: CompletionRequest) -> None:
-        self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
-        self._include_usage = asked.include_usage
-        self._running = asked.running_usage()
-        self._has_logprobs = asked.logprobs is not None
-        self._has_ids = bool(asked.return_token_ids)
-        self._num_choices = asked.num_choices
+        super().__init__("cmpl", model, asked, has_logprobs=asked.logprobs is not None)
         num_outputs = num_prompts * self._num_choices
         self._texts = [self._text_event(index) for index in range(num_outputs)]
 
@@ -200,22 +191,16 @@ class _CompletionShape(Shape):
                 text=output.text,
                 finish_reason=output.end.reason,
                 logprobs=self._logprobs(output),
-                token_ids=output.token_ids if self._has_ids else UNSET,
+                token_ids=self._ids(output),
             )
             for index, output in enumerate(outputs)
         ]
-        ends = [output.end for output in outputs]
-        return self._completion(choices, Usage.of(ends, self._num_choices), Timings.of(ends))
-
-    def opening(self, num_prompt_tokens: int) -> bytes:
-        if self._running:
-            self._running.begin(num_prompt_tokens)
-        return b""
+        totals = self._totals([output.end for output in outputs])
+        return Completion(**self._head, choices=choices, **totals)
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        if self._running:
-            self._running.add(len(reply.token_ids))
-        if self._has_logprobs or self._has_ids or self._running:
+        self._count(reply)
+        if self._has_details:
             return event(self._chunk(index, reply.text, reply=reply))
         return self._texts[index](reply.text) if reply.text else b""
 
@@ -225,8 +210,7 @@ class _CompletionShape(Shape):
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
             return DONE
-        usage = Usage.of(ends, self._num_choices)
-        return event(self._completion([], usage, Timings.of(ends))) + DONE
+        return event(Completion(**self._head, choices=[], **self._totals(ends))) + DONE
 
     def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
         if not self._has_logprobs:
@@ -248,23 +232,7 @@ class _CompletionShape(Shape):
             text=text,
             finish_reason=end.reason if end else None,
             logprobs=self._logprobs(reply) if reply else None,
-            token_ids=reply.token_ids if reply and self._has_ids else UNSET,
+            token_ids=self._ids(reply),
         )
         timings = Timings.of([end]) if end else UNSET
-        usage = None if self._include_usage else UNSET
-        return self._completion([choice], self._running.usage if self._running else usage, timings)
-
-    def _completion(
-        self,
-        choices: list[TextChoice],
-        usage: Usage | UnsetType | None,
-        timings: Timings | UnsetType,
-    ) -> Completion:
-        return Completion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-            timings=timings,
-        )
+        return Completion(**self._head, choices=[choice], usage=self._usage_so_far, timings=timings)

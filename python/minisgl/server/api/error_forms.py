@@ -33,7 +33,7 @@ _KINDS: Final = {
     "queue_timeout": "overloaded_error",
     "restarting": "overloaded_error",
 }
-"""Anthropic's names of our codes. The others have a name by their HTTP status."""
+"""Anthropic's types of errors, by this server's codes. Other codes get a type by HTTP status."""
 
 
 def anthropic_error(body: ErrorBody) -> ErrorEvent:

@@ -1,4 +1,4 @@
-"""POST /generate: this server's own API. One prompt in; text, token ids and timings out."""
+"""POST /generate: this server's own API, whose answers have token ids and timings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def prompt_field(self) -> str:
-        """The field that has the prompt: messages, text or input_ids."""
+        """The name of the field that has the prompt: messages, text or input_ids."""
         if self.messages is not None:
             return "messages"
         return "text" if self.input_ids is None else "input_ids"
@@ -120,7 +120,6 @@ class GeneratedChunk(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (GenerateRequest, Generated, GeneratedChoices, GeneratedChunk)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:

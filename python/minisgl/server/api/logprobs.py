@@ -20,7 +20,7 @@ class TokenLogprob(TopLogprob, frozen=True, kw_only=True):
 
 
 class ChatLogprobs(Json, frozen=True, kw_only=True):
-    """One entry for each output token, an end of sequence included."""
+    """One entry for each output token, including an end of sequence."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -44,10 +44,10 @@ class ChatLogprobs(Json, frozen=True, kw_only=True):
 
 
 class TextLogprobs(Json, frozen=True, kw_only=True):
-    """Lists with one entry for each output token, an end of sequence included. With `echo`, the
-    tokens of the prompt come first, and the first of all has no log-probability.
+    """Lists with one entry for each output token, including an end of sequence. With `echo` the
+    tokens of the prompt come first, and the very first has no log-probability.
 
-    text_offset: characters of the choice's text before the token.
+    text_offset: the characters of the choice's text before the token.
     """
 
     tokens: list[str]
@@ -81,7 +81,8 @@ class TokenChance(Json, frozen=True, kw_only=True):
 
 
 class PromptLogprob(Json, frozen=True, kw_only=True):
-    """A token of the prompt. logprob: null for the first. top: the most likely tokens there."""
+    """A token of the prompt. logprob: null for the first. top: the most likely tokens at its
+    position."""
 
     id: int
     logprob: float | None
@@ -94,12 +95,13 @@ class PromptLogprob(Json, frozen=True, kw_only=True):
 
 
 def _top(token: TokenText) -> dict[str, float]:
-    """Return the log-probabilities by text. Of tokens with equal texts the likeliest counts."""
+    """Return the log-probabilities by text. If tokens have the same text, the likeliest counts."""
     return {token_name(data): logprob for _, data, logprob in reversed(token.top)}
 
 
 def token_name(data: bytes) -> str:
-    """Return the text of a token, or its bytes as OpenAI writes them if they are no whole text."""
+    """Return the text of a token. If it is a part of a character, return its bytes in OpenAI's
+    form."""
     try:
         return data.decode()
     except UnicodeDecodeError:

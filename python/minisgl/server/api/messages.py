@@ -1,4 +1,4 @@
-"""The messages of chat completions and /generate, and the prompt that they make."""
+"""Messages of a chat, which become a prompt."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from minisgl.core.structured import num_levels
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt
 from minisgl.server.api.schema import Json, ignored, only
 
 MAX_DEPTH: Final = 100
-"""The deepest nesting of `chat_template_kwargs` and of a tool's schema. Python's own limit is near
+"""The most levels of `chat_template_kwargs` and of a tool's schema. Python's own limit is near
 1,000 and differs between processes, so one process could write what another cannot read. Schemas of
-tools nest some ten deep."""
+tools have about ten levels."""
 
 _OF_CLIENTS: Final = "Changes nothing: OpenAI's clients add it to the answers that they parse."
 _TWICE: Final = "Changes nothing: reasoning_content has it."
@@ -45,7 +46,7 @@ class ToolCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True
 
 
 class Message(Json, frozen=True, kw_only=True):
-    """One message of a chat. A message of an answer can be sent back as it is."""
+    """One message of a chat. A client can send the message of an answer back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -54,7 +55,7 @@ class Message(Json, frozen=True, kw_only=True):
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     reasoning: Annotated[
-        str | None, Meta(description="The same as reasoning_content, which templates know.")
+        str | None, Meta(description="The same as reasoning_content, which is the templates' name.")
     ] = None
     refusal: Annotated[str | None, only("", why="put its text into content")] = None
     annotations: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
@@ -63,7 +64,7 @@ class Message(Json, frozen=True, kw_only=True):
     ] = None
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
     parsed: Annotated[Any, ignored(_OF_CLIENTS)] = None
-    # LiteLLM's and OpenRouter's answers repeat their reasoning in these.
+    # LiteLLM's and OpenRouter's answers repeat the reasoning in these.
     reasoning_details: Annotated[Any, ignored(_TWICE)] = None
     thinking_blocks: Annotated[Any, ignored(_TWICE)] = None
     provider_specific_fields: Annotated[Any, ignored("Changes nothing.")] = None
@@ -93,18 +94,22 @@ TemplateArgs = Annotated[
 ]
 
 
+def check_depth(value: Any, path: str) -> None:
+    """Raise InvalidRequest if `value` has more than `MAX_DEPTH` levels. path: of the field."""
+    if num_levels(value, MAX_DEPTH) > MAX_DEPTH:
+        raise InvalidRequest(
+            f"{path} has more than {MAX_DEPTH} levels of nested objects and lists", param=path
+        )
+
+
 def chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) -> ChatPrompt:
+    """Return the prompt of a chat. Raises InvalidRequest."""
     if template_args and "messages" in template_args:
         raise InvalidRequest(
-            "chat_template_kwargs must not hold messages: those are a field of the request",
+            "chat_template_kwargs must not have messages: they are a field of the request",
             param="chat_template_kwargs",
         )
-    if (depth := _depth(template_args)) > MAX_DEPTH:
-        raise InvalidRequest(
-            f"chat_template_kwargs has {depth} levels of objects and lists in one another; at most "
-            f"{MAX_DEPTH} are allowed",
-            param="chat_template_kwargs",
-        )
+    check_depth(template_args, "chat_template_kwargs")
     return ChatPrompt(
         messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
         template_args=template_args or {},
@@ -112,8 +117,8 @@ def chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) -
 
 
 def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
-    """Join successive messages of one role, if it is one of `roles`: the texts with line breaks
-    between them, and the calls. Contents must be texts or None."""
+    """Join successive messages of the same role if `roles` has it: their texts, with line breaks
+    between them, and their calls. Contents must be texts or None."""
     turns: list[Message] = []
     for message in messages:
         last = turns[-1] if turns else None
@@ -132,16 +137,3 @@ def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
 
 def _lines(*texts: Any) -> str:
     return "\n".join(filter(None, texts))
-
-
-def _depth(value: Any) -> int:
-    """How many objects and lists lie in one another."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        depth += 1
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return depth

@@ -1,4 +1,4 @@
-"""Reads the description of the model for /v1/models and Ollama's lists from its checkpoint."""
+"""Reads a model's description from its checkpoint, for /v1/models and Ollama's lists."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from minisgl.utils.hf import weight_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """family: `model_type` of config.json. num_parameters: 0 without weight files. num_bytes: of
-    the weight files. digest: SHA-256 of config.json and the weight files' names and sizes.
-    template: the chat template, or "".
+    """The description of a model.
+
+    family: `model_type` of config.json. num_parameters: 0 without weight files. num_bytes: the size
+    of the weight files. digest: SHA-256 of config.json and of the weight files' names and sizes.
+    template: the chat template; "" if there is none.
     """
 
     family: str
@@ -36,19 +38,28 @@ class ModelCard:
     template: str
 
     @property
+    def has_reasoning(self) -> bool:
+        """Whether the chat template has a place for reasoning."""
+        return bool(detect_reasoning(self.template)) or detect_calls(self.template) == HARMONY
+
+    @property
+    def has_efforts(self) -> bool:
+        """Whether the chat template reads an effort, or a switch that an effort can set."""
+        return "reasoning_effort" in self.template or bool(detect_switch(self.template))
+
+    @property
     def capabilities(self) -> list[str]:
-        """Ollama's names of what the chat template has a place for."""
+        """What the chat template supports, in Ollama's words."""
         found = ["completion"]
         if "tools" in self.template:
             found.append("tools")
-        reads_thinking = detect_switch(self.template) or detect_reasoning(self.template)
-        if reads_thinking or detect_calls(self.template) == HARMONY:
+        if self.has_reasoning or detect_switch(self.template):
             found.append("thinking")
         return found
 
     @property
     def size(self) -> str:
-        """The number of parameters, as 4.9M or 7.6B."""
+        """The number of parameters, such as 4.9M or 7.6B."""
         for unit, factor in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
             if self.num_parameters >= factor:
                 return f"{self.num_parameters / factor:.1f}{unit}"
@@ -56,7 +67,7 @@ class ModelCard:
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Return the card of the checkpoint in `folder`, which must be one that loads."""
+    """Return the card of the checkpoint in `folder`, which must be loadable."""
     config = read_json_object(folder / "config.json")
     files = weight_files(folder) if any(folder.glob("model*.safetensors*")) else []
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -78,7 +89,7 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def _num_parameters(file: Path) -> int:
-    """Return the number of elements in a safetensors file, from its JSON header."""
+    """Return the number of elements in a safetensors file. Reads only its JSON header."""
     with file.open("rb") as opened:
         header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

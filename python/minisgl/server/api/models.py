@@ -1,4 +1,4 @@
-"""GET /v1/models: the served model, and the names that requests may call it by."""
+"""GET /v1/models: the served model under each of its names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from minisgl.utils.text import brief
 
 
 class Model(Json, frozen=True, kw_only=True):
-    """A model in OpenAI's form, with the fields of Anthropic's (from `type`).
+    """A model in OpenAI's form, with the fields of Anthropic's.
 
     context_length: the most tokens of prompt and answer; null while the model loads. max_model_len:
-    the same, as vLLM calls it.
+    the same, under vLLM's name.
     """
 
     id: str
@@ -51,8 +51,9 @@ class ModelList(Json, frozen=True, kw_only=True):
 class ServedModel:
     """The model of this server.
 
-    names: requests may use any; answers to requests without one have the first. folder: the
-    checkpoint. defaults: sampling parameters of requests that leave them out. created: Unix time.
+    names: requests may use any; answers to requests without one have the first. defaults: the
+    sampling parameters of requests that leave them out. created: Unix time. folder: of the
+    checkpoint.
     """
 
     names: tuple[str, ...]
@@ -65,7 +66,7 @@ class ServedModel:
         return self.names[0]
 
     def check(self, name: str | None) -> str:
-        """Return the name to answer with. Raises ModelNotFound if `name` is another model's."""
+        """Return the name for the answer. Raises ModelNotFound if `name` is another model's."""
         if name is None:
             return self.name
         if name not in self.names:
@@ -78,12 +79,11 @@ class ServedModel:
 
     @cached_property
     def card(self) -> ModelCard:
-        """Read from the checkpoint at the first use."""
+        """The model's description. It is read from the checkpoint when it is first used."""
         return read_card(self.folder)
 
 
 RECORDS: Final = (ModelList,)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
@@ -109,7 +109,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
     @routes.get("/v1/models/{name:path}", **operation(None, Model))
     async def get_model(name: str) -> Response:
-        """The served model, if that is one of its names."""
+        """The served model. 404 if the name is not one of its names."""
         return body.response(entry(model.check(name)))
 
     return routes

@@ -35,9 +35,9 @@ NDJSON: Final = "application/x-ndjson"
 
 
 class OllamaAnswer(Json, frozen=True, kw_only=True, omit_defaults=True):
-    """An answer, or a line of a stream, whose last line has done=true. Durations are nanoseconds.
+    """An answer, or a line of a stream. The last line has done=true. Durations are nanoseconds.
 
-    message: in /api/chat. response, thinking: in /api/generate.
+    message: of /api/chat. response, thinking: of /api/generate.
     """
 
     model: str
@@ -64,7 +64,6 @@ class AnswerTurn(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, OllamaError)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
@@ -80,7 +79,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             is_chat=is_chat,
             has_logprobs=bool(asked.logprobs or asked.top_logprobs),
         )
-        if prompt is None:  # the client asks to load the model, which is loaded
+        if prompt is None:  # a request to load the model, which is loaded already
             return body.response(shape.loaded())
         chat = asked.chat
         sampling, names = chat.with_form(chat.sampling(model.defaults))
@@ -89,8 +88,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             frontend,
             [prompt],
             sampling,
-            priority=None,
-            cache_salt=None,
             timeout_s=asked.timeout,
             stream=asked.stream is not False,
             shape=shape,
@@ -126,7 +123,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
 
 class _OllamaShape(Shape):
-    """Writes the answer. Mutable: it keeps the parts of a tool call until the call is complete."""
+    """Writes the answer. Mutable: it holds the parts of a tool call until the call is complete."""
 
     media_type = NDJSON.encode()
 

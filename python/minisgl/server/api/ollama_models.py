@@ -18,7 +18,7 @@ from minisgl.server.openapi import operation
 from minisgl.version import __version__
 
 NEVER: Final = "9999-12-31T23:59:59Z"
-"""`expires_at`, the time when Ollama unloads a model."""
+"""The value of `expires_at`, when Ollama would unload a model."""
 
 
 class OllamaDetails(Json, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ShowRequest(Json, frozen=True, kw_only=True):
 
 
 class OllamaShown(Json, frozen=True, kw_only=True):
-    """parameters: the sampling defaults, one a line."""
+    """parameters: the sampling defaults, one per line."""
 
     parameters: str
     template: str
@@ -72,11 +72,10 @@ class OllamaVersion(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (OllamaModels, ShowRequest, OllamaShown, OllamaVersion)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def is_named(model: ServedModel, name: str) -> str:
-    """Return the name to answer with, which may have Ollama's tag. Raises ModelNotFound."""
+    """Return the name for the answer, which may have Ollama's tag. Raises ModelNotFound."""
     if name not in model.names:
         model.check(name.removesuffix(":latest"))
     return name
@@ -117,7 +116,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
     @routes.get("/api/ps", **operation(None, OllamaModels))
     async def ps() -> Response:
-        """The served model, which is loaded, under each of its names."""
+        """The served model under each of its names; it is always loaded."""
         return listed(expires_at=NEVER, context_length=frontend.context_length)
 
     @routes.get("/api/version", **operation(None, OllamaVersion))

@@ -1,5 +1,4 @@
-"""Ollama's requests. Each becomes a `ChatRequest`, so its prompt and options are those of chat
-completions."""
+"""Ollama's requests. Each becomes a `ChatRequest`, so its options are those of chat completions."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class OllamaOptions(Json, frozen=True, kw_only=True):
     seed: int | None = None
     stop: list[str] | str | None = None
     num_predict: Annotated[
-        int | None, Meta(description="Output tokens at most; negative: what the context leaves.")
+        int | None, Meta(description="The most output tokens; negative: what the context leaves.")
     ] = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
@@ -78,7 +77,7 @@ class OllamaMessage(Json, frozen=True, kw_only=True):
     images: Annotated[list[Any] | None, only([], why="this server reads text only")] = None
 
     def message(self, index: int) -> Message:
-        """Return the message of a chat. Raises InvalidRequest. index: of this message."""
+        """Return the chat message. index: of this message. Raises InvalidRequest."""
         self.refuse_unsupported(f"messages[{index}].")
         calls = [
             ToolCall(
@@ -118,7 +117,7 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
         bool | None, ignored("Changes nothing: a prompt that does not fit is refused.")
     ] = None
     shift: Annotated[
-        bool | None, ignored("Changes nothing: an answer ends where the context does.")
+        bool | None, ignored("Changes nothing: an answer ends when the context is full.")
     ] = None
     keep_alive: Annotated[
         float | str | None, ignored("Changes nothing: the model stays loaded.")

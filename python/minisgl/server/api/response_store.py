@@ -1,4 +1,4 @@
-"""Keeps answers in memory for `previous_response_id` and `item_reference`."""
+"""Keeps the answers of POST /v1/responses in memory, because later requests refer to them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from minisgl.server.api.responses_answer import OutputItem
 from minisgl.utils.text import brief
 
 MAX_BYTES: Final = 64 * 2**20
-"""The most JSON of all kept conversations: some thousands of agents' turns."""
+"""The most bytes of JSON of all kept conversations: thousands of agents' turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """An answer with its conversation.
 
-    owner: the name of the API key that asked, or "". messages: the conversation with the answer,
-    without `instructions`. answer: as it was sent. items: those of the answer.
+    owner: the name of the request's API key, or "". messages: the conversation up to the answer,
+    without `instructions`. answer: as it was sent. items: of the answer. num_bytes: of the JSON.
     """
 
     owner: str
@@ -50,7 +50,7 @@ class ResponseStore:
         answer: msgspec.Struct,
         items: Sequence[OutputItem] = (),
     ) -> None:
-        """Keep an answer; one that is larger than the store is not kept."""
+        """Keep an answer, unless it is larger than the store."""
         num_bytes = len(msgspec.json.encode([messages, answer]))
         if num_bytes > self._max_bytes:
             return
@@ -63,13 +63,15 @@ class ResponseStore:
             self._drop(next(iter(self._kept)))
 
     def get(self, id: str, owner: str, *, param: str | None = None, status: int = 404) -> Kept:
-        """Return an answer. Raises InvalidRequest with `status` if there is none, or if another
-        key owns it. param: the field that names it."""
+        """Return an answer. param: the field that names it.
+
+        Raises InvalidRequest with `status` if it is not kept, or if another key owns it.
+        """
         kept = self._kept.get(id)
         if kept is None or kept.owner != owner:
             error: Any = InvalidRequest(
-                f"there is no response {brief(id)}: it was not stored, or it had to make room for "
-                "newer ones; send the whole conversation as input",
+                f"there is no response {brief(id)}: it was not stored, or newer ones took its "
+                "place; send the whole conversation as input",
                 param=param,
             )
             error.code, error.status = "previous_response_not_found", status
@@ -83,13 +85,15 @@ class ResponseStore:
         self._drop(id)
 
     def item(self, id: str, owner: str, param: str) -> OutputItem:
-        """Return an item of an answer. Raises InvalidRequest if there is none, or if another key
-        owns it. param: the field that names it."""
+        """Return an item of an answer. param: the field that names it.
+
+        Raises InvalidRequest if the answer is not kept, or if another key owns it.
+        """
         kept = self._kept.get(self._answer_of.get(id, ""))
         if kept is None or kept.owner != owner:
             raise InvalidRequest(
-                f"{param}: there is no item {brief(id)}: its answer was not stored, or it had to "
-                "make room for newer ones; send the item itself",
+                f"{param}: there is no item {brief(id)}: its answer was not stored, or newer ones "
+                "took its place; send the item itself",
                 param=param,
             )
         return next(item for item in kept.items if item.id == id)

@@ -1,9 +1,9 @@
 """The tools of POST /v1/responses: functions, custom tools, namespaces of both, and hosted tools.
 
-Chat templates know functions only. In the chat, a custom tool, which takes a text, is a function
-with one argument, and a tool in a namespace is called NAMESPACE.NAME. Hosted tools run at OpenAI.
-Those that agents offer by default are left out, because with `tool_choice` "auto" a model need not
-use a tool. The others are refused, because they need the client's data.
+Chat templates know only functions. So in the chat a custom tool, whose input is a text, is a
+function with one argument, and a tool in a namespace has the name NAMESPACE.NAME. Hosted tools run
+at OpenAI. Those that agents offer by default are left out, because a model need not use a tool when
+`tool_choice` is "auto". The others are refused, because they need the client's data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisgl.server.api.tools import Tool, call_input, tool_of
 from minisgl.utils.text import brief
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")
-"""The beginnings of the types of hosted tools that agents offer by default; a date may follow."""
+"""The types of hosted tools that agents offer by default. A date may follow each."""
 
 INPUT: Final = "input"
 """The argument of a custom tool."""
@@ -33,9 +33,9 @@ _NEUTRAL: Final = ("defer_loading", "output_schema")
 class OfferedTools:
     """The tools of a request.
 
-    functions: in the form of chat completions. given: the request's tools without those in
-    `left_out`. namespaces: (namespace, name) of a function that is in one, by its name in the chat.
-    custom: the names in the chat of custom tools.
+    functions: in the form of chat completions. given: the request's tools except those that are
+    left out. namespaces: (namespace, name) of each function in a namespace, by its name in the
+    chat. custom: the custom tools' names in the chat.
     """
 
     functions: list[Tool] = field(default_factory=list)
@@ -62,14 +62,14 @@ def offered_tools(tools: Sequence[dict[str, Any]]) -> OfferedTools:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text that a model's call gives to a custom tool: the argument `INPUT`, or all of
-    `arguments` if it is missing."""
+    """Return the input of a custom tool from the arguments of a model's call: the argument `INPUT`,
+    or all of them if that is missing."""
     text = call_input(arguments).get(INPUT)
     return text if isinstance(text, str) else arguments
 
 
 def custom_arguments(text: str) -> str:
-    """Return the arguments of a call that gives `text` to a custom tool."""
+    """Return the arguments of a call whose input of a custom tool is `text`."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
@@ -103,7 +103,7 @@ def _add(offered: OfferedTools, tool: dict[str, Any], path: str) -> None:
     for key, value in (("async", False), ("allowed_callers", ["direct"])):
         if given.pop(key, None) not in (None, value):
             shown = msgspec.json.encode(value).decode()
-            raise InvalidRequest(f"{path}.{key} can be only {shown}", param=f"{path}.{key}")
+            raise InvalidRequest(f"{path}.{key} must be {shown}", param=f"{path}.{key}")
     if kind == "custom":
         given = _function_of(given, path)
     function = tool_of({"type": "function", "function": given}, path)
@@ -113,7 +113,7 @@ def _add(offered: OfferedTools, tool: dict[str, Any], path: str) -> None:
 
 
 def _function_of(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return the function that stands for a custom tool. Its description has the tool's grammar."""
+    """Return the function for a custom tool. Its description has the tool's grammar."""
     form = tool.pop("format", None) or {"type": "text"}
     about = [tool.get("description")]
     if isinstance(form, dict) and form.get("type") == "grammar":

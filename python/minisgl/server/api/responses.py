@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses.
+"""/v1/responses: OpenAI's Responses.
 
 A request becomes a `ChatRequest`, so its prompt and options are those of chat completions. Answers
 are kept in memory (`ResponseStore`), for `previous_response_id` and GET /v1/responses/{id}.
@@ -43,7 +43,6 @@ class Deleted(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (ResponsesRequest, ResponseObject, Deleted, *EVENTS)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
@@ -60,7 +59,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = asked.resolved(lambda id, path: store.item(id, owner, path))
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
-        chat, left_out = fitting(asked.chat(earlier), model.card.template, _REASONING)
+        chat, left_out = fitting(asked.chat(earlier), model.card, _REASONING)
         with naming(FORMAT_NAMES):
             sampling, names = chat.with_form(chat.sampling(model.defaults))
         begun = ResponseObject.begun(name, asked, sampling)
@@ -77,8 +76,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             frontend,
             [chat.split_prompt],
             sampling,
-            priority=None,
-            cache_salt=None,
             timeout_s=asked.timeout,
             stream=asked.stream,
             shape=ResponseShape(
@@ -94,12 +91,12 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))
     async def retrieve(id: str, request: Request) -> Response:
-        """An answer that is still kept."""
+        """A kept answer."""
         return body.response(store.get(id, _owner(request)).answer)
 
     @routes.delete("/v1/responses/{id}", **operation(None, Deleted))
     async def delete(id: str, request: Request) -> Response:
-        """Forget an answer."""
+        """Delete a kept answer."""
         store.delete(id, _owner(request))
         return body.response(Deleted(id=id))
 

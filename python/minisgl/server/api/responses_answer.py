@@ -1,4 +1,4 @@
-"""The answer of POST /v1/responses: the object, its items, and the events of a stream."""
+"""The records of an answer of POST /v1/responses: the object, its items, its events."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ResponseFailure(Json, frozen=True, kw_only=True):
 
 
 class ResponseObject(Json, frozen=True, kw_only=True):
-    """The answer. The fields after `timings` repeat the request, with the values that were used."""
+    """The answer. The fields after `timings` are the request's, with the values that were used."""
 
     id: str
     created_at: int

@@ -1,4 +1,4 @@
-"""The items of a conversation in POST /v1/responses, and the chat messages that they become."""
+"""The items of a conversation in POST /v1/responses, which become chat messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HOSTED: Final = (
     "tool_search_output",
     "image_generation_call",
 )
-"""Items of another server's hosted tools in earlier turns: left out, with a warning."""
+"""Items of another server's hosted tools in earlier turns. They are left out, with a warning."""
 
 
 class InputPart(Json, frozen=True, kw_only=True):
-    """A text; or an image or a file, which is replaced by `UNREADABLE` in a tool's output and
-    refused elsewhere."""
+    """A text, an image or a file. In a tool's output `UNREADABLE` replaces images and files;
+    elsewhere they are refused."""
 
     type: Literal[
         "input_text",
@@ -56,7 +56,7 @@ class InputPart(Json, frozen=True, kw_only=True):
 class InputItem(Json, frozen=True, kw_only=True):
     """A message, a call, a call's output, reasoning, or a reference to an item of an answer.
 
-    The items of an answer can be sent back as they are.
+    A client can send the items of an answer back unchanged.
     """
 
     type: (
@@ -84,7 +84,7 @@ class InputItem(Json, frozen=True, kw_only=True):
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     id: Annotated[
-        str | None, Meta(description="Of an item_reference: which item of a stored answer it is.")
+        str | None, Meta(description="Of an item_reference: the id of an item of a stored answer.")
     ] = None
     status: Annotated[str | None, ignored("Changes nothing.")] = None
     phase: Annotated[str | None, ignored("Changes nothing.")] = None
@@ -110,9 +110,10 @@ class InputItem(Json, frozen=True, kw_only=True):
         )
 
     def resolved(self, item_of: Callable[[str, str], Json], path: str) -> InputItem:
-        """Return the item that a reference names, and another item as it is. Raises InvalidRequest.
+        """Return the item that this reference names, or this item if it is not a reference.
 
-        item_of: returns the item of an id; its second argument is the id's path.
+        item_of: returns the item of an id; its second argument is the id's path. Raises
+        InvalidRequest.
         """
         if self.type != "item_reference":
             return self
@@ -120,7 +121,7 @@ class InputItem(Json, frozen=True, kw_only=True):
         return msgspec.convert(msgspec.to_builtins(item), InputItem)
 
     def left_out(self, path: str) -> list[Omission]:
-        """Return the parts that no message has. path: of the item."""
+        """Return what `message` leaves out. path: of the item."""
         if self.type in HOSTED:
             return [Omission(path, self.type)]
         if self._is_encrypted:
@@ -173,7 +174,7 @@ def _given(value: Any, path: str) -> Any:
 
 
 def _text(content: str | list[InputPart], path: str, unreadable: str = "") -> str:
-    """Return the text of the parts. unreadable: replaces an image or a file; "" refuses them."""
+    """Return the text of the parts. unreadable: replaces images and files; "" refuses them."""
     if isinstance(content, str):
         return content
     texts = []

@@ -14,7 +14,18 @@ from minisgl.server.api.left_out import Omission
 from minisgl.server.api.messages import Message, TemplateArgs, joined
 from minisgl.server.api.response_tools import OfferedTools, offered_tools
 from minisgl.server.api.responses_items import InputItem
-from minisgl.server.api.schema import Json, Positive, StreamOptions, Timeout, ignored, only
+from minisgl.server.api.schema import (
+    CacheKey,
+    CacheOptions,
+    CacheRetention,
+    Json,
+    Moderation,
+    Positive,
+    StreamOptions,
+    Timeout,
+    ignored,
+    only,
+)
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tool_choice_of
 
@@ -29,11 +40,11 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only the first changes an answer; no answer of this server has items with the others."""
+"""Only the first changes an answer. The others are for items that this server never sends."""
 
 
 class TextFormat(JsonSchema, frozen=True, kw_only=True):
-    """A `ResponseFormat` whose schema and name are one level higher."""
+    """A `ResponseFormat` that has the fields of its `json_schema` itself."""
 
     type: Literal["text", "json_object", "json_schema"]
 
@@ -96,24 +107,16 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         list[Any] | None, only([], why="shorten the input in the client")
     ] = None
     max_tool_calls: Annotated[
-        int | None, ignored("Changes nothing: it counts calls of hosted tools, and none are run.")
+        int | None, ignored("Changes nothing: it limits hosted tools, and none run here.")
     ] = None
     prompt: Annotated[dict[str, Any] | None, only(why="send the prompt's text")] = None
-    moderation: Annotated[
-        dict[str, Any] | None, only(why="moderate texts with a request of its own")
-    ] = None
+    moderation: Moderation = None
     access_programs: Annotated[dict[str, Any] | None, only(why="there are none")] = None
     image: Annotated[dict[str, Any] | None, only(why="this server writes text only")] = None
     service_tier: Annotated[str | None, ignored("Changes nothing: there is one tier.")] = None
-    prompt_cache_options: Annotated[
-        dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
-    ] = None
-    prompt_cache_retention: Annotated[
-        str | None, ignored("Changes nothing: prefixes are kept while the KV pool has room.")
-    ] = None
-    prompt_cache_key: Annotated[
-        str | None, ignored("Changes nothing: equal prefixes are found without a key.")
-    ] = None
+    prompt_cache_options: CacheOptions = None
+    prompt_cache_retention: CacheRetention = None
+    prompt_cache_key: CacheKey = None
     safety_identifier: Annotated[str | None, ignored("Changes nothing.")] = None
     user: Annotated[str | None, ignored("Changes nothing.")] = None
     client_metadata: Annotated[
@@ -124,7 +127,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     timeout: Timeout = None
 
     def resolved(self, item_of: Callable[[str, str], Json]) -> ResponsesRequest:
-        """Return the request with the items that its references name (`InputItem.resolved`)."""
+        """Return the request with items in place of references to them (`InputItem.resolved`)."""
         if isinstance(self.input, str):
             return self
         items = [item.resolved(item_of, f"input[{i}]") for i, item in enumerate(self.input)]
@@ -148,7 +151,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> list[Omission]:
-        """The tools, items and options that the chat does not have. Raises InvalidRequest."""
+        """The tools, items and options that `chat` leaves out. Raises InvalidRequest."""
         items = self.input if isinstance(self.input, list) else []
         left_out = [each for i, item in enumerate(items) for each in item.left_out(f"input[{i}]")]
         if self.text and self.text.verbosity not in (None, "medium"):
@@ -160,9 +163,9 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def chat(self, earlier: list[Message]) -> ChatRequest:
-        """Return the equal request to chat completions, after the messages of earlier turns.
+        """Return the same request to chat completions. Raises InvalidRequest.
 
-        Raises InvalidRequest.
+        earlier: the messages of earlier turns.
         """
         if self.stream_options is not None:
             self.stream_options.refuse_unsupported("stream_options.")
@@ -189,7 +192,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """Return the choice in the form of chat completions, which nest some fields deeper."""
+    """Return the choice in the form of chat completions, where some fields are one level deeper."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") in ("function", "custom"):

@@ -1,4 +1,4 @@
-"""Writes the answer of POST /v1/responses, whole or as numbered events."""
+"""Writes the answer of POST /v1/responses, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from minisgl.tokenizer.parse.answer import Kind, Part
 
 
 class ResponseShape(Shape):
-    """Writes the answer. Mutable: it has the items so far, the pieces and log-probabilities of the
-    open one, which is empty until it is complete, and the number of the next event.
+    """Writes the answer. A whole answer is made as a stream whose events are dropped.
 
-    A whole answer is made as a stream whose events are dropped.
+    Mutable: it has the items so far, the pieces and log-probabilities of the open item, and the
+    number of the next event. The open item is empty in the list until it is complete.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ResponseShape(Shape):
     def _add(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
         """Append parts to the items. Returns the events.
 
-        logprobs: of all tokens of the parts. The first part with content gets them.
+        logprobs: of all tokens of the parts; the first part with content gets them.
         """
         events = []
         for kind, text in parts:
@@ -148,7 +148,7 @@ class ResponseShape(Shape):
         return b"".join(events)
 
     def _begin(self, kind: Kind, text: str) -> bytes:
-        """Complete the open item and begin another. text: the function's name, if it is a call."""
+        """Complete the open item and begin another. text: of a call, the function's name."""
         events = self._close("completed")
         number = uuid.uuid4().hex
         item: OutputItem
@@ -168,7 +168,7 @@ class ResponseShape(Shape):
         return events + (self._of_item(PartAdded, part=part) if part else b"")
 
     def _call(self, name: str, number: str) -> FunctionCall | CustomCall:
-        """Return an empty call of the function that has this name in the chat."""
+        """Return an empty call of the function with this name in the chat."""
         namespace, own_name = self._offered.namespaces.get(name, (UNSET, name))
         fields: dict[str, Any] = {"name": own_name, "namespace": namespace}
         fields |= {"call_id": new_call_id(), "status": "in_progress"}
@@ -181,7 +181,7 @@ class ResponseShape(Shape):
         return len(self._items) - 1
 
     def _close(self, status: ItemStatus) -> bytes:
-        """Complete the open item, if there is one."""
+        """Complete the open item, if there is one. Returns the events."""
         if not self._is_open:
             return b""
         item, text = self._items[-1], "".join(self._pieces)

@@ -1,6 +1,6 @@
-"""The records that the API families have in common: sampling fields, usage, timings, errors.
+"""Records that several API families use: sampling fields, usage, timings, errors.
 
-A family's request has every field of the vendor's schema: each is honoured, neutral or refused
+A family's request has each field of its vendor's schema. Each is honoured, neutral or refused
 (`minisgl.server.api.strict`).
 """
 
@@ -24,9 +24,19 @@ from minisgl.utils.text import shortened
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Timeout = Annotated[
     Annotated[float, Meta(ge=0.001, le=86400)] | None,
-    Meta(description="After so many seconds the request ends with an error."),
+    Meta(description="Seconds after which the request ends with an error."),
 ]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+CacheOptions = Annotated[
+    dict[str, Any] | None, only({"mode": "implicit"}, why="prefixes are cached without it")
+]
+CacheRetention = Annotated[
+    str | None, ignored("Changes nothing: prefixes are kept while the KV pool has room.")
+]
+CacheKey = Annotated[
+    str | None, ignored("Changes nothing: equal prefixes are found without a key.")
+]
+Moderation = Annotated[dict[str, Any] | None, only(why="moderate texts in a separate request")]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 and -1 are for all tokens.")]
 
 
@@ -58,7 +68,8 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: Annotated[
-        Positive | None, Meta(description="Keep at most so many tokens, the last ones.")
+        Positive | None,
+        Meta(description="Keep at most this many tokens, the last ones."),
     ] = None
     timeout: Timeout = None
     priority: Annotated[
@@ -76,7 +87,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         }
         if self.top_k == -1:
             given["top_k"] = 0
-        if self.max_tokens:  # 0 needs options that a family adds
+        if self.max_tokens:  # families that allow 0 add it
             given["max_tokens"] = self.max_tokens
         if isinstance(self.stop, str):
             given["stop"] = (self.stop,)
@@ -87,7 +98,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         return msgspec.structs.replace(defaults, **given)
 
     def with_form(self, params: SamplingParams) -> tuple[SamplingParams, dict[str, str]]:
-        """Return `params` with the form of the answer, and the request's names of the fields that a
+        """Return `params` with the answer's form, and the request's names of the fields that a
         refusal of the form can name."""
         option, names = self.structured()
         if option is None:
@@ -110,7 +121,7 @@ _SAMPLING_FIELDS: Final = (
 
 
 class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
-    """The fields that OpenAI's chat and text completions share."""
+    """The fields that OpenAI's chat completions and text completions have in common."""
 
     model: Annotated[
         str | None, Meta(description="The served model's name; left out, it is the served model.")
@@ -126,7 +137,7 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     min_tokens: NonNegative | None = None
     allowed_token_ids: list[NonNegative] | None = None
 
-    # Clients of other engines send these, mostly with the value that changes nothing.
+    # Clients of other engines send these, mostly with a value that changes nothing.
     length_penalty: Annotated[float | None, only(1, why="there is no beam search")] = None
     use_beam_search: Annotated[
         bool | None, only(False, why="there is no beam search; use temperature 0")
@@ -160,7 +171,7 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
         return msgspec.structs.replace(super().sampling(defaults), **given)
 
     def running_usage(self) -> RunningUsage | None:
-        """Return the counter of a stream whose chunks have the usage so far, else None."""
+        """Return a counter if each chunk of the stream has the usage so far, else None."""
         options = self.stream_options
         wants = self.include_usage and options is not None and options.continuous_usage_stats
         return RunningUsage(self.n or 1) if wants else None
@@ -179,8 +190,11 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
 
 
 def token_prompt(ids: list[Any] | None, path: str) -> TokenPrompt:
-    """Return the prompt of these ids. Raises InvalidRequest unless they are int32 from 0 up; the
-    tokenizer checks the vocabulary. path: the field."""
+    """Return the prompt of these ids. path: of their field.
+
+    Raises InvalidRequest unless they are non-negative int32; the tokenizer checks that they are in
+    the vocabulary.
+    """
     if not ids:
         raise InvalidRequest(f"{path} has no token ids", param=path)
     for index, token in enumerate(ids):
@@ -195,13 +209,13 @@ class PromptTokensDetails(Json, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(Json, frozen=True, kw_only=True):
-    """reasoning_tokens: with the marks before and after the reasoning."""
+    """reasoning_tokens: these include the marks before and after the reasoning."""
 
     reasoning_tokens: int
 
 
 class Usage(Json, frozen=True, kw_only=True):
-    """The details are in whole answers and at the end of a stream."""
+    """Counts of tokens. Whole answers and the end of a stream have the details."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -213,8 +227,8 @@ class Usage(Json, frozen=True, kw_only=True):
     def of(cls, ends: list[Finished], num_choices: int = 1) -> Self:
         """Return the sum over a call's prompts.
 
-        ends: the choices of the first prompt, then those of the second, and so on. A prompt counts
-        once; its cached tokens are the fewest that one of its choices found.
+        ends: of the choices of the first prompt, then of the second, and so on. A prompt counts
+        once; its cached tokens are the fewest that any of its choices found.
         """
         prompts = [ends[at : at + num_choices] for at in range(0, len(ends), num_choices)]
         num_prompt = sum(choices[0].num_prompt_tokens for choices in prompts)
@@ -234,14 +248,14 @@ class Usage(Json, frozen=True, kw_only=True):
 
 
 class RunningUsage:
-    """Counts the tokens of a stream. Mutable."""
+    """The usage of a stream so far. Mutable."""
 
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices
         self._num_prompt = self._num_output = 0
 
     def begin(self, num_prompt_tokens: int) -> None:
-        """num_prompt_tokens: the prompt's tokens times the number of choices."""
+        """Count the prompt. num_prompt_tokens: its tokens times the number of choices."""
         self._num_prompt = num_prompt_tokens // self._num_choices
 
     def add(self, num_tokens: int) -> None:
@@ -258,11 +272,11 @@ class RunningUsage:
 
 
 class Timings(Json, frozen=True, kw_only=True):
-    """How a call's prompts went. Seconds are on the scheduler's clock.
+    """The scheduler's measurements of a call's prompts. Seconds are on its clock.
 
     Three phases follow one another: queued, until the first launch; prefill, until the first token;
-    decode, until the end. device_s, energy_j: the prompts' shares of their steps, where energy can
-    be read. prefix_differs_at: see `Finished`; of the prompt that took longest.
+    decode, until the end. device_s, energy_j: the prompts' parts of their steps, if energy can be
+    read. prefix_differs_at: see `Finished`; of the prompt that took longest.
     """
 
     queued_s: float
@@ -277,7 +291,7 @@ class Timings(Json, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ends: list[Finished]) -> Self:
-        """Return the phases of the prompt that took longest, and the sums of all counts."""
+        """Return the phases of the prompt that took longest, with the sums of all counts."""
         costs = [end.cost for end in ends if end.cost]
         longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
         return cls(

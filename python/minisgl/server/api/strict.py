@@ -1,11 +1,11 @@
-"""Records of JSON that refuse unknown fields, and the marks of fields that change nothing.
+"""Records of JSON that ignore no field in silence.
 
-A field is honoured, or it is marked `only` or `ignored`. `only` names the values that change
-nothing and refuses all others with a hint; `ignored` accepts every value. A field that a record
-does not have is refused by name. The table in docs/api.md lists all fields, and a test compares it
-with the records.
+A field is honoured, or it is marked `only` or `ignored`. `only` lists the values that change
+nothing, and refuses all others with a hint; `ignored` accepts every value. A field that a record
+does not have is refused by name. The table in docs/api.md lists all fields; a test compares it with
+the records.
 
-Why not pydantic: `msgspec` decodes, checks types and checks bounds in one pass over the bytes, its
+Why not pydantic: `msgspec` decodes and checks types and bounds in one pass over the bytes, its
 errors name the path, and it is as strict as JSON (no NaN, no invalid UTF-8, no "5" for 5).
 """
 
@@ -21,8 +21,10 @@ from minisgl.errors import InvalidRequest
 
 
 def only(*values: Any, why: str) -> Meta:
-    """Mark a field that must be null or one of `values`, which change nothing. why: the reason, or
-    what to do instead."""
+    """Mark a field that must be null or one of `values`, which change nothing.
+
+    why: the reason, or what to do instead.
+    """
     description = f"Only {_listed(values)}: {why}."
     return Meta(description=description, extra={"only": values, "why": why})
 
@@ -32,7 +34,7 @@ def _listed(values: tuple[Any, ...]) -> str:
 
 
 def ignored(why: str) -> Meta:
-    """Mark a field whose values are all accepted and change nothing. why: its description."""
+    """Mark a field that accepts every value and changes nothing. why: its description."""
     return Meta(description=why, extra={"ignored": True})
 
 
@@ -41,7 +43,7 @@ class Json(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Raise InvalidRequest if a field marked `only` has another value."""
         for name, values, why in _restricted(type(self)):
             value = getattr(self, name)
-            # In Python False == 0: compare the JSON types as well.
+            # In Python False == 0, so the JSON types are compared too.
             if value is not None and not any(
                 value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
                 for neutral in values
@@ -54,7 +56,7 @@ class Json(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @cache
 def _restricted(struct: type[Json]) -> tuple[tuple[str, tuple[Any, ...], str], ...]:
-    """(field, neutral values, reason) of the fields marked `only`."""
+    """Return (field, neutral values, reason) of each field marked `only`."""
     return tuple(
         (field.name, meta.extra["only"], meta.extra["why"])
         for field in msgspec.structs.fields(struct)

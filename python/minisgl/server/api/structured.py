@@ -1,4 +1,4 @@
-"""The fields that set the form of an answer: OpenAI's, and those of other servers' clients."""
+"""The fields that set the form of an answer, OpenAI's and other servers'."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ResponseFormat(Json, frozen=True, kw_only=True):
     json_schema: JsonSchema | None = None
     schema: Annotated[
         dict[str, Any] | bool | None,
-        Meta(description="As json_schema.schema, as other servers have it."),
+        Meta(description="The same as json_schema.schema; other servers' name."),
     ] = None
 
 
@@ -40,7 +40,7 @@ class StructuredOutputs(Json, frozen=True, kw_only=True):
 
 
 class StructuredFields(Json, frozen=True, kw_only=True):
-    """At most one of these is given."""
+    """The fields of the form. A request has at most one."""
 
     response_format: Annotated[
         ResponseFormat | None, Meta(description="The form of the answer's text.")
@@ -58,10 +58,10 @@ class StructuredFields(Json, frozen=True, kw_only=True):
     ] = None
 
     def structured(self) -> tuple[dict[str, Any] | None, dict[str, str]]:
-        """Return `SamplingParams.structured_outputs`, or None, and the request's names of its
-        fields, by their names there.
+        """Return the value of `SamplingParams.structured_outputs`, or None, and the request's names
+        of its fields, by their names there.
 
-        Raises InvalidRequest if more than one is given, or one without its value.
+        Raises InvalidRequest if the request has more than one form, or one without its value.
         """
         found: list[tuple[dict[str, Any], dict[str, str]]] = []
         if self.response_format is not None and self.response_format.type != "text":
@@ -107,8 +107,8 @@ def _of_response_format(wanted: ResponseFormat) -> tuple[dict[str, Any], dict[st
 def rename(error: RequestError, names: Mapping[str, str]) -> None:
     """Change an error so that it names the request's field.
 
-    names: the request's names by the names that the workers use. "the prompt has" becomes "the
-    field messages has".
+    names: the request's names, by the names that the workers use. For example, "the prompt has"
+    becomes "the field messages has".
     """
     param = error.param or ""
     for old, new in names.items():
@@ -121,7 +121,7 @@ def rename(error: RequestError, names: Mapping[str, str]) -> None:
 
 @contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """`rename` the RequestErrors that the block raises."""
+    """Apply `rename` to the RequestErrors that the block raises."""
     try:
         yield
     except RequestError as error:
@@ -130,7 +130,7 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def in_turn(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """Return `first` with its names replaced by those that `second` has for them."""
+    """Return `first`, with each of its values replaced by the name that `second` has for it."""
     changed = {}
     for old, new in first.items():
         error = InvalidRequest("", param=new)

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: text to token ids and back; no model runs."""
+"""POST /tokenize and /detokenize: text to token ids and back, without the model."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class TokenizeRequest(Json, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: Annotated[
-        bool | None, Meta(description="Of a prompt; left out: true. A chat template writes its own")
+        bool | None, Meta(description="For prompt; left out: true. A chat template writes its own.")
     ] = None
     return_token_strs: bool | None = None
 
     @property
     def encoded(self) -> Prompt:
-        """The prompt that is encoded. Raises InvalidRequest."""
+        """The prompt to encode. Raises InvalidRequest."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give exactly one of prompt and messages", param="prompt")
         if self.prompt is not None:
             for name in _OF_CHATS:
                 if getattr(self, name) is not None:
-                    raise InvalidRequest(f"{name} goes with messages, not with prompt", param=name)
+                    raise InvalidRequest(f"{name} needs messages, not prompt", param=name)
             return TextPrompt(text=self.prompt)
         if self.add_special_tokens:
             raise InvalidRequest(
-                "add_special_tokens is for a prompt: the chat template writes the special tokens",
+                "add_special_tokens is for prompt: the chat template writes the special tokens",
                 param="add_special_tokens",
             )
         chat = ChatRequest(
@@ -87,7 +87,6 @@ class Detokenized(Json, frozen=True, kw_only=True):
 
 
 RECORDS: Final = (TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized)
-"""The roots of this family's schema in /openapi.json."""
 
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
@@ -95,7 +94,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
     @routes.post("/tokenize", **operation(TokenizeRequest, Tokenized))
     async def tokenize(request: Request) -> Response:
-        """The token ids of a text, or of the prompt that a chat becomes."""
+        """The token ids of a text, or of the prompt of a chat."""
         asked = await body.read(request, TokenizeRequest)
         model.check(asked.model)
         is_plain = asked.add_special_tokens is False

@@ -1,4 +1,4 @@
-"""Tools, the choice among them, and tool calls, in the form of OpenAI's chat completions."""
+"""Tools and tool calls in the form of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core.structured import num_levels
 from minisgl.errors import InvalidRequest
-from minisgl.server.api.messages import MAX_DEPTH
+from minisgl.server.api.messages import check_depth
 from minisgl.server.api.strict import Json, ignored
 from minisgl.tokenizer.parse import ToolCall as ParsedCall
 from minisgl.utils.text import brief
@@ -39,12 +38,7 @@ class Tool(Json, tag_field="type", tag="function", frozen=True, kw_only=True, om
     def for_template(self, path: str) -> dict[str, Any]:
         """Return the tool for `ChatPrompt`. Raises InvalidRequest if its schema is too deep."""
         parameters = self.function.parameters or {"type": "object", "properties": {}}
-        if num_levels(parameters, MAX_DEPTH) > MAX_DEPTH:
-            param = f"{path}.function.parameters"
-            raise InvalidRequest(
-                f"{param} has more than {MAX_DEPTH} levels of objects and lists in one another",
-                param=param,
-            )
+        check_depth(parameters, f"{path}.function.parameters")
         function = {"name": self.function.name, "parameters": parameters}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -60,7 +54,7 @@ class ChosenTool(Json, tag_field="type", tag="function", frozen=True, kw_only=Tr
 
 
 class AllowedTools(Json, frozen=True, kw_only=True):
-    """The tools of the request that the prompt offers."""
+    """The tools of the request that the model may call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenTool], Meta(min_length=1)]
@@ -129,7 +123,7 @@ def tool_choice_of(value: Any) -> ToolChoice | None:
 
 
 def new_call_id() -> str:
-    """Return nine letters and digits: Mistral's templates take no other ids."""
+    """Return nine letters and digits. Mistral's templates accept no other ids."""
     return secrets.token_hex(5)[:9]
 
 
@@ -152,8 +146,8 @@ def call_goes_on(index: int, arguments: str) -> CallDelta:
 
 
 def call_input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object: the JSON object that the model wrote, or else
-    {"arguments": its text}."""
+    """Return the arguments of a call as an object: the JSON object that the model wrote, or
+    {"arguments": TEXT} if it wrote another text."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

@@ -1,8 +1,8 @@
-"""The web pages: at `/` a chat with the model in the browser, at `/docs` the API's schema.
+"""The web pages: a chat with the model at `/`, the API's schema at `/docs`.
 
-They are static files and clients of the HTTP API like any other. Nothing is generated, and nothing
-is fetched from another host. Whatever a model writes, the policy in `_HEADERS` lets the pages run
-no other script and reach no other host.
+They are static files, and ordinary clients of the HTTP API. None is generated, and none comes from
+another host. The policy in `_HEADERS` lets the pages run no other script and reach no other host,
+even if an answer of the model contains one.
 
 What it does not know: requests, models, the engine. Read next: static/main.js, static/docs.js.
 """
@@ -53,7 +53,7 @@ class _File:
 
 @cache
 def _files() -> dict[str, _File]:
-    """The static files by their path below /page, compressed once."""
+    """Return the static files, compressed, by their path below /page."""
     found = {}
     root = files(__package__) / "static"
     for folder, prefix in ((root, ""), (root / "vendor", "vendor/")):

@@ -1,5 +1,6 @@
-"""The API process's measurements, and their readers: the Prometheus page, log lines, spans.
+"""Measurements of the API process, and the routes and exports that show them.
 
-What it is for: `Observer` counts what clients see; `metrics`, `tracing` and `otel` export it. What
-it does not know: how a request is answered. Read next: `minisgl.server.telemetry.observe`.
+What it is for: `observe` counts what clients see; `metrics` (a Prometheus page), `tracing` and
+`otel` (spans) export it. `profile`, `xray` and `replica` are routes that ask the workers. What it
+does not know: how a request is answered. Read next: `minisgl.server.telemetry.observe`.
 """

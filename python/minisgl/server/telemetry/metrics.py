@@ -1,8 +1,8 @@
-"""GET /metrics: the page for Prometheus.
+"""GET /metrics: a page for Prometheus.
 
-The official client library writes the page from the API process's counters
-(`minisgl.server.telemetry.observe`) and from each rank's last report (`minisgl.scheduler.meter`),
-which is at most a second old while there is work. docs/observability.md explains every metric.
+Its values are the API process's counters (`minisgl.server.telemetry.observe`) and each rank's last
+report (`minisgl.scheduler.meter`), which is at most a second old while there is work.
+docs/observability.md explains every metric.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,11 +26,12 @@ from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
 from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Histogram, Observer
+from minisgl.server.telemetry.prometheus import counter_by, metrics_page
 from minisgl.version import __version__
 
 _RANK_COUNTERS: Final = {
     "steps": "Steps that were launched",
-    "retractions": "Running requests whose KV pages were taken away for others",
+    "retractions": "Running requests that lost their KV pages to others",
     "prompt_tokens": "Prompt tokens of requests that started",
     "cached_tokens": "Of those, the tokens whose KV came from the prefix cache",
     "prefill_tokens": "Prompt tokens computed, again after a retraction",
@@ -46,8 +46,7 @@ def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None = None) 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Counters, gauges and histograms for Prometheus."""
-        body, content_type = page.render(request.headers.get("accept", ""))
-        return Response(body, headers={"Content-Type": content_type})
+        return page.render(request.headers.get("accept", ""))
 
     return routes
 
@@ -63,13 +62,9 @@ class MetricsPage(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)  # of the API process
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the page in a format that the Accept header allows, and its content type."""
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # the header names a version that is no number
-            encode, content_type = choose_encoder("")
-        return encode(self._registry), content_type
+    def render(self, accept: str) -> Response:
+        """Return the page in a format that the Accept header allows."""
+        return metrics_page(self._registry, accept)
 
     def collect(self) -> Iterator[Metric]:
         observer = self._observer
@@ -92,10 +87,12 @@ class MetricsPage(Collector):
         )
         yield GaugeMetricFamily(
             "minisgl_oldest_token_age_seconds",
-            "Time since the last text, of the open request where it is longest",
+            "The longest time of an open request since its last text",
             observer.oldest_token_age_s,
         )
-        yield _counts("minisgl_requests", "Requests that ended, by reason", "reason", observer.ends)
+        yield counter_by(
+            "minisgl_requests", "Requests that ended, by reason", "reason", observer.ends
+        )
         yield CounterMetricFamily(
             "minisgl_restarts", "Starts of the engine after a failure", observer.num_restarts
         )
@@ -107,7 +104,7 @@ class MetricsPage(Collector):
             yield CounterMetricFamily(
                 "minisgl_energy_joules", "Energy of the requests that ended", joules
             )
-        yield _counts("minisgl_errors", "Errors that clients got", "code", observer.errors)
+        yield counter_by("minisgl_errors", "Errors that clients got", "code", observer.errors)
         if self._keys:
             yield from _of_keys(self._keys)
         for name, help_, histogram in (
@@ -144,7 +141,7 @@ class MetricsPage(Collector):
         )
         for rank, status in sorted(self._observer.status.items()):
             label = str(rank)
-            if rank == 0:  # the others have the same requests
+            if rank == 0:  # the other ranks have the same requests
                 running.add_metric([label], status.num_running)
                 waiting.add_metric([label], status.num_waiting)
             peak.add_metric([label], status.peak_memory_bytes)
@@ -173,13 +170,6 @@ def _of_keys(keys: KeyRing) -> Iterator[Metric]:
         tokens.add_metric([key.name, "prompt"], key.num_prompt_tokens)
         tokens.add_metric([key.name, "output"], key.num_output_tokens)
     yield from (requests, tokens)
-
-
-def _counts(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:
-    family = CounterMetricFamily(name, help_, labels=[label])
-    for value, count in sorted(counts.items()):
-        family.add_metric([value], count)
-    return family
 
 
 def _histogram(name: str, help_: str, histogram: Histogram) -> Metric:

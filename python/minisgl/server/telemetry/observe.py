@@ -1,9 +1,9 @@
 """Counts the API process's requests: their times, ends and errors.
 
-`minisgl.server.telemetry.metrics` makes a Prometheus page from these counters. Times are those that
-a client sees without the network: from handing the request to the tokenizer to the arrival of its
-text. Why not the histogram of Prometheus's library: it takes a lock and several calls per value,
-and there is a value for each piece of text.
+`minisgl.server.telemetry.metrics` makes a Prometheus page from these counters. Times are what a
+client sees without the network: from the message to the tokenizer to the arrival of text. Why not
+the histogram of Prometheus's library: it takes a lock and several calls per value, and each piece
+of text is a value.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
 
-# Seconds, three bounds a decade: a quantile read from a bucket is wrong by a factor of 2.5 at most.
+# Seconds, three bounds a decade: a quantile from a bucket is wrong by a factor of 2.5 at most.
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SHORT: Final = _STEPS  # between two pieces of text
 LONG: Final = (*_STEPS, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)  # of a whole request
 
 
 class Histogram:
-    """Mutable. counts[i]: the values in (bounds[i - 1], bounds[i]]; the last has no upper bound."""
+    """Mutable. counts[i]: how many values are in (bounds[i - 1], bounds[i]]; the last has no upper
+    bound."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -44,7 +45,7 @@ class Histogram:
 
 
 class _Request:
-    """One open request: when it was submitted, and its first and last text. Mutable."""
+    """One open request, with the times of its submission, first and last text. Mutable."""
 
     __slots__ = ("first_at", "last_at", "origin", "sampling", "submitted_at")
 
@@ -58,9 +59,9 @@ class _Request:
 class Observer:
     """Counts what the frontend reports; times are on `time.perf_counter`. Mutable.
 
-    log_requests: one log line for each request that ends. tracer: one span for each.
-    cost: device seconds and joules of the requests that ended, None where no energy can be read.
-    status: each rank's last report. start_s: seconds of each part of the server's start.
+    log_requests: log a line for each request that ends. tracer: gets each request that ends. cost:
+    device seconds and joules of the requests that ended; None if no energy can be read. status:
+    each rank's last report. start_s: seconds of each part of the server's start.
     """
 
     def __init__(self, *, log_requests: bool = False, tracer: Tracer | None = None) -> None:
@@ -86,10 +87,8 @@ class Observer:
 
     @property
     def oldest_token_age_s(self) -> float:
-        """The longest time of an open request since its last text, or since it came if it has none.
-
-        0 if no request is open.
-        """
+        """The longest time of an open request since its last text, or since its submission if it
+        has none. 0 if no request is open."""
         waiting_since = (r.last_at or r.submitted_at for r in self._open.values())
         now = time.perf_counter()
         return now - min(waiting_since, default=now)
@@ -103,7 +102,7 @@ class Observer:
                 self._noted[uid] = origin.request_id
 
     def text(self, uid: int, now: float) -> None:
-        """Count a piece of text, usually one token's."""
+        """Count a piece of text, usually of one token."""
         request = self._open[uid]
         if request.last_at:
             self.inter_token.observe(now - request.last_at)
@@ -130,7 +129,7 @@ class Observer:
         code: str | None = None,
         end: Finished | None = None,
     ) -> None:
-        """Count an end. reason: a key of `ends`. code: of the error, if the reason is one."""
+        """Count an end. reason: a key of `ends`. code: of the error, if the reason is "error"."""
         request = self._open.pop(uid)
         self.ends[reason] += 1
         if not (self._tracer or self._log_requests):
@@ -162,9 +161,9 @@ class Observer:
     # --- request ids of a profile ----------------------------------------------------------------
 
     def note_ids(self) -> None:
-        """Keep the ids of the open requests, and of those that come until `noted_ids`."""
+        """Keep the ids of the open requests, and of all that come until `noted_ids`."""
         opened = {uid: request.origin.request_id for uid, request in self._open.items()}
-        self._noted = (self._noted or {}) | opened  # some rank's profile may run already
+        self._noted = (self._noted or {}) | opened  # the profile of a rank may run already
 
     def noted_ids(self) -> dict[int, str]:
         """Return the kept X-Request-Ids by uid, and keep no more."""

@@ -1,8 +1,8 @@
 """Sends a span for each prompt, with its phases as children, to an OpenTelemetry collector.
 
-Attributes have the names of the semantic conventions for generative AI, or begin with `minisgl.`. A
+Names of attributes follow the semantic conventions for generative AI, or begin with `minisgl.`. A
 span is made when its prompt has ended, so a running request costs nothing. The SDK queues spans,
-and its thread sends them. If the collector is slow or gone, spans are lost and requests go on.
+and its thread sends them. If the collector is slow or gone, spans are lost; requests do not wait.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from minisgl.version import __version__
 logger = get_logger(__name__)
 
 EXPORT_TIMEOUT_S: Final = 5.0  # of one batch with its retries; the SDK's own is 10
-CLOSE_S: Final = 2.0  # the last spans may delay a shutdown by this; a worker has 5 to end
+CLOSE_S: Final = 2.0  # the longest delay of a shutdown by the last spans; a worker has 5 s to end
 
 _TEXT_PATHS: Final = ("/v1/completions", "/generate", "/api/generate")
-"""Paths of prompts without messages; the operation of all others is a chat."""
+"""Paths of prompts without messages. The operation of all others is "chat"."""
 
 
 class OtlpTracer:
-    """A `minisgl.server.telemetry.tracing.Tracer`. Honours the environment's OTEL_* variables."""
+    """A `minisgl.server.telemetry.tracing.Tracer`. It reads the environment's OTEL_* variables."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         # The SDK logs every failure with a traceback; `_Exporter` logs the first one.
@@ -99,8 +99,8 @@ class OtlpTracer:
             if code is not None:
                 span.set_status(StatusCode.ERROR, code)
             if end is not None:
-                # The scheduler's clock is another one, so only the lengths of its phases are known.
-                # They follow one another, and the last one ends with the request.
+                # The scheduler has its own clock, so only the lengths of the phases are known. They
+                # follow one another, and the last one ends with the request.
                 phases = {"queued": end.queued_s, "prefill": end.prefill_s, "decode": end.decode_s}
                 at = max(now - round(sum(phases.values()) * 1e9), start)
                 inside = set_span_in_context(span)
@@ -109,11 +109,11 @@ class OtlpTracer:
                     at = min(at + round(phase_s * 1e9), now)
                     child.end(at)
             span.end(now)
-        except Exception:  # the request was served, and must not fail because of its span
+        except Exception:  # a request must not fail because of its span
             logger.exception("OTLP: no span of request %d", prompt.uid)
 
     def close(self) -> None:
-        # The SDK's shutdown waits for as long as exports and their retries take.
+        # The SDK's shutdown waits until all exports and their retries end.
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         thread.join(CLOSE_S)
@@ -122,7 +122,7 @@ class OtlpTracer:
 
 
 class _Exporter(SpanExporter):
-    """Logs when spans begin to be lost, and when they arrive again. Mutable."""
+    """Exports spans. Logs when the first is lost, and when they arrive again. Mutable."""
 
     def __init__(self, endpoint: str) -> None:
         self._inner = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)

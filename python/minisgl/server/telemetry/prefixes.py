@@ -1,7 +1,7 @@
-"""Logs the clients whose prompts begin differently each time, so that the prefix cache has nothing.
+"""Logs the clients whose prompts begin differently each time, so that they reuse no prefix.
 
-An agent that writes the time, or an id, into the first lines of its prompt makes the server compute
-the whole prompt again at each turn. Only the client can change that, so the log names it.
+If an agent writes the time, or an id, into the first lines of its prompt, the server computes the
+whole prompt again at each turn. Only the client can change that, so the log names it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 EARLY: Final = 200
-"""Tokens. A prompt that differs from all cached ones before this position reuses almost nothing."""
+"""A prompt that differs from all cached ones before this token reuses almost nothing."""
 LONG: Final = 1000
-"""Tokens. Shorter prompts cost little."""
+"""The fewest tokens of a prompt that counts. Shorter ones cost little."""
 IN_A_ROW: Final = 8
 AGAIN_S: Final = 3600.0
 """The least time between two log lines about one client."""
@@ -25,15 +25,15 @@ MAX_CLIENTS: Final = 10_000
 
 
 class PrefixWatch:
-    """Counts, for each client, the long prompts in a row that differed early. Mutable: it keeps
-    (count, time of the last log line) of `MAX_CLIENTS` clients, those seen last."""
+    """Counts, for each client, how many long prompts in a row differed early. Mutable: it keeps
+    (count, time of the last log line) of the last `MAX_CLIENTS` clients."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, tuple[int, float | None]] = OrderedDict()
 
     def finished(self, client: str, end: Finished, now: float) -> None:
-        """Count a prompt of at least `LONG` tokens; one that differs late, or not at all, sets the
-        count to 0. now: seconds."""
+        """Count a prompt of at least `LONG` tokens. One that differs late, or not at all, sets the
+        count to 0. now: in seconds."""
         if end.num_prompt_tokens < LONG:
             return
         count, logged_at = self._clients.pop(client, (0, None))
@@ -41,9 +41,9 @@ class PrefixWatch:
         count = count + 1 if position is not None and position < EARLY else 0
         if count >= IN_A_ROW and (logged_at is None or now - logged_at >= AGAIN_S):
             logger.warning(
-                "%s: the last %d prompts of %d tokens and more differ from all cached ones within "
-                "their first %d tokens, the last one at token %d, and were computed again; if they "
-                "begin with a date or an id, move it behind what stays the same",
+                "%s: the last %d prompts of %d tokens or more differed from all cached ones within "
+                "their first %d tokens (the last one at token %d), so they were computed whole; if "
+                "they begin with a date or an id, move it behind the text that stays the same",
                 client or "a client",
                 count,
                 LONG,

@@ -1,4 +1,4 @@
-"""POST /start_profile and /stop_profile: torch profiles of the steps in between, one per rank."""
+"""POST /start_profile and /stop_profile: a torch profile of the steps in between, on each rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from minisgl.server.api.schema import ErrorObject
 from minisgl.server.errors import error_body
 from minisgl.server.frontend import Frontend
 
-# The first start takes 1.3 s on 2 cores; a stop takes as long as writing a trace of many steps.
+# The first start takes 1.3 s on 2 cores. A stop writes a trace, which may have many steps.
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 300.0
 
 
 class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """traces: the files on the server, one per rank. trace: the first of them. requests: the
-    X-Request-Id of each uid in the names of the steps."""
+    """The answer of /stop_profile. traces: the files on the server, one per rank. trace: the first.
+    requests: the X-Request-Id of each uid in the names of the steps."""
 
     trace: str
     traces: list[str]
@@ -30,7 +30,7 @@ class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer of /stop_profile when a rank failed. requests: for the other ranks' traces."""
+    """The answer of /stop_profile if a rank failed. requests: for the other ranks' traces."""
 
     error: ErrorObject
     requests: dict[int, str] = {}
@@ -41,7 +41,7 @@ def router(frontend: Frontend) -> APIRouter:
 
     @routes.post("/start_profile")
     async def start_profile() -> Response:
-        """Start a torch profile of the engine; 409 if one runs already."""
+        """Start a torch profile of the engine. 409 if one runs already."""
         replies = await frontend.round_trips.profile("start", START_TIMEOUT_S)
         if not all(reply.failed for reply in replies):
             frontend.observer.note_ids()
@@ -51,7 +51,7 @@ def router(frontend: Frontend) -> APIRouter:
 
     @routes.post("/stop_profile")
     async def stop_profile() -> Response:
-        """Write the traces into --profile-dir and say where; 409 if no profile runs."""
+        """Write the traces into --profile-dir, and return their names. 409 if no profile runs."""
         replies = await frontend.round_trips.profile("stop", STOP_TIMEOUT_S)
         requests = frontend.observer.noted_ids()
         if error := _failure(replies):
@@ -68,8 +68,8 @@ def router(frontend: Frontend) -> APIRouter:
 
 
 def _failure(replies: list[ProfileReply]) -> MinisglError | None:
-    """Return None if no rank failed, the error if all ranks report the same 4xx, else an error with
-    the report of each rank."""
+    """Return None if no rank failed, the 4xx that all ranks report, or an error with the reports of
+    all ranks."""
     failed = replies[0].failed
     if all(reply.failed == failed for reply in replies) and (not failed or failed.status < 500):
         return failed.to_error() if failed else None

@@ -1,7 +1,8 @@
-"""Answers a router: GET /replica is the server's state, and a header asks for a prompt's prefixes.
+"""Answers a router's requests for the server's state and for a prompt's hashes.
 
-A request to an endpoint of the model with the header `X-Minisgl-Prefix: PAGE_SIZE` is answered with
-the prompt's `PromptHashes`, by which the router finds cached prefixes. The model does not run.
+GET /replica returns the state. A request to an endpoint of the model with the header
+`X-Minisgl-Prefix: PAGE_SIZE` returns the prompt's `PromptHashes`, by which the router finds cached
+prefixes. The model does not run.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ if TYPE_CHECKING:
 PREFIX_HEADER: Final = "x-minisgl-prefix"
 
 TIMEOUT_S: Final = 30.0
-"""A step of a long prompt on a CPU takes seconds."""
+"""The longest wait for a state. A step of a long prompt on a CPU takes seconds."""
 
 FRESH_S: Final = 0.2
-"""For so long after a state was made, it is returned again."""
+"""How long a state is returned again instead of a new one."""
 
 MAX_PAGE_SIZE: Final = 65_536
 
 
 def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIRouter:
-    """keys: who may use the server; None is everyone."""
+    """keys: the API keys; None if all clients may use the server."""
     routes = APIRouter()
     made_at = -FRESH_S
     made: ReplicaState | None = None
 
     @routes.get("/replica")
     async def replica(request: Request) -> Response:
-        """The server's load and the prefixes that it has cached, for a router."""
+        """The server's load and its cached prefixes, for a router."""
         nonlocal made_at, made
         if frontend.is_draining:
             raise Draining
@@ -69,7 +70,7 @@ def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIR
 async def prefix_answer(
     request: Request, frontend: Frontend, prompts: Sequence[Prompt], namespace: str
 ) -> Response:
-    """Return the hashes of the first prompt, and the number of tokens of all.
+    """Return the hashes of the first prompt, and the number of tokens of all prompts.
 
     Raises RequestError, EngineError.
     """
@@ -83,7 +84,7 @@ async def prefix_answer(
     hashes = prompt_hashes(ids_from_bytes(replies[0].ids), page_size, namespace)
     key: Key | None = request.scope.get("api_key")
     answer = PromptHashes(
-        num_tokens=sum(len(reply.ids) // 4 for reply in replies),
+        num_tokens=sum(len(ids_from_bytes(reply.ids)) for reply in replies),
         page_size=page_size,
         hashes=hashes.astype("<u8").tobytes(),
         key=key.use() if key else None,

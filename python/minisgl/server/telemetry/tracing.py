@@ -1,4 +1,4 @@
-"""The interface to OpenTelemetry, which is imported only for ``--otlp-endpoint``."""
+"""The interface to OpenTelemetry, which is imported only for `--otlp-endpoint`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class EndedPrompt:
     """A prompt that ends now.
 
     seconds: since its submission. first_text_s: from its submission to its first text; None if it
-    had none. reason: one of `Observer.ends`. code: of the error, if the reason is one. end: what
-    the scheduler says of it, unless it was aborted or failed.
+    had none. reason: one of `Observer.ends`. code: of the error, if the reason is "error". end: the
+    scheduler's report; None if it was aborted or failed.
     """
 
     origin: Origin
@@ -53,7 +53,7 @@ class EndedPrompt:
 
 
 class Tracer(Protocol):
-    """Records each prompt once, when it ends. Never raises, never waits."""
+    """Records each prompt once, when it ends. It never raises and never waits."""
 
     def ended(self, prompt: EndedPrompt) -> None: ...
 

@@ -1,4 +1,4 @@
-"""GET /xray/events: the engine's steps, requests and pages as they change, for the page's X-ray.
+"""GET /xray/events: a stream of the engine's steps, requests and pages, for the page's X-ray.
 
 The data of each event is a `minisgl.scheduler.xray.Frame`. The engine makes frames only while an
 X-ray is open (`minisgl.server.watchers`).
@@ -24,7 +24,7 @@ def router(frontend: Frontend) -> APIRouter:
             raise frontend.failure
 
         async def stream() -> AsyncIterator[bytes]:
-            yield b": the X-ray\n\n"  # headers go out before the first frame
+            yield b": the X-ray\n\n"  # sends the headers before the first frame
             async for frame in frontend.watchers.watch():
                 yield b"data: " + frame + b"\n\n"
 

@@ -47,7 +47,7 @@ def test_messages(claude: anthropic.Anthropic) -> None:
         assert stream.get_final_message().stop_reason == message.stop_reason
 
 
-def test_an_answer_that_is_begun_goes_on_as_it_would_have(claude: anthropic.Anthropic) -> None:
+def test_a_begun_answer_is_continued(claude: anthropic.Anthropic) -> None:
     whole = text_of(claude.messages.create(**asked("Count to five."), max_tokens=30, **GREEDY))
     begun = whole[: whole.index(" ", 3)]
     rest = claude.messages.create(**asked("Count to five.", begun), max_tokens=30, **GREEDY)
