@@ -13,9 +13,9 @@ from benchmarks import timeline
 from minisgl.core import SamplingParams
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.line_file import StepLog
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter, StepRecord
-from minisgl.scheduler.line_file import StepLog
 from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
 
 

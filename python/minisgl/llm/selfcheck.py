@@ -104,7 +104,7 @@ class SelfCheck:
                 ("in chunks", {"max_prefill_length": 2 * args.page_size}, True),
                 ("retracted", {"num_pages": num_pages, "memory_ratio": None}, True),
                 ("without CUDA graphs", {"cuda_graph_max_bs": 0}, self._has_graphs),
-                ("on one rank", {"tp": 1, "ep": False}, args.tp > 1),
+                ("on one rank", {"tp": 1, "ep": False}, args.tp > 1 and not args.dummy_weight),
             ):
                 if needed:
                     conditions.append(self._of_another_engine(name, changes))
