@@ -11,8 +11,8 @@ from minisgl.errors import ConfigError
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
 
 SUPPORTED = (
-    "fp8 (a scale for each matrix, row or block), int8, int4 (compressed-tensors, AWQ, GPTQ), "
-    "MXFP4 and NVFP4 weights; docs/quantization.md has the list"
+    "fp8 (a scale for each matrix, row or block), int8, int4 (compressed-tensors, AWQ, GPTQ, "
+    "AutoRound), MXFP4 and NVFP4 weights; docs/quantization.md has the list"
 )
 
 Matches = Callable[[str, Target], bool]
