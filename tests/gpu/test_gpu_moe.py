@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Ops
+from minisgl.layers.moe import SharedExpert
 from minisgl.moe import TorchMoeBackend, fused
 from minisgl.moe.fused import FusedMoeBackend
+from minisgl.quantization import PlainWeight
 
 REFERENCE = Ops()
 
@@ -128,6 +131,33 @@ def test_an_expert_may_have_a_scale(
     got = backend.forward(x, logits, experts)
     want = TorchMoeBackend(REFERENCE).forward(x, logits, experts)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("case", [(2, 9, 2, 72, 40), (1, 16, 8, 2048, 512)], ids=str)
+def test_a_shared_expert_may_be_one_more_of_few_tokens(
+    case: tuple[int, int, int, int, int], gated: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    _skip_what_the_interpreter_cannot(dtype, device)
+    x, logits, experts = make_case(*case, dtype=dtype, device=device)
+    _, _, own = make_case(case[0], 1, 1, *case[3:], dtype=dtype, device=device)
+    gate = torch.randn(1, case[3], device=device).to(dtype) * case[3] ** -0.5
+    shared = Mock(spec=SharedExpert)
+    shared.gate_up = PlainWeight.of(REFERENCE, own.gate_up_LGD[0])
+    shared.down = PlainWeight.of(REFERENCE, own.down_LDF[0])
+    shared.gate = PlainWeight.of(REFERENCE, gate) if gated else None
+    got = FusedMoeBackend(CudaOps()).beside(x, logits, experts, shared)
+    shared.add.assert_not_called()
+    weights, ids = REFERENCE.route(logits, experts.top_k, experts.renormalise)
+    share = (
+        (x.double() @ gate[0].double()).sigmoid()[:, None]
+        if gated
+        else torch.ones_like(weights[:, :1])
+    )
+    want = exact(x, weights, ids, experts) + exact(x, share, torch.zeros_like(ids[:, :1]), own)
+    error = (got.double() - want).abs().max() / want.abs().max()
+    assert error <= 1.5 * TOLERANCE[dtype], f"relative error {error:.2e}"  # more steps are rounded
 
 
 def test_routing_of_nonsense_stays_in_range(device: torch.device) -> None:

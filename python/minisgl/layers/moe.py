@@ -133,14 +133,17 @@ class MoELayer(BaseOP):
     ) -> tuple[Tensor, Tensor]:
         """Apply norm, then the experts. Returns (output, residual)."""
         x_TD, residual_TD = norm.forward(x_TD, residual_TD)
-        out_TD = self.mix(x_TD)
-        if self.shared:
-            out_TD = self.shared.add(out_TD, x_TD)
+        out_TD = self.mix_beside(self.shared, x_TD) if self.shared else self.mix(x_TD)
         return out_TD, residual_TD
 
     def mix(self, x_TD: Tensor) -> Tensor:
         """Route normed x. Returns the weighted sum of the experts of this rank."""
         return self._backend.forward(x_TD, self.router.linear(x_TD, self.router_bias), self.experts)
+
+    def mix_beside(self, shared: SharedExpert, x_TD: Tensor) -> Tensor:
+        """Return `mix` plus the shared expert's output."""
+        logits_TE = self.router.linear(x_TD, self.router_bias)
+        return self._backend.beside(x_TD, logits_TE, self.experts, shared)
 
     @property
     def experts(self) -> Experts:

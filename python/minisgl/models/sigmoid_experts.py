@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.layers.moe import ExpertNames, MoELayer
+from minisgl.layers.moe import ExpertNames, MoELayer, SharedExpert
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
@@ -77,6 +77,9 @@ class SigmoidExperts(MoELayer):
         if self._renormalise:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + self.sum_eps)
         return self.compute(x_TD, weights_TK * self._factor, ids_TK.int())
+
+    def mix_beside(self, shared: SharedExpert, x_TD: Tensor) -> Tensor:
+        return shared.add(self.mix(x_TD), x_TD)
 
     def compute(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """See `BaseMoeBackend.routed`."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation, Ops
+    from minisgl.layers.moe import SharedExpert
     from minisgl.quantization import Weight
 
 
@@ -105,6 +106,12 @@ class BaseMoeBackend(ABC):
         if experts.scale is not None:
             weights_TK = weights_TK * experts.scale[ids_TK]
         return self.routed(x_TD, weights_TK, ids_TK, experts)
+
+    def beside(
+        self, x_TD: Tensor, logits_TE: Tensor, experts: Experts, shared: SharedExpert
+    ) -> Tensor:
+        """Return `forward` plus the output of an expert that every token takes."""
+        return shared.add(self.forward(x_TD, logits_TE, experts), x_TD)
 
     @abstractmethod
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from minisgl.kernel.triton import moe, moe_few, moe_route
 from minisgl.kernel.triton.moe import Gate, Gemm, Tile
 from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.layers.moe import SharedExpert
 
 logger = get_logger(__name__)
 
@@ -73,6 +77,25 @@ class FusedMoeBackend(BaseMoeBackend):
             logits_TE, experts.top_k, experts.renormalise, counts_L, experts.scale
         )
         return self._routed(x_TD, weights_TK, ids_TK, experts, counts_L)
+
+    def beside(
+        self, x_TD: Tensor, logits_TE: Tensor, experts: Experts, shared: SharedExpert
+    ) -> Tensor:
+        if len(x_TD) > FEW_TOKENS or not _is_one_more(shared, experts):
+            return super().beside(x_TD, logits_TE, experts, shared)
+        weights_TK, ids_TK = moe_route.route(
+            logits_TE, experts.top_k, experts.renormalise, None, experts.scale
+        )
+        row = None if shared.gate is None else shared.gate.dense()
+        return moe_few.experts_of_few(
+            x_TD,
+            experts.gate_up_LGD,
+            experts.down_LDF,
+            weights_TK,
+            ids_TK,
+            experts.first,
+            shared=(shared.gate_up.dense(), shared.down.dense(), row),
+        )
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         counts_L = _empty_counts(x_TD, experts)
@@ -134,6 +157,13 @@ def gate_of(experts: Experts) -> Gate:
     if isinstance(experts.activation, ClampedGate):
         return Gate(alpha=experts.activation.alpha, limit=experts.activation.limit)
     return Gate(is_gelu=experts.activation == "gelu_tanh", is_squared=experts.is_squared)
+
+
+def _is_one_more(shared: SharedExpert, experts: Experts) -> bool:
+    """Return whether a shared expert is like the others, so that their kernels compute it too."""
+    kinds = {type(weight) for weight in (shared.gate_up, shared.down, experts.gate_up)}
+    sizes = experts.gate_up_LGD.shape[1:]
+    return experts.is_plain and len(kinds) == 1 and shared.gate_up.dense().shape == sizes
 
 
 def _empty_counts(x_TD: Tensor, experts: Experts) -> Tensor:

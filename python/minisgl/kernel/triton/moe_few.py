@@ -1,6 +1,7 @@
 """The experts of a mixture for few tokens: GEMVs that read an expert's weights once per token.
 
-A program computes some outputs of a (token, expert) pair, or, for down, of a token.
+A program computes some outputs of a (token, expert) pair, or, for down, of a token. An expert that
+every token takes is one more of each token's experts, after the K others.
 
 Axes: T tokens, K experts of a token, L experts of this rank (from `first` on), D hidden size, F
 intermediate size of an expert, G = 2F.
@@ -29,18 +30,28 @@ def experts_of_few(
     gate: Gate = SILU,
     up_bias_LG: Tensor | None = None,
     down_bias_LD: Tensor | None = None,
-    blocks: tuple[int, int] = (4, 4),
+    shared: tuple[Tensor, Tensor, Tensor | None] | None = None,
+    blocks: tuple[int, int] = (1, 2),
 ) -> Tensor:
     """Return the weighted sum of each token's experts, [T, D]. blocks: outputs of a program, of
-    gate and up, and of down. up_bias_LG: of gate, then up."""
+    gate and up, and of down. up_bias_LG: of gate, then up. shared: gate and up [2F, D] and down
+    [D, F] of an expert that every token takes; and the row [1, D] of its gate, see `Gates.add`.
+    """
     (num_tokens, hidden), top_k = x_TD.shape, ids_TK.shape[1]
     num_held, _, inner = down_LDF.shape
-    act = torch.empty((num_tokens * top_k, inner), dtype=x_TD.dtype, device=x_TD.device)
+    each = top_k + (shared is not None)
+    act = torch.empty((num_tokens * each, inner), dtype=x_TD.dtype, device=x_TD.device)
+    share_T = torch.empty(num_tokens, dtype=torch.float32, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    constants = (num_held, first, top_k, hidden, inner)
+    shared_up, shared_down, shared_gate = shared or (gate_up_LGD, down_LDF, None)
+    gated = shared_gate is not None
+    constants = (num_held, first, top_k, hidden, inner, shared is not None, gated)
     _launch_up(
-        (-(-inner // blocks[0]), num_tokens * top_k, 1),
-        (x_TD, gate_up_LGD, ids_TK, act, act if up_bias_LG is None else up_bias_LG),
+        (-(-inner // blocks[0]), num_tokens * each, 1),
+        (
+            x_TD, gate_up_LGD, ids_TK, act, act if up_bias_LG is None else up_bias_LG, shared_up,
+            x_TD if shared_gate is None else shared_gate, share_T,
+        ),
         (
             *constants, gate.is_squared, up_bias_LG is not None, *gate.constants, blocks[0],
             _step(hidden),
@@ -51,7 +62,7 @@ def experts_of_few(
         (-(-hidden // blocks[1]), num_tokens, 1),
         (
             act, down_LDF, ids_TK, weights_TK, out_TD,
-            act if down_bias_LD is None else down_bias_LD,
+            act if down_bias_LD is None else down_bias_LD, shared_down, share_T,
         ),
         (*constants, down_bias_LD is not None, blocks[1], _step(inner)),
         dtype=x_TD.dtype, num_warps=4,
@@ -61,32 +72,39 @@ def experts_of_few(
 
 def _step(size: int) -> int:
     """Inputs of an iteration. More iterations cost more than lanes without inputs: one token of
-    Gemma 4 26B-A4B's experts (704 x 2,816) takes 30.2 us on an H200, and 37.5 with steps of 256 and
-    64 and 8 outputs of down; of Qwen3.6-35B-A3B's (512 x 2,048) 17.0 and 21.5."""
+    Gemma 4 26B-A4B's experts (704 x 2,816) takes 28.5 us on an H200, and 37.5 with steps of 256 and
+    64 and 4 and 8 outputs a program; of Qwen3.6-35B-A3B's (512 x 2,048) 16.0 and 21.5."""
     return min(power_of_2(size), 1024)
 
 
 @triton.jit
 def _up_kernel(
-    x_ptr, weight_ptr, ids_ptr, act_ptr, bias_ptr,
+    x_ptr, weight_ptr, ids_ptr, act_ptr, bias_ptr, shared_ptr, gate_ptr, share_ptr,
     L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    SHARED: tl.constexpr, SHARE: tl.constexpr,
     SQUARED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.program_id(1)
     begin(PDL)
-    expert = tl.load(ids_ptr + pair) - FIRST
+    EACH: tl.constexpr = K + SHARED
+    t, i = pair // EACH, pair % EACH
+    expert = tl.load(ids_ptr + t * K + i, mask=i < K, other=FIRST) - FIRST
     if (expert < 0) | (expert >= L):
         return
     ROWS: tl.constexpr = F if SQUARED else 2 * F
-    row = weight_ptr + expert.to(tl.int64) * ROWS * D + f[:, None] * D
+    matrix = weight_ptr + expert.to(tl.int64) * ROWS * D
+    if SHARED:  # noqa: SIM102 - a constant
+        if i == K:
+            matrix = shared_ptr
+    row = matrix + f[:, None] * D
     gate = tl.zeros([BLOCK, STEP], tl.float32)
     up = tl.zeros([BLOCK, STEP], tl.float32)
     for start in tl.static_range(0, D, STEP):
         d = start + tl.arange(0, STEP)
         inside = (f[:, None] < F) & (d[None, :] < D)
-        x = tl.load(x_ptr + (pair // K) * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        x = tl.load(x_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
         gate += tl.load(row + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
         if not SQUARED:
             up += tl.load(row + F * D + d[None, :], mask=inside, other=0.0).to(tl.float32) * x
@@ -100,18 +118,30 @@ def _up_kernel(
     else:
         act = gated(gate_sum, up_sum, act_ptr.dtype.element_ty, GELU, ALPHA, LIMIT)
     tl.store(act_ptr + pair.to(tl.int64) * F + f, act, mask=f < F)
+    if SHARE:  # noqa: SIM102 - a constant
+        if (i == K) & (tl.program_id(0) == 0):
+            sums = tl.zeros([STEP], tl.float32)
+            for start in tl.static_range(0, D, STEP):
+                d = start + tl.arange(0, STEP)
+                h = tl.load(x_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)
+                sums += h * tl.load(gate_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+            logit = tl.sum(sums, 0).to(x_ptr.dtype.element_ty).to(tl.float32)
+            share = (1.0 / (1.0 + tl.exp(-logit))).to(x_ptr.dtype.element_ty)
+            tl.store(share_ptr + t, share.to(tl.float32))
 
 
 @triton.jit
 def _down_kernel(
-    act_ptr, weight_ptr, ids_ptr, scale_ptr, out_ptr, bias_ptr,
+    act_ptr, weight_ptr, ids_ptr, scale_ptr, out_ptr, bias_ptr, shared_ptr, share_ptr,
     L: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    SHARED: tl.constexpr, SHARE: tl.constexpr,
     BIAS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     t = tl.program_id(1)
     acc = tl.zeros([BLOCK, STEP], tl.float32)
     biases = tl.zeros([BLOCK], tl.float32)
+    EACH: tl.constexpr = K + SHARED
     begin(PDL)
     for i in tl.static_range(K):
         expert = tl.load(ids_ptr + t * K + i) - FIRST
@@ -123,13 +153,25 @@ def _down_kernel(
         row = weight_ptr + (expert.to(tl.int64) * D + d[:, None]) * F
         for start in tl.static_range(0, F, STEP):
             f = start + tl.arange(0, STEP)
-            act = tl.load(act_ptr + (t * K + i) * F + f, mask=held & (f < F), other=0.0)
+            act = tl.load(act_ptr + (t * EACH + i) * F + f, mask=held & (f < F), other=0.0)
             inside = held & (d[:, None] < D) & (f[None, :] < F)
             weight = tl.load(row + f[None, :], mask=inside, other=0.0)
             acc += weight.to(tl.float32) * (act.to(tl.float32) * scale)[None, :]
-    tl.store(
-        out_ptr + t * D + d, (tl.sum(acc, 1) + biases).to(out_ptr.dtype.element_ty), mask=d < D
-    )
+    type = out_ptr.dtype.element_ty
+    out = (tl.sum(acc, 1) + biases).to(type)
+    if SHARED:  # rounded as `Gates.add` rounds
+        acc = tl.zeros([BLOCK, STEP], tl.float32)
+        for start in tl.static_range(0, F, STEP):
+            f = start + tl.arange(0, STEP)
+            act = tl.load(act_ptr + (t * EACH + K) * F + f, mask=f < F, other=0.0).to(tl.float32)
+            inside = (d[:, None] < D) & (f[None, :] < F)
+            weight = tl.load(shared_ptr + d[:, None] * F + f[None, :], mask=inside, other=0.0)
+            acc += weight.to(tl.float32) * act[None, :]
+        added = tl.sum(acc, 1).to(type).to(tl.float32)
+        if SHARE:
+            added = (added * tl.load(share_ptr + t)).to(type).to(tl.float32)
+        out = (out.to(tl.float32) + added).to(type)
+    tl.store(out_ptr + t * D + d, out, mask=d < D)
 
 
 _launch_up = Launcher(_up_kernel)
