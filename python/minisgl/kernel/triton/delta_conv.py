@@ -19,7 +19,7 @@ from torch import Tensor
 from minisgl.kernel.triton.launch import Launcher, begin
 
 BLOCK = 1024
-TOKENS = 8  # of a program, in steps with prompts
+TOKENS = 4  # of a program, in steps with prompts
 
 
 def convolve(

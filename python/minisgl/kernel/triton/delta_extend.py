@@ -67,8 +67,9 @@ def extend(
 
     inverses = prepared(interval, interval, dtype=small) if is_delta else states
     scores = prepared(interval, interval, dtype=small)
+    weighted = prepared(key_dim, interval, dtype=small)
     factors = prepared(3, interval)
-    common = (inverses, scores, factors, row_table, rows, num_rows, rows.stride(0))
+    common = (inverses, scores, weighted, factors, row_table, rows, num_rows, rows.stride(0))
     shape = (
         row_table.stride(0), num_heads, keys.shape[1], key_dim, value_dim, interval, page_size,
         max(power_of_2(key_dim), 16), is_float32, is_delta,
@@ -107,7 +108,8 @@ def _dot(a, b, IS_FLOAT32: tl.constexpr):
 )
 def _delta_scan(
     mixed_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, slots_ptr, state_table_ptr, out_ptr,
-    skip_ptr, inverses_ptr, scores_ptr, factors_ptr, row_table_ptr, rows_ptr, num_rows, rows_stride,
+    skip_ptr, inverses_ptr, scores_ptr, weighted_ptr, factors_ptr, row_table_ptr, rows_ptr,
+    num_rows, rows_stride,
     ROW_STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
     C: tl.constexpr, Z: tl.constexpr, BLOCK_H: tl.constexpr, IS_FLOAT32: tl.constexpr,
     IS_DELTA: tl.constexpr, BLOCK_B: tl.constexpr, STATE_STRIDE: tl.constexpr,
@@ -143,45 +145,57 @@ def _delta_scan(
 
     if begin_at < start:
         state = _interval(
-            state, begin_at, number, end, start, first, newest, row_pages, state_pages, n,
-            key_head, j, h, v, mixed_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, slots_ptr,
-            out_ptr, skip_ptr, inverses_ptr, scores_ptr, factors_ptr,
-            N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, True,
+            state, begin_at, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr,
+            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr,
+            weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, True, False,
         )  # fmt: skip
         begin_at += C
         number += 1
-    for base in range(begin_at, end, C):
+    for base in range(begin_at, newest, C):
         state = _interval(
-            state, base, number, end, start, first, newest, row_pages, state_pages, n,
-            key_head, j, h, v, mixed_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, slots_ptr,
-            out_ptr, skip_ptr, inverses_ptr, scores_ptr, factors_ptr,
-            N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, False,
+            state, base, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr,
+            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr,
+            weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, False, True,
         )  # fmt: skip
         number += 1
+    if newest > start // C * C:
+        new_page = tl.load(state_pages + newest // Z - 1).to(tl.int64)
+        tl.store(states_ptr + (new_page * N + n) * H * V + tile, state, mask=in_tile)
+    last_base = tl.maximum(begin_at, newest)
+    if last_base < end:
+        _interval(
+            state, last_base, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr,
+            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr,
+            weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, False, False,
+        )  # fmt: skip
 
 
 @triton.jit
 def _interval(
-    state, base, number, end, start, first, newest, row_pages, state_pages, n,
-    key_head, j, h, v, mixed_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, slots_ptr,
-    out_ptr, skip_ptr, inverses_ptr, scores_ptr, factors_ptr,
+    state, base, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr, beta_ptr,
+    keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr, weighted_ptr,
+    factors_ptr,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
     Z: tl.constexpr, IS_FLOAT32: tl.constexpr, IS_DELTA: tl.constexpr, HAS_OLD: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the interval at `base`. Returns the state at its end, if the row reaches it."""
+    """Compute the interval at `base`. Returns the state at its end, if the row reaches it.
+
+    IS_WHOLE: all tokens of the interval are of this step, so nothing is masked.
+    """
     precision: tl.constexpr = "ieee" if IS_FLOAT32 else "tf32"
     D: tl.constexpr = 2 * K * H + N * V
     place = number.to(tl.int64) * N + n
     at = base + j
     in_v = v[None, :] < V
     square = j[:, None] * C + j[None, :]
-    is_new = (at >= start) & (at < end)
+    is_new = ((at >= start) & (at < end)) | IS_WHOLE
     token = (first + base - start).to(tl.int64)
     mixed = mixed_ptr + token * D
     k = interval_keys(
-        mixed, keys_ptr, row_pages, start, end, base, key_head, j, h, K, H, D, Z, HAS_OLD
+        mixed, keys_ptr, row_pages, start, is_new, base, key_head, j, h, K, H, D, Z, HAS_OLD
     )
-    q = interval_queries(mixed, start, end, base, key_head, j, h, H, D)
+    q = interval_queries(mixed, is_new, key_head, j, h, H, D)
     value = tl.load(mixed + j[:, None] * D + 2 * K * H + n * V + v[None, :],
                     mask=is_new[:, None] & in_v, other=0.0).to(tl.float32)  # fmt: skip
     beta = tl.load(beta_ptr + (token + j) * N + n, mask=is_new, other=0.0)
@@ -210,17 +224,14 @@ def _interval(
     tl.store(out_ptr + (token * N + n) * V + j[:, None] * (N * V) + v[None, :],
              out.to(out_ptr.dtype.element_ty), mask=is_new[:, None] & in_v)  # fmt: skip
 
-    if base + C <= end:
+    if IS_WHOLE or base + C <= end:
         last = tl.sum(tl.where(j == C - 1, decay, 0.0), 0)
         # Two products of bfloat16 here, with keys read as they are, gave wrong states on an H200
         # (Triton 3.6), right ones in the interpreter.
-        weighted = (tl.exp(last - decay) * k_factor)[:, None] * k.to(tl.float32)
+        weighted = tl.load(weighted_ptr + place * H * C + h[:, None] * C + j[None, :],
+                           mask=h[:, None] < H, other=0.0).to(tl.float32)  # fmt: skip
         state = state * tl.exp(last)
-        state += tl.dot(tl.trans(weighted), updates, input_precision=precision)
-        if base + C == newest:
-            new_page = tl.load(state_pages + newest // Z - 1).to(tl.int64)
-            tl.store(states_ptr + (new_page * N + n) * H * V + h[:, None] * V + v[None, :], state,
-                     mask=(h[:, None] < H) & in_v)  # fmt: skip
+        state += tl.dot(weighted, updates, input_precision=precision)
     else:
         slot = tl.load(slots_ptr + token + j, mask=is_new, other=-1).to(tl.int64)
         kept = is_new & (slot >= 0)

@@ -22,14 +22,13 @@ matrix products of these give the inverse of the whole: 15 dependent steps inste
 
 @triton.jit
 def interval_keys(
-    mixed, keys_ptr, row_pages, start, end, base, key_head, j, h,
+    mixed, keys_ptr, row_pages, start, is_new, base, key_head, j, h,
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, Z: tl.constexpr, HAS_OLD: tl.constexpr,
 ):  # fmt: skip
     """Return the interval's keys [C, H]; zeros where it has no token. mixed: the address of its
     first token's row."""
     at = base + j
     in_h = h[None, :] < H
-    is_new = (at >= start) & (at < end)
     x = tl.load(mixed + j[:, None] * D + (K + key_head) * H + h[None, :],
                 mask=is_new[:, None] & in_h, other=0.0)  # fmt: skip
     if HAS_OLD:
@@ -40,11 +39,8 @@ def interval_keys(
 
 
 @triton.jit
-def interval_queries(
-    mixed, start, end, base, key_head, j, h, H: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
+def interval_queries(mixed, is_new, key_head, j, h, H: tl.constexpr, D: tl.constexpr):
     """Return the queries [C, H] of the interval's new tokens; zeros elsewhere."""
-    is_new = (base + j >= start) & (base + j < end)
     return tl.load(mixed + j[:, None] * D + key_head * H + h[None, :],
                    mask=is_new[:, None] & (h[None, :] < H), other=0.0)  # fmt: skip
 
@@ -107,7 +103,7 @@ def _inverse(
 )
 def _delta_prepare(
     mixed_ptr, g_ptr, beta_ptr, keys_ptr, decays_ptr, slots_ptr, scale, inverses_ptr, scores_ptr,
-    factors_ptr, row_table_ptr, rows_ptr, num_rows, rows_stride,
+    weighted_ptr, factors_ptr, row_table_ptr, rows_ptr, num_rows, rows_stride,
     ROW_STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
     C: tl.constexpr, Z: tl.constexpr, BLOCK_H: tl.constexpr, IS_FLOAT32: tl.constexpr,
     IS_DELTA: tl.constexpr, BLOCK_B: tl.constexpr, SOLVED: tl.constexpr, DOUBLINGS: tl.constexpr,
@@ -139,9 +135,9 @@ def _delta_prepare(
     at = base + j
     is_new = (at >= start) & (at < end)
     k = interval_keys(
-        mixed, keys_ptr, row_pages, start, end, base, key_head, j, h, K, H, D, Z, True
+        mixed, keys_ptr, row_pages, start, is_new, base, key_head, j, h, K, H, D, Z, True
     )
-    q = interval_queries(mixed, start, end, base, key_head, j, h, H, D)
+    q = interval_queries(mixed, is_new, key_head, j, h, H, D)
     decay = _decays(g_ptr, decays_ptr, row_pages, start, end, base, token, n, j, N, Z)
     k_factor = tl.full([C], 1.0, tl.float32)
     q_factor = tl.full([C], 1.0, tl.float32)
@@ -168,7 +164,14 @@ def _delta_prepare(
     tl.store(factors_ptr + place * 3 * C + C + j, k_factor)
     tl.store(factors_ptr + place * 3 * C + 2 * C + j, q_factor)
 
-    if base + C > end:  # later steps need these rows
+    if base + C <= end:
+        # What a key adds to the state at the interval's end, as `_delta_scan` multiplies it.
+        last = tl.sum(tl.where(j == C - 1, decay, 0.0), 0)
+        weighted = (tl.exp(last - decay) * k_factor)[:, None] * k.to(tl.float32)
+        weighted = tl.trans(weighted).to(weighted_ptr.dtype.element_ty)
+        tl.store(weighted_ptr + place * H * C + h[:, None] * C + j[None, :],
+                 weighted, mask=h[:, None] < H)  # fmt: skip
+    else:  # later steps need these rows
         slot = tl.load(slots_ptr + token + j, mask=is_new, other=-1).to(tl.int64)
         kept = is_new & (slot >= 0)
         tl.store(decays_ptr + slot * N + n, decay, mask=kept)
