@@ -5,7 +5,6 @@ Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the r
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from minisgl.layers.base import BuildContext
@@ -48,7 +47,11 @@ class LinearGatedQKV(Linear):
     def split_gate(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """[T, (2N + 2K) * H] -> q, k and v side by side, [T, (N + 2K) * H], and the gates,
         [T, N, H], as a view."""
-        gated_q, kv = projected.tensor_split([2 * self.num_q_heads * self.head_dim], dim=-1)
+        q_size = self.num_q_heads * self.head_dim
+        gated_q, kv = projected.tensor_split([2 * q_size], dim=-1)
         shape = (len(projected), self.num_q_heads, 2, self.head_dim)
-        q_TNH, gate_TNH = gated_q.reshape(shape).unbind(2)
-        return torch.cat((q_TNH.flatten(1), kv), dim=1), gate_TNH
+        q_TNH, gate_TNH = gated_q.view(shape).unbind(2)
+        qkv = projected.new_empty((len(projected), q_size + kv.shape[1]))
+        qkv[:, :q_size].view(q_TNH.shape).copy_(q_TNH)
+        qkv[:, q_size:] = kv
+        return qkv, gate_TNH
