@@ -77,7 +77,7 @@ def extend(
     launch_prepare(
         (most, num_heads, 1),
         (mixed_TD, g_TN, beta_TN, keys, decays, slots, key_dim**-0.5, *common),
-        (*shape, block_b, min(SOLVED, interval), max((interval // SOLVED).bit_length() - 2, 0)),
+        (*shape, block_b, SOLVED, max((interval // SOLVED).bit_length() - 1, 0)),
         dtype=mixed_TD.dtype, num_warps=4,
     )  # fmt: skip
     _launch_scan(

@@ -15,9 +15,9 @@ import triton.language as tl
 
 from minisgl.kernel.triton.launch import Launcher, begin
 
-SOLVED = 16
-"""Rows of the blocks on the diagonal of a system, which are inverted in parallel, row by row. A few
-matrix products of these give the inverse of the whole: 15 dependent steps instead of 63."""
+SOLVED = 2
+"""Rows of the blocks on a system's diagonal, which are inverted in parallel, row by row. Matrix
+products double them: ten products, one after another, instead of 63 rows."""
 
 
 @triton.jit
@@ -68,33 +68,33 @@ def _decays(
 @triton.jit
 def _inverse(
     system, j, C: tl.constexpr, SOLVED: tl.constexpr, DOUBLINGS: tl.constexpr,
-    IS_FLOAT32: tl.constexpr,
+    dtype: tl.constexpr,
 ):  # fmt: skip
     """Return the inverse of 1 + system, where system is [C, C] and strictly lower triangular.
 
     The blocks on the diagonal, which have no columns in common, are inverted in parallel, row i
-    from the rows before it. Let `blocks` be their inverse, and x = blocks * (system without these
-    blocks). x to the power of the number of blocks is 0, so the inverse of the whole is
-    (1 - x) (1 + x^2) (1 + x^4) ... blocks.
+    from the rows before it. Then blocks of twice the size: where A and D are inverses of two blocks
+    and B is the system below A, the inverse of both has -D B A there. dtype: of the products.
     """
-    precision: tl.constexpr = "ieee" if IS_FLOAT32 else "tf32"
     one = tl.where(j[:, None] == j[None, :], 1.0, 0.0)
     is_near = j[:, None] // SOLVED == j[None, :] // SOLVED
     near = tl.where(is_near, system, 0.0)
-    blocks = one
-    for i in range(1, SOLVED):
-        is_row = (j % SOLVED == i)[:, None]
-        weights = tl.sum(tl.where(is_row, near, 0.0), 0)
-        found = tl.sum(weights[:, None] * blocks, 0)
-        blocks -= tl.where(is_row & is_near, found[None, :], 0.0)
-    if C == SOLVED:
-        return blocks
-    x = tl.dot(blocks, system - near, input_precision=precision)
-    inverse = one - x
-    for _ in tl.static_range(DOUBLINGS):
-        x = tl.dot(x, x, input_precision=precision)
-        inverse = tl.dot(inverse, one + x, input_precision=precision)
-    return tl.dot(inverse, blocks, input_precision=precision)
+    inverse = one - near
+    if SOLVED > 2:
+        inverse = one
+        for i in range(1, SOLVED):
+            is_row = (j % SOLVED == i)[:, None]
+            weights = tl.sum(tl.where(is_row, near, 0.0), 0)
+            found = tl.sum(weights[:, None] * inverse, 0)
+            inverse -= tl.where(is_row & is_near, found[None, :], 0.0)
+    for doubling in tl.static_range(DOUBLINGS):
+        block = j // (SOLVED << doubling)
+        is_below = (block[:, None] == block[None, :] + 1) & (block % 2 == 1)[:, None]
+        below = tl.where(is_below, system, 0.0).to(dtype)
+        blocks = inverse.to(dtype)
+        left = tl.dot(blocks, below, input_precision="ieee").to(dtype)
+        inverse -= tl.dot(left, blocks, input_precision="ieee")
+    return inverse
 
 
 @triton.jit(
@@ -158,7 +158,7 @@ def _delta_prepare(
         beta = tl.load(beta_ptr + (token + j) * N + n, mask=is_new, other=0.0)
         system = tl.dot(k, tl.trans(k), input_precision=precision) * (beta * k_factor)[:, None]
         system = tl.where(j[:, None] > j[None, :], system * between, 0.0)
-        inverse = _inverse(system, j, C, SOLVED, DOUBLINGS, IS_FLOAT32)
+        inverse = _inverse(system, j, C, SOLVED, DOUBLINGS, inverses_ptr.dtype.element_ty)
         tl.store(inverses_ptr + square, inverse.to(inverses_ptr.dtype.element_ty))
     tl.store(factors_ptr + place * 3 * C + j, decay)
     tl.store(factors_ptr + place * 3 * C + C + j, k_factor)
