@@ -22,14 +22,13 @@ from torch import Tensor
 from minisgl.kernel.sizes import power_of_2
 from minisgl.kernel.triton.delta_prepare import (
     SOLVED,
-    interval_keys,
     interval_queries,
     launch_prepare,
 )
 from minisgl.kernel.triton.launch import Launcher, begin
 
 BLOCK_V = 32
-SCAN_WARPS, SCAN_STAGES = 4, 2
+SCAN_WARPS, SCAN_STAGES = 4, 1
 
 
 def extend(
@@ -66,10 +65,13 @@ def extend(
         return torch.empty((most, num_heads, *shape), dtype=dtype, device=states.device)
 
     inverses = prepared(interval, interval, dtype=small) if is_delta else states
+    solved = prepared(interval, key_dim, dtype=small) if is_delta else states
     scores = prepared(interval, interval, dtype=small)
     weighted = prepared(key_dim, interval, dtype=small)
     factors = prepared(3, interval)
-    common = (inverses, scores, weighted, factors, row_table, rows, num_rows, rows.stride(0))
+    common = (
+        inverses, solved, scores, weighted, factors, row_table, rows, num_rows, rows.stride(0),
+    )  # fmt: skip
     shape = (
         row_table.stride(0), num_heads, keys.shape[1], key_dim, value_dim, interval, page_size,
         max(power_of_2(key_dim), 16), is_float32, is_delta,
@@ -93,13 +95,17 @@ def extend(
 
 @triton.jit
 def _dot(a, b, IS_FLOAT32: tl.constexpr):
-    """Return a, in the model's dtype, times b, in float32. Two products of bfloat16 are as exact as
-    one of tf32, and need no registers for a converted `a`."""
-    if a.dtype == tl.bfloat16:
+    """Return a times b, in float32. Float16 has as many digits as tf32. Two products of bfloat16
+    are as exact as one of tf32, and need no registers for a converted `a`."""
+    if b.dtype == tl.float16:
+        product = tl.dot(a, b)
+    elif a.dtype == tl.bfloat16:
         high = b.to(tl.bfloat16)
-        return tl.dot(a, (b - high.to(tl.float32)).to(tl.bfloat16), acc=tl.dot(a, high))
-    precision: tl.constexpr = "ieee" if IS_FLOAT32 else "tf32"
-    return tl.dot(a.to(tl.float32), b, input_precision=precision)
+        product = tl.dot(a, (b - high.to(tl.float32)).to(tl.bfloat16), acc=tl.dot(a, high))
+    else:
+        precision: tl.constexpr = "ieee" if IS_FLOAT32 else "tf32"
+        product = tl.dot(a.to(tl.float32), b, input_precision=precision)
+    return product
 
 
 @triton.jit(
@@ -108,8 +114,8 @@ def _dot(a, b, IS_FLOAT32: tl.constexpr):
 )
 def _delta_scan(
     mixed_ptr, beta_ptr, states_ptr, keys_ptr, updates_ptr, slots_ptr, state_table_ptr, out_ptr,
-    skip_ptr, inverses_ptr, scores_ptr, weighted_ptr, factors_ptr, row_table_ptr, rows_ptr,
-    num_rows, rows_stride,
+    skip_ptr, inverses_ptr, solved_ptr, scores_ptr, weighted_ptr, factors_ptr, row_table_ptr,
+    rows_ptr, num_rows, rows_stride,
     ROW_STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
     C: tl.constexpr, Z: tl.constexpr, BLOCK_H: tl.constexpr, IS_FLOAT32: tl.constexpr,
     IS_DELTA: tl.constexpr, BLOCK_B: tl.constexpr, STATE_STRIDE: tl.constexpr,
@@ -146,16 +152,18 @@ def _delta_scan(
     if begin_at < start:
         state = _interval(
             state, begin_at, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr,
-            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr,
-            weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, True, False,
+            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, solved_ptr,
+            scores_ptr, weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, True,
+            False,
         )  # fmt: skip
         begin_at += C
         number += 1
     for base in range(begin_at, newest, C):
         state = _interval(
             state, base, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr,
-            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr,
-            weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, False, True,
+            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, solved_ptr,
+            scores_ptr, weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, False,
+            True,
         )  # fmt: skip
         number += 1
     if newest > start // C * C:
@@ -165,16 +173,17 @@ def _delta_scan(
     if last_base < end:
         _interval(
             state, last_base, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr,
-            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr,
-            weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, False, False,
+            beta_ptr, keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, solved_ptr,
+            scores_ptr, weighted_ptr, factors_ptr, N, K, H, V, C, Z, IS_FLOAT32, IS_DELTA, False,
+            False,
         )  # fmt: skip
 
 
 @triton.jit
 def _interval(
     state, base, number, end, start, first, row_pages, n, key_head, j, h, v, mixed_ptr, beta_ptr,
-    keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, scores_ptr, weighted_ptr,
-    factors_ptr,
+    keys_ptr, updates_ptr, slots_ptr, out_ptr, skip_ptr, inverses_ptr, solved_ptr, scores_ptr,
+    weighted_ptr, factors_ptr,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
     Z: tl.constexpr, IS_FLOAT32: tl.constexpr, IS_DELTA: tl.constexpr, HAS_OLD: tl.constexpr,
     IS_WHOLE: tl.constexpr,
@@ -183,7 +192,6 @@ def _interval(
 
     IS_WHOLE: all tokens of the interval are of this step, so nothing is masked.
     """
-    precision: tl.constexpr = "ieee" if IS_FLOAT32 else "tf32"
     D: tl.constexpr = 2 * K * H + N * V
     place = number.to(tl.int64) * N + n
     at = base + j
@@ -192,33 +200,32 @@ def _interval(
     is_new = ((at >= start) & (at < end)) | IS_WHOLE
     token = (first + base - start).to(tl.int64)
     mixed = mixed_ptr + token * D
-    k = interval_keys(
-        mixed, keys_ptr, row_pages, start, is_new, base, key_head, j, h, K, H, D, Z, HAS_OLD
-    )
     q = interval_queries(mixed, is_new, key_head, j, h, H, D)
     value = tl.load(mixed + j[:, None] * D + 2 * K * H + n * V + v[None, :],
                     mask=is_new[:, None] & in_v, other=0.0).to(tl.float32)  # fmt: skip
     beta = tl.load(beta_ptr + (token + j) * N + n, mask=is_new, other=0.0)
     decay = tl.load(factors_ptr + place * 3 * C + j)
-    k_factor = tl.load(factors_ptr + place * 3 * C + C + j)
     q_factor = tl.load(factors_ptr + place * 3 * C + 2 * C + j)
-    faded = tl.exp(decay)
 
-    updates = value
-    if IS_DELTA:
-        updates -= (faded * k_factor)[:, None] * _dot(k, state, IS_FLOAT32)
-    updates *= beta[:, None]
+    updates = beta[:, None] * value
     if HAS_OLD:
         is_old = at < start
         page = tl.load(row_pages + at // Z, mask=is_old, other=0).to(tl.int64)
         updates += tl.load(updates_ptr + ((page * Z + at % Z)[:, None] * N + n) * V + v[None, :],
                            mask=is_old[:, None] & in_v, other=0.0)  # fmt: skip
+    scores = tl.load(scores_ptr + place * C * C + square)
     if IS_DELTA:
-        inverse = tl.load(inverses_ptr + place * C * C + square).to(tl.float32)
-        updates = tl.dot(inverse, updates, input_precision=precision)
-    out = (faded * q_factor)[:, None] * _dot(q, state, IS_FLOAT32)
-    scores = tl.load(scores_ptr + place * C * C + square).to(tl.float32)
-    out += tl.dot(scores, updates, input_precision=precision)
+        inverse = tl.load(inverses_ptr + place * C * C + square)
+        solved = tl.load(solved_ptr + place * C * H + j[:, None] * H + h[None, :],
+                         mask=h[None, :] < H, other=0.0)  # fmt: skip
+        read = state.to(scores.dtype)
+        updates = _dot(inverse, updates.to(scores.dtype), IS_FLOAT32)
+        updates -= _dot(solved, read, IS_FLOAT32)
+        attended = _dot(q.to(scores.dtype), read, IS_FLOAT32)
+    else:
+        attended = _dot(q, state, IS_FLOAT32)
+    added = updates.to(scores.dtype)
+    out = (tl.exp(decay) * q_factor)[:, None] * attended + _dot(scores, added, IS_FLOAT32)
     if not IS_DELTA:
         out += tl.load(skip_ptr + n) * value
     tl.store(out_ptr + (token * N + n) * V + j[:, None] * (N * V) + v[None, :],
@@ -229,9 +236,8 @@ def _interval(
         # Two products of bfloat16 here, with keys read as they are, gave wrong states on an H200
         # (Triton 3.6), right ones in the interpreter.
         weighted = tl.load(weighted_ptr + place * H * C + h[:, None] * C + j[None, :],
-                           mask=h[:, None] < H, other=0.0).to(tl.float32)  # fmt: skip
-        state = state * tl.exp(last)
-        state += tl.dot(weighted, updates, input_precision=precision)
+                           mask=h[:, None] < H, other=0.0)  # fmt: skip
+        state = state * tl.exp(last) + _dot(weighted, added, IS_FLOAT32)
     else:
         slot = tl.load(slots_ptr + token + j, mask=is_new, other=-1).to(tl.int64)
         kept = is_new & (slot >= 0)

@@ -102,8 +102,8 @@ def _inverse(
     do_not_specialize_on_alignment=["rows_ptr", "slots_ptr", "decays_ptr"],
 )
 def _delta_prepare(
-    mixed_ptr, g_ptr, beta_ptr, keys_ptr, decays_ptr, slots_ptr, scale, inverses_ptr, scores_ptr,
-    weighted_ptr, factors_ptr, row_table_ptr, rows_ptr, num_rows, rows_stride,
+    mixed_ptr, g_ptr, beta_ptr, keys_ptr, decays_ptr, slots_ptr, scale, inverses_ptr, solved_ptr,
+    scores_ptr, weighted_ptr, factors_ptr, row_table_ptr, rows_ptr, num_rows, rows_stride,
     ROW_STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
     C: tl.constexpr, Z: tl.constexpr, BLOCK_H: tl.constexpr, IS_FLOAT32: tl.constexpr,
     IS_DELTA: tl.constexpr, BLOCK_B: tl.constexpr, SOLVED: tl.constexpr, DOUBLINGS: tl.constexpr,
@@ -159,7 +159,13 @@ def _delta_prepare(
         system = tl.dot(k, tl.trans(k), input_precision=precision) * (beta * k_factor)[:, None]
         system = tl.where(j[:, None] > j[None, :], system * between, 0.0)
         inverse = _inverse(system, j, C, SOLVED, DOUBLINGS, inverses_ptr.dtype.element_ty)
-        tl.store(inverses_ptr + square, inverse.to(inverses_ptr.dtype.element_ty))
+        inverse = inverse.to(inverses_ptr.dtype.element_ty)
+        tl.store(inverses_ptr + square, inverse)
+        # The system's solution for the keys, which times the state is what updates lose.
+        read = (beta * k_factor * tl.exp(decay))[:, None] * k.to(tl.float32)
+        solved = tl.dot(inverse, read.to(inverse.dtype), input_precision="ieee")
+        tl.store(solved_ptr + place * C * H + j[:, None] * H + h[None, :],
+                 solved.to(inverse.dtype), mask=h[None, :] < H)  # fmt: skip
     tl.store(factors_ptr + place * 3 * C + j, decay)
     tl.store(factors_ptr + place * 3 * C + C + j, k_factor)
     tl.store(factors_ptr + place * 3 * C + 2 * C + j, q_factor)
