@@ -252,6 +252,7 @@ def test_auto_round_names_layers_with_other_bits(tmp_path: Path) -> None:
     formats = read_formats(blocks, "config.json")
     assert formats.of(["model.layers.0.mlp.down_proj"], "Linear") is PLAIN
     assert formats.of(["model.layers.1.mlp.down_proj"], "Linear").unit == GROUP
+    assert formats.of(["model.layers.10.mlp.down_proj"], "Linear") is PLAIN
 
 
 @pytest.mark.parametrize(
@@ -262,6 +263,7 @@ def test_auto_round_names_layers_with_other_bits(tmp_path: Path) -> None:
         ("data_type", "mx_fp"),
         ("act_bits", 8),
         ("extra_config", {"model.layers.0.mlp.up_proj": {"bits": 3}}),
+        ("extra_config", {"model.layers.0.mlp.up_proj": {"bits": "four"}}),
     ],
 )
 def test_what_auto_round_packs_otherwise_is_refused(key: str, value: object) -> None:

@@ -199,7 +199,7 @@ def _auto_round(config: Section) -> list[Rule]:
 
     def format(section: Section) -> Format:
         section.check("data_type", None, "int")
-        section.check("bits", None, 4, 8)
+        section.check("bits", None, *bits)
         return grouped_format(
             packing,
             section.get("bits", config.get("bits")),
@@ -210,23 +210,23 @@ def _auto_round(config: Section) -> list[Rule]:
 
     config.check("packing_format", None, *PACKINGS)
     packing = PACKINGS[config.get("packing_format", "auto_round:auto_gptq")]
-    config.check("bits", 4, *(() if packing == "awq" else (8,)))
+    bits = (4,) if packing == "awq" else (4, 8)
+    config.check("bits", *bits)
     config.check("act_bits", None, 16, 32)
     rules = []
     if config.get("extra_config"):
         layers = config.section("extra_config")
         for name in config.get("extra_config"):
             layer, pattern = layers.section(name), layers.pattern(name)
-            is_plain = layer.get("bits", 0) >= 16
-            rules.append(
-                Rule(matches=_named_or(name, pattern), format=PLAIN if is_plain else format(layer))
-            )
+            is_plain = layer.get("bits") in (16, 32)
+            kind = PLAIN if is_plain else format(layer)
+            rules.append(Rule(matches=_named_or(name, pattern), format=kind))
     blocks = config.get("block_name_to_quantize")
     if blocks is not None:
         names = (
             blocks.split(",") if isinstance(blocks, str) else config.names("block_name_to_quantize")
         )
-        starts = tuple(name.strip() for name in names)
+        starts = tuple(f"{name.strip()}." for name in names)
         rules.append(
             Rule(
                 matches=lambda module, target: module.startswith(starts), format=PLAIN, others=True
