@@ -50,7 +50,9 @@ class FakeEngine:
 
     page_size, max_running, max_seq_len, max_prefill_tokens = 16, 64, 40_960, 8192
     memory = SimpleNamespace(num_tokens=100_000, groups=(CacheGroup(num_pages=6250),))
-    device = SimpleNamespace(measured_sizes=(64, 1024, 4096, 8192))
+    device = SimpleNamespace(
+        measured_sizes=(64, 1024, 4096, 8192), warm_up_rows=lambda most: [most]
+    )
     comm = SimpleNamespace(rank=0, all_min=lambda value: 2 * value)  # times come as negatives
     tuning = Tuning(graph_tokens=1024)
 

@@ -126,6 +126,18 @@ def batch_dependent(logits: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
 
 @pytest.mark.parametrize(
+    ("options", "is_compared"),
+    [({"tp": 2}, True), ({"tp": 2, "dummy_weight": True}, False), ({}, False)],
+)
+def test_ranks_are_compared_with_one_rank_of_the_same_model(
+    options: dict[str, Any], is_compared: bool
+) -> None:
+    """Random weights depend on the number of ranks."""
+    engines = SelfCheck(EngineArgs(**options))._other_engines()
+    assert ("on one rank" in engines) == is_compared
+
+
+@pytest.mark.parametrize(
     ("owner", "name", "plant", "found_by"),
     [
         (CacheManager, "extend", wrong_page, "in batches of 4"),

@@ -2,8 +2,8 @@
 
 On the user's model and machine, each request is first answered alone in an empty cache, and then
 again under each condition: cached, in batches, beside aborts, without overlap, in chunks,
-retracted, without CUDA graphs, on one rank. `minisgl.llm.comparer` defines when two answers are
-equal.
+retracted, without CUDA graphs, on one rank. Random weights depend on the number of ranks, so they
+are not compared on one. `minisgl.llm.comparer` defines when two answers are equal.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ class SelfCheck:
 
     def run(self) -> list[Condition]:
         """Compare under all conditions, and return them."""
-        args = self._args
         with self._llm() as llm:
             self._comparer = Comparer(
                 [self._ask(llm, [i], self._fresh())[0] for i in range(len(self._prompts))],
@@ -98,17 +97,23 @@ class SelfCheck:
                 partial(self._scores, llm),
             )
             conditions = list(self._of_one_engine(llm))
-            num_pages = self._pages_that_run_out()
-            for name, changes, needed in (
-                ("without overlap", {}, True),
-                ("in chunks", {"max_prefill_length": 2 * args.page_size}, True),
-                ("retracted", {"num_pages": num_pages, "memory_ratio": None}, True),
-                ("without CUDA graphs", {"cuda_graph_max_bs": 0}, self._has_graphs),
-                ("on one rank", {"tp": 1, "ep": False}, args.tp > 1 and not args.dummy_weight),
-            ):
-                if needed:
-                    conditions.append(self._of_another_engine(name, changes))
+            for name, changes in self._other_engines().items():
+                conditions.append(self._of_another_engine(name, changes))
         return conditions
+
+    def _other_engines(self) -> dict[str, dict[str, Any]]:
+        """Return the conditions that need an engine of their own, and its other arguments."""
+        args, num_pages = self._args, self._pages_that_run_out()
+        engines: dict[str, dict[str, Any]] = {
+            "without overlap": {},
+            "in chunks": {"max_prefill_length": 2 * args.page_size},
+            "retracted": {"num_pages": num_pages, "memory_ratio": None},
+        }
+        if self._has_graphs:
+            engines["without CUDA graphs"] = {"cuda_graph_max_bs": 0}
+        if args.tp > 1 and not args.dummy_weight:
+            engines["on one rank"] = {"tp": 1, "ep": False}
+        return engines
 
     @property
     def _has_graphs(self) -> bool:

@@ -66,6 +66,7 @@ def grouped_format(
 
 
 def fp4_format(spelling: Fp4Spelling) -> Format:
+    """The format of 4-bit floats, as `Fp4` describes it."""
     weight = Fp4(spelling=spelling)
     name = f"{'MX' if weight.is_mx else 'NV'}FP4, a scale for each group of {weight.group}"
     return Format(name=name, weight=weight, unit=weight.group)
@@ -194,8 +195,8 @@ def _gptq(config: Section) -> list[Rule]:
 
 
 def _auto_round(config: Section) -> list[Rule]:
-    """AutoRound's rules. It packs as GPTQ or AWQ does (`PACKINGS`); a layer of `extra_config` has a
-    name or a regular expression, and its own bits and group."""
+    """AutoRound's rules. It packs as GPTQ or AWQ does (`PACKINGS`). A key of `extra_config` is a
+    layer's name or a regular expression for all of it; its value may change bits and group."""
 
     def format(section: Section) -> Format:
         section.check("data_type", None, "int")
@@ -217,10 +218,9 @@ def _auto_round(config: Section) -> list[Rule]:
     if config.get("extra_config"):
         layers = config.section("extra_config")
         for name in config.get("extra_config"):
-            layer, pattern = layers.section(name), layers.pattern(name)
-            is_plain = layer.get("bits") in (16, 32)
-            kind = PLAIN if is_plain else format(layer)
-            rules.append(Rule(matches=_named_or(name, pattern), format=kind))
+            layer = layers.section(name)
+            kind = PLAIN if layer.get("bits") in (16, 32) else format(layer)
+            rules.append(Rule(matches=_is_all_of(layers.pattern(name)), format=kind))
     blocks = config.get("block_name_to_quantize")
     if blocks is not None:
         names = (
@@ -233,10 +233,6 @@ def _auto_round(config: Section) -> list[Rule]:
             )
         )
     return [*rules, *_layers(format(config))]
-
-
-def _named_or(name: str, pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
-    return lambda module, target: module == name or pattern.fullmatch(module) is not None
 
 
 def _group(config: Section, key: str) -> int:
@@ -257,6 +253,10 @@ def _layers(format: Format) -> list[Rule]:
 
 def _starts(pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
     return lambda module, target: pattern.match(module) is not None
+
+
+def _is_all_of(pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
+    return lambda module, target: pattern.fullmatch(module) is not None
 
 
 def _wildcards(names: Sequence[str]) -> Callable[[str, Target], bool]:

@@ -54,7 +54,7 @@ def measure_step_times(engine: Engine) -> StepTimes:
     )
     if not deep_us:
         return times
-    resume_us, attend_ns = _resume_us(engine, prompt_us, times.default_chunk, start)
+    resume_us, attend_ns = _cost_of_cached(engine, prompt_us, times.default_chunk, start)
     return replace(
         times,
         context_ns=max(deep_us[0] - few_us, 0) * 1e3 / (few * start),
@@ -63,16 +63,16 @@ def measure_step_times(engine: Engine) -> StepTimes:
     )
 
 
-def _resume_us(
+def _cost_of_cached(
     engine: Engine, prompt_us: Sequence[tuple[int, float]], chunk: int, start: int
 ) -> tuple[float, float]:
-    """Return what a chunk behind cached tokens adds: (microseconds, nanoseconds of each pair of a
-    prompt token and a cached token).
+    """Return `resume_us` and `attend_ns` of `StepTimes`.
 
-    The first is what a chunk behind one page adds on a GPU, where another kernel attends to cached
-    tokens; a CPU has one kernel, so it is 0 there. A chunk of few tokens leaves a part of a GPU
-    idle, so a pair of the default chunk may take longer than one of the largest: in six starts on
-    an H200 0.36 to 0.50 ns, by the largest 0.38.
+    `resume_us` is what a chunk behind one page adds, without its pairs, on a device that compiles
+    kernels: another one attends to cached tokens. A CPU has one for all, so it is 0 there.
+
+    A chunk of few tokens leaves a part of a GPU idle, so a pair of the default chunk may take
+    longer than one of the largest: in six starts on an H200 0.36 to 0.50 ns, by the largest 0.38.
     """
     sizes = {max(size for size, _ in prompt_us if size <= chunk), prompt_us[-1][0]}
     timed = [(size, us) for size, us in prompt_us if size in sizes]
@@ -83,7 +83,8 @@ def _resume_us(
         plans = [probe_plan(engine, 0, [size], before=before, sampling=GREEDY) for size, _ in timed]
         return [float(us) for us in slowest_us(engine, plans)]
 
-    page = engine.page_size if engine.tuning.graph_tokens and engine.page_size < start else 0
+    compiles = bool(engine.device.warm_up_rows(engine.max_running))
+    page = engine.page_size if compiles and engine.page_size < start else 0
     resume_us = attend_ns = 0.0
     for (size, fresh), shallow, deep in zip(timed, behind_us(page), behind_us(start), strict=True):
         pair_us = max(deep - shallow, 0) / (size * (start - page))

@@ -65,7 +65,7 @@ def load_kernels(engine: Engine) -> None:
     On an H100 loading one later took 10 ms, for which all streams waited.
     """
     for num_decodes in engine.device.warm_up_rows(engine.max_running):
-        plan = probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
+        plan = _beside_a_prompt(engine, num_decodes)
         if fits(engine, plan):
             run_probe(engine, plan)
 
@@ -97,7 +97,7 @@ def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
     common = -(-MIN_COMMON_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
-        yield probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
+        yield _beside_a_prompt(engine, num_decodes)
         if num_decodes >= MIN_COMMON_ROWS:
             yield probe_plan(engine, num_decodes, before=common)
     for sampling in (GREEDY, FILTERED):
@@ -108,6 +108,10 @@ def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
             yield probe_plan(engine, 0, [num_tokens, *[1] * others])
     for num_tokens in PROMPT_TOKENS:
         yield probe_plan(engine, 0, [num_tokens])
+
+
+def _beside_a_prompt(engine: Engine, num_decodes: int) -> Plan:
+    return probe_plan(engine, min(num_decodes, engine.max_running - 1), [SHORT])
 
 
 def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
