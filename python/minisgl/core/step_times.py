@@ -34,8 +34,7 @@ class StepTimes:
     resume_us: what the first chunk behind cached tokens adds to a step, whatever its size.
     attend_ns: what one pair of a prompt token and a cached token before the chunk adds.
     padded_tokens: a step with prompts of up to this many tokens is replayed from a CUDA graph. It
-    is
-        padded to the next size of `prompt_us`, and takes as long. 0: no step is padded.
+        is padded to the next size of `prompt_us`, and takes as long. 0: no step is padded.
     """
 
     prompt_us: tuple[tuple[int, float], ...]

@@ -5,8 +5,7 @@ and reads one status from each pipe. After that a worker sends heartbeats there
 (`minisgl.utils.heartbeat`). It ends with an exit code:
 
 - 0 after SIGTERM. It ignores SIGINT and SIGHUP, which a terminal sends to every process, because
-the
-  supervisor handles them.
+  the supervisor handles them.
 - 1 if its body raises, before or after it was ready. It then ends at once: the interpreter would
   wait for threads and devices, which may wait for another process of the server.
 - 1 if the process that started it has ended, for any reason (`wait_for_parents_end`).
