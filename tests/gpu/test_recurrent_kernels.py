@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.recurrent_steps import check_backend
 from minisgl.attention.recurrent_triton import TritonRecurrentBackend
+from minisgl.kernel.triton import delta_decode
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 
@@ -38,3 +39,15 @@ def test_triton_is_the_reference(
     check_backend(
         make, heads, dims, taps, page_size, dtype, TOLERANCE[dtype], device, is_mamba=is_mamba
     )
+
+
+@pytest.mark.parametrize("is_mamba", [False, True], ids=["delta", "mamba2"])
+def test_heads_of_one_program_are_those_of_several(
+    is_mamba: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in steps of many rows: all value heads of a key head in one program."""
+    monkeypatch.setattr(delta_decode, "FROM_ROWS", 1)
+    check_backend(
+        TritonRecurrentBackend, (6, 2), (32, 48), 4, 16, torch.float32,
+        TOLERANCE[torch.float32], device, is_mamba=is_mamba,
+    )  # fmt: skip
