@@ -18,11 +18,14 @@ from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.packed import PackedGemms
+from minisgl.kernel.packed_grouped import PackedGrouped
 from minisgl.kernel.packed_skinny import MAX_FP8_ROWS, MAX_ROWS, PackedSkinny, takes
 from minisgl.kernel.triton import packed_gemv
+from minisgl.kernel.triton.arrange import arrange
 from minisgl.kernel.triton.packed import Packed, dense
 from minisgl.kernel.triton.packed_gemm import TileConfig, packed_gemm
 from minisgl.moe.base import Experts, SquaredRelu
+from minisgl.moe.fused import gate_of
 from minisgl.moe.packed import PackedMoeBackend
 from minisgl.quantization import Part
 from minisgl.quantization.cut import ALL
@@ -44,6 +47,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "int4": {"kind": "int4", "group": 128},
     "int4 rows": {"kind": "int4"},
     "int4 zeros": {"kind": "int4", "group": 32, "zero": True},
+    "int4 zeros of 128": {"kind": "int4", "group": 128, "zero": True},
     "MXFP4": {"kind": "fp4", "group": 32},
     "NVFP4": {"kind": "fp4", "group": 16, "outer": True},
 }
@@ -189,18 +193,33 @@ class Stack:
         return self._values
 
 
-def check_experts(form: str, tokens: int, ops: CudaOps, device: torch.device, **kind: Any) -> None:
+def check_experts(
+    form: str,
+    tokens: int,
+    ops: CudaOps,
+    device: torch.device,
+    *,
+    hidden: int = 128,
+    inner: int = 128,
+    grouped: PackedGrouped | None = None,
+    tolerance: float = 3 * TOLERANCE,
+    **kind: Any,
+) -> None:
     """Two of six experts for each token; experts 1 to 4 are here."""
-    rows = 128 if isinstance(kind.get("activation"), SquaredRelu) else 256
-    gate_up, up_values = make((4, rows, 128), device=device, **FORMS[form])
-    down, down_values = make((4, 128, 128), device=device, **FORMS[form])
-    x = (torch.randn(tokens, 128, device=device) / 8).to(DTYPE)
+    rows = inner * (1 if isinstance(kind.get("activation"), SquaredRelu) else 2)
+    gate_up, up_values = make((4, rows, hidden), device=device, **FORMS[form])
+    down, down_values = make((4, hidden, inner), device=device, **FORMS[form])
+    x = (torch.randn(tokens, hidden, device=device) / 8).to(DTYPE)
     weights = torch.rand(tokens, 2, device=device)
     ids = torch.tensor([(t % 6, (t + 1) % 6) for t in range(tokens)], dtype=torch.int32).to(device)
     stacks: Any = {"gate_up": Stack(gate_up, up_values), "down": Stack(down, down_values)}
     experts = Experts(**stacks, count=4, first=1, total=6, top_k=2, renormalise=True, **kind)
-    got = PackedMoeBackend(ops).routed(x, weights, ids, experts)
-    check(got, exact(x, weights, ids, experts), 3 * TOLERANCE)
+    backend = PackedMoeBackend(ops, grouped)
+    got = backend.routed(x, weights, ids, experts)
+    check(got, exact(x, weights, ids, experts), tolerance)
+    if grouped:
+        assert grouped.takes(x, gate_up, down, gate_of(experts)) == (form in GROUPED_FORMS)
+        assert torch.equal(backend.routed(x, weights, ids, experts), got)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -221,6 +240,67 @@ def test_experts_with_biases_and_other_activations(
         biases["gate_up_bias"] = torch.randn(4, 256, device=device).to(DTYPE)
         biases["down_bias"] = torch.randn(4, 128, device=device).to(DTYPE)
     check_experts("MXFP4", tokens, ops, device, activation=activation, **biases)
+
+
+GROUPED_FORMS = ("fp8 rows", "fp8 blocks", "fp8 groups", "int8 rows", "int8 groups", "int4",
+                 "int4 rows", "int4 zeros of 128", "MXFP4", "NVFP4")  # fmt: skip
+"""Those that `PackedGrouped` reads. It leaves groups of 32 integers, and uint8, to Triton."""
+
+
+@pytest.fixture(scope="module")
+def grouped() -> PackedGrouped:
+    made = None if INTERPRET else on_hopper(PackedGrouped, "no grouped GEMMs")
+    if made is None:
+        pytest.skip("grouped GEMMs by packed weights are for Hopper")
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [9, 150, 1000])
+def test_grouped_gemms_of_experts(
+    form: str, tokens: int, device: torch.device, grouped: PackedGrouped
+) -> None:
+    """Tiles of one to eight columns of 16, rows of weights and inputs that do not fill a tile."""
+    check_experts(
+        form, tokens, CudaOps(), device,
+        hidden=448, inner=320, grouped=grouped, tolerance=TOLERANCE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gelu"])
+def test_grouped_gemms_with_biases_and_other_activations(
+    name: str, device: torch.device, grouped: PackedGrouped
+) -> None:
+    activation, has_bias = ACTIVATIONS[name]
+    biases: dict[str, Any] = {}
+    if has_bias:
+        biases["gate_up_bias"] = torch.randn(4, 640, device=device).to(DTYPE)
+        biases["down_bias"] = torch.randn(4, 448, device=device).to(DTYPE)
+    check_experts(
+        "MXFP4", 200, CudaOps(), device, hidden=448, inner=320, grouped=grouped,
+        tolerance=TOLERANCE, activation=activation, **biases,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("turn", "first"),
+    [
+        (128, [0, 4, 32, 36, 64, 68, 96, 100, 1, 5, 33, 37, 65, 69, 97, 101]),
+        (64, [0, 2, 16, 18, 32, 34, 48, 50, 1, 3, 17, 19, 33, 35, 49, 51]),
+    ],
+    ids=["4 bits", "8 bits"],
+)
+def test_columns_come_in_the_order_of_decoding(
+    turn: int, first: list[int], device: torch.device
+) -> None:
+    """Pairs of places get numbers 4 apart of a word of 4-bit numbers, or 2 apart of 8-bit ones."""
+    x = torch.arange(2 * 320, device=device).view(2, 320).to(DTYPE)
+    got = arrange(x, turn, 0.5).double() * 2
+    assert got.shape == (2, 384)
+    assert got[0, :16].tolist() == first
+    turns = got.view(2, -1, turn).sort(-1).values
+    want = torch.nn.functional.pad(x.double(), (0, 64)).view(2, -1, turn).sort(-1).values
+    assert torch.equal(turns, want)
 
 
 GROUPED = {

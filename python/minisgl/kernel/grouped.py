@@ -7,6 +7,8 @@ and it is cached on disk.
 from __future__ import annotations
 
 import ctypes
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +22,6 @@ STAGES = 3
 STEP = 16  # widths of tiles are multiples of it
 BOX = 128  # rows of weights that one copy brings
 NUM_THREADS = 384  # three warpgroups
-BESIDE_BYTES = 2 * (MOST * 8 + 20) + 8 * MOST * 32 + 160
-"""Shared memory beside the stages: `TilePairs` of two tiles, outputs that eight warps transpose,
-barriers."""
 MAX_EXPERTS = 512  # on a rank; two numbers of each are in shared memory
 
 
@@ -30,25 +29,67 @@ _GATES: tuple[Activation | None, ...] = ("silu", None)
 """The activations that most models need: their kernels are compiled from the start."""
 
 
-class _Task(ctypes.Structure):
-    """struct Task."""
+class Task(ctypes.Structure):
+    """struct Task of `csrc/cuda/grouped_tiles.cuh`."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("x", "out", "counts", "rows", "scales")),
         *(
             (name, ctypes.c_int32)
-            for name in ("experts", "stride", "share", "inputs", "outputs", "pad")
+            for name in ("experts", "stride", "share", "inputs", "outputs", "width", "groups")
         ),
+        *((name, ctypes.c_int64) for name in ("scale", "zero", "outer", "bias")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
     )
+
+
+def make_task(
+    x: Tensor, counts_L: Tensor, rows_LT: Tensor, scales: Tensor | None, out: Tensor, outputs: int
+) -> Task:
+    """Return the task of a GEMM whose weights have 16 bits. outputs: the columns of `out` that are
+    not padding."""
+    (num_experts, num_tokens), (num_pairs, width) = rows_LT.shape, out.shape
+    return Task(
+        x.data_ptr(), out.data_ptr(), counts_L.data_ptr(), rows_LT.data_ptr(),
+        0 if scales is None else scales.data_ptr(),
+        num_experts, num_tokens, num_pairs // len(x), x.shape[1], outputs, width,
+    )  # fmt: skip
+
+
+def beside_bytes(most: int) -> int:
+    """Return the shared memory beside the stages: `TilePairs` of two tiles of `most` pairs, outputs
+    that eight warps transpose, barriers."""
+    return 2 * (most * 8 + 20) + 8 * most * 32 + 160
+
+
+@functools.cache
+def _num_cores() -> int:
+    return int(torch.cuda.get_device_properties().multi_processor_count)
+
+
+def launch(
+    kernels: Kernels[Any], kernel: int, weight_map: bytes, task: Task, stage_bytes: int, beside: int
+) -> None:
+    """Launch a kernel of `grouped_tiles.cuh` with a block on each multiprocessor. stage_bytes: of
+    all stages. beside: `beside_bytes`."""
+    map_of_weights = ctypes.create_string_buffer(weight_map, 128)
+    parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
+    shared_bytes = stage_bytes + beside + 8 * task.experts + 1024  # to align the stages
+    kernels.library.kernel_launch(
+        kernel, _num_cores(), NUM_THREADS, shared_bytes, 1, ctypes.addressof(parameters), True,
+        torch.cuda.current_stream().cuda_stream,
+    )  # fmt: skip
 
 
 def kernel_cubin(kind: tuple[torch.dtype, Activation | None]) -> bytes:
     """kind: dtype, and the activation of a gate; None for outputs without one. Raises
     JitUnavailable."""
     dtype, gate = kind
-    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": BESIDE_BYTES}
+    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": beside_bytes(MOST), "PACKED": 0}
+    numbers.update(INPUTS=INPUTS, ROW_BYTES=2 * INPUTS)
     numbers.update(GATED=gate is not None, GELU=gate == "gelu_tanh")
-    return load_gemm("grouped", dtype, range(STEP, MOST + 1, STEP), numbers)
+    columns = range(STEP, MOST + 1, STEP)
+    return load_gemm("grouped", dtype, columns, numbers, ("grouped_tiles.cuh",))
 
 
 class GroupedGemms:
@@ -62,7 +103,6 @@ class GroupedGemms:
         self._kernels = Kernels(
             "grouped_product", kernel_cubin, "experts' GEMMs of many rows are Triton's"
         )
-        self._num_blocks = torch.cuda.get_device_properties().multi_processor_count
         if dtype in TYPES:
             for gate in _GATES:
                 self._kernels.begin_compiling((dtype, gate))
@@ -92,24 +132,9 @@ class GroupedGemms:
         """See `minisgl.kernel.triton.moe.grouped_gemm`. gate: of outputs without scales."""
         kernel = self._kernels.get((x.dtype, gate if scales is None else None))
         assert kernel is not None, "takes() was not asked"
-        (num_experts, num_tokens), (num_pairs, outputs) = rows_LT.shape, out.shape
-        inputs = x.shape[1]
         weight_map = self._kernels.weight_map(
-            weight.data_ptr(), weight.shape[0] * weight.shape[1], inputs, BOX
+            weight.data_ptr(), weight.shape[0] * weight.shape[1], x.shape[1], BOX
         )
-        map_of_weights = ctypes.create_string_buffer(weight_map, 128)
-        task = _Task(
-            x.data_ptr(), out.data_ptr(), counts_L.data_ptr(), rows_LT.data_ptr(),
-            0 if scales is None else scales.data_ptr(),
-            num_experts, num_tokens, num_pairs // len(x), inputs, outputs, 0,
-        )  # fmt: skip
-        parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
-        self._kernels.library.kernel_launch(
-            kernel, self._num_blocks, NUM_THREADS, _shared_bytes(num_experts), 1,
-            ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
-        )  # fmt: skip
-
-
-def _shared_bytes(num_experts: int) -> int:
-    stage = (2 * BOX + MOST) * INPUTS * 2
-    return STAGES * stage + BESIDE_BYTES + 8 * num_experts + 1024  # to align them
+        task = make_task(x, counts_L, rows_LT, scales, out, out.shape[1])
+        stage = (2 * BOX + MOST) * INPUTS * 2
+        launch(self._kernels, kernel, weight_map, task, STAGES * stage, beside_bytes(MOST))

@@ -24,34 +24,49 @@ SHARED_BYTES = 227 << 10  # that a block can have
 TYPES = (torch.bfloat16, torch.float16)
 
 
-def multiply_source(columns: int, dtype: torch.dtype) -> str:
+def multiply_source(columns: int, dtype: torch.dtype, *, from_registers: bool = False) -> str:
     """Return the source of `multiply`, the matrix instruction with `columns` columns, which has an
-    operand for each of a thread's sums."""
+    operand for each of a thread's sums.
+
+    from_registers: the left matrix is in registers; else both are in shared memory.
+    """
     name = "bf16" if dtype == torch.bfloat16 else "f16"
     count = columns // 2
     names = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    if from_registers:
+        kind, transposed = "const unsigned (&a)[4]", "0"
+        words = ", ".join(f"%{count + i}" for i in range(4))
+        left, inputs = f"{{{words}}}", "".join(f'"r"(a[{i}]), ' for i in range(4))
+    else:
+        kind, transposed, left, inputs = "unsigned long long a", "0, 0", f"%{count}", '"l"(a), '
+    right = f"%{count + inputs.count(',')}"
     return (
-        f"__device__ void multiply(float (&sums)[{count}], unsigned long long a,"
-        " unsigned long long b) {\n"
+        f"__device__ void multiply(float (&sums)[{count}], {kind}, unsigned long long b) {{\n"
         '  asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;\\n"\n'
         f'      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{name}.{name} "\n'
-        f'      "{{{names}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}"\n'
-        f'      : {operands} : "l"(a), "l"(b));\n}}\n'
+        f'      "{{{names}}}, {left}, {right}, add, 1, 1, {transposed}; }}"\n'
+        f'      : {operands} : {inputs}"l"(b));\n}}\n'
     )
 
 
 def load_gemm(
-    name: str, dtype: torch.dtype, columns: Iterable[int], numbers: Mapping[str, int]
+    name: str,
+    dtype: torch.dtype,
+    columns: Iterable[int],
+    numbers: Mapping[str, int],
+    headers: Iterable[str] = (),
+    *,
+    from_registers: bool = False,
 ) -> bytes:
     """Return the cubin of `csrc/cuda/NAME.cu` with matrix instructions of these columns.
 
-    Raises JitUnavailable.
+    headers: its files behind hopper.cuh. Raises JitUnavailable.
     """
     defines = [f"{key}={int(value)}" for key, value in numbers.items()]
     defines.append(f"BFLOAT16={int(dtype == torch.bfloat16)}")
-    multiplies = "".join(multiply_source(n, dtype) for n in columns)
-    return load_cubin(name, "sm_90a", defines, ("hopper.cuh",), multiplies)
+    multiplies = "".join(multiply_source(n, dtype, from_registers=from_registers) for n in columns)
+    return load_cubin(name, "sm_90a", defines, ("hopper.cuh", *headers), multiplies)
 
 
 class Kernels(Generic[Kind]):
@@ -77,7 +92,7 @@ class Kernels(Generic[Kind]):
         self._name, self._cubin, self._otherwise = name, cubin, otherwise
         self._prefer_shared = prefer_shared
         self._made: dict[Kind, int | None] = {}
-        self._weight_maps: dict[tuple[int, int, int, int], bytes] = {}
+        self._weight_maps: dict[tuple[int, ...], bytes] = {}
 
     def begin_compiling(self, kind: Kind) -> None:
         """Compile a kernel in the background, unless it is cached."""
@@ -102,9 +117,12 @@ class Kernels(Generic[Kind]):
                 self._made[kind] = None
         return self._made[kind]
 
-    def weight_map(self, address: int, rows: int, inputs: int, box: int) -> bytes:
-        """Return the tensor map of [rows, inputs] at an address. A copy takes `box` rows."""
-        key = (address, rows, inputs, box)
+    def weight_map(
+        self, address: int, rows: int, columns: int, box: int, itemsize: int = 2
+    ) -> bytes:
+        """Return the tensor map of [rows, columns] at an address, of numbers of 1 or 2 bytes. A
+        copy takes `box` rows."""
+        key = (address, rows, columns, box, itemsize)
         if key not in self._weight_maps:
             self._weight_maps[key] = bytes(self.library.tensor_map(*key))
         return self._weight_maps[key]

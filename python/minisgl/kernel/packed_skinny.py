@@ -120,6 +120,21 @@ def takes(weight: Packed) -> bool:
     return weight.group >= (32 if weight.is_4_bit else CHUNK_BYTES)
 
 
+def format_macros(weight: Packed, gate: Gate | None) -> dict[str, int]:
+    """Return the macros of `decode.cuh` and `gate.cuh`, and others that name the format."""
+    return {
+        "BFLOAT16": 1,  # of x
+        "KIND": KINDS[weight.kind],
+        "GROUP": weight.group,
+        "SCALE": SCALES[weight.scale.dtype] if weight.scale is not None else 0,
+        "ROWS": weight.rows,
+        "ZEROS": int(weight.zero is not None),
+        "MIDDLE": weight.middle if weight.zero is None else 0,
+        "OUTER": int(weight.outer is not None),
+        "GATE": 0 if gate is None else 3 if gate.limit else 2 if gate.is_gelu else 1,
+    }
+
+
 def choose_config(
     weight: Packed,
     rows: int,
@@ -133,8 +148,7 @@ def choose_config(
 ) -> Config | None:
     """Return the config, or None if the rows do not fit. rows: of x in shared memory.
     is_plain: without norm and residual. tokens, pairs: of experts."""
-    _, group, block, middle, _, has_outer = weight.constants
-    has_zero = weight.zero is not None
+    group, block, has_zero = weight.group, weight.rows, weight.zero is not None
     columns = tokens or rows
     has_sides = gate is None and columns <= MAX_SIDES
     chunk = CHUNK_BYTES * (2 if weight.is_4_bit else 1)
@@ -163,15 +177,7 @@ def choose_config(
     stages = min((room - fixed) // stage, stages)
     if stages < LEAST_STAGES:
         return None
-    macros = {
-        "KIND": KINDS[weight.kind],
-        "GROUP": group,
-        "SCALE": SCALES[weight.scale.dtype] if weight.scale is not None else 0,
-        "ROWS": block,
-        "ZEROS": int(has_zero),
-        "MIDDLE": max(middle, 0),
-        "OUTER": int(has_outer),
-        "GATE": 0 if gate is None else 3 if gate.limit else 2 if gate.is_gelu else 1,
+    macros = format_macros(weight, gate) | {
         "SIDES": int(has_sides),
         "EXPERTS": experts,
         "WARPS": warps,
@@ -187,7 +193,7 @@ def choose_config(
 def kernel_cubin(numbers: tuple[tuple[str, int], ...]) -> bytes:
     """Return the compiled kernel. Raises JitUnavailable. numbers: of a `Config`."""
     defines = [f"{name}={value}" for name, value in numbers]
-    headers = ("packed_numbers.cuh", "packed_staging.cuh")
+    headers = ("hopper.cuh", "decode.cuh", "gate.cuh", "packed_numbers.cuh", "packed_staging.cuh")
     return load_cubin("packed_skinny", "sm_90a", defines, headers)
 
 

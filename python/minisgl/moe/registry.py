@@ -22,9 +22,12 @@ def create_moe_backend(
     """
     if not issubclass(weight, PlainWeight):
         if ops.name == "triton":
+            from minisgl.kernel.hopper import on_hopper
+            from minisgl.kernel.packed_grouped import PackedGrouped
             from minisgl.moe.packed import PackedMoeBackend
 
-            return PackedMoeBackend(ops)
+            otherwise = "Triton computes the experts' GEMMs by packed weights"
+            return PackedMoeBackend(ops, on_hopper(PackedGrouped, otherwise))
         return TorchMoeBackend(ops)
     if ops.name == "triton":
         from functools import partial

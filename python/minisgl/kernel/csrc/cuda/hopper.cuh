@@ -56,9 +56,15 @@ __device__ unsigned long long matrix(unsigned address) {
 // Orders writes of registers that hold sums before matrix instructions that add to them.
 __device__ void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
+// Ends a batch of matrix instructions, which begin to run.
+__device__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
 // Waits until all matrix instructions of this warpgroup have ended.
+__device__ void multiply_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
 __device__ void multiply_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+  multiply_commit();
+  multiply_wait();
 }
 
 // Keeps the compiler from moving reads of the sums before `multiply_end`.

@@ -1,0 +1,309 @@
+// The tiles of grouped GEMMs, how they are fetched and stored, and their kernel. grouped.cu and
+// packed_grouped.cu say how a tile is multiplied (multiply_tile). A pair is a token and one of its
+// experts; each pair's row of x is multiplied by its expert's weights, w [experts, F, D]:
+//
+//   GATED      w has a gate and an up half, [2 F, D]: out[pair, F] = silu(gate) * up, or with
+//              another activation
+//   otherwise  out[pair, F] = scale[pair] * sum
+//
+// A tile is up to MOST pairs of one expert by 256 rows of its weights, or 128 of each half. Its pairs
+// are the columns of the matrix instructions, which exist for every multiple of 8. So the pairs of an
+// expert are divided into tiles of about the same width, and the last has at most 15 unused columns.
+// A block computes tile after tile:
+//
+//   a warpgroup that fetches   INPUTS inputs a turn: weights by the bulk copy engine, the rows of x,
+//                              which lie anywhere, by 16 bytes (cp.async); it is turns or tiles ahead
+//   two that multiply          64 weight rows of each half, all pairs (wgmma); then they transpose
+//                              the sums by stmatrix, so that a pair's outputs are contiguous
+//
+// Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED, INPUTS (64
+// or 128), PACKED, ROW_BYTES (of a row of weights in a turn) and BFLOAT16 defined.
+
+constexpr int BOX = 128;           // rows of w that one copy brings
+constexpr int W_BYTES = 2 * BOX * ROW_BYTES;
+constexpr int X_INPUTS = 64;       // of a matrix of x in a stage: 128 bytes, the width of the swizzle
+constexpr int X_BYTES = MOST * X_INPUTS * 2;
+constexpr int MATRICES = INPUTS / X_INPUTS;
+constexpr int STAGE_BYTES = W_BYTES + MATRICES * X_BYTES;
+constexpr int COLUMNS = PACKED ? ROW_BYTES : INPUTS;  // of the tensor map, in a turn
+constexpr int STEP = 16;           // pairs: widths of tiles are multiples of it
+constexpr int OUTPUTS = GATED ? BOX : 2 * BOX;  // of a tile
+constexpr int FETCHERS = 128;      // threads
+constexpr int FETCHED = MOST / STEP;  // rows of x of a fetching thread
+constexpr int PAIRS = (MOST + FETCHERS - 1) / FETCHERS;  // of a fetching thread, in TilePairs
+constexpr int TRANSPOSED_BYTES = MOST * 32;  // of a warp: 16 outputs of each pair
+
+struct Task {
+  const unsigned short* x;
+  unsigned short* out;
+  const int* counts;    // pairs of each expert
+  const int* rows;      // [experts, stride]: its pairs
+  const float* scales;  // of each pair
+  int experts, stride, share, inputs, outputs;  // share: pairs that have a row of x together
+  int width;            // of a row of out, at least `outputs`
+  // Of packed weights: scales [experts, F / ROWS, groups] and so on, see packed_grouped.cu.
+  int groups;
+  const unsigned char *scale, *zero;
+  const float* outer;
+  const unsigned short* bias;
+  float alpha, limit;
+};
+
+struct Tile {
+  int expert, first, count, width, block;  // `count` pairs from `first` on; `width` with padding
+};
+
+// A tile and its pairs, which the fetching warpgroup writes for the others.
+struct TilePairs {
+  Tile tile;
+  int pairs[MOST];
+  float scales[MOST];
+};
+
+// The shared memory of a block beside the stages. There are two TilePairs, used alternately.
+// Their barriers: `written` by the fetching warpgroup, and `read` by all threads.
+struct Shared {
+  unsigned long long full[STAGES], empty[STAGES], written[2], read[2];
+  TilePairs tile_pairs[2];
+  alignas(16) unsigned char transposed[8][TRANSPOSED_BYTES];
+
+  // Behind this struct: for each expert the number of tiles of its pairs and those before it; then
+  // its pairs.
+  __device__ int* ends() const { return (int*)(this + 1); }
+};
+
+static_assert(sizeof(Shared) <= BESIDE, "grouped.py asks for less");
+
+// Returns a condition that has the same value in all threads of a warp. The compiler then knows that
+// they do not part, and keeps descriptors of matrices in uniform registers.
+__device__ bool uniform(bool condition) { return __any_sync(~0u, condition); }
+
+__device__ int ceil_div(int x, int y) { return (x + y - 1) / y; }
+
+// Finds tile number `tile`. The tiles of the same pairs, one for each block of outputs, have
+// consecutive numbers.
+__device__ Tile find(const Task& task, const Shared& shared, int tile, int blocks) {
+  const int *ends = shared.ends(), *counts = ends + task.experts;
+  const int of_pairs = tile / blocks;
+  int low = 0, high = task.experts - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > of_pairs) high = middle;
+    else low = middle + 1;
+  }
+  const int before = low ? ends[low - 1] : 0, count = counts[low];
+  const int width = ceil_div(ceil_div(count, ends[low] - before), STEP) * STEP;
+  const int first = (of_pairs - before) * width, left = count - first;
+  if (left >= width) return {low, first, width, width, tile % blocks};
+  return {low, first, left, ceil_div(left, STEP) * STEP, tile % blocks};
+}
+
+// Fills `ends` and the counts. The first warp calls it.
+__device__ void count_tiles(const Task& task, Shared& shared) {
+  int total = 0;
+  for (int first = 0; first < task.experts; first += 32) {
+    const int expert = first + threadIdx.x;
+    const int count = expert < task.experts ? task.counts[expert] : 0;
+    int sum = ceil_div(count, MOST);
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, sum, step);
+      if (threadIdx.x >= step) sum += other;
+    }
+    if (expert < task.experts) {
+      shared.ends()[expert] = total + sum;
+      shared.ends()[task.experts + expert] = count;
+    }
+    total += __shfl_sync(~0u, sum, 31);
+  }
+}
+
+__device__ void copy_16_bytes(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Arrives at the barrier when all copies that this thread has begun have ended.
+__device__ void arrive_with_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// The next stage, and the parity of its barriers.
+struct Stage {
+  int index, parity;
+
+  __device__ void advance() {
+    if (++index == STAGES) index = 0, parity ^= 1;
+  }
+};
+
+// Loads the pairs that a thread writes into TilePairs, FETCHERS apart; past the tile's end, its last
+// pair.
+__device__ void load_pairs(int (&pairs)[PAIRS], const Task& task, const Tile& tile, int thread) {
+  const int* rows = task.rows + (long long)tile.expert * task.stride + tile.first;
+#pragma unroll
+  for (int i = 0; i < PAIRS; ++i) {
+    const int row = thread + i * FETCHERS;
+    pairs[i] = rows[row < tile.count ? row : tile.count - 1];
+  }
+}
+
+__device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsigned stages,
+                      int tiles, int blocks) {
+  const int thread = threadIdx.x - 256, chunk = thread % 8;
+  const unsigned to = W_BYTES + thread / 8 * 128 + ((chunk ^ thread / 8 % 8) << 4);
+  Stage at{0, 1};  // stages are empty at first
+  Tile next;
+  int pairs[PAIRS];
+  auto look_ahead = [&](int tile) {
+    if (tile >= tiles) return;
+    next = find(task, shared, tile, blocks);
+    load_pairs(pairs, task, next, thread);
+  };
+  look_ahead(blockIdx.x);
+  for (int number = 0, tile = blockIdx.x; tile < tiles; ++number) {
+    const Tile here = next;
+    TilePairs& tile_pairs = shared.tile_pairs[number & 1];
+    wait(shared_address(&shared.read[number & 1]), ~(number >> 1) & 1);
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      const int column = thread + i * FETCHERS;
+      if (column < MOST) {
+        tile_pairs.pairs[column] = pairs[i];
+        if (!GATED) tile_pairs.scales[column] = task.scales[pairs[i]];
+      }
+    }
+    if (thread == 0) tile_pairs.tile = here;
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+    if (thread == 0) arrive(shared_address(&shared.written[number & 1]));
+    const unsigned short* rows[FETCHED];
+#pragma unroll
+    for (int i = 0; i < FETCHED; ++i) {
+      const int row = tile_pairs.pairs[thread / 8 + i * STEP] / task.share;
+      rows[i] = task.x + (long long)row * task.inputs + chunk * 8;
+    }
+    tile += gridDim.x;
+    look_ahead(tile);
+    const int first = here.expert * task.outputs * (GATED ? 2 : 1) + here.block * OUTPUTS;
+    const int second = first + (GATED ? task.outputs : BOX);
+    for (int input = 0; input < task.inputs; input += INPUTS, at.advance()) {
+      const unsigned full = shared_address(&shared.full[at.index]);
+      const unsigned stage = stages + at.index * STAGE_BYTES;
+      wait(shared_address(&shared.empty[at.index]), at.parity);
+      if (thread == 0) {
+        expect(full, W_BYTES);
+        const int column = input / INPUTS * COLUMNS;
+        copy(stage, w, column, first, full);
+        copy(stage + W_BYTES / 2, w, column, second, full);
+      }
+#pragma unroll
+      for (int i = 0; i < FETCHED; ++i) {
+        if (i * STEP >= here.width) continue;
+#pragma unroll
+        for (int m = 0; m < MATRICES; ++m) {
+          copy_16_bytes(stage + to + m * X_BYTES + i * STEP * 128, rows[i] + m * X_INPUTS);
+        }
+      }
+      arrive_with_copies(full);
+#pragma unroll
+      for (int i = 0; i < FETCHED; ++i) rows[i] += INPUTS;
+    }
+  }
+}
+
+// Writes 16 outputs of each of the 16 pairs from `column` on contiguously. words: matrices of 8
+// outputs by 8 pairs, two along the outputs by two along the pairs. The two halves of 16 bytes are
+// exchanged after every fourth pair, which avoids bank conflicts.
+__device__ void transpose(unsigned transposed, int column, const unsigned (&words)[4]) {
+  const int lane = threadIdx.x % 32, half = lane / 8 % 2 ^ lane / 4 % 2;
+  const unsigned to = transposed + (column + lane / 16 * 8 + lane % 8) * 32 + half * 16;
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+// Stores a warp's 16 outputs from `output` on of each pair. words_of(i, column): the word of a
+// thread's sums i and i + 1, which belong to pairs `column` and `column` + 1.
+template <int N, typename WordsOf>
+__device__ void store(const Task& task, const TilePairs& tile_pairs, unsigned transposed, int output,
+                      WordsOf words_of) {
+  const int lane = threadIdx.x % 32, half = lane % 2, first = output + half * 8;
+#pragma unroll
+  for (int column = 0; column < N; column += STEP) {  // 8 sums of a thread
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = words_of(column / 2 + i * 2, column + i / 2 * 8 + lane % 4 * 2);
+    }
+    transpose(transposed, column, words);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int column = lane / 2; column < N; column += STEP) {
+    unsigned x[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(transposed + column * 32 + (half ^ column / 4 % 2) * 16)
+                 : "memory");
+    if (first < task.width && column < tile_pairs.tile.count) {
+      auto* at = task.out + (long long)tile_pairs.pairs[column] * task.width + first;
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
+                   "r"(x[2]), "r"(x[3])
+                   : "memory");
+    }
+  }
+  __syncwarp();
+}
+
+// Computes the sums of a tile of at most N pairs and stores its outputs.
+template <int N>
+__device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
+                                              Stage& at, const TilePairs& tile_pairs);
+
+// Calls multiply_tile for the tile's width, which is the same for all threads of a block.
+template <int N>
+__device__ __forceinline__ void multiply_tile_of(const Task& task, Shared& shared, unsigned stages, Stage& at,
+                                 const TilePairs& tile_pairs) {
+  if constexpr (N < MOST) {
+    if (uniform(tile_pairs.tile.width > N)) {
+      multiply_tile_of<N + STEP>(task, shared, stages, at, tile_pairs);
+      return;
+    }
+  }
+  multiply_tile<N>(task, shared, stages, at, tile_pairs);
+}
+
+// Grid: at most as many blocks as run at once. inputs: a multiple of INPUTS; outputs: of 8.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    grouped_product(const __grid_constant__ TensorMap w, const Task task) {
+  extern __shared__ unsigned char memory[];
+  const unsigned base = shared_address(memory), stages = (base + 1023) & ~1023u;
+  Shared& shared = *reinterpret_cast<Shared*>(memory + (stages - base) + STAGES * STAGE_BYTES);
+  if (threadIdx.x == 256) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      make_barrier(shared_address(&shared.full[stage]), FETCHERS + 1);
+      make_barrier(shared_address(&shared.empty[stage]), 2);
+    }
+    for (int i = 0; i < 2; ++i) {
+      make_barrier(shared_address(&shared.written[i]), 1);
+      make_barrier(shared_address(&shared.read[i]), 8);
+    }
+    show_barriers();
+  }
+  wait_for_kernel_before();
+  if (threadIdx.x < 32) count_tiles(task, shared);
+  __syncthreads();
+
+  const int blocks = ceil_div(task.outputs, OUTPUTS);
+  const int tiles = shared.ends()[task.experts - 1] * blocks;
+  if (uniform(threadIdx.x >= 256)) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    fetch(w, task, shared, stages, tiles, blocks);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    Stage at{0, 0};
+    for (int number = 0, tile = blockIdx.x; uniform(tile < tiles); ++number, tile += gridDim.x) {
+      wait(shared_address(&shared.written[number & 1]), number >> 1 & 1);
+      multiply_tile_of<STEP>(task, shared, stages, at, shared.tile_pairs[number & 1]);
+      if (threadIdx.x % 32 == 0) arrive(shared_address(&shared.read[number & 1]));
+    }
+  }
+}

@@ -1,0 +1,258 @@
+// Multiplies tiles of grouped GEMMs (grouped_tiles.cuh) by packed weights (kernel/triton/packed.py).
+// The matrix instructions take the decoded weights from registers.
+//
+// A thread has 4 rows of weights, 2 of each half of a tile. A batch is 4 steps of 16 inputs: a thread
+// decodes 8 or 16 bytes of each row, then its warpgroup begins the matrix instructions. The order of
+// inputs is free, so x comes with its columns in the order in which decoding yields the weights'
+// (`input_at`). The outputs of GATED are the next GEMM's x, so they are written in that order, too.
+//
+// Sums of weights whose groups have scales (SCALED) are kept in units of the group's scale. When the
+// group changes, they are multiplied by the ratio of the two.
+//
+// x and the outputs of GATED are multiplied by X_UNIT, and decoding multiplies floats by a power of
+// two as well: so all products stay normal numbers.
+//
+// Behind decode.cuh, gate.cuh and grouped_tiles.cuh, with KIND, SCALE, GROUP, ROWS, ZEROS, MIDDLE, OUTER and
+// GATE defined.
+
+constexpr bool FLOATS = KIND == FP4 || KIND == FP8;
+constexpr bool SCALED = GROUP > 0 && !FACTORED;
+constexpr int STEPS = 4;               // matrix instructions of a batch
+constexpr int PERIOD = 128;            // inputs: two batches
+constexpr int PIECE = INPUTS / 4;      // inputs of a thread's 16 bytes in a turn
+constexpr int PERIODS = SCALED && GROUP > PERIOD ? GROUP / PERIOD : 1;  // of a group
+// Scales of a row that a thread uses in a period.
+constexpr int PARTS = FACTORED ? PIECE / (GROUP ? GROUP : PIECE) : SCALED && GROUP < PERIOD ? 2 : 1;
+constexpr float X_UNIT = FLOATS ? 0x1p60f : 1;
+constexpr float UNIT = KIND == FP8 ? 0x1p60f : KIND == FP4 ? 0x1p6f : 1;  // of sums
+constexpr float LEAST_SCALE = 0x1p-80f;  // stands for 0, whose ratio to the next scale is infinite
+
+static_assert(INPUTS == (IS_BYTE ? 64 : 128) && ROW_BYTES == 64, "a piece has 16 bytes");
+static_assert(!SCALED || GROUP % (IS_BYTE ? 64 : 128) == 0, "a batch has one group");
+static_assert(!FACTORED || GROUP == 32 || GROUP == 16, "groups of fp4");
+
+// The input, and the row of weights whose output it is, that has place `place` in x.
+__device__ int input_at(int place) {
+  const int step = place % INPUTS / 16, half = place / 8 % 2, piece = place / 2 % 4, far = place % 2;
+  const int inside = IS_BYTE ? step * 4 + half + far * 2
+                             : step / 2 * 8 + step % 2 * 2 + half + far * 4;
+  return place / INPUTS * INPUTS + piece * PIECE + inside;
+}
+
+// What a thread reads of its four rows of weights beside their numbers, for a period.
+struct Scales {
+  u32 bits[4][PARTS], zeros[4];
+};
+
+// The four rows of weights of a thread: two of the tile's first half, two of its second.
+struct Rows {
+  int local[4];         // of the expert's outputs
+  int in_box[2];        // of a half
+  long long scale[4];   // index of a row's scales, `groups` each
+  long long number[4];  // of all weights' rows
+
+  __device__ Rows(const Task& task, const Tile& tile) {
+    const int place = threadIdx.x / 128 * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const int total = task.outputs * (GATED ? 2 : 1);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = GATED ? input_at(place + i % 2 * 8) : place + i % 2 * 8;
+      if (i < 2) in_box[i] = row;
+      local[i] = tile.block * OUTPUTS + row + (GATED ? 0 : i / 2 * BOX);
+      const int there = local[i] < task.outputs ? local[i] : task.outputs - 1;
+      number[i] = (long long)tile.expert * total + there + (GATED ? i / 2 * task.outputs : 0);
+      scale[i] = number[i] / ROWS * task.groups;
+    }
+  }
+};
+
+__device__ u32 scale_bits(const Task& task, long long index) {
+  if constexpr (SCALE == F32) return ((const u32*)task.scale)[index];
+  if constexpr (SCALE == EXPONENT || SCALE == E4M3) return task.scale[index];
+  return ((const u16*)task.scale)[index];
+}
+
+__device__ void load_scales(Scales& scales, const Task& task, const Rows& rows, int period) {
+  if constexpr (GROUP == 0) return;
+  const int first = FACTORED ? (period * 4 + threadIdx.x % 4) * PARTS : period * PARTS / PERIODS;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const int group = min(first + part, task.groups - 1);
+      scales.bits[i][part] = scale_bits(task, rows.scale[i] + group);
+      if (ZEROS) scales.zeros[i] = task.zero[rows.scale[i] + group];
+    }
+  }
+}
+
+// Loads the words of a batch from a row of 64 bytes, which is swizzled. second: the words behind the
+// first ones of a thread's 16 bytes.
+__device__ void load_words(u32 (&words)[IS_BYTE ? 4 : 2], unsigned weights, int row, bool second) {
+  const unsigned from = weights + row * 64 + ((threadIdx.x % 4 ^ row / 2 % 4) << 4);
+  if constexpr (IS_BYTE) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "r"(from + second * 8)
+                 : "memory");
+  }
+}
+
+// What `decode` multiplies by, or adds (int4).
+__device__ u32 factor_or_zero(const Scales& scales, int row, int part) {
+  if constexpr (FACTORED) return factor_of(scales.bits[row][part]);
+  if constexpr (KIND == INT4) return 0xc300c300u + (ZEROS ? scales.zeros[row] : MIDDLE) * 0x00010001u;
+  return 0;
+}
+
+// Two numbers of a word, without their zero.
+template <int I>
+__device__ u32 centred(u32 word, u32 factor) {
+  const u32 pair = decode<I>(word, factor);
+  return KIND == INT4 ? fma_2(pair, 0x3f803f80u, factor) : pair;
+}
+
+// A batch's operands of the matrix instructions, for both halves.
+using Operands = u32[2][STEPS][4];
+
+// Decodes row `ROW`, 0 or 1, of a half from step K on.
+template <int ROW, int K = 0>
+__device__ void decode_row(u32 (&a)[STEPS][4], const u32 (&words)[IS_BYTE ? 4 : 2], u32 factor) {
+  if constexpr (K < STEPS) {
+    constexpr int WORD = IS_BYTE ? K : K / 2, I = IS_BYTE ? 0 : K % 2 * 2;
+    a[K][ROW] = centred<I>(words[WORD], factor);
+    a[K][ROW + 2] = centred<I + 1>(words[WORD], factor);
+    decode_row<ROW, K + 1>(a, words, factor);
+  }
+}
+
+// second: whether it is the second batch of its period.
+__device__ __forceinline__ void decode_batch(Operands& a, const Rows& rows, const Scales& scales,
+                                             unsigned stage, bool second) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int part = PARTS == 2 && second;
+    u32 words[IS_BYTE ? 4 : 2], more[IS_BYTE ? 4 : 2];
+    load_words(words, stage + half * W_BYTES / 2, rows.in_box[0], second);
+    load_words(more, stage + half * W_BYTES / 2, rows.in_box[1], second);
+    decode_row<0>(a[half], words, factor_or_zero(scales, half * 2, part));
+    decode_row<1>(a[half], more, factor_or_zero(scales, half * 2 + 1, part));
+  }
+}
+
+// Puts the sums, which are in units of `units`, in units of other scales.
+template <int COUNT>
+__device__ __forceinline__ void rescale(float (&sums)[2][COUNT], float (&units)[4],
+                                        const Scales& scales, int part) {
+  float ratios[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float scale = scale_of(scales.bits[i][part]);
+    const float now = fabsf(scale) < LEAST_SCALE ? LEAST_SCALE : scale;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(ratios[i]) : "f"(units[i]), "f"(now));
+    units[i] = now;
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    sums[0][i] *= ratios[i / 2 % 2];
+    sums[1][i] *= ratios[2 + i / 2 % 2];
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
+                                              Stage& at, const TilePairs& tile_pairs) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
+  const Rows rows(task, tile_pairs.tile);
+  float sums[2][N / 2];  // of both halves
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) sums[0][i] = sums[1][i] = 0;
+  float units[4] = {1, 1, 1, 1};
+  Scales scales, next;  // of the batches that are decoded now, and of the period after them
+  load_scales(next, task, rows, 0);
+  const int periods = task.inputs / PERIOD;
+  int stage = at.index;  // of the batch whose matrix instructions run
+
+  // Decodes the next batch. The scales that it loads are used a period later: the fence, which waits
+  // for loads before it, would wait for those just begun.
+  auto decode_next = [&](Operands& a, int period, bool second) {
+    if (IS_BYTE || !second) {
+      wait(shared_address(&shared.full[at.index]), at.parity);
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // x's rows were not bulk copies
+    }
+    if (!second) {
+      scales = next;
+      if (period + 1 < periods) load_scales(next, task, rows, period + 1);
+    }
+    decode_batch(a, rows, scales, stages + at.index * STAGE_BYTES, second);
+  };
+  auto begin = [&](const Operands& a, bool second) {
+    stage = at.index;
+    const unsigned x = stages + stage * STAGE_BYTES + W_BYTES + (!IS_BYTE && second) * X_BYTES;
+    multiply_begin();
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      multiply(sums[0], a[0][k], matrix(x) + k * 2);
+      multiply(sums[1], a[1][k], matrix(x) + k * 2);
+    }
+    multiply_commit();
+    if (IS_BYTE || second) at.advance();
+  };
+  auto end = [&](bool is_last_of_stage) {
+    multiply_wait();
+    settle(sums[0]);
+    settle(sums[1]);
+    if (is_last_of_stage && threadIdx.x % 128 == 0) arrive(shared_address(&shared.empty[stage]));
+  };
+
+  Operands even, odd;
+  decode_next(even, 0, false);
+  for (int period = 0; period < periods; ++period) {
+    if (SCALED && period % PERIODS == 0) rescale(sums, units, scales, 0);
+    begin(even, false);
+    decode_next(odd, period, true);
+    end(IS_BYTE);
+    if (SCALED && PARTS == 2) rescale(sums, units, scales, 1);
+    begin(odd, true);
+    if (period + 1 < periods) decode_next(even, period + 1, false);
+    end(true);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    units[i] *= UNIT;
+    if (OUTER) units[i] *= task.outer[rows.number[i]];
+  }
+  const int output = tile_pairs.tile.block * OUTPUTS + group * 64 + warp % 4 * 16;
+  const unsigned transposed = shared_address(shared.transposed[warp]);
+  if constexpr (GATED) {
+    float biases[4] = {};
+    if (task.bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) biases[i] = number(task.bias[rows.number[i]]);
+    }
+    store<N>(task, tile_pairs, transposed, output, [&](int i, int) {
+      const int row = i / 2 % 2;
+      if (rows.local[row] >= task.outputs) return 0u;
+      auto output_of = [&](int j) {
+        const float gate = sums[0][j] * units[row] + biases[row];
+        const float up = sums[1][j] * units[2 + row] + biases[2 + row];
+        return gated(gate, up, task.alpha, task.limit) * X_UNIT;
+      };
+      return round(output_of(i), output_of(i + 1));
+    });
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      store<N>(task, tile_pairs, transposed, output + half * BOX, [&](int i, int column) {
+        const float scale = units[half * 2 + i / 2 % 2];
+        return round(sums[half][i] * scale * tile_pairs.scales[column],
+                     sums[half][i + 1] * scale * tile_pairs.scales[column + 1]);
+      });
+    }
+  }
+}

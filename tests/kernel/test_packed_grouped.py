@@ -1,0 +1,60 @@
+"""Which experts the grouped GEMMs by packed weights take, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="a CPU build of torch brings none")
+
+from minisgl.kernel.grouped import BOX, MAX_EXPERTS, beside_bytes
+from minisgl.kernel.hopper import SHARED_BYTES
+from minisgl.kernel.packed_grouped import MOST, STAGES, takes
+from minisgl.kernel.packed_skinny import CHUNK_BYTES
+from minisgl.kernel.triton.packed import Packed
+
+BITS = {torch.int32: 4, torch.float8_e4m3fn: 8, torch.int8: 8, torch.uint8: 8}
+
+
+def packed(
+    kind: Any, dtype: torch.dtype, inputs: int = 256, experts: int = 4, outputs: int = 64,
+    **parts: Any,
+) -> Packed:  # fmt: skip
+    columns = inputs * BITS[dtype] // (32 if dtype == torch.int32 else 8)
+    numbers = torch.empty(experts, outputs, columns, dtype=dtype, device="meta")
+    if group := parts.get("group"):
+        parts["scale"] = torch.empty(experts, outputs, -(-inputs // group), device="meta")
+    return Packed(kind=kind, numbers=numbers, **parts)
+
+
+@pytest.mark.parametrize(
+    ("weight", "is_taken"),
+    [
+        (packed("int4", torch.int32, group=128, middle=8), True),
+        (packed("int4", torch.int32, group=64, middle=8), False),  # two groups in a batch
+        (packed("int4", torch.int32, inputs=224, group=128), True),
+        (packed("int4", torch.int32, inputs=232, group=128), False),  # rows of 116 bytes
+        (packed("fp4", torch.int32, group=32), True),
+        (packed("fp4", torch.int32, group=64), False),
+        (packed("fp8", torch.float8_e4m3fn), True),
+        (packed("fp8", torch.float8_e4m3fn, group=128), True),
+        (packed("fp8", torch.float8_e4m3fn, group=32), False),
+        (packed("fp8", torch.float8_e4m3fn, experts=MAX_EXPERTS + 1), False),
+        (packed("fp8", torch.float8_e4m3fn, outputs=72), False),
+        (packed("int8", torch.int8, middle=1), False),
+        (packed("uint8", torch.uint8), False),
+    ],
+)
+def test_formats_and_sizes(weight: Packed, is_taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 1024)  # of "meta" it raises
+    assert takes(weight) == is_taken
+
+
+@pytest.mark.parametrize("is_4_bit", [True, False])
+def test_stages_fit_in_shared_memory(is_4_bit: bool) -> None:
+    stage = 2 * BOX * CHUNK_BYTES + MOST * (128 if is_4_bit else 64) * 2
+    assert stage % 1024 == 0  # the swizzle's alignment
+    used = STAGES[is_4_bit] * stage + beside_bytes(MOST) + 8 * MAX_EXPERTS + 1024
+    assert used <= SHARED_BYTES
