@@ -50,6 +50,21 @@ def test_a_kernel_is_compiled_meanwhile(caplog: pytest.LogCaptureFixture) -> Non
     assert "left to Triton: no compiler" in caplog.text
 
 
+def test_two_kernels_are_compiled_at_the_same_time() -> None:
+    together, compiled = threading.Barrier(2, timeout=60), set[bytes]()
+
+    def cubin(kind: bytes) -> bytes:
+        if kind not in compiled:  # else it is cached
+            compiled.add(kind)
+            together.wait()
+        return kind
+
+    kernels = uncompiled("", Mock(cubin_kernel=Mock(return_value=7)))
+    kernels._cubin = cubin
+    assert kernels.get_all((b"up", b"down"))
+    assert kernels._made == {b"up": 7, b"down": 7}
+
+
 @pytest.mark.parametrize(
     ("dtype", "begun"),
     [

@@ -5,7 +5,7 @@ The kernels of the first two share `csrc/cuda/hopper.cuh`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -116,6 +116,14 @@ class Kernels(Generic[Kind]):
                 logger.warning("%s: %s", self._otherwise, error)
                 self._made[kind] = None
         return self._made[kind]
+
+    def get_all(self, kinds: Sequence[Kind]) -> bool:
+        """Return whether all these kernels can be made. Those that are not cached are compiled at
+        the same time."""
+        for kind in kinds[1:]:
+            if kind not in self._made:
+                self.begin_compiling(kind)
+        return all(self.get(kind) is not None for kind in kinds)
 
     def weight_map(
         self, address: int, rows: int, columns: int, box: int, itemsize: int = 2

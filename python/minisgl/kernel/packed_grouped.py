@@ -98,8 +98,7 @@ class PackedGrouped:
             return False
         if not (takes(gate_up) and takes(down)):
             return False
-        kinds = (macros_of(gate_up, gate), macros_of(down, None))
-        return all(self._kernels.get(kind) is not None for kind in kinds)
+        return self._kernels.get_all((macros_of(gate_up, gate), macros_of(down, None)))
 
     def experts(
         self,

@@ -275,7 +275,7 @@ class PackedSkinny:
         down_config = choose(down, pairs, None, experts=2)
         if up_config is None or down_config is None:
             return None
-        if not all(self._kernels.get(config.numbers) for config in (up_config, down_config)):
+        if not self._kernels.get_all((up_config.numbers, down_config.numbers)):
             return None
         act = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
         out = torch.empty((pairs, hidden), dtype=x_TD.dtype, device=x_TD.device)
