@@ -52,7 +52,7 @@ SWITCH: Final = "enable_thinking"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """How the answer to one prompt is parsed, and what a grammar must make it have.
+    """How the answer to one prompt is parsed, and what a grammar must enforce in it.
 
     form: None if the answer can only be text. tools: the tools that may be called. choice: "auto",
     "required", or the name of the tool that must be called. is_parallel: whether several calls are
