@@ -139,7 +139,7 @@ def completed() -> list[CompletedCommand]:
         command("chat", "chat in this terminal", client_parser("chat")),
         command("run", "print one answer", client_parser("run")),
         CompletedCommand("bench", "measure a server or a model", words=tuple(benchmarks())),
-        CompletedCommand("replay", "ask a server for what was recorded"),
+        CompletedCommand("replay", "send a server what was recorded"),
         command("route", "one address for several servers", route_parser()),
         command("selfcheck", "check that answers are stable", selfcheck_parser()),
         CompletedCommand("completion", "print a script for a shell", words=tuple(SHELLS)),
