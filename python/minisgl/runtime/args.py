@@ -152,7 +152,7 @@ class RuntimeArgs(EngineArgs):
         False,
         SWITCH,
         "running",
-        "the page's X-ray shows the first words of each prefix in the prefix cache, of anybody's "
+        "the page's X-ray shows the first words of each prefix in the prefix cache, of all users' "
         "prompts, and --record FILE keeps them",
         nodes="first",
     )
