@@ -29,7 +29,7 @@ usage: minisgl COMMAND ...
   chat [MODEL]             chat with a model in this terminal
   run [MODEL] [QUESTION]   print one answer; a pipe can ask, too
   bench [NAME]             measure a server or a model
-  replay FILE              ask a server, or the scheduler alone, for what `--record FILE` saw
+  replay FILE              send a server what `--record FILE` kept, or plan it again
   route --replica URL ...  one address for several servers: requests go by prefix and load
   selfcheck [MODEL]        check that answers do not depend on batch, cache or scheduling
   completion SHELL         print what lets bash, zsh or fish complete commands and flags
@@ -139,7 +139,7 @@ def completed() -> list[CompletedCommand]:
         command("chat", "chat in this terminal", client_parser("chat")),
         command("run", "print one answer", client_parser("run")),
         CompletedCommand("bench", "measure a server or a model", words=tuple(benchmarks())),
-        CompletedCommand("replay", "ask a server for what was recorded"),
+        CompletedCommand("replay", "send a server what was recorded"),
         command("route", "one address for several servers", route_parser()),
         command("selfcheck", "check that answers are stable", selfcheck_parser()),
         CompletedCommand("completion", "print a script for a shell", words=tuple(SHELLS)),
@@ -182,7 +182,8 @@ def client_parser(command: str) -> Parser:
 
 def _chat_or_run(command: str, argv: Sequence[str], began: float) -> int:
     from minisgl.errors import MinisglError
-    from minisgl.server.flags import flag_of, server_args
+    from minisgl.runtime.args import flag_of
+    from minisgl.server.flags import server_args
 
     parser = client_parser(command)
     given = parser.parse_all(argv)

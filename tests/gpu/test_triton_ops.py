@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.core import BatchSamplingArgs
+from minisgl.core.batch_sampling import SAMPLING_COLUMNS
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import rotary
@@ -219,6 +220,8 @@ def test_filtered_choice_is_the_reference(
         seeds=torch.randint(-(2**62), 2**62, (rows,), device=device),
         output_idxs=torch.arange(rows, device=device),
     )
+    columns = [getattr(args, name) for name in SAMPLING_COLUMNS]
+    assert filters != "kpm" or all(column is not None for column in columns)
     for repeat in range(1 if device.type == "cpu" else 4):  # the interpreter is slow
         args = dataclasses.replace(args, output_idxs=args.output_idxs + repeat)
         got, want = FAST.sample(logits, args), REFERENCE.sample(logits.float(), args)

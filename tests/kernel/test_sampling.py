@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
 )
 
 from minisgl.core import BatchSamplingArgs
+from minisgl.core.batch_sampling import SAMPLING_COLUMNS
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Ops
@@ -261,6 +262,7 @@ def test_the_twin_gives_the_reference_ids(num_vocab: int, dtype: torch.dtype) ->
         min_ps=pick([0.0, 0.0, 0.01, 0.5, 1.0]),
         output_idxs=pick([0, 1, 77]),
     )
+    assert all(getattr(sampling, name) is not None for name in SAMPLING_COLUMNS)
     ours = CpuOps(load_library()).sample(logits, sampling)
     differ = ours != Ops().sample(logits, sampling)
     assert differ.sum() <= num_rows // 200, differ.nonzero()

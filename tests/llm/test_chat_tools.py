@@ -102,10 +102,10 @@ def test_without_a_call_the_text_is_the_answer(llm: LLM) -> None:
         ({"tools": [{"function": {"name": "a", "parameters": 1}}]}, "must be a JSON schema"),
         ({"tools": [{"function": {"name": "a", "colour": 1}}]}, "has no field colour"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice must be"),
-        ({"tools": [TOOL, TOOL]}, "two of tools have the same name"),
+        ({"tools": [TOOL, TOOL]}, "two tools have the same name"),
         (
             {"tools": [TOOL], "tool_choice": {"function": {"name": "x"}}},
-            "tool_choice asks for 'x', which is none of tools",
+            "tool_choice names 'x', and no tool has that name",
         ),
     ],
 )

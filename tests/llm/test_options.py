@@ -1,22 +1,25 @@
-"""The keywords of `LLM` are the fields of `EngineArgs`, and mean the same to the engine."""
+"""The keywords of `LLM` are the fields of `EngineArgs`, and docs/python.md names them all."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minisgl.core import SamplingParams
 from minisgl.core.args import EngineArgs, options_of
 from minisgl.engine import EngineConfig
 from minisgl.errors import ConfigError
-from minisgl.llm import LLM
+from minisgl.llm import LLM, RequestOutput
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import GROUPS
 
+PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
 CHANGED: dict[str, Any] = {
     "model": "m", "model_source": "modelscope", "dtype": "float32", "page_size": 1,
     "cache": "naive", "max_prefill_length": 8, "max_running_requests": 3, "max_seq_len": 99,
@@ -33,9 +36,15 @@ def test_llm_has_a_keyword_for_each_option() -> None:
         assert keywords[field.name].default == field.default, field.name
         type_ = field.type if field.name != "model" else "str | Path | None"
         assert keywords[field.name].annotation == type_, field.name
-    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
     for name in set(keywords) - {"self", "model", "progress"}:
-        assert f"`{name}`" in page, name
+        assert f"`{name}`" in PAGE, name
+
+
+@pytest.mark.parametrize("record", [SamplingParams, RequestOutput])
+def test_the_page_has_a_row_for_each_field(record: type[Any]) -> None:
+    table = PAGE.partition(f"## `{record.__name__}`")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
+    assert set(inspect.signature(record).parameters) == set(re.findall(r"`(\w+)`", " ".join(rows)))
 
 
 @pytest.mark.parametrize("cls", [EngineArgs, RuntimeArgs, ServerArgs])

@@ -246,6 +246,19 @@ def test_a_small_request_does_not_overtake_one_that_lacks_pages() -> None:
     scheduler.check()
 
 
+def test_a_request_needs_room_for_the_token_behind_its_prompt() -> None:
+    """Else it would start, find no page for that token, and be retracted."""
+    scheduler = make(num_pages=4, watermark_tokens=0)
+    add(scheduler, 0, [1] * 5, max_tokens=3)  # 2 pages
+    add(scheduler, 1, [2] * 8, max_tokens=3)  # 2 pages for its prompt, 3 for its answer
+    plan = scheduler.plan()
+    assert spans(plan) == [(0, 0, 5)]
+    while plan:
+        settle(scheduler, plan)
+        plan = scheduler.plan()
+    assert (scheduler.stats.num_finished, scheduler.stats.num_retractions) == (2, 0)
+
+
 def test_a_request_does_not_start_with_pages_that_unfinished_prompts_need() -> None:
     scheduler = make(num_pages=8, max_prefill_tokens=8, watermark_tokens=4)
     add(scheduler, 0, [1] * 24)  # 7 pages in the end

@@ -74,6 +74,17 @@ def test_a_request_starts_while_the_retracted_one_leaves() -> None:
     assert settle(scheduler, scheduler.plan()) == [1]
 
 
+def test_two_requests_take_two_places_in_one_step() -> None:
+    scheduler = make()
+    for uid in range(2):
+        ask(scheduler, uid, (100, HEAVY))
+    assert settle(scheduler, scheduler.plan()) == [0, 1]
+    for uid in (2, 3):
+        ask(scheduler, uid, (uid, LIGHT))
+    assert settle(scheduler, scheduler.plan()) == [2, 3]
+    assert scheduler.stats.num_retractions == 2
+
+
 def test_as_many_requests_are_retracted_as_pages_are_needed() -> None:
     scheduler = make(num_pages=16, max_running=8)
     for uid in range(5):

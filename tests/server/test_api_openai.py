@@ -18,8 +18,16 @@ import pytest
 
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl.errors import EngineError
-from minisgl.message import ChatPrompt, PingMsg, TextPrompt, TokenPrompt, ids_from_bytes
+from minisgl.message import (
+    ChatPrompt,
+    PingMsg,
+    TextPrompt,
+    TokenPrompt,
+    TokenText,
+    ids_from_bytes,
+)
 from minisgl.message.frontend import FrontendMsg, PongMsg, UserReply
+from minisgl.server.api.logprobs import TextLogprobs
 from minisgl.server.frontend import Frontend
 from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
@@ -388,6 +396,11 @@ def test_text_logprobs(client: openai.OpenAI) -> None:
     assert none.top_logprobs == [{}, {}, {}]
 
 
+def test_of_two_tokens_with_one_text_the_likeliest_counts() -> None:
+    token = TokenText(data=b"a", offset=0, top=[(1, b"a", -0.5), (2, b"a", -3.0)])
+    assert TextLogprobs.of([token], [-0.5]).top_logprobs == [{"a": -0.5}]
+
+
 def test_token_ids_of_each_choice(http: httpx.Client) -> None:
     for path, body in (
         ("/v1/chat/completions", chat("one three")),
@@ -533,11 +546,12 @@ def test_an_upgrade_header_does_not_lose_the_body(server: ScriptedServer, wish: 
 
 
 def test_request_ids(http: httpx.Client) -> None:
-    given = http.get("/health", headers={"X-Request-Id": "abc-1"})
-    assert given.headers["x-request-id"] == "abc-1"
+    for good in ("abc-1", "x" * 128):
+        given = http.get("/health", headers={"X-Request-Id": good})
+        assert given.headers["x-request-id"] == good
     made = {
         http.get("/health", headers={"X-Request-Id": bad}).headers["x-request-id"]
-        for bad in ("", "a b", "x" * 200)
+        for bad in ("", "a b", "x" * 129)
     }
     assert len(made) == 3
     assert all(len(request_id) == 32 for request_id in made)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.core import SamplingParams
+from minisgl.core import Finished, SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
@@ -49,6 +49,15 @@ def test_a_request_waits_since_its_last_text() -> None:
     assert observer.oldest_token_age_s >= 1000
     observer.text(1, now - 100)
     assert 100 <= observer.oldest_token_age_s < 1000
+
+
+def test_costs_of_requests_add_up() -> None:
+    observer = Observer()
+    observer.submitted([0, 1, 2], Origin(), SamplingParams(), 0.0)
+    for uid, cost in enumerate([(1.0, 30.0), (0.5, 20.0), None]):
+        end = Finished(uid=uid, reason="stop", num_prompt_tokens=1, num_output_tokens=1, cost=cost)
+        observer.finished(end, 1.0)
+    assert observer.cost == (1.5, 50.0)
 
 
 def serve(meter: LoopMeter, *, overlap: bool) -> tuple[Scheduler, float]:

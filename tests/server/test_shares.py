@@ -161,6 +161,16 @@ def test_an_idle_key_begins_at_the_lowest_open_tag() -> None:
     assert b.begin(1) == 100
 
 
+def test_a_key_that_pauses_keeps_what_it_was_served() -> None:
+    shares = Shares()
+    a, b = Share(shares), Share(shares)
+    tag = a.begin(1000)
+    assert b.begin(10) == 0  # it stays open
+    a.serve(1000, expected=1000)
+    a.end(tag, left=0)
+    assert a.begin(1) == 1000
+
+
 def test_without_open_requests_all_keys_are_equal() -> None:
     shares = Shares()
     a, b = Share(shares), Share(shares)

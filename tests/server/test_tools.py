@@ -182,7 +182,7 @@ def test_a_real_server_makes_the_calls(builtin: RunningServer) -> None:
                 streamed = summed(stream)
                 assert streamed["calls"][: len(message["calls"])] == message["calls"]
         other = {"type": "function", "function": {"name": "other"}}
-        with pytest.raises(openai.BadRequestError, match="none of tools"):
+        with pytest.raises(openai.BadRequestError, match="no tool has that name"):
             client.chat.completions.create(**asked, tool_choice=other)
         follow_up = [
             *asked["messages"],

@@ -278,8 +278,8 @@ def test_plans(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("template", "fields", "says"),
     [
-        ("plain", {"tool_choice": "required"}, "none of tools"),
-        ("plain", {"tools": [tool("a")], "tool_choice": "b"}, "'b', which is none of tools"),
+        ("plain", {"tool_choice": "required"}, "there are no tools"),
+        ("plain", {"tools": [tool("a")], "tool_choice": "b"}, "'b', and no tool has that name"),
         ("plain", {"tools": [tool("a"), tool("a")]}, "same name"),
         ("plain", {"tools": [tool("a", {"type": "array"})]}, r"tools\[0\]\.function\.parameters"),
         ("plain", {"thinking_budget": 5}, "no.e"),

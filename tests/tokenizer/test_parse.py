@@ -377,6 +377,14 @@ def test_a_string_that_ends_in_a_backslash_ends(cut: int) -> None:
     assert taken == text
 
 
+def test_a_text_argument_keeps_its_own_line_breaks() -> None:
+    """The template writes a line break before and behind each value; these alone are dropped."""
+    text = "\n\nif x:\n    y()\n\n"
+    form = AnswerForm(calls="qwen3_coder", types={"now": {"a": "string"}})
+    answer = check(form, WRITERS["qwen3_coder"](("now", {"a": text})))
+    assert json.loads(answer.calls[0].arguments) == {"a": text}
+
+
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 5000, "{'a': 1e999}"])
 def test_a_value_that_is_not_json_is_a_string(value: str) -> None:
     """Arguments are JSON whatever the model writes, and no depth is an error."""

@@ -150,18 +150,18 @@ def test_calls_of_another_server_and_their_results_are_in_the_prompt(name: str) 
 
 
 def test_a_template_that_refuses_two_calls_in_a_message_gets_one_in_each() -> None:
-    """As Llama 3's does. Each call stands before its result."""
+    """As Llama 3's does. Each call stands before its result; a result of no call stays."""
     source = (
         "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
         "{{ raise_exception('one call at once') }}{% endif %}{{ m.tool_calls[0].function.name }} "
         "{% else %}{{ m.content }} {% endif %}{% endfor %}"
     )
     results = [
-        {"role": "tool", "tool_call_id": f"abcdefgh{i}", "content": f"471{i}"} for i in (0, 1)
+        {"role": "tool", "tool_call_id": f"abcdefgh{i}", "content": f"471{i}"} for i in (0, 1, 2)
     ]
     template = ChatTemplate({"default": source}, TOKENS)
     chat = plain_messages([USER, asked(0, 1), *results], [], template, "llama3")
-    assert template.render(chat).split()[-4:] == ["weather", "4710", "find", "4711"]
+    assert template.render(chat).split()[-5:] == ["weather", "4710", "find", "4711", "4712"]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -225,6 +225,15 @@ def test_a_format_with_another_mark_is_not_the_known_one() -> None:
     assert calls.value_end == "</param>"
 
 
+def test_a_format_whose_calls_need_their_mark_is_not_llama3() -> None:
+    """Llama 3 also writes a call without the mark, as an answer in JSON would look."""
+    names = {"name": "{content.name}", "arguments": "{content.parameters}"}
+    described = {"open": "<|python_tag|>", "content": "json", "transform": {"function": names}}
+    calls = response_formats(template(described)).calls
+    assert isinstance(calls, CallFormat)
+    assert (calls.begin, calls.key, calls.is_bare) == ("<|python_tag|>", "parameters", False)
+
+
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "pairs"])
 def test_a_required_call_has_the_form_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     calls = TEMPLATES[name]["fields"]["tool_calls"]

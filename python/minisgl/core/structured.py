@@ -13,7 +13,7 @@ from minisgl.utils.text import brief
 if TYPE_CHECKING:
     from minisgl.core.sampling import SamplingParams
 
-MAX_BYTES: Final = 128 * 1024
+MAX_CHARACTERS: Final = 128 * 1024
 """The most characters of a schema, regex, grammar or list of choices. It bounds the work before
 compiling. Compiling has a bound of its own."""
 MAX_LEVELS: Final = 100
@@ -88,10 +88,10 @@ def json_text(schema: Any, param: str) -> str:
 
 
 def _least_size(schema: Any) -> int:
-    """Return a lower bound of the length of `schema` as JSON text. Above `MAX_BYTES` counting
+    """Return a lower bound of the length of `schema` as JSON text. Above `MAX_CHARACTERS` counting
     ends."""
     size, items = 0, [schema]
-    while items and size <= MAX_BYTES:
+    while items and size <= MAX_CHARACTERS:
         inner: list[Any] = []
         for item in items:
             if isinstance(item, dict):
@@ -126,9 +126,11 @@ def _is_text(value: Any) -> bool:
 
 
 def _check_size(size: int, param: str, at_least: str = "") -> None:
-    if size > MAX_BYTES:
-        size = MAX_BYTES if at_least else size
-        raise _wrong(f"has {at_least}{size} characters, and at most {MAX_BYTES} are allowed", param)
+    if size > MAX_CHARACTERS:
+        size = MAX_CHARACTERS if at_least else size
+        raise _wrong(
+            f"has {at_least}{size} characters, and at most {MAX_CHARACTERS} are allowed", param
+        )
 
 
 def _wrong(reason: str, param: str = OPTION) -> InvalidSampling:

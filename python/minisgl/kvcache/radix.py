@@ -262,7 +262,6 @@ class RadixPrefixCache(BasePrefixCache):
         num_pages = at // self.page_size
         upper = _Node(node.ids[:at], node.pages[:num_pages], node.parent, node.step)
         upper.locks = node.locks
-        upper.last_used = node.last_used
         node.parent.children[self._key(upper.ids)] = upper
         node.ids = node.ids[at:]
         node.pages = node.pages[num_pages:]

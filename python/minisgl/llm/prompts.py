@@ -1,4 +1,4 @@
-"""The arguments of `LLM`'s methods, which may have many forms, as records.
+"""Turns the arguments of `LLM`'s methods, which may have many forms, into records.
 
 `LLM` imports this unless the prompt is a single text. Token ids may come as lists, tuples, NumPy
 arrays or torch tensors. They are checked as one array, which takes 0.01 us an id. Checking 4,160

@@ -11,6 +11,11 @@ from minisgl.runtime.node_map import is_interface
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
 
 
+def flag_of(name: str) -> str:
+    """Return the flag of the option `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def _is_address(address: str) -> bool:
     host, _, port = address.rpartition(":")
     is_host = bool(host) and ":" not in host and is_interface(host)
@@ -138,8 +143,8 @@ class RuntimeArgs(EngineArgs):
         text("a file's name"),
         "running",
         "keep a record of arrivals, steps and ends in FILE, which is emptied first, and FILE.1, at "
-        "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE asks a "
-        "server for the same again",
+        "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE sends "
+        "the same load to a server",
         metavar="FILE",
         nodes="first",
     )
@@ -147,7 +152,7 @@ class RuntimeArgs(EngineArgs):
         False,
         SWITCH,
         "running",
-        "the page's X-ray shows the first words of each prefix in the prefix cache, of anybody's "
+        "the page's X-ray shows the first words of each prefix in the prefix cache, of all users' "
         "prompts, and --record FILE keeps them",
         nodes="first",
     )

@@ -1,8 +1,8 @@
 """Notices workers that are stopped or that hang, by their heartbeats (`minisgl.utils.heartbeat`).
 
-A worker hangs if it sends no heartbeat for the timeout, or if its loop is in one turn for the
-timeout longer than that turn may take (with ranks on several machines for `LOOP_EXTRA_S` more). The
-death of a worker shows at once by other means: its sentinel.
+A worker hangs if it sends no heartbeat for the timeout, or if a turn of its loop takes longer than
+it may by the timeout (with ranks on several machines by `LOOP_EXTRA_S` more). The death of a worker
+shows at once, by its sentinel.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ STALL_S: Final = 2.0
 """After this time without a heartbeat a worker is not ready; heartbeats may be a second late."""
 
 LOOP_EXTRA_S: Final = 2.0
-"""A rank that is stopped makes the loops of the others wait. Its silence outweighs so many seconds
-of theirs, and its own machine's supervisor notices it so much earlier: the error names the cause.
-"""
+"""If a rank is stopped, the loops of the other ranks wait for it. The error must name the stopped
+one, so a silent worker counts this many seconds more than a late loop. With several machines a loop
+may also be late this much longer, so that the silent rank's own supervisor comes first."""
 
 
 class HangWatch:
@@ -45,8 +45,9 @@ class HangWatch:
     def check(self, workers: Sequence[Worker]) -> tuple[Worker, WorkerHung] | None:
         """Read the heartbeats that have come. Return a worker that hangs, with the error for it.
 
-        If a loop may only wait for a worker that is silent, it is the silent one. A pause of this
-        process counts as one interval, because the heartbeats of that time may be still to come.
+        If one worker is silent and the loop of another is late, it is the silent one, for which the
+        loop may be waiting. A pause of this process counts as one interval, because the heartbeats
+        of that time may be still to come.
         """
         now = time.monotonic()
         interval_s = 0.0 if self._last is None else min(now - self._last, MAX_INTERVAL_S)

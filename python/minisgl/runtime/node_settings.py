@@ -9,7 +9,7 @@ from typing import Final
 
 from minisgl import env
 from minisgl.core.args import options_of
-from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.args import RuntimeArgs, flag_of
 from minisgl.version import __version__
 
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
@@ -18,7 +18,7 @@ TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
 def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
     """Return the settings of this node that must equal node 0's, by the names that users know."""
     flags = {
-        _flag(name): str(getattr(args, name))
+        flag_of(name): str(getattr(args, name))
         for name, (_, option) in options_of(type(args)).items()
         if option.nodes == "same"
     }
@@ -36,7 +36,7 @@ def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
 def given_of_node_0(args: RuntimeArgs) -> list[str]:
     """Return the given flags that only node 0 uses, as a user types them."""
     return [
-        _flag(name)
+        flag_of(name)
         for name, (default, option) in options_of(type(args)).items()
         if option.nodes == "first" and getattr(args, name) != default
     ]
@@ -50,10 +50,6 @@ def difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
     pairs = "; ".join(f"{n} is {theirs.get(n)} there, {ours.get(n)} on node 0" for n in names)
     rule = "All nodes must run the same version with the same flags, variables and checkpoint"
     return f"{pairs}. {rule}"
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _digest(folder: Path, *, weights: bool) -> str:

@@ -16,7 +16,7 @@ class PromptBudget:
         """Return how many tokens of the next chunk of a prompt fit into the budget.
 
         start: the prompt's computed tokens. num_tokens: the length of the chunk if all of it fits.
-        share: the part of the whole budget that this chunk and the chunks taken may use together.
+        share: the part of the whole budget that this chunk and those taken before may use together.
         """
         left = self._tokens - round((1 - share) * self._config.max_prefill_tokens)
         return max(min(left, num_tokens), 0)

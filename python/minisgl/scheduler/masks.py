@@ -15,8 +15,8 @@ def masks_of(
 ) -> list[Mask]:
     """Return the masks of a launched plan's late rows. The plan before it must be committed.
 
-    If the token will be discarded, the mask allows every token: if the request has ended, an
-    earlier step has failed, or the masker raises an error, which this adds to `refused`, by uid.
+    A mask allows every token if the sampled one will be discarded: the request has ended, an
+    earlier step has failed, or the masker has raised an error, which is added to `refused` by uid.
     """
     any_token = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
     masks = []

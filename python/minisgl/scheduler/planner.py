@@ -111,9 +111,9 @@ class Planner:
         """Share the step's prompt budget among unfinished and waiting requests, in order.
 
         While the first of them needs more than one step, shorter prompts may use up to half of the
-        budget before it, the shortest first. To keep the step of the first request short, prompts
-        of a key that was served far more than its key wait for another step: more by the tags
-        (`Req.order`), by more tokens than a step can have.
+        budget before it, the shortest first. If the first request has an API key, prompts of
+        another key wait for a later step if that key was served more (by the tags, see
+        `Req.order`), by more tokens than a step can compute. So the first request's step is short.
         """
         in_order = self._requests.waiting[:WINDOW] if self._requests.num_places else []
         for req in plan.unfinished:
@@ -132,8 +132,8 @@ class Planner:
     def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
         """Return the requests with fewer tokens left than `first`, and its priority, fewest first.
 
-        A request of another API key counts with more tokens: the difference between the tags
-        (`Req.order`), which count tokens, is added. The list ends at a waiting request whose key is
+        For a request of another API key, the difference of the tags (`Req.order`) is added to its
+        tokens: how much more that key was served. The list ends at a waiting request whose key is
         not that of the first waiting request, because the first would retract it again.
         """
         shorter = []

@@ -7,7 +7,7 @@ requests, as all planning is.
 
 A retracted request keeps its row of the tables until its last flight is settled. The next request
 takes the spare row, so it can start at once. It can also have the retracted request's pages at
-once: the flight reads and writes them before the next owner does, whose step is launched later.
+once: the next owner's step is launched after the flight, which is then done with them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class ReplicaReport:
         self._hashes, self._hashes_due = b"", 0.0
 
     def __call__(self) -> bytes:
-        """Return the JSON of a `ReplicaState` without model and context length."""
+        """Return the JSON of a `ReplicaState`, without the fields that the API server sets."""
         scheduler = self._scheduler
         queued = sum(req.num_left for req in scheduler.requests.queued)
         unfinished = (req.num_left for req in scheduler.requests.running)

@@ -10,9 +10,8 @@ from minisgl.scheduler.config import SchedulerConfig
 class StallBudget(PromptBudget):
     """The prompt budget of a step with decode rows, if there is a stall bound.
 
-    By the prediction of `step_times`, the step's prompts may make it at most `PLANNED_SHARE` of
-    `max_stall_s` longer than the decode rows alone. The first chunk of a step may always have one
-    page of tokens.
+    The prompts may make the step at most `PLANNED_SHARE` of `max_stall_s` longer than its decode
+    rows alone, as `step_times` predict it. The first chunk may always have one page of tokens.
     """
 
     def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:

@@ -10,9 +10,9 @@ Sending plans instead would not be simpler: they are larger than the messages, a
 still have to keep the state that a commit changes. The price is that planning must depend on
 nothing but messages and outcomes. Otherwise ranks could launch different steps, and their
 collectives would wait for each other without end. So each broadcast has a digest of all earlier
-plans; with overlap a rank compares it before it waits for the last of these steps. A `PlanCheck`
-has the digest of a step before its launch. A follower has to wait for it, so only every 64th step
-has one.
+plans. With overlap a rank compares it while the last of these steps is still in flight. A
+`PlanCheck` has the digest of a step's plan before its launch. Followers wait for it before they
+launch, so only every 64th step has one.
 """
 
 from __future__ import annotations

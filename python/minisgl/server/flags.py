@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from minisgl.core.args import SWITCH, Option, Rule, options_of, whole
 from minisgl.errors import ConfigError
+from minisgl.runtime.args import flag_of
 from minisgl.server.args import ServerArgs, conflict
 from minisgl.version import __version__
 
@@ -73,11 +74,6 @@ def server_args(parser: Parser, given: dict[str, Any]) -> ServerArgs:
     if wrong := conflict(args):
         parser.error(wrong)
     return args
-
-
-def flag_of(name: str) -> str:
-    """Return the flag of the field `name`."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _flag(default: Any, option: Option) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.command import run_serving
 from minisgl.server.ready import ready_text, say
 from minisgl.utils.logger import get_logger
-from minisgl.utils.process import leave_start_to_no_collector
+from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
 
 logger = get_logger(__name__)
@@ -133,7 +133,7 @@ def _serve(
             server = Server(workers, bound, model, args, keys, tls, start_workers)
         workers.wait_ready()
         signals.check()
-        leave_start_to_no_collector()
+        freeze_start_objects()
         server.on_workers_ready(clock)
         if foreground:
             with signals.lent():
@@ -166,7 +166,7 @@ def _serve_node(args: ServerArgs, signals: Signals) -> None:
         )
         workers.start_engine(replace(args, model=str(folder)))
         workers.wait_ready()
-        leave_start_to_no_collector()
+        freeze_start_objects()
         logger.info("this node is ready")
         workers.wait_ended()
 

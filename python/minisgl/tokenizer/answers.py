@@ -52,7 +52,7 @@ SWITCH: Final = "enable_thinking"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """How the answer to one prompt is parsed, and what a grammar must make it have.
+    """How the answer to one prompt is parsed, and what a grammar must enforce in it.
 
     form: None if the answer can only be text. tools: the tools that may be called. choice: "auto",
     "required", or the name of the tool that must be called. is_parallel: whether several calls are
@@ -213,14 +213,19 @@ def _form(
 
 
 def _check_tools(tools: Sequence[Tool], choice: str) -> None:
-    """Raise InvalidRequest if two tools have one name, or if `choice` names none of them."""
+    """Raise InvalidRequest if two tools have one name, or if `choice` needs a tool that is not
+    there."""
     names = [name for name, _ in tools]
-    if choice not in (*ANY_TOOL, *names) or (choice == "required" and not names):
+    if choice == "required" and not names:
         raise InvalidRequest(
-            f"tool_choice asks for {choice!r}, which is none of tools", param="tool_choice"
+            "tool_choice is 'required', and there are no tools", param="tool_choice"
+        )
+    if choice not in (*ANY_TOOL, *names):
+        raise InvalidRequest(
+            f"tool_choice names {choice!r}, and no tool has that name", param="tool_choice"
         )
     if len(set(names)) != len(names):
-        raise InvalidRequest("two of tools have the same name", param="tools")
+        raise InvalidRequest("two tools have the same name", param="tools")
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> tuple[str, dict[str, Any]]:

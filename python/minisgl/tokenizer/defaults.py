@@ -26,8 +26,8 @@ _NEUTRAL: Final[dict[str, object]] = {
     "exponential_decay_length_penalty watermarking_config dola_layers top_h": None,
     "forced_bos_token_id forced_eos_token_id": None,
 }
-"""Fields that change the tokens of transformers' `generate` but none here, and the value, besides
-null, with which they change none there either."""
+"""Fields that are not applied here but change the tokens of transformers' `generate`, unless they
+are null or have the neutral value beside them."""
 
 _FOLLOWED: Final[dict[str, Callable[[float], float]]] = {
     "temperature": float,
@@ -55,9 +55,9 @@ class GenerationDefaults:
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
     """Read generation_config.json. If it has no end-of-sequence ids, take those of config.json.
 
-    If it says that `generate` does not sample, of the sampling parameters only the repetition
-    penalty is read, and the temperature is 0. Raises CheckpointError, which names file and field,
-    for a value of a wrong type. Bounds are checked when the values become `SamplingParams`.
+    If `do_sample` is false, the temperature is 0, and only the repetition penalty is read. Raises
+    CheckpointError, which names file and field, for a value of a wrong type. Bounds are checked
+    when the values become `SamplingParams`.
     """
     file = folder / "generation_config.json"
     fields = read_json(file) if file.is_file() else {}

@@ -1,8 +1,8 @@
 """Runs a checkpoint's template in jinja's immutable sandbox, in bounded time and memory.
 
 A template is a program: loops can nest, and a few characters can ask for a text of a gigabyte. The
-checks here do not see each large text, for example one that a loop doubles. In a server's workers
-`MAX_MEMORY` stops it.
+checks here miss some large texts, for example one that a loop doubles. In a server's workers
+`MAX_MEMORY` stops those.
 """
 
 from __future__ import annotations

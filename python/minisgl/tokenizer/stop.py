@@ -1,9 +1,9 @@
 """Finds stop strings in a text that arrives in pieces.
 
 One automaton for each stop string (Knuth, Morris, Pratt 1977) reads the text once, character by
-character. Its state is the length of the longest end of the text with which the stop string begins:
-the text to hold back. So the result does not depend on how the text was cut, and the time of a
-token is proportional to its characters, whatever the stop strings are.
+character. Its state is the length of the longest suffix of the text that is a prefix of the stop
+string; that suffix is held back. So the result does not depend on how the text was cut, and the
+time of a token is proportional to its characters, whatever the stop strings are.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class StopMatcher:
 
 
 def _fallback(stop: str) -> list[int]:
-    """Return for each n the length of the longest end of stop[:n], except all of it, with which it
-    also begins."""
+    """Return for each n the length of the longest proper suffix of stop[:n] that is also its
+    prefix."""
     table = [0] * len(stop)
     length = 0
     for n in range(2, len(stop)):

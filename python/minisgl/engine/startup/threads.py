@@ -74,8 +74,8 @@ def fastest_threads(
     num_faster = sum(one < all_ for one, all_ in zip(ones, alls, strict=True))
     chosen = 1 if ratio < MARGIN and num_faster >= AGREEMENT * NUM_ROUNDS else most
     logger.info(
-        "steps run on %s: a decode step takes %.1f ms on 1 thread and %.1f ms on %d "
-        "(1 thread was faster in %d of %d rounds)",
+        "steps run on %s: a decode step takes %.1f ms on 1 thread and %.1f ms on %d (1 thread was "
+        "faster in %d of %d rounds; it is taken if it is clearly faster)",
         counted(chosen, "thread"),
         statistics.median(ones) * 1e3,
         statistics.median(alls) * 1e3,

@@ -107,7 +107,7 @@ class Reader:
             yield
 
     def _num_partial(self, markers: tuple[str, ...]) -> int:
-        """Return the length of the longest end of the buffer that may be the start of a marker."""
+        """Return the length of the longest suffix of the buffer with which a marker begins."""
         return max(
             (
                 length
