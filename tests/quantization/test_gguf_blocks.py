@@ -30,7 +30,7 @@ from minisgl.quantization.gguf import BLOCKS, BlockWeight, FileTypes, MergedWeig
 from minisgl.quantization.gguf_blocks import LAYOUTS
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight
-from minisgl.utils.gguf import gguf_folder
+from minisgl.utils.gguf.folder import gguf_folder
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 OUT, IN = 48, 512

@@ -15,7 +15,7 @@ from minisgl.models.gguf_tensors import Blocks, Dequantised, MxBytes, Stack
 from minisgl.models.weight import Checkpoint
 from minisgl.quantization.gguf import BLOCKS
 from minisgl.quantization.gguf_blocks import LAYOUTS
-from minisgl.utils.gguf import open_weights
+from minisgl.utils.gguf.folder import open_weights
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
