@@ -15,7 +15,7 @@ from minisgl.quantization.gguf import BLOCKS, BlockWeight, FileTypes
 from minisgl.quantization.gguf_blocks import LAYOUTS
 from minisgl.quantization.panelled import log_kernels
 from minisgl.quantization.parameter import Part, TensorOwner
-from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target
+from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, WeightBuild
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ class GgufFormats(Formats):
             elif isinstance(owner, PlainWeight) and any(kinds):
                 stacked = parameter.shape[0] if len(parameter.shape) == 3 else None
                 rows = parameter.shape[0] if len(parts) == 1 else None
-                why = self.types.why_dequantised(owner.ops, owner.dtype, parts, rows, stacked)
+                why = self.types.why_dequantised(
+                    WeightBuild(
+                        ops=owner.ops, dtype=owner.dtype, parts=parts, rows=rows, stacked=stacked
+                    )
+                )
                 dequantised.update((kind, why or "") for kind in kinds if kind)
         if packed:
             bits = [f"{kind} in {LAYOUTS[kind].form.bits:.2f} bits a weight" for kind in packed]
