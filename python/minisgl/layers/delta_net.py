@@ -201,8 +201,6 @@ class GatedDeltaNet(ConvolvedOP):
         g_TN, beta_TN = self.gates.delta(ba, self.a_log, self.dt_bias)
         view = batch.pools[layer.pool]
         out_TNV = view.context.attn.forward(qkv, g_TN, beta_TN, self.conv, layer, view)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
-            out_TNV, z = out_TNV[rows_S], z[rows_S]
+        residual_TD, out_TNV, z = norm.select(rows_S, residual_TD, out_TNV, z)
         gated = self.gates.norm(out_TNV, self.norm.weight, self.norm.eps, z)
         return self.out.forward(gated), residual_TD

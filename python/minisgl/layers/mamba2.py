@@ -118,9 +118,7 @@ class Mamba2(ConvolvedOP):
         assert self.conv_bias is not None
         view, space = batch.pools[layer.pool], StateSpace(bias_D=self.conv_bias, skip_N=self.skip)
         out_TNV = view.context.attn.forward(inputs_TD, g_TN, dt_TN, self.conv, layer, view, space)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
-            out_TNV, z = out_TNV[rows_S], z[rows_S]
+        residual_TD, out_TNV, z = norm.select(rows_S, residual_TD, out_TNV, z)
         gate, y = F.silu(z.float()), out_TNV.flatten(1).float()
         gated = self._normed(y) * gate if self._norm_first else self._normed(y * gate)
         return self.out.forward(gated.to(out_TNV.dtype)), residual_TD

@@ -296,9 +296,7 @@ class Attention(BaseOP):
         """
         qkv, residual_TD = self.qkv.forward_normed(norm, x_TD, residual_TD)
         attended = self.attend.forward(qkv, batch)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(attended))
-            attended = attended[rows_S]
+        residual_TD, attended = norm.select(rows_S, residual_TD, attended)
         return self.out.forward(attended), residual_TD
 
 
