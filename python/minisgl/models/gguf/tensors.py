@@ -35,7 +35,7 @@ class Dequantised:
 
     def __init__(self, data: Any, kind: Any, change: Change | None = None) -> None:
         """data: numbers, or rows of blocks. kind: the gguf package's type of it. change: see
-        `minisgl.models.gguf_changes.change_of`."""
+        `minisgl.models.gguf.changes.change_of`."""
         from gguf import quants
 
         self._data, self._kind, self._change = data, kind, change
