@@ -93,7 +93,7 @@ class BaseAttnBackend(ABC):
     graph_safe: decode rows read everything that changes between steps from device memory, so that
     their launches can be captured and replayed. prompts_graph_safe: prompt rows do, too; see
     `prepare_any`. reads_window_only: keys before a layer's window are never read, even masked.
-    takes_queries: `forward_qkv` takes queries alone, of a layer that reads the keys and values of
+    takes_queries: `forward_qkv` takes only queries, for a layer that reads the keys and values of
     another.
     """
 

@@ -1,7 +1,7 @@
 """A mixture of experts, which replaces a block's MLP: each token is routed to a few of many small
 MLPs.
 
-The experts are split over ranks in one of two ways. By width (`--tp` alone), like other layers:
+The experts are split over ranks in one of two ways. By width (without `--ep`), like other layers:
 each rank has some columns of every expert. By expert (`--ep`): each rank has all columns of some
 experts. In both, every rank routes every token and computes its share, and the next norm
 all-reduces the partial sums, the shared expert included. No tokens are exchanged (measured in

@@ -5,7 +5,7 @@ groups of 16, fp8 (e4m3) scales and a float32 scale for each matrix::
 
     packed  [O, I / 2] uint8        the number of the even column in the low bits
     scale   [O, I / group]          uint8 is an exponent + 127; or fp8
-    matrix_scale  [matrices]        float32, NVFP4 alone
+    matrix_scale  [matrices]        float32, only NVFP4
 
 value = number * scale * matrix scale. Activations stay in the model's dtype.
 """

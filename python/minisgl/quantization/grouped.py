@@ -232,7 +232,7 @@ def _unpack(packed: Tensor, bits: int) -> Tensor:
     numbers = _bytes(packed)
     if bits != 4:
         return numbers
-    if packed.is_meta:  # the shape alone counts; `stack` would import sympy and torch's compiler
+    if packed.is_meta:  # only the shape counts; `stack` would import sympy and torch's compiler
         return numbers.new_empty(*numbers.shape[:-1], 2 * numbers.shape[-1])
     return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
 
