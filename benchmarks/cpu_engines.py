@@ -17,7 +17,7 @@ from minisgl.benchmark.versus_transformers import generate
 from minisgl.core import SamplingParams
 from minisgl.core.args import Quantization
 from minisgl.llm import LLM
-from minisgl.utils.gguf import WEIGHTS, open_gguf, stored_types
+from minisgl.utils.gguf.folder import WEIGHTS, open_gguf, stored_types
 
 Generate = Callable[[torch.Tensor, int], None]
 """Computes greedy answers to prompts [B, T], each of the given number of tokens."""

@@ -40,7 +40,7 @@ def test_threads_fit_a_containers_limit_or_are_those_asked_for(
     monkeypatch.setattr(cpu.CpuDevice, "set_threads", lambda self, count: set_to.append(count))
     device = cpu.CpuDevice(1, asked)
     device.close()
-    assert device.num_threads == (0 if asked else threads), "0: start-up does not choose"
+    assert device.max_threads == (0 if asked else threads), "0: start-up does not choose"
     assert set_to == ([threads] if threads != 4 else [])
 
 

@@ -100,7 +100,7 @@ def test_shared_beginnings_are_found_at_every_page_size(page_size: int) -> None:
         new_pages=pages,
     )
     try:
-        tables = RequestTables(device, max_running=len(rows), max_pages=num_shared + 3)
+        tables = RequestTables(device, request_rows=len(rows), max_pages=num_shared + 3)
         tables.update(plan)
         assert tables.common_tokens(plan, page_size) == num_shared * page_size
     finally:

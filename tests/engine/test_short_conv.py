@@ -92,10 +92,8 @@ def test_memory_is_what_the_plan_says(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"layer_types": ["conv"] * 4},
-            "layer_types must be a list of 4, each conv or full_attention",
-        ),
+        ({"layer_types": ["conv"] * 4}, "a list with one or more full_attention"),
+        ({"layer_types": ["conv"] * 3 + ["mamba"]}, "a list of full_attention and conv"),
         ({"conv_L_cache": 1}, "conv_L_cache must be an integer of at least 2"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 8}, "a divisor of 48"),
     ],

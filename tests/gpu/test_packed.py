@@ -32,6 +32,7 @@ from minisgl.quantization.cut import ALL
 from minisgl.quantization.fp4 import E2M1, Fp4
 from minisgl.quantization.grouped import Grouped
 from minisgl.quantization.scaled import Scaled
+from minisgl.quantization.weight import WeightBuild
 
 DTYPE = torch.float16 if INTERPRET else torch.bfloat16  # which Triton's interpreter computes wrong
 TOLERANCE = 2e-3 if INTERPRET else 1.2e-2
@@ -326,7 +327,9 @@ def test_formats_give_kernels_their_values(
 ) -> None:
     """Of merged matrices, each with scales of its own."""
     parts = [Part.whole(f"{i}.weight", rows, 256) for i, rows in enumerate((128, 64))]
-    weight = FORMATS[name](CudaOps(), DTYPE, parts * (stacked or 1), stacked=stacked)
+    weight = FORMATS[name](
+        WeightBuild(ops=CudaOps(), dtype=DTYPE, parts=parts * (stacked or 1), stacked=stacked)
+    )
     for parameter in list(weight.parameters()):
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype)
         if parameter.dtype in (torch.uint8, torch.int8):

@@ -26,8 +26,8 @@ from transformers import (
 
 from helpers import text_checkpoints
 from helpers.model_harness import make_reference
-from minisgl.models.gguf_changes import PLUS_ONE
-from minisgl.models.gguf_names import GLOBAL, OF_EXPERTS, names_of
+from minisgl.models.gguf.changes import PLUS_ONE
+from minisgl.models.gguf.names import EXPERT_KINDS, GLOBAL_NAMES, names_of
 
 VOCAB = 512
 SIZES: dict[str, Any] = {
@@ -205,7 +205,7 @@ def write(
     if change:
         change(writer)
     tensors = make_reference(config).state_dict()
-    names = {new: old for old, new in GLOBAL.items() if old != "token_embd_norm"}
+    names = {new: old for old, new in GLOBAL_NAMES.items() if old != "token_embd_norm"}
     for layer in range(config.num_hidden_layers):
         names |= {
             f"model.layers.{layer}.{new}": f"blk.{layer}.{old}"
@@ -245,7 +245,7 @@ def write(
                 gate, up = gate_up[:, ::2], gate_up[:, 1::2]
             else:
                 gate, up = np.split(gate_up, 2, 1)
-            for name, values in zip(OF_EXPERTS, (gate, up, down), strict=True):
+            for name, values in zip(EXPERT_KINDS, (gate, up, down), strict=True):
                 values = np.ascontiguousarray(values)
                 add(writer, f"blk.{layer}.{name}.{suffix}", values, Kind.F32 if end else kind)
     writer.write_header_to_file()

@@ -25,7 +25,7 @@ def pretend(compiled: list[str]) -> None:
 
     class Device(ReplayDevice):
         best_chunk = CudaDevice.best_chunk
-        num_threads = 0
+        max_threads = 0
         can_compile_only = True
 
         def warm_up_rows(self, most: int) -> list[int]:

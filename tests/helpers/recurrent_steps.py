@@ -16,7 +16,7 @@ from torch import Tensor
 from minisgl.attention.recurrent import (
     DeltaLayer,
     RecurrentBackend,
-    StateSpace,
+    RecurrentInputs,
     TorchRecurrentBackend,
 )
 from minisgl.core import Context, Plan, PoolBatch
@@ -90,12 +90,10 @@ def check_backend(
         sides.append((create(page_size, state_table), pool))
 
     weight_WD = torch.randn(taps, shape.conv_width, generator=generator).to(device, dtype)
-    space = None
+    bias_D = skip_N = None
     if is_mamba:
         bias_D = torch.randn(shape.conv_width, generator=generator).to(device, dtype)
-        space = StateSpace(
-            bias_D=bias_D, skip_N=torch.randn(num_heads, generator=generator).to(device)
-        )
+        skip_N = torch.randn(num_heads, generator=generator).to(device)
     computed = [0] * NUM_ROWS
     seen: list[list[tuple[Tensor, ...]]] = [[] for _ in computed]  # of each request and step
     for counts in STEPS:
@@ -131,7 +129,11 @@ def check_backend(
                 ),
             )
             x_TD = wide[:, : shape.conv_width]  # a part of a wider projection, as in the layer
-            outputs.append(backend.forward(x_TD, g_TN, beta_TN, weight_WD, layer, batch, space))
+            inputs = RecurrentInputs(
+                x_TD=x_TD, g_TN=g_TN, beta_TN=beta_TN, weight_WD=weight_WD, bias_D=bias_D,
+                skip_N=skip_N,
+            )  # fmt: skip
+            outputs.append(backend.forward(inputs, layer, batch))
         parts = zip(*(x.split(lengths) for x in (x_TD, g_TN, beta_TN, *outputs)), strict=True)
         for i, part in zip(order, parts, strict=True):
             seen[i].append(part)
@@ -139,22 +141,24 @@ def check_backend(
         for ours, theirs in zip(*(tensors_of(pool) for _, pool in sides), strict=True):
             assert torch.equal(ours.isnan(), theirs.isnan()), "other places are written"
             _close(ours.nan_to_num(), theirs.nan_to_num(), tolerance)
-    if space and dtype == torch.float32:
+    if bias_D is not None and skip_N is not None and dtype == torch.float32:
         for request in seen:
             x_TD, g_TN, dt_TN, *both = (torch.cat(parts) for parts in zip(*request, strict=True))
-            expected = mamba2(x_TD, g_TN, dt_TN, weight_WD, layer, space)
+            inputs = RecurrentInputs(
+                x_TD=x_TD, g_TN=g_TN, beta_TN=dt_TN, weight_WD=weight_WD, bias_D=bias_D,
+                skip_N=skip_N,
+            )  # fmt: skip
+            expected = mamba2(inputs, layer, bias_D, skip_N)
             for out in both:
                 _close(out, expected.float().to(device), 1e-5)
 
 
-def mamba2(
-    x_TD: Tensor, g_TN: Tensor, dt_TN: Tensor, weight_WD: Tensor, layer: DeltaLayer,
-    space: StateSpace,
-) -> Tensor:  # fmt: skip
+def mamba2(inputs: RecurrentInputs, layer: DeltaLayer, bias_D: Tensor, skip_N: Tensor) -> Tensor:
     """The recurrence of Dao & Gu (2024) for a whole sequence: h = exp(dt A) h + dt x B^T, y = C h +
     D x. x_TD has C, B and x side by side, and g_TN is dt A. Returns float64 [T, N, V]."""
     x, g, dt, weight, bias, skip = (
-        y.cpu().double().numpy() for y in (x_TD, g_TN, dt_TN, weight_WD, space.bias_D, space.skip_N)
+        y.cpu().double().numpy()
+        for y in (inputs.x_TD, inputs.g_TN, inputs.beta_TN, inputs.weight_WD, bias_D, skip_N)
     )
     padded = np.concatenate([np.zeros((len(weight) - 1, x.shape[1])), x])
     mixed = sum(padded[w : w + len(x)] * taps for w, taps in enumerate(weight)) + bias

@@ -50,7 +50,7 @@ def make_plan(num_decodes: int, prompts: list[tuple[int, int]], *, last_samples:
 def arrays_of(plan: Plan, size: StepSize | None) -> dict[str, Array]:
     device = CpuDevice()
     try:
-        tables = RequestTables(device, max_running=MAX_RUNNING, max_pages=32)
+        tables = RequestTables(device, request_rows=MAX_RUNNING, max_pages=32)
         step = make_arrays(plan, tables, PAGE_SIZE, size)
     finally:
         device.close()

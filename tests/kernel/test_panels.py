@@ -23,6 +23,7 @@ from minisgl.quantization.grouped import Grouped
 from minisgl.quantization.panelled import PanelledWeight
 from minisgl.quantization.parameter import Part, Stack
 from minisgl.quantization.scaled import Scaled
+from minisgl.quantization.weight import WeightBuild
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 OUT, IN = 96, 384
@@ -51,16 +52,20 @@ def make(case: str, ops: Ops, stacked: int | None = None) -> PanelledWeight:
             )
             for index in range(len(parts))
         ]  # fmt: skip
-        weight = Fp4(spelling="gpt-oss")(ops, BF16, parts, stacked=stacked)
+        weight = Fp4(spelling="gpt-oss")(
+            WeightBuild(ops=ops, dtype=BF16, parts=parts, stacked=stacked)
+        )
     elif kind == "fp8" or (kind == "int8" and words):
         number = torch.float8_e4m3fn if kind == "fp8" else torch.int8
-        weight = Scaled(number=number, unit=unit[words[0]])(ops, BF16, parts, stacked=stacked)
+        weight = Scaled(number=number, unit=unit[words[0]])(
+            WeightBuild(ops=ops, dtype=BF16, parts=parts, stacked=stacked)
+        )
     else:
         group = 0 if words[0] == "row" else int(words[0])
         weight = Grouped(
             spelling="compressed-tensors", bits=4 if kind == "int4" else 8, group=group,
             has_zero="zero" in words, act_order=False,
-        )(ops, BF16, parts, stacked=stacked)  # fmt: skip
+        )(WeightBuild(ops=ops, dtype=BF16, parts=parts, stacked=stacked))  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     for parameter in weight.parameters():
         shape, dtype = parameter.shape, parameter.dtype
@@ -167,7 +172,7 @@ def test_a_damaged_input_stays_visible(fast: CpuOps) -> None:
 
 def test_weights_that_the_kernels_do_not_take_are_dequantised(fast: CpuOps) -> None:
     parts = [Part.whole("a.weight", 24, 36)]
-    weight = Scaled(number=torch.int8, unit=(1, 0))(fast, BF16, parts)
+    weight = Scaled(number=torch.int8, unit=(1, 0))(WeightBuild(ops=fast, dtype=BF16, parts=parts))
     for parameter in weight.parameters():
         parameter.set(torch.ones(parameter.shape, dtype=parameter.dtype))
     weight.init_buffers(CPU)

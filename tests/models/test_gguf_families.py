@@ -19,10 +19,10 @@ from helpers.model_harness import Runner, Sequence, load, relative_error
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models.config import ModelConfig
-from minisgl.models.gguf import GgufCheckpoint
-from minisgl.utils.gguf import gguf_folder
-from minisgl.utils.gguf_config import config_of
-from minisgl.utils.gguf_families import FAMILIES
+from minisgl.models.gguf.checkpoint import GgufCheckpoint
+from minisgl.utils.gguf.config import config_of
+from minisgl.utils.gguf.families import FAMILIES
+from minisgl.utils.gguf.folder import gguf_folder
 
 GOLDEN = Path(__file__).parent / "gguf_golden.zip"
 POSITIONS = [19, 39]

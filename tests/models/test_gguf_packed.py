@@ -19,7 +19,7 @@ from minisgl.kernel.jit import load_library
 from minisgl.quantization.gguf import BlockWeight
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import Weight
-from minisgl.utils.gguf import gguf_folder
+from minisgl.utils.gguf.folder import gguf_folder
 
 GOLDEN = Path(__file__).parent / "gguf_golden.zip"
 NAMES = [name[:-5] for name in zipfile.ZipFile(GOLDEN).namelist() if name.endswith(".gguf")]

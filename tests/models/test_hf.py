@@ -12,7 +12,6 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-import minisgl.utils.gguf
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.utils.hf import mending, resolve_checkpoint, weight_files
 
@@ -153,7 +152,9 @@ def _hub(monkeypatch: pytest.MonkeyPatch, folder: Path, repo: str, *files: str) 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, asked: [*files])
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(minisgl.utils.gguf, "gguf_folder", lambda path: folder / f"{path.name}.d")
+    monkeypatch.setattr(
+        "minisgl.utils.gguf.folder.gguf_folder", lambda path: folder / f"{path.name}.d"
+    )
     for name in files:
         (folder / f"{Path(name).name}.d").mkdir()
         (folder / f"{Path(name).name}.d" / "config.json").touch()

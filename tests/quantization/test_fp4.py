@@ -28,6 +28,7 @@ from minisgl.models.weight import Checkpoint
 from minisgl.quantization import PLAIN, Part, Stack, Weight
 from minisgl.quantization.config import read_formats
 from minisgl.quantization.fp4 import Fp4
+from minisgl.quantization.weight import WeightBuild
 
 TOLERANCE = 1e-5
 """Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
@@ -63,7 +64,9 @@ def load_experts(
         )
         for index in range(NUM_EXPERTS)
     ]
-    weight = Fp4(spelling="gpt-oss")(Ops(), torch.float32, parts, stacked=len(held))
+    weight = Fp4(spelling="gpt-oss")(
+        WeightBuild(ops=Ops(), dtype=torch.float32, parts=parts, stacked=len(held))
+    )
     load_weight(weight, Checkpoint(folder), device=CPU, ops=Ops())
     return weight
 
@@ -103,7 +106,9 @@ def test_gate_and_up_may_be_parts_of_one_stack(tmp_path: Path) -> None:
         for index in range(NUM_EXPERTS)
         for name, first in (("gate", 0), ("up", OUT // 2))
     ]
-    weight = Fp4(spelling="gpt-oss")(Ops(), torch.bfloat16, parts, stacked=NUM_EXPERTS)
+    weight = Fp4(spelling="gpt-oss")(
+        WeightBuild(ops=Ops(), dtype=torch.bfloat16, parts=parts, stacked=NUM_EXPERTS)
+    )
     load_weight(weight, Checkpoint(tmp_path), device=CPU, ops=Ops())
     rows = [*range(1, OUT // 2), *range(OUT // 2 + 1, OUT)]
     assert torch.equal(weight.dense(), expected[:, rows].bfloat16())
@@ -204,4 +209,4 @@ def test_inputs_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     part = Part.whole("down_proj.weight", 64, 72)
     with pytest.raises(ConfigError, match=r"down_proj has 72 inputs, .* groups of 16; expected a"):
-        Fp4(spelling="modelopt")(Ops(), torch.float32, [part])
+        Fp4(spelling="modelopt")(WeightBuild(ops=Ops(), dtype=torch.float32, parts=[part]))

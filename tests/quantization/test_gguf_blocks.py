@@ -29,8 +29,8 @@ from minisgl.models import BaseLLMModel
 from minisgl.quantization.gguf import BLOCKS, BlockWeight, FileTypes, MergedWeight
 from minisgl.quantization.gguf_blocks import LAYOUTS
 from minisgl.quantization.parameter import Part, TensorOwner
-from minisgl.quantization.weight import PlainWeight, Weight
-from minisgl.utils.gguf import gguf_folder
+from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
+from minisgl.utils.gguf.folder import gguf_folder
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 OUT, IN = 48, 512
@@ -88,7 +88,7 @@ def make(
         Part.whole(name, OUT, IN)
         for name in drawn
     ]  # fmt: skip
-    weight = types(ops, BF16, parts, stacked=stacked)
+    weight = types(WeightBuild(ops=ops, dtype=BF16, parts=parts, stacked=stacked))
     fill(weight, {name: blocks for name, (blocks, _) in drawn.items()})
     values = torch.cat([values for _, values in drawn.values()])
     values = values[:, share.start : share.stop] if share else values
@@ -135,7 +135,10 @@ def test_a_share_of_the_columns(fast: CpuOps) -> None:
     check(weight, dense, 3)
     part = Part(name="0.weight", shape=(OUT, IN), axis=1, share=range(128, 256))
     types = FileTypes(types={"0": "Q4_K"})
-    assert types.why_dequantised(fast, BF16, [part]) == "a rank's share cuts a block of 256"
+    assert (
+        types.why_dequantised(WeightBuild(ops=fast, dtype=BF16, parts=[part]))
+        == "a rank's share cuts a block of 256"
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
@@ -149,16 +152,21 @@ def test_what_is_dequantised(fast: CpuOps) -> None:
     parts = [Part.whole(f"{index}.weight", OUT, IN) for index in range(2)]
     odd = [Part.whole("0.weight", 24, IN)]
     types = FileTypes(types={"0": "Q4_0", "1": "IQ2_XS", "2": "Q8_0"})
-    assert type(types(Ops(), BF16, parts[:1])) is PlainWeight
-    assert type(types(fast, torch.float32, parts[:1])) is PlainWeight
+    assert type(types(WeightBuild(ops=Ops(), dtype=BF16, parts=parts[:1]))) is PlainWeight
+    assert type(types(WeightBuild(ops=fast, dtype=torch.float32, parts=parts[:1]))) is PlainWeight
     for held, stacked, why in (
         (parts, None, "IQ2_XS has no packed form"),
         (odd, None, "no multiple of 16 outputs"),
         ([parts[0], Part.whole("2.weight", OUT, IN)], 1, "experts of several forms"),
         ([parts[0], Part.whole("3.weight", OUT, IN)], None, "merged with a matrix that is not"),
     ):
-        assert why in (types.why_dequantised(fast, BF16, held, stacked=stacked) or "")
-        assert isinstance(types(fast, BF16, held, stacked=stacked), PlainWeight)
+        assert why in (
+            types.why_dequantised(WeightBuild(ops=fast, dtype=BF16, parts=held, stacked=stacked))
+            or ""
+        )
+        assert isinstance(
+            types(WeightBuild(ops=fast, dtype=BF16, parts=held, stacked=stacked)), PlainWeight
+        )
 
 
 # --- whole files ------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from minisgl.layers.shard import split_columns
 from minisgl.models import ModelConfig, build_model, load_weight
 from minisgl.models.weight import Checkpoint
 from minisgl.quantization import PLAIN, Format, Formats, Part, Weight
-from minisgl.quantization.weight import Target
+from minisgl.quantization.weight import Target, WeightBuild
 
 BLOCK = 4
 
@@ -41,19 +41,12 @@ class ToyWeight(Weight):
     packed: Tensor
     scale: Tensor
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Many[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> None:
-        super().__init__(ops, dtype)
-        packed = [self._cut(part, "packed", (1, 2)) for part in parts]
-        scale = [self._cut(part, "scale", (BLOCK, BLOCK)) for part in parts]
-        self.declare("packed", torch.uint8, *packed, rows=rows, stacked=stacked)
-        self.declare("scale", torch.float32, *scale, stacked=stacked)
+    def __init__(self, build: WeightBuild) -> None:
+        super().__init__(build)
+        packed = [self._cut(part, "packed", (1, 2)) for part in build.parts]
+        scale = [self._cut(part, "scale", (BLOCK, BLOCK)) for part in build.parts]
+        self.declare("packed", torch.uint8, *packed, rows=build.rows, stacked=build.stacked)
+        self.declare("scale", torch.float32, *scale, stacked=build.stacked)
 
     @staticmethod
     def _cut(part: Part, name: str, unit: tuple[int, int]) -> Part:

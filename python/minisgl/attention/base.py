@@ -6,8 +6,9 @@ Axes: T tokens of this step, N query heads, K key/value heads, H head dim (all l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
@@ -72,8 +73,18 @@ class QKVSteps(Protocol):
         """[T, (N + 2K) * H] -> q [T, N, H] and k [T, K, H], normed and rotated; v [T, K, H]."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseAttnMetadata:
-    """Data that a backend derives from a plan once per step, for all layers."""
+    """Data that a backend derives from a plan once per step, for all layers. memo: see `once`."""
+
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, which only the step's first layer calls. name: of the
+        result."""
+        if name not in self.memo:
+            self.memo[name] = make()
+        return self.memo[name]
 
 
 class BaseAttnBackend(ABC):
@@ -82,7 +93,7 @@ class BaseAttnBackend(ABC):
     graph_safe: decode rows read everything that changes between steps from device memory, so that
     their launches can be captured and replayed. prompts_graph_safe: prompt rows do, too; see
     `prepare_any`. reads_window_only: keys before a layer's window are never read, even masked.
-    takes_queries: `forward_qkv` takes queries alone, of a layer that reads the keys and values of
+    takes_queries: `forward_qkv` takes only queries, for a layer that reads the keys and values of
     another.
     """
 

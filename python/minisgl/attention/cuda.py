@@ -13,7 +13,7 @@ from minisgl.attention.base import SINKS, BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
 from minisgl.attention.flash_attn2 import FlashAttention2Backend
 from minisgl.attention.flash_infer import FlashInferBackend
-from minisgl.attention.paged import HybridBackend, PagedAttnBackend
+from minisgl.attention.paged import HybridBackend, PagedAttnBackend, unusable
 from minisgl.attention.registry import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
@@ -42,17 +42,12 @@ def create_cuda_backend(
     """See `create_attention_backend`. "torch" is the reference; no graph can capture it."""
 
     def check(part: str) -> None:
+        """Raise ConfigError if a backend other than triton does not serve the model."""
         lacking = [need for need in needs if need not in SERVED.get(part, ())]
-        if part != "triton" and dtype.itemsize == 1:
-            raise ConfigError(
-                f"attention backend {part!r} does not read a KV cache of 8 bits "
-                "(--kv-cache-dtype); choose --attn triton"
-            )
-        if part != "triton" and lacking:
-            raise ConfigError(
-                f"attention backend {part!r} has no {' and no '.join(lacking)}, which this model "
-                "needs; choose --attn triton"
-            )
+        if dtype.itemsize == 1:
+            raise unusable(part, "does not read a KV cache of 8 bits (--kv-cache-dtype)")
+        if lacking:
+            raise unusable(part, f"has no {' and no '.join(lacking)}, which this model needs")
 
     def create(part: str) -> PagedAttnBackend:
         if part == "triton":

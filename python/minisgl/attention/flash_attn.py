@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import SINKS, AttnLayer
-from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
+from minisgl.attention.paged import (
+    Extent,
+    PagedAttnBackend,
+    PagedMetadata,
+    firsts_of_last,
+    unusable,
+    window_left,
+)
 from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
@@ -51,21 +58,19 @@ class FlashAttentionBackend(PagedAttnBackend):
                 "only; choose --attn triton, or fa,triton: FlashAttention 2 for prompts"
             )
         if dtype.itemsize != 2 or head_dim not in HEAD_DIMS:
-            raise ConfigError(
-                "attention backend 'fa' takes bfloat16 and float16 with head dims "
-                f"{', '.join(map(str, HEAD_DIMS))}; here are {str(dtype)[6:]} and {head_dim}; "
-                "choose --attn triton"
+            sizes = ", ".join(map(str, HEAD_DIMS))
+            raise unusable(
+                "fa",
+                f"takes bfloat16 and float16 with head dims {sizes}; here are {str(dtype)[6:]} and "
+                f"{head_dim}",
             )
         if SINKS in needs and dtype != torch.bfloat16:
-            raise ConfigError(
-                f"attention backend 'fa' takes sinks in bfloat16 alone; here is {str(dtype)[6:]}; "
-                "choose --attn triton"
-            )
+            raise unusable("fa", f"takes sinks only in bfloat16; here is {str(dtype)[6:]}")
         self._paged, self._varlen = _load()
         if SINKS in needs and "sinks" not in signature(self._paged).parameters:
-            raise ConfigError(
-                "attention backend 'fa' has sinks in newer versions of sglang-kernel than the one "
-                "that is installed; upgrade it, or choose --attn triton"
+            raise unusable(
+                "fa",
+                "takes sinks only in newer versions of sglang-kernel; upgrade it",
             )
 
     def prepare(self, plan: Plan) -> PagedMetadata:
@@ -156,7 +161,7 @@ class FlashAttentionBackend(PagedAttnBackend):
 
 
 def _window(layer: AttnLayer) -> tuple[int, int]:
-    return (-1, -1) if layer.window is None else (layer.window - 1, 0)
+    return (-1, -1) if layer.window is None else (window_left(layer), 0)
 
 
 def _sinks(layer: AttnLayer) -> dict[str, Tensor]:
@@ -168,8 +173,5 @@ def _load() -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
         from sgl_kernel.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
     except ImportError as error:
-        raise ConfigError(
-            f"attention backend 'fa' needs the package sglang-kernel: {error}; install it, or "
-            "choose --attn triton"
-        ) from error
+        raise unusable("fa", f"needs the package sglang-kernel ({error})") from error
     return flash_attn_with_kvcache, flash_attn_varlen_func

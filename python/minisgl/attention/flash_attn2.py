@@ -1,4 +1,4 @@
-"""FlashAttention 2 (Dao 2023) as torch ships it, for prompts and chunks alone.
+"""FlashAttention 2 (Dao 2023) as torch ships it, for prompts and chunks only.
 
 It runs on every GPU since Ampere and needs no other package. It reads contiguous keys and values.
 The keys and values of a prompt that begins are contiguous. The contexts of other rows are gathered
@@ -20,9 +20,15 @@ from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
 from minisgl.attention.contexts import context_slots, split_rows
-from minisgl.attention.paged import Extent, PagedAttnBackend, PagedMetadata, firsts_of_last
+from minisgl.attention.paged import (
+    Extent,
+    PagedAttnBackend,
+    PagedMetadata,
+    firsts_of_last,
+    unusable,
+    window_left,
+)
 from minisgl.core import Plan, PoolBatch
-from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
 MAX_HEAD_DIM = 256
@@ -60,19 +66,14 @@ class FlashAttention2Backend(PagedAttnBackend):
         """Raises ConfigError if torch, the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device) < MIN_ARCH:
-            raise ConfigError(
-                "attention backend 'fa2' needs an Ampere GPU or later; choose --attn triton"
-            )
+            raise unusable("fa2", "needs an Ampere GPU or later")
         if not torch.backends.cuda.is_flash_attention_available():
-            raise ConfigError(
-                "attention backend 'fa2' is torch's FlashAttention, without which this torch was "
-                "built; choose --attn triton"
-            )
+            raise unusable("fa2", "is torch's FlashAttention, without which this torch was built")
         if dtype.itemsize != 2 or head_dim % 8 or head_dim > MAX_HEAD_DIM:
-            raise ConfigError(
-                "attention backend 'fa2' takes bfloat16 and float16 and head dims that are "
-                f"multiples of 8, up to {MAX_HEAD_DIM}; here are {str(dtype)[6:]} and {head_dim}; "
-                "choose --attn triton"
+            raise unusable(
+                "fa2",
+                "takes bfloat16 and float16 and head dims that are multiples of 8, up to "
+                f"{MAX_HEAD_DIM}; here are {str(dtype)[6:]} and {head_dim}",
             )
         self._varlen = _load()
 
@@ -105,8 +106,8 @@ class FlashAttention2Backend(PagedAttnBackend):
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         metadata: FlashAttention2Metadata = batch.attn_metadata
-        window = -1 if layer.window is None else layer.window - 1
-        attend = partial(self._varlen, scale=layer.scale, window_size=(window, 0))  # causal
+        window = (window_left(layer), 0)  # causal
+        attend = partial(self._varlen, scale=layer.scale, window_size=window)
         pool = batch.context.kv_pool.layer(layer.layer_id)
         gathered = metadata.once(
             "gathered", lambda: [_gathered(group, batch) for group in metadata.groups]

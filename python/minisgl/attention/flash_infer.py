@@ -1,4 +1,4 @@
-"""FlashInfer's paged attention (Ye et al., MLSys 2025), for prompts and chunks alone.
+"""FlashInfer's paged attention (Ye et al., MLSys 2025), for prompts and chunks only.
 
 It runs on every GPU since Ampere, while FlashAttention 3 needs Hopper. FlashInfer compiles its
 kernels when they are first needed, with the CUDA toolkit. Planning a step takes the host 0.3 to 1.2
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
-from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
+from minisgl.attention.paged import PagedAttnBackend, PagedMetadata, unusable, window_left
 from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
@@ -49,20 +49,18 @@ class FlashInferBackend(PagedAttnBackend):
         """Raises ConfigError if the package is missing, or the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device) < MIN_ARCH:
-            raise ConfigError("attention backend 'fi' needs an Ampere GPU or later; choose triton")
+            raise unusable("fi", "needs an Ampere GPU or later")
         if dtype.itemsize != 2 or head_dim not in HEAD_DIMS:
-            raise ConfigError(
-                "attention backend 'fi' takes bfloat16 and float16 and head dims "
-                f"{', '.join(map(str, HEAD_DIMS))}; here are {str(dtype)[6:]} and {head_dim}; "
-                "choose triton"
+            sizes = ", ".join(map(str, HEAD_DIMS))
+            raise unusable(
+                "fi",
+                f"takes bfloat16 and float16 with head dims {sizes}; here are {str(dtype)[6:]} and "
+                f"{head_dim}",
             )
         try:
             from flashinfer import BatchPrefillWithPagedKVCacheWrapper
         except ImportError as error:
-            raise ConfigError(
-                f"attention backend 'fi' needs the package flashinfer-python: {error}; install it "
-                "with pip install 'minisgl[flashinfer]', or choose triton"
-            ) from error
+            raise no_flashinfer("fi", error) from error
         self._create: Any = BatchPrefillWithPagedKVCacheWrapper
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._wrappers: dict[tuple[int, int], Any] = {}  # by turn and window
@@ -90,7 +88,7 @@ class FlashInferBackend(PagedAttnBackend):
     ) -> None:  # fmt: skip
         metadata: FlashInferMetadata = batch.attn_metadata
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        window = -1 if layer.window is None else layer.window - 1
+        window = window_left(layer)
         planned = metadata.once(f"fi {window}", lambda: self._plan(window, layer, batch, q_TNH))
         first = len(q_TNH) - sum(metadata.lengths)
         planned.run(q_TNH[first:], (pool.k, pool.v), out=out_TNH[first:])
@@ -126,6 +124,12 @@ class FlashInferBackend(PagedAttnBackend):
             q_data_type=q_TNH.dtype,
         )
         return wrapper
+
+
+def no_flashinfer(name: str, error: ImportError) -> ConfigError:
+    """Return the error of a backend for which the package is missing."""
+    why = f"needs the package flashinfer-python, pip install 'minisgl[flashinfer]' ({error})"
+    return unusable(name, why)
 
 
 def _offsets(sizes: np.ndarray[Any, Any]) -> Tensor:

@@ -9,15 +9,15 @@ Axes: T tokens of this step, D of them decode, N query heads, K key/value heads,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
 from minisgl.core import Plan, PoolBatch
+from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import rotary
 
@@ -41,14 +41,13 @@ class PagedMetadata(BaseAttnMetadata):
 
     old: rows with tokens before this step. They come first. fresh: rows that begin at position 0.
     longest: the end of the longest context. is_padded: the sizes are upper bounds (see
-    `prepare_any`). memo: what the first layer computes for all layers.
+    `prepare_any`).
     """
 
     old: Extent
     fresh: Extent
     longest: int
     is_padded: bool = False
-    memo: dict[str, Any] = field(default_factory=dict)
 
     @property
     def all(self) -> Extent:
@@ -66,12 +65,6 @@ class PagedMetadata(BaseAttnMetadata):
         """
         out_TNH: Tensor = self.once("zeros", lambda: torch.zeros_like(q_TNH))
         return out_TNH
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, which is called once per step and name."""
-        if name not in self.memo:
-            self.memo[name] = make()
-        return self.memo[name]
 
 
 class PagedAttnBackend(BaseAttnBackend):
@@ -190,6 +183,17 @@ class HybridBackend(PagedAttnBackend):
         out_TNH: Tensor,
     ) -> None:  # fmt: skip
         self._prefill.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)
+
+
+def window_left(layer: AttnLayer) -> int:
+    """Return the number of keys before its own that a query sees; -1 for all. FlashAttention and
+    FlashInfer take windows so."""
+    return -1 if layer.window is None else layer.window - 1
+
+
+def unusable(name: str, why: str) -> ConfigError:
+    """Return the error for a backend that does not work here. why: continues its name."""
+    return ConfigError(f"attention backend {name!r} {why}; choose --attn triton")
 
 
 def firsts_of_last(rows: Tensor | None, count: int, first: int) -> Tensor:

@@ -52,14 +52,20 @@ class DeltaLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpace:
-    """The parameters of Mamba2, which replaces the delta rule (`minisgl.kernel.delta_rule`).
+class RecurrentInputs:
+    """The arguments of a layer in one step.
 
-    bias_D: of the convolution. skip_N: float32; a head adds skip * values to its output.
+    x_TD: queries, keys and values side by side. g_TN, beta_TN: float32, log decays and weights.
+    weight_WD, bias_D: of the convolution. skip_N: float32; with it the layer is Mamba2
+    (`minisgl.kernel.delta_rule`), whose heads add skip * values to their output.
     """
 
-    bias_D: Tensor
-    skip_N: Tensor
+    x_TD: Tensor
+    g_TN: Tensor
+    beta_TN: Tensor
+    weight_WD: Tensor
+    bias_D: Tensor | None = None
+    skip_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +94,8 @@ class RecurrentBackend(ABC):
         )
 
     @abstractmethod
-    def forward(
-        self,
-        x_TD: Tensor,
-        g_TN: Tensor,
-        beta_TN: Tensor,
-        weight_WD: Tensor,
-        layer: DeltaLayer,
-        batch: PoolBatch,
-        space: StateSpace | None = None,
-    ) -> Tensor:
-        """Convolve x, which is queries, keys and values side by side, and apply the gated delta
-        rule. Returns [T, N, V] in x's dtype.
-
-        g_TN, beta_TN: float32, log decays and weights. weight_WD: of the convolution. space: the
-        parameters of Mamba2; None for the delta rule.
-        """
+    def forward(self, inputs: RecurrentInputs, layer: DeltaLayer, batch: PoolBatch) -> Tensor:
+        """Convolve x, and apply the gated delta rule or Mamba2. Returns [T, N, V] in x's dtype."""
 
 
 class TorchRecurrentBackend(RecurrentBackend):
@@ -111,33 +103,27 @@ class TorchRecurrentBackend(RecurrentBackend):
 
     name = "torch"
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        g_TN: Tensor,
-        beta_TN: Tensor,
-        weight_WD: Tensor,
-        layer: DeltaLayer,
-        batch: PoolBatch,
-        space: StateSpace | None = None,
-    ) -> Tensor:
+    def forward(self, inputs: RecurrentInputs, layer: DeltaLayer, batch: PoolBatch) -> Tensor:
         pool: RecurrentPool = batch.context.kv_pool
         cache = pool.layer(layer.layer_id)
+        x_TD, skip_N, taps = inputs.x_TD, inputs.skip_N, len(inputs.weight_WD)
         out_TNV = x_TD.new_empty(len(x_TD), layer.num_heads, layer.value_dim)
-        is_delta, bias_D = space is None, space.bias_D if space else None
+        is_delta, num_before = skip_N is None, taps - 1
         offset = 0
         for table_idx, start, end in batch.attn_metadata.rows.T.tolist():
             span = slice(offset, offset + end - start)
             offset = span.stop
+            # The state, the rows in the cache since, and the last inputs of the convolution.
             base = start // layer.interval * layer.interval
             slots = self._slots(batch.context.page_table[table_idx], base, start)
             state_NHV, tail_WD = self._state(cache, table_idx, base)
-            ring = self._ring(slots[-len(tail_WD) :], len(weight_WD))
-            before_JD = torch.cat((tail_WD, cache.inputs[ring]))[-len(tail_WD) :]
+            ring = self._ring(slots[-num_before:], taps)
+            before_JD = torch.cat((tail_WD, cache.inputs[ring]))[-num_before:]
             x_JD = torch.cat((before_JD, x_TD[span]))
-            mixed = torch.split(short_conv(x_JD, weight_WD, bias_D), layer.sizes, dim=-1)
-            q, k, v = (x.contiguous() for x in mixed)
+            convolved = short_conv(x_JD, inputs.weight_WD, inputs.bias_D)
+            q, k, v = (x.contiguous() for x in torch.split(convolved, layer.sizes, dim=-1))
             rows = Rows(cache.keys[slots], cache.updates[slots], cache.decays[slots])
+            # The outputs, interval by interval.
             at = start
             while at < end:
                 if at % layer.interval == 0 and at > start:
@@ -151,22 +137,22 @@ class TorchRecurrentBackend(RecurrentBackend):
                     q[part].view(until - at, -1, layer.key_dim),
                     k[part].view(until - at, -1, layer.key_dim),
                     v[part].view(until - at, -1, layer.value_dim),
-                    g_TN[span][part],
-                    beta_TN[span][part],
+                    inputs.g_TN[span][part],
+                    inputs.beta_TN[span][part],
                     is_delta,
                 )
-                if space:
-                    value = v[part].view(out.shape).float()
-                    out = out + space.skip_N[:, None] * value
+                if skip_N is not None:
+                    out = out + skip_N[:, None] * v[part].view(out.shape).float()
                 out_TNV[span][part] = out.to(x_TD.dtype)
                 at = until
+            # What later steps read.
             newest = end // layer.interval * layer.interval
             if newest == end:
                 state_NHV = next_state(state_NHV, rows, is_delta)
             else:
                 new = min(end - start, end - newest)  # tokens to keep
                 kept = batch.slots[span][-new:]
-                ring = self._ring(kept[-len(tail_WD) :], len(weight_WD))
+                ring = self._ring(kept[-num_before:], taps)
                 cache.inputs[ring] = x_TD[span][len(x_TD[span]) - len(ring) :]
                 cache.keys[kept] = rows.keys[-new:]
                 cache.updates[kept] = rows.updates[-new:]
@@ -175,7 +161,7 @@ class TorchRecurrentBackend(RecurrentBackend):
                 page = self.state_table[table_idx, newest // self.page_size - 1]
                 cache.states[page] = state_NHV
                 last = len(x_JD) - (end - newest)
-                cache.tails[page] = x_JD[last - len(tail_WD) : last]
+                cache.tails[page] = x_JD[last - num_before : last]
         return out_TNV
 
     def _slots(self, pages: Tensor, base: int, start: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, StateSpace
+from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, RecurrentInputs
 from minisgl.core import PoolBatch
 from minisgl.kvcache.recurrent import RecurrentPool
 
@@ -20,27 +20,18 @@ class CpuRecurrentBackend(RecurrentBackend):
         super().__init__(page_size, state_table)
         self._step = library.recurrent_step
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        g_TN: Tensor,
-        beta_TN: Tensor,
-        weight_WD: Tensor,
-        layer: DeltaLayer,
-        batch: PoolBatch,
-        space: StateSpace | None = None,
-    ) -> Tensor:
+    def forward(self, inputs: RecurrentInputs, layer: DeltaLayer, batch: PoolBatch) -> Tensor:
         pool: RecurrentPool = batch.context.kv_pool
-        cache = pool.layer(layer.layer_id)
+        cache, x_TD = pool.layer(layer.layer_id), inputs.x_TD
         out_TNV = torch.empty(len(x_TD), layer.num_heads, layer.value_dim, dtype=x_TD.dtype)
         self._step(
             x_TD,
             torch.empty(x_TD.shape, dtype=x_TD.dtype),
-            g_TN,
-            beta_TN,
-            weight_WD,
-            space.bias_D if space else None,
-            space.skip_N if space else None,
+            inputs.g_TN,
+            inputs.beta_TN,
+            inputs.weight_WD,
+            inputs.bias_D,
+            inputs.skip_N,
             cache.states,
             cache.tails,
             cache.inputs,

@@ -8,13 +8,13 @@ Axes: T tokens of this step, B rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minisgl.attention.base import BaseAttnMetadata
-from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, StateSpace
+from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, RecurrentInputs
 from minisgl.core import Plan, PoolBatch
 from minisgl.kernel.triton.delta_conv import convolve
 from minisgl.kernel.triton.delta_decode import decode
@@ -25,11 +25,10 @@ from minisgl.kvcache.recurrent import RecurrentPool
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonRecurrentMetadata(BaseAttnMetadata):
     """num_prompts, num_prompt_tokens: the number of rows after the decode rows, and of their
-    tokens. owners: the row of each token, int32 [T]; the first layer computes it."""
+    tokens."""
 
     num_prompts: int
     num_prompt_tokens: int
-    owners: list[Tensor] = field(default_factory=list)
 
 
 class TritonRecurrentBackend(RecurrentBackend):
@@ -42,26 +41,16 @@ class TritonRecurrentBackend(RecurrentBackend):
             num_prompt_tokens=plan.num_tokens - plan.num_decodes,
         )
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        g_TN: Tensor,
-        beta_TN: Tensor,
-        weight_WD: Tensor,
-        layer: DeltaLayer,
-        batch: PoolBatch,
-        space: StateSpace | None = None,
-    ) -> Tensor:
-        rows = batch.rows
+    def forward(self, inputs: RecurrentInputs, layer: DeltaLayer, batch: PoolBatch) -> Tensor:
+        rows, x_TD = batch.rows, inputs.x_TD
         assert rows is not None
         metadata: TritonRecurrentMetadata = batch.attn_metadata
-        if not metadata.owners:
-            metadata.owners.append(self._owners(rows, len(x_TD), metadata))
+        owners = metadata.once("owners", lambda: self._owners(rows, len(x_TD), metadata))
         pool: RecurrentPool = batch.context.kv_pool
         cache, row_table = pool.layer(layer.layer_id), batch.context.page_table
         mixed_TD = convolve(
-            x_TD, weight_WD, space.bias_D if space else None, cache.tails, cache.inputs,
-            batch.slots, metadata.owners[0], rows, row_table, self.state_table,
+            x_TD, inputs.weight_WD, inputs.bias_D, cache.tails, cache.inputs,
+            batch.slots, owners, rows, row_table, self.state_table,
             num_prompts=metadata.num_prompts, interval=layer.interval, page_size=self.page_size,
         )  # fmt: skip
         out_TNV = torch.empty(
@@ -69,10 +58,10 @@ class TritonRecurrentBackend(RecurrentBackend):
         )
         num_decodes = rows.shape[1] - metadata.num_prompts
         tensors = (
-            mixed_TD, g_TN, beta_TN, cache.states, cache.keys, cache.updates, cache.decays,
-            batch.slots,
+            mixed_TD, inputs.g_TN, inputs.beta_TN, cache.states, cache.keys, cache.updates,
+            cache.decays, batch.slots,
         )  # fmt: skip
-        tables = (row_table, self.state_table, out_TNV, space.skip_N if space else None)
+        tables = (row_table, self.state_table, out_TNV, inputs.skip_N)
         if num_decodes:
             decode(
                 *tensors, rows, *tables,
@@ -86,6 +75,7 @@ class TritonRecurrentBackend(RecurrentBackend):
         return out_TNV
 
     def _owners(self, rows: Tensor, num_tokens: int, metadata: TritonRecurrentMetadata) -> Tensor:
+        """Return the row of each token, int32 [T]."""
         numbers = torch.arange(rows.shape[1], dtype=torch.int32, device=rows.device)
         if not metadata.num_prompts:
             return numbers

@@ -8,7 +8,7 @@ Axes: T tokens of this step, B rows, D channels, W taps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,11 +20,9 @@ from minisgl.kvcache.short_conv import ConvLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvMetadata(BaseAttnMetadata):
-    """has_prompts: a row may have several tokens. before: entries of `ConvLayer.inputs`, int64
-    [T, W - 1], the nearest token first; the first layer computes them."""
+    """has_prompts: a row may have several tokens."""
 
     has_prompts: bool
-    before: list[Tensor] = field(default_factory=list)
 
 
 class ShortConvBackend:
@@ -53,17 +51,18 @@ class ShortConvBackend:
         Returns [T, D] in x's dtype, rounded once."""
         layer.inputs[batch.slots.long()] = x_TD  # slot -1 writes the last entry: never read
         metadata: ConvMetadata = batch.attn_metadata
-        if not metadata.before:
-            metadata.before.append(self._before(len(weight_WD), layer, batch))
+        before: Tensor = metadata.once("before", lambda: self._before(len(weight_WD), layer, batch))
         weight = weight_WD.float()
         sum_TD = x_TD.float() * weight[-1]
-        for entries_T, tap_D in zip(metadata.before[0].T, weight[:-1].flip(0), strict=True):
+        for entries_T, tap_D in zip(before.T, weight[:-1].flip(0), strict=True):
             sum_TD += layer.inputs[entries_T].float() * tap_D
         if bias_D is not None:
             sum_TD += bias_D.float()
         return sum_TD.to(x_TD.dtype)
 
     def _before(self, taps: int, layer: ConvLayer, batch: PoolBatch) -> Tensor:
+        """Return the entries of `ConvLayer.inputs` before each token, int64 [T, W - 1], the nearest
+        token first."""
         rows, positions = batch.rows, batch.positions.long()
         assert rows is not None
         table_idxs = rows[0]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
-from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
+from minisgl.attention.flash_infer import no_flashinfer
+from minisgl.attention.paged import PagedAttnBackend, PagedMetadata, unusable, window_left
 from minisgl.core import PoolBatch
-from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
 PAGE_SIZES = (16, 32, 64, 128)
@@ -36,15 +36,13 @@ class TensorRTLLMBackend(PagedAttnBackend):
         """Raises ConfigError if the package is missing, or the GPU or the model does not fit."""
         super().__init__(ops)
         if torch.cuda.get_device_capability(device)[0] not in ARCHS:
-            raise ConfigError(
-                "attention backend 'trtllm' runs on Hopper and Blackwell GPUs only; choose triton"
-            )
+            raise unusable("trtllm", "runs on Hopper and Blackwell GPUs only")
         if dtype.itemsize != 2 or head_dim not in HEAD_DIMS or page_size not in PAGE_SIZES:
-            raise ConfigError(
-                "attention backend 'trtllm' takes bfloat16 and float16, head dims "
-                f"{', '.join(map(str, HEAD_DIMS))} and pages of "
-                f"{', '.join(map(str, PAGE_SIZES))} tokens; here are {str(dtype)[6:]}, "
-                f"{head_dim} and {page_size}; choose triton"
+            sizes, pages = (", ".join(map(str, each)) for each in (HEAD_DIMS, PAGE_SIZES))
+            raise unusable(
+                "trtllm",
+                f"takes bfloat16 and float16 with head dims {sizes} and pages of {pages} tokens; "
+                f"here are {str(dtype)[6:]}, {head_dim} and {page_size}",
             )
         self._run = _load()
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -62,7 +60,7 @@ class TensorRTLLMBackend(PagedAttnBackend):
             rows[3, :num_rows].view(torch.uint32),
             table.shape[1] * pool.k.shape[1],
             bmm1_scale=layer.scale,
-            window_left=-1 if layer.window is None else layer.window - 1,
+            window_left=window_left(layer),
             out=out_DNH,
             kv_layout="NHD",
         )
@@ -78,9 +76,6 @@ def _load() -> Callable[..., Any]:
     try:
         from flashinfer.decode import xqa_batch_decode_with_kv_cache
     except ImportError as error:
-        raise ConfigError(
-            f"attention backend 'trtllm' needs the package flashinfer-python: {error}; install it "
-            "with pip install 'minisgl[flashinfer]', or choose triton"
-        ) from error
+        raise no_flashinfer("trtllm", error) from error
     run: Callable[..., Any] = xqa_batch_decode_with_kv_cache
     return run

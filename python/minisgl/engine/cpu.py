@@ -56,7 +56,7 @@ class CpuDevice(Device):
         self._num_sharing = num_sharing
         self._place: Callable[[Sequence[Any]], Iterable[Any]] = iter
         share = max(min(torch.get_num_threads(), _cgroup_cores()) // num_sharing, 1)
-        self.num_threads = share if num_threads is None else 0
+        self.max_threads = share if num_threads is None else 0
         self._num_threads = num_threads or share
         if NODE_1.exists():
             from minisgl.engine.numa import interleave

@@ -51,10 +51,11 @@ class StepSize:
 class Runner(ABC):
     """Launches the work of a step, kernel by kernel or as a CUDA graph. Mutable.
 
-    samples: whether `run` gets the sampling of a padded decode step, too, if the step's shape fixes
-    how it samples. decode_sizes: numbers of rows to which it pads decode steps. prompt_sizes:
-    numbers of prompt tokens to which it can pad steps with prompts. beside_prompts: numbers of
-    decode rows in such steps. max_tokens: steps with prompts and more tokens are not padded.
+    samples: `run` gets a padded decode step with its sampling, if the step's shape fixes how it
+    samples; False if it always gets the forward pass only. decode_sizes: numbers of rows to which
+    it pads decode steps. prompt_sizes: numbers of prompt tokens to which it can pad steps with
+    prompts. beside_prompts: numbers of decode rows in such steps. max_tokens: the most tokens of a
+    step with prompts that it pads.
     """
 
     samples = True
@@ -91,8 +92,8 @@ class Device(ABC):
 
     best_chunk: the number of prompt tokens of a step at which the prefill rate is best.
     measured_sizes: the numbers of prompt tokens for which start-up times steps (the stall bound).
-    num_threads: the most threads that a step can use; start-up chooses 1 or this number; 0 if there
-    is no choice.
+    max_threads: the threads that a step can use; start-up chooses 1 or this number. 0 if there is
+    no choice.
     max_graph_tokens: the largest of `Runner.prompt_sizes`. can_compile_only: whether `compile_only`
     is implemented.
     """
@@ -100,7 +101,7 @@ class Device(ABC):
     torch_device: torch.device
     best_chunk: int
     measured_sizes: tuple[int, ...]
-    num_threads = 0
+    max_threads = 0
     max_graph_tokens = 0
     can_compile_only = False
     default_memory_ratio: float
@@ -149,7 +150,7 @@ class Device(ABC):
         raise AssertionError("this device cannot compile without running")
 
     def set_threads(self, count: int) -> None:
-        """Run later steps on `count` threads. Only if `num_threads` is above 0."""
+        """Run later steps on `count` threads. Only if `max_threads` is above 0."""
         raise AssertionError("this device has no choice of threads")
 
     @abstractmethod

@@ -104,7 +104,7 @@ class Engine:
         groups = self.memory.groups
         self._tables = RequestTables(
             self.device,
-            max_running=self.max_running + 1,  # one starts while another leaves
+            request_rows=self.max_running + 1,  # one starts while another leaves
             max_pages=-(-self.max_seq_len // config.page_size),
             groups=groups,
         )
@@ -128,9 +128,8 @@ class Engine:
 
             self._guard = PageGuard(groups, self._pools, self._contexts, config.page_size)
         self.sampler = Sampler(
-            model=self.model, tables=self._tables, comm=comm, ops=ops, guard=self._guard,
-            max_running=self.max_running + 1,
-        )  # fmt: skip
+            model=self.model, tables=self._tables, comm=comm, ops=ops, guard=self._guard
+        )
         clock.lap("memory")
 
     def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:

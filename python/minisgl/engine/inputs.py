@@ -161,8 +161,8 @@ def make_arrays(
     num_decodes, num_tokens = plan.num_decodes, plan.num_tokens
     exact = StepSize(num_decodes, plan.num_rows - num_decodes, num_tokens - num_decodes)
     size = padded or exact
-    extra = size.num_decodes - num_decodes  # padding rows among the decodes, one token each
-    num_kept = num_tokens + extra  # tokens that belong to a row
+    padding = size.num_decodes - num_decodes  # rows among the decodes, one token each
+    num_in_rows = num_tokens + padding  # tokens that belong to a row
 
     def fill(count: int, values: Sequence[int] | Array, decode: int, prompt: int) -> Array:
         """Return the values of rows or tokens, padded to int32 [count].
@@ -171,8 +171,8 @@ def make_arrays(
         """
         filled = np.full(count, prompt, np.int32)
         filled[:num_decodes] = values[:num_decodes]
-        filled[num_decodes : num_decodes + extra] = decode
-        filled[num_decodes + extra : len(values) + extra] = values[num_decodes:]
+        filled[num_decodes : num_decodes + padding] = decode
+        filled[num_decodes + padding : len(values) + padding] = values[num_decodes:]
         return filled
 
     starts = fill(size.num_rows, plan.starts, 0, 0)
@@ -181,74 +181,92 @@ def make_arrays(
     lengths = ends - starts
     ends_in_batch = np.cumsum(lengths, dtype=np.int32)
     firsts = ends_in_batch - lengths
-    positions = np.repeat(starts - firsts, lengths) + np.arange(num_kept, dtype=np.int32)
+    positions = np.repeat(starts - firsts, lengths) + np.arange(num_in_rows, dtype=np.int32)
     rows_T = np.repeat(table_idxs, lengths)
     slots = np.full((len(tables.groups), size.num_tokens), NO_SLOT, np.int32)
     for group in range(len(tables.groups)):
-        slots[group, :num_kept] = tables.slots(rows_T, positions, page_size, group)
-    slots[:, num_decodes : num_decodes + extra] = NO_SLOT
+        slots[group, :num_in_rows] = tables.slots(rows_T, positions, page_size, group)
+    slots[:, num_decodes : num_decodes + padding] = NO_SLOT
     for row, end in plan.stored:  # only prompt rows, which follow the padding decodes
-        first = firsts[row + extra]
+        first = firsts[row + padding]
         num_stored = min(end, plan.ends[row]) - plan.starts[row]
         slots[0, first : first + num_stored] = NO_SLOT
     token_ids = fill(size.num_tokens, plan.token_ids, 0, 0)
-    decodes_alone = padded is not None and not size.num_prompts
+    is_padded_decode = padded is not None and not size.num_prompts
     num_samples = len(plan.sample_rows)
     sample_rows = np.array(plan.sample_rows, np.int64)
-    sample_rows[sample_rows >= num_decodes] += extra
-    # Padding rows sample any token of the step. `padding_idx` is the number of rows for requests.
-    sample_positions = np.arange(min(size.num_rows, tables.padding_idx) if padded else num_samples)
+    sample_rows[sample_rows >= num_decodes] += padding
+    # A padded step has positions for as many rows as requests can have. Further ones are arbitrary.
+    most_rows = min(size.num_rows, tables.request_rows) if padded else num_samples
+    sample_positions = np.arange(most_rows)
     sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
     has_options = bool(plan.top_rows or plan.option_rows or plan.scored)
-    num_extra = size.num_rows - num_samples if decodes_alone and not has_options else 0
-    sample_table_idxs = _pad(
-        table_idxs[sample_rows].astype(np.int64), num_extra, tables.padding_idx
-    )
-    if padded and len(new_pages):
-        padding = np.array([(tables.padding_idx, 0, 0)])
-        count = (1 << (len(new_pages) - 1).bit_length()) - len(new_pages)
-        new_pages = np.concatenate((new_pages, padding.repeat(count, axis=0)))
-    num_common = tables.common_tokens(plan, page_size) if decodes_alone else 0
+    num_common = tables.common_tokens(plan, page_size) if is_padded_decode else 0
     forward: dict[str, Array] = {
         "token_ids": token_ids,
-        "positions": _pad(positions, size.num_tokens - num_kept, 0),
+        "positions": _pad(positions, size.num_tokens - num_in_rows, 0),
         "slots": slots,
         "rows": np.stack((table_idxs, firsts, lengths, ends)),
         "sample_positions": sample_positions,
     }
     if num_common:
         forward["common_prefix"] = np.array([num_common], np.int32)
-    columns, is_filtered = tables.sampling_columns(sample_table_idxs)
-    if columns:
-        columns["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), num_extra, 0)
+    all_rows_sample = is_padded_decode and not has_options
+    sample, is_filtered = _sample_arrays(
+        plan, tables, table_idxs[sample_rows], size.num_rows if all_rows_sample else num_samples
+    )
     samples = not plan.late_rows and not has_options
     has_logprobs = bool(plan.logprob_rows)
-    sample: dict[str, Array] = {"table_idxs": sample_table_idxs, **columns}
-    if plan.top_rows:
-        sample["top_rows"] = np.array(plan.top_rows, np.int64)
     shape = StepShape(
         size=size,
         has_common_prefix=num_common > 0,
         samples=samples,
-        all_greedy=samples and not columns,
+        all_greedy=samples and COLUMNS.isdisjoint(sample),
         is_filtered=samples and is_filtered,
         has_logprobs=samples and has_logprobs,
     )
     if plan.scored:
-        from minisgl.engine.prompt_scores import with_scored
+        from minisgl.engine.prompt_scores import needed_tokens
 
-        forward["sample_positions"] = with_scored(plan)
+        forward["sample_positions"] = needed_tokens(plan)
     return StepArrays(
         padded=padded,
-        shape=shape if decodes_alone else padded,
+        shape=shape if is_padded_decode else padded,
         num_decodes=size.num_decodes,
         has_logprobs=has_logprobs,
         has_options=has_options,
         num_top=plan.num_top,
         forward=forward,
         sample=sample,
-        new_pages=new_pages.T,
+        new_pages=(_pad_pages(new_pages, tables) if padded else new_pages).T,
     )
+
+
+def _sample_arrays(
+    plan: Plan, tables: RequestTables, table_idxs: Array, num_rows: int
+) -> tuple[dict[str, Array], bool]:
+    """Return the arrays for sampling by name, for `num_rows` rows, and whether a row has filters.
+
+    table_idxs: of the rows that sample; padding rows follow.
+    """
+    padding = num_rows - len(table_idxs)
+    padded_idxs = _pad(table_idxs.astype(np.int64), padding, tables.padding_idx)
+    columns, is_filtered = tables.sampling_columns(padded_idxs)
+    if columns:
+        columns["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), padding, 0)
+    sample: dict[str, Array] = {"table_idxs": padded_idxs, **columns}
+    if plan.top_rows:
+        sample["top_rows"] = np.array(plan.top_rows, np.int64)
+    return sample, is_filtered
+
+
+def _pad_pages(new_pages: Array, tables: RequestTables) -> Array:
+    """Pad [N, 3] to a power of two, so that uploads have few layouts. Padding writes the table row
+    of padding rows."""
+    count = len(new_pages)
+    padding = np.array([(tables.padding_idx, 0, 0)])
+    more = (1 << (count - 1).bit_length()) - count if count else 0
+    return np.concatenate((new_pages, padding.repeat(more, axis=0)))
 
 
 def mask_arrays(late_rows: Sequence[int], masks: Sequence[Mask], rows: range) -> dict[str, Array]:

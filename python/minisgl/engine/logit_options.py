@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minisgl.core import Plan, SamplingParams
 
-FORBIDDEN = -1e30
+FORBIDDEN_LOGIT = -1e30
 """Added to the logit of a forbidden sequence's last token. It is finite, so that this token can be
 sampled if a grammar or other options leave no other token. The request then does not fail."""
 ROWS_AT_ONCE = 16
@@ -30,23 +30,23 @@ ROWS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """The options of a running request. forbidden: bool [V] on the device; None if all tokens are
-    allowed."""
+    """The options of a running request. disallowed: bool [V] on the device; None if all tokens are
+    allowed. sequences: None if none is forbidden."""
 
     num_prompt: int
     sampling: SamplingParams
     stop_ids: tuple[int, ...]
-    forbidden: Tensor | None
-    bad_words: _BadWords | None
+    disallowed: Tensor | None
+    sequences: _ForbiddenSequences | None
 
     @property
     def keeps_tokens(self) -> bool:
         """Whether the logits depend on the tokens so far."""
-        return self.sampling.has_penalties or self.bad_words is not None
+        return self.sampling.has_penalties or self.sequences is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BadWords:
+class _ForbiddenSequences:
     """Forbidden sequences. prefixes: [W, P], all tokens of each except its last, aligned to the
     right and padded with -1. last: int64 [W], the last tokens. lengths: int64 [W], of the
     prefixes."""
@@ -71,17 +71,17 @@ class LogitOptions:
         for table_idx, num_prompt, stop_ids, data in plan.histories:
             sampling = sampling_of[table_idx]
             assert sampling.max_tokens is not None, "the scheduler resolves it"
-            forbidden = None
+            disallowed = None
             if sampling.allowed_token_ids is not None:
-                forbidden = torch.ones(self._vocab_size, dtype=torch.bool)
-                forbidden[list(sampling.allowed_token_ids)] = False
-                forbidden = forbidden.to(self._device)
+                disallowed = torch.ones(self._vocab_size, dtype=torch.bool)
+                disallowed[list(sampling.allowed_token_ids)] = False
+                disallowed = disallowed.to(self._device)
             row = self._rows[table_idx] = _Row(
                 num_prompt=num_prompt,
                 sampling=sampling,
                 stop_ids=stop_ids,
-                forbidden=forbidden,
-                bad_words=self._bad_words(sampling.bad_words_ids),
+                disallowed=disallowed,
+                sequences=self._forbidden(sampling.bad_words_ids),
             )
             if row.keeps_tokens:
                 self._grow(num_prompt + max(sampling.max_tokens, 1))
@@ -108,10 +108,10 @@ class LogitOptions:
             biases += [(index, token, bias) for token, bias in row.sampling.logit_bias.items()]
             if output_idx < row.sampling.min_tokens:
                 biases += [(index, token, -np.inf) for token in row.stop_ids]
-            if row.bad_words:
-                x_SV[index] += self._forbidden_words(plan, index, row, row.bad_words)
-            if row.forbidden is not None:
-                x_SV[index].masked_fill_(row.forbidden, -torch.inf)
+            if row.sequences:
+                x_SV[index] += self._next_forbidden(plan, index, row, row.sequences)
+            if row.disallowed is not None:
+                x_SV[index].masked_fill_(row.disallowed, -torch.inf)
         if biases:
             rows, tokens, values = zip(*biases, strict=True)
             at_N = (self._tensor(rows, torch.int64), self._tensor(tokens, torch.int64))
@@ -136,29 +136,33 @@ class LogitOptions:
                 found.append((index, table_idx, row.num_prompt + plan.output_idxs[index]))
         return found
 
-    def _bad_words(self, sequences: tuple[tuple[int, ...], ...]) -> _BadWords | None:
+    def _forbidden(self, sequences: tuple[tuple[int, ...], ...]) -> _ForbiddenSequences | None:
         if not sequences:
             return None
         longest = max(map(len, sequences)) - 1
         padded = [[-1] * (longest + 1 - len(ids)) + list(ids[:-1]) for ids in sequences]
-        return _BadWords(
+        return _ForbiddenSequences(
             prefixes=torch.tensor(padded, dtype=torch.int32).to(self._device),
             last=self._tensor([ids[-1] for ids in sequences], torch.int64),
             lengths=self._tensor([len(ids) - 1 for ids in sequences], torch.int64),
         )
 
-    def _forbidden_words(self, plan: Plan, index: int, row: _Row, words: _BadWords) -> Tensor:
+    def _next_forbidden(
+        self, plan: Plan, index: int, row: _Row, sequences: _ForbiddenSequences
+    ) -> Tensor:
         """Return the numbers to add to a row's logits, float32 [V]. Sequences match only tokens of
         the output."""
         end = row.num_prompt + plan.output_idxs[index]
-        longest = words.prefixes.shape[1]
+        longest = sequences.prefixes.shape[1]
         first = max(end - longest, 0)
         tail_P = torch.full((longest,), -2, dtype=torch.int32, device=self._device)
         tail_P[longest - (end - first) :] = self._tokens_RL[_table_idx(plan, index), first:end]
-        is_next_W = ((words.prefixes == tail_P) | (words.prefixes < 0)).all(1)
-        is_next_W &= words.lengths <= plan.output_idxs[index]
+        is_next_W = ((sequences.prefixes == tail_P) | (sequences.prefixes < 0)).all(1)
+        is_next_W &= sequences.lengths <= plan.output_idxs[index]
         added_V = torch.zeros(self._vocab_size, device=self._device)
-        return added_V.index_put_((words.last,), FORBIDDEN * is_next_W.float(), accumulate=True)
+        return added_V.index_put_(
+            (sequences.last,), FORBIDDEN_LOGIT * is_next_W.float(), accumulate=True
+        )
 
     def _penalise(self, x_SV: Tensor, penalised: list[tuple[int, int, int]]) -> None:
         """Apply the penalties of these rows in place."""

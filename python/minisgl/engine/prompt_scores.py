@@ -34,7 +34,7 @@ MIN_ROWS = 16
 Indices = npt.NDArray[np.int64]
 
 
-def with_scored(plan: Plan) -> Indices:
+def needed_tokens(plan: Plan) -> Indices:
     """Return the indices of the tokens that sample or are scored, int64 [U].
 
     They ascend, so if they are all tokens of the step, the model need not select tokens.
@@ -52,7 +52,7 @@ def sample_and_score(
     """Return one flat tensor: the output of `Sampler.sample`, the bits of N log-probabilities, the
     ids of the most likely tokens, [N, K], and the bits of their log-probabilities."""
     sampled_S, scored_N = _places(plan)
-    places_U = with_scored(plan)
+    places_U = needed_tokens(plan)
     device = x_UD.device
     x_SD = x_UD[torch.from_numpy(np.searchsorted(places_U, sampled_S)).to(device)]
     values = [sample(x_SD, inputs, replace(plan, scored=[])).flatten()]

@@ -25,8 +25,6 @@ logger = get_logger(__name__)
 
 MOST_ROWS = 64
 """The most rows of a recorded step. With more rows, the time between calls is a small part."""
-
-
 UPLOAD_BYTES = 1 << 20
 """The bytes of a step's arrays that get fixed addresses. Later arrays are not copied, so their
 addresses vary. The arrays of a decode step's forward pass come first, and are small."""

@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Sampler:
-    """tables: get the sampled ids. guard: watches the logits. max_running: the most running
-    requests. Mutable: `options` keeps the tokens of requests with options. Used in stream order."""
+    """tables: get the sampled ids. guard: watches the logits.
+
+    Mutable: `options` keeps the tokens of requests with options. Used in stream order.
+    """
 
     model: BaseLLMModel
     tables: RequestTables
     comm: DistributedCommunicator
     ops: Ops
     guard: PageGuard | None
-    max_running: int
     options: LogitOptions | None = None
 
     def begin_options(self, plan: Plan) -> None:
@@ -42,8 +43,9 @@ class Sampler:
         if self.options is None:
             from minisgl.engine.logit_options import LogitOptions
 
-            device, vocab_size = self.tables.last_token.device, self.model.config.vocab_size
-            self.options = LogitOptions(device, self.max_running, vocab_size)
+            tables, vocab_size = self.tables, self.model.config.vocab_size
+            device = tables.last_token.device
+            self.options = LogitOptions(device, tables.request_rows, vocab_size)
         self.options.begin(plan)
 
     def sample(self, x_SD: Tensor, inputs: SampleTensors, plan: Plan | None = None) -> Tensor:

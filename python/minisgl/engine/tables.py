@@ -40,28 +40,29 @@ class RequestTables:
         self,
         device: Device,
         *,
-        max_running: int,
+        request_rows: int,
         max_pages: int,
         groups: Sequence[CacheGroup] = (FULL,),
     ) -> None:
-        """page_table: int32 [G * R, P], the tables of G cache groups one below the other, R rows of
-        P pages each. Padding rows use the last row of each group."""
-        self.padding_idx = max_running
+        """request_rows: rows that requests can have; padding rows use the one after them.
+        page_table: int32 [G * R, P], the tables of G cache groups one below the other, R rows of P
+        pages each."""
+        self.request_rows = self.padding_idx = request_rows
         self.groups = groups
         if len(groups) > 1:
             # Kernels are compiled for page tables that begin at multiples of 16 bytes.
             max_pages = -(-max_pages // 4) * 4
-        self._num_rows = max_running + 1
+        self._num_rows = request_rows + 1
         self._pages = np.zeros((len(groups) * self._num_rows, max_pages), np.int32)
         self._sampling = {
-            name: np.full(max_running + 1, column.neutral, column.dtype)
+            name: np.full(self._num_rows, column.neutral, column.dtype)
             for name, column in SAMPLING_COLUMNS.items()
         }
         self.page_table: Tensor = torch.zeros(
             self._pages.shape, dtype=torch.int32, device=device.torch_device
         )
         self.last_token: Tensor = torch.zeros(
-            max_running + 1, dtype=torch.int32, device=device.torch_device
+            self._num_rows, dtype=torch.int32, device=device.torch_device
         )
 
     def group_table(self, group: int) -> Tensor:

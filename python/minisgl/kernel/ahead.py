@@ -12,9 +12,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final
+
+from minisgl.utils.arch import cpu_flags
 
 FOLDER: Final = Path(__file__).parent / "prebuilt"
 
@@ -66,17 +67,6 @@ def library(sources: str) -> Path | None:
     if not FOLDER.is_dir():
         return None
     for name, each in SETS.get(platform.machine(), {}).items():
-        if each.needs <= _features() and (found := path(name, sources)).is_file():
+        if each.needs <= cpu_flags() and (found := path(name, sources)).is_file():
             return found
     return None
-
-
-@cache
-def _features() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    fields = (line.partition(":") for line in lines)
-    found = [set(rest.split()) for key, _, rest in fields if key.strip() in ("flags", "Features")]
-    return frozenset(set.intersection(*found)) if found else frozenset()

@@ -148,7 +148,7 @@ class Ops:
         largest weight first.
 
         The weights come from a softmax over all E; with `renormalise` they are scaled to a sum of
-        1. Of equal logits, the expert with the lower id goes first. Weights stay float32
+        1. If logits are equal, the expert with the lower id goes first. Weights stay float32
         (transformers rounds them to the logits' dtype in some families). Both tensors are
         contiguous.
         """
@@ -193,8 +193,8 @@ class Ops:
         then the largest of log-probability + Gumbel noise is chosen, which is a draw from the
         distribution. Each filter is a threshold on the logits, so equal logits stay or go together.
 
-        The noise of an entry is a function of (seed, output index, vocabulary id) alone: it does
-        not depend on the row, the other rows, or V.
+        The noise of an entry is a function of (seed, output index, vocabulary id). It does not
+        depend on the row, the other rows, or V.
 
         A row has -1 if its largest logit is infinite, or if all of its logits are NaN. If only some
         are NaN, it has -1 or any id.

@@ -30,14 +30,14 @@ Hashes = npt.NDArray[np.uint64]
 MAX_HASHES: Final = 2048
 """The most hashes that a replica reports: 16 KB, some 400 long prompts."""
 
-MAX_OF_EDGE: Final = 16
+MAX_EDGE_HASHES: Final = 16
 """The most hashes of an edge, in models whose states or windows decide where a request can
 resume."""
 
 
 def prompt_hashes(ids: IdArray, page_size: int, namespace: str = "") -> Hashes:
     """Return the hash of each prefix of `ids` of 1, 2, 3, ... whole pages."""
-    return _page_sums(ids, page_size, 0) + _of_namespace(namespace)
+    return _page_sums(ids, page_size, 0) + _namespace_hash(namespace)
 
 
 class TreeHashes:
@@ -132,7 +132,7 @@ class _Edge:
 
 def _root(namespace: str) -> _Edge:
     root = _Edge(np.empty(0, np.int32), None, True, 1)
-    root.hashes = np.array([_of_namespace(namespace)], np.uint64)
+    root.hashes = np.array([_namespace_hash(namespace)], np.uint64)
     return root
 
 
@@ -144,7 +144,7 @@ def _resumable(cache: GroupedPrefixCache, node: _Node) -> list[int]:
     columns = [pages for tail, pages in tails if tail.group.kind != "rows"]
     count = len(node.ids) // cache.page_size
     found = (index for index in range(count)[::-1] if all(c[index] >= 0 for c in columns))
-    return list(islice(found, MAX_OF_EDGE))
+    return list(islice(found, MAX_EDGE_HASHES))
 
 
 def reported_lengths(num_pages: int) -> list[int]:
@@ -176,6 +176,6 @@ def _mixed(ids: IdArray, start: int) -> Hashes:
     return x
 
 
-def _of_namespace(namespace: str) -> np.uint64:
+def _namespace_hash(namespace: str) -> np.uint64:
     digest = hashlib.blake2b(namespace.encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little")) if namespace else np.uint64(0)

@@ -4,7 +4,7 @@ int8 has a scale for each token and head: the largest magnitude of its H numbers
 written with them. fp8 (e4m3) has a scale for each head, 1 unless the checkpoint has one; numbers
 beyond 448 times the scale are clamped to that.
 
-A token's numbers depend on its key and value alone: not on its page, its neighbours or the step.
+A token's numbers depend only on its key and value, not on its page, its neighbours or the step.
 
 Axes: P pages, Z page size, T tokens, K local key/value heads, H head dim.
 """

@@ -4,7 +4,7 @@ The tensors of `minisgl.kernel.delta_rule`. State pages and rows belong to two c
 is initialised: a step writes before a later one reads.
 
 A token's convolution reads the inputs of the W - 1 tokens before it, so a page of the rows group
-keeps the last inputs alone, in a ring: the token at index i of page p has entry p * R + i % R. A
+keeps only the last inputs, in a ring: the token at index i of page p has entry p * R + i % R. A
 row of a step writes the inputs of its last W - 1 tokens. W consecutive tokens have different
 entries, so a token that is computed again, or one too many, overwrites no input that earlier tokens
 need.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl.layers.shard import split_columns
-from minisgl.quantization import PLAIN, UNQUANTISED, Formats, Part, TensorOwner, Weight
+from minisgl.quantization import PLAIN, UNQUANTISED, Formats, Part, TensorOwner, Weight, WeightBuild
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
@@ -50,11 +50,13 @@ class BuildContext:
         stacked: int | None = None,
     ) -> Weight:
         """Return one weight for linear layers that run as one GEMM, or for an embedding; see
-        `WeightClass`."""
+        `WeightBuild`."""
         format = self.formats.of([part.module for part in parts], target)
         if format is PLAIN and stacked is None and self.ops.packs(self.dtype):
             from minisgl.quantization.packed import PACKED as format
-        return format.weight(self.ops, self.dtype, parts, rows, stacked)
+        return format.weight(
+            WeightBuild(ops=self.ops, dtype=self.dtype, parts=parts, rows=rows, stacked=stacked)
+        )
 
 
 class BaseOP(TensorOwner):

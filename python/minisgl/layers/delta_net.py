@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minisgl.attention.recurrent import DeltaLayer
+from minisgl.attention.recurrent import DeltaLayer, RecurrentInputs
 from minisgl.kernel.gates import create_gates
 from minisgl.layers.base import BuildContext
 from minisgl.layers.convolved import ConvolvedOP, shift
@@ -200,9 +200,8 @@ class GatedDeltaNet(ConvolvedOP):
             ba = self.ba.linear(x_TD)
         g_TN, beta_TN = self.gates.delta(ba, self.a_log, self.dt_bias)
         view = batch.pools[layer.pool]
-        out_TNV = view.context.attn.forward(qkv, g_TN, beta_TN, self.conv, layer, view)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
-            out_TNV, z = out_TNV[rows_S], z[rows_S]
+        inputs = RecurrentInputs(x_TD=qkv, g_TN=g_TN, beta_TN=beta_TN, weight_WD=self.conv)
+        out_TNV = view.context.attn.forward(inputs, layer, view)
+        residual_TD, out_TNV, z = norm.select(rows_S, residual_TD, out_TNV, z)
         gated = self.gates.norm(out_TNV, self.norm.weight, self.norm.eps, z)
         return self.out.forward(gated), residual_TD

@@ -15,7 +15,11 @@ from minisgl.quantization import Part
 
 
 class LinearGatedQKV(Linear):
-    """`LinearQKVMerged` for a query tensor that has a query and a gate for each head."""
+    """`LinearQKVMerged` with a gate for each query head.
+
+    gate: the name of the gates' tensor; None if the query tensor has a query and a gate for each
+    head.
+    """
 
     def __init__(
         self,
@@ -27,27 +31,34 @@ class LinearGatedQKV(Linear):
         head_dim: int,
         bias: bool,
         prefix: str,
+        gate: str | None,
     ) -> None:
         heads = split_heads(num_q_heads, num_kv_heads, build.comm.size)[build.comm.rank]
         self.num_q_heads, self.num_kv_heads = len(heads.q), len(heads.kv)
-        self.q_columns, self.head_dim = times(heads.q, head_dim), head_dim
+        self.head_dim, self._is_gate_apart = head_dim, gate is not None
 
-        def rows(name: str, num_heads: int, share: range, size: int) -> Part:
+        def rows(name: str, num_heads: int, share: range, size: int = head_dim) -> Part:
             shape = (num_heads * size, in_size)
             name = f"{prefix}.{name}.weight"
             return Part(name=name, shape=shape, axis=0, share=times(share, size))
 
+        q_size = head_dim if gate else 2 * head_dim
         super().__init__(
             build,
-            rows("q_proj", num_q_heads, heads.q, 2 * head_dim),
-            rows("k_proj", num_kv_heads, heads.kv, head_dim),
-            rows("v_proj", num_kv_heads, heads.kv, head_dim),
+            rows("q_proj", num_q_heads, heads.q, q_size),
+            rows("k_proj", num_kv_heads, heads.kv),
+            rows("v_proj", num_kv_heads, heads.kv),
+            *([rows(gate, num_q_heads, heads.q)] if gate else []),
             bias=bias,
         )
 
     def split_gate(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """[T, (2N + 2K) * H] -> q, k and v side by side, [T, (N + 2K) * H], and the gates,
         [T, N, H], as a view."""
+        if self._is_gate_apart:
+            width = (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
+            qkv, gate = projected.tensor_split([width], dim=-1)
+            return qkv.contiguous(), gate.view(len(gate), self.num_q_heads, self.head_dim)
         gated_q, kv = projected.tensor_split([2 * self.num_q_heads * self.head_dim], dim=-1)
         shape = (len(projected), self.num_q_heads, 2, self.head_dim)
         q_TNH, gate_TNH = gated_q.reshape(shape).unbind(2)

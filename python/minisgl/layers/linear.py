@@ -29,7 +29,7 @@ class Linear(BaseOP):
         self.comm = build.comm
         self.weight = build.weight(*parts)
         if bias:
-            self.declare("bias", build.dtype, *map(_bias, parts))
+            self.declare("bias", build.dtype, *map(bias_of, parts))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight.linear(x, self.bias)
@@ -128,7 +128,7 @@ def _rows(name: str, shape: tuple[int, int], share: range) -> Part:
     return Part(name=f"{name}.weight", shape=shape, axis=0, share=share)
 
 
-def _bias(part: Part) -> Part:
+def bias_of(part: Part) -> Part:
     """Return the bias of the rows of a weight."""
     rows = part.share if part.axis == 0 else range(part.shape[0])
     return Part(name=f"{part.module}.bias", shape=part.shape[:1], axis=0, share=rows)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.attention.recurrent import DeltaLayer, StateSpace
+from minisgl.attention.recurrent import DeltaLayer, RecurrentInputs
 from minisgl.layers.base import BuildContext
 from minisgl.layers.convolved import ConvolvedOP, shift
 from minisgl.layers.linear import Linear, LinearRowParallel
@@ -114,13 +114,17 @@ class Mamba2(ConvolvedOP):
         width, inner = sum(layer.sizes), layer.sizes[2]
         inputs_TD, z, dt_TN = projected.tensor_split([width, width + inner], dim=-1)
         dt_TN = F.softplus(dt_TN.float() + self.dt_bias)
-        g_TN = -self.a_log.exp() * dt_TN
-        assert self.conv_bias is not None
-        view, space = batch.pools[layer.pool], StateSpace(bias_D=self.conv_bias, skip_N=self.skip)
-        out_TNV = view.context.attn.forward(inputs_TD, g_TN, dt_TN, self.conv, layer, view, space)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(out_TNV))
-            out_TNV, z = out_TNV[rows_S], z[rows_S]
+        view = batch.pools[layer.pool]
+        inputs = RecurrentInputs(
+            x_TD=inputs_TD,
+            g_TN=-self.a_log.exp() * dt_TN,
+            beta_TN=dt_TN,
+            weight_WD=self.conv,
+            bias_D=self.conv_bias,
+            skip_N=self.skip,
+        )
+        out_TNV = view.context.attn.forward(inputs, layer, view)
+        residual_TD, out_TNV, z = norm.select(rows_S, residual_TD, out_TNV, z)
         gate, y = F.silu(z.float()), out_TNV.flatten(1).float()
         gated = self._normed(y) * gate if self._norm_first else self._normed(y * gate)
         return self.out.forward(gated.to(out_TNV.dtype)), residual_TD

@@ -1,7 +1,7 @@
 """A mixture of experts, which replaces a block's MLP: each token is routed to a few of many small
 MLPs.
 
-The experts are split over ranks in one of two ways. By width (`--tp` alone), like other layers:
+The experts are split over ranks in one of two ways. By width (without `--ep`), like other layers:
 each rank has some columns of every expert. By expert (`--ep`): each rank has all columns of some
 experts. In both, every rank routes every token and computes its share, and the next norm
 all-reduces the partial sums, the shared expert included. No tokens are exchanged (measured in
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from minisgl.kernel.gates import create_gates
 from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.linear import bias_of
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
 from minisgl.moe import ClampedGate, Experts, SquaredRelu
@@ -170,9 +171,9 @@ class SharedExpert(BaseOP):
         """prefix: of the layer's MLP in the checkpoint."""
         super().__init__()
         self.gates = create_gates(build.ops)
-        self._build(build, prefix, hidden_size, inner_size)
+        self._declare(build, prefix, hidden_size, inner_size)
 
-    def _build(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
+    def _declare(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
         gate, up, down = (f"{prefix}.{self.module}.{kind}_proj" for kind in ("gate", "up", "down"))
         columns = build.columns(inner_size, gate, up)
         shape = (inner_size, hidden_size)
@@ -182,9 +183,9 @@ class SharedExpert(BaseOP):
         self.down = build.weight(
             Part(name=f"{down}.weight", shape=shape[::-1], axis=1, share=columns)
         )
-        self._gate(build, f"{prefix}.shared_expert_gate.weight", hidden_size)
+        self._declare_gate(build, f"{prefix}.shared_expert_gate.weight", hidden_size)
 
-    def _gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
+    def _declare_gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
         self.gate = build.weight(Part.whole(name, 1, hidden_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -204,21 +205,15 @@ class UngatedExpert(SharedExpert):
 
     module = "shared_experts"
 
-    def _gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
+    def _declare_gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
         pass
 
 
 def _bias(part: Part) -> Part:
     """Return the bias of an expert's rows."""
-    rows = part.share if part.axis == 0 else range(part.shape[0])
     assert part.stack
-    return Part(
-        name=f"{part.module}.bias",
-        shape=part.shape[:1],
-        axis=0,
-        share=rows,
-        stack=replace(part.stack, name=f"{part.stack.name}_bias", shape=part.stack.shape[:2]),
-    )
+    stack = replace(part.stack, name=f"{part.stack.name}_bias", shape=part.stack.shape[:2])
+    return replace(bias_of(part), stack=stack)
 
 
 def _module(name: str) -> str:

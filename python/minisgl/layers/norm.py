@@ -65,3 +65,12 @@ class RMSNormFused(_Norm):
         """Return the rows rows_S of a residual, [S, D]. `forward` returned it for `num_rows`
         rows."""
         return self.comm.take_rows(residual, rows_S, num_rows)
+
+    def select(
+        self, rows_S: Tensor | None, residual: Tensor, *others: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the rows rows_S of the residual and of other tensors, which have all rows on each
+        rank; for None the tensors themselves."""
+        if rows_S is None:
+            return residual, *others
+        return self.rows(residual, rows_S, len(others[0])), *(x[rows_S] for x in others)

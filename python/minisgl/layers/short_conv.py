@@ -76,7 +76,5 @@ class ShortConv(ConvolvedOP):
         view = batch.pools[self.pool]
         layer = view.context.kv_pool.layer(self.layer_id)
         mixed = view.context.attn.forward(b_TD * x_TD, self.conv, self.conv_bias, layer, view)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(mixed))
-            mixed, c_TD = mixed[rows_S], c_TD[rows_S]
+        residual_TD, mixed, c_TD = norm.select(rows_S, residual_TD, mixed, c_TD)
         return self.out.forward(c_TD * mixed), residual_TD

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     bias = fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=tuple(replace(layer, block=ParallelBlock) for layer in layers_of(config)),
+        layers=layers_of(config, block=ParallelBlock),
         qkv_bias=bias,
         o_bias=bias,
         decoder=partial(ScaledDecoder, logit_scale=fields.number("logit_scale", 0.0625)),

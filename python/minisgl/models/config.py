@@ -199,7 +199,7 @@ class ModelConfig:
         if stored is None or formats is not UNQUANTISED:
             return made
         # A GGUF file: the names of its tensors, and so their formats, depend on the other fields.
-        from minisgl.models.gguf_formats import GgufFormats
+        from minisgl.models.gguf.formats import GgufFormats
 
         return replace(made, formats=GgufFormats.read(made))
 

@@ -4,7 +4,8 @@ A norm also does the all-reduce and the residual addition before it, so that a k
 three. A block therefore returns two tensors: x, this rank's partial sum of its last layer's output,
 and the residual, to which x is not added yet.
 
-Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size.
+Axes: T tokens of this step, S rows that sample, V vocabulary, D hidden size, F intermediate size,
+G = 2F, gate then up.
 """
 
 from __future__ import annotations
@@ -295,9 +296,7 @@ class Attention(BaseOP):
         """
         qkv, residual_TD = self.qkv.forward_normed(norm, x_TD, residual_TD)
         attended = self.attend.forward(qkv, batch)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(attended))
-            attended = attended[rows_S]
+        residual_TD, attended = norm.select(rows_S, residual_TD, attended)
         return self.out.forward(attended), residual_TD
 
 
@@ -331,7 +330,8 @@ class GatedMLP(BaseOP):
         self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Apply norm, then the gated MLP. Returns (output, residual)."""
-        gates_later = self.down.weight.gates(len(x_TD))
-        gate, later = (None, self.activation) if gates_later else (self.activation, None)
-        x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, gate)
-        return self.down.forward(x_TF, later), residual_TD
+        if self.down.weight.gates_input(len(x_TD)):
+            x_TG, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD)
+            return self.down.forward(x_TG, self.activation), residual_TD
+        x_TF, residual_TD = self.gate_up.forward_normed(norm, x_TD, residual_TD, self.activation)
+        return self.down.forward(x_TF), residual_TD

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.models.falcon_h1_view import view
+from minisgl.models.falcon_h1_view import scaled_tensors
 from minisgl.models.mamba2 import as_mamba
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.side_block import SideBlock, SidePlace
@@ -54,7 +54,7 @@ FAMILY = Family(
     architectures=("FalconH1ForCausalLM",),
     spec=spec,
     names=NAMES,
-    view=view,
+    view=scaled_tensors,
     defaults={
         "num_key_value_heads": 8,
         "max_position_embeddings": 8192,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minisgl.models.view import CheckpointView
 
 
-def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+def scaled_tensors(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     """Return the view whose tensors have taken their factors. Raises ConfigError."""
     fields = config.fields
 

@@ -29,7 +29,7 @@ def formats_of(
     """
     values = config.values.get("quantization_config")
     if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # `utils.gguf` wrote it
-        from minisgl.models.gguf_formats import has_mxfp4
+        from minisgl.models.gguf.formats import has_mxfp4
 
         if not quantization:
             return UNQUANTISED  # `ModelConfig.from_folder` reads them once the config is complete

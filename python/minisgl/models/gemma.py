@@ -53,7 +53,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=tuple(replace(layer, block=GemmaBlock) for layer in layers_of(config)),
+        layers=layers_of(config, block=GemmaBlock),
         qkv_bias=bias,
         o_bias=bias,
         decoder=partial(ScaledDecoder, embedding_scale=config.hidden_size**0.5),

@@ -94,7 +94,7 @@ class Gemma4Attention(Attention):
         attn_layer = self.attend.layer
         q_norm = at.head_norm(RMSNorm, "q_norm")
         if layer.shares is not None:
-            # A layer that reads the keys of another projects queries alone.
+            # A layer that reads the keys of another projects only queries.
             self.qkv = query_projection(spec, layer, build)  # type: ignore[assignment] # has the same `forward`
             self.attend = ReadsAnother(attn_layer, rope=at.rope, q_norm=q_norm, k_norm=Identity())
             return

@@ -18,7 +18,7 @@ from minisgl.layers.sandwich import SandwichNorm
 from minisgl.models.decoder import GatedMLP
 from minisgl.models.gemma4_attention import Gemma4Attention
 from minisgl.models.gemma4_experts import Gemma4Experts
-from minisgl.models.post_norm import NoNorm, SandwichBlock, alone
+from minisgl.models.post_norm import NoNorm, SandwichBlock, without_all_reduce
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.quantization import Part
 
@@ -77,7 +77,9 @@ class Gemma4Block(SandwichBlock):
         self.layer_input: LayerInput | None = None
         if _part_width(spec):
             post = self.post_norm(spec, build, layer, self.norm_names[3])
-            before = SandwichNorm(alone(build) if self.experts else build, pre=None, post=post)
+            before = SandwichNorm(
+                without_all_reduce(build) if self.experts else build, pre=None, post=post
+            )
             self.layer_input = LayerInput(build, spec, prefix, before)
 
     @classmethod
@@ -85,7 +87,7 @@ class Gemma4Block(SandwichBlock):
         cls, spec: ModelSpec, build: BuildContext, before: LayerSpec | None, pre: RMSNorm | None
     ) -> SandwichNorm:
         is_whole = _part_width(spec) > 0 or spec.moe is not None
-        return super().entry(spec, alone(build) if is_whole else build, before, pre)
+        return super().entry(spec, without_all_reduce(build) if is_whole else build, before, pre)
 
     @classmethod
     def last_name(cls, spec: ModelSpec) -> str:

@@ -3,7 +3,6 @@ transformers has them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 def spec(config: ModelConfig, block: type[Block] | None = None) -> ModelSpec:
     return ModelSpec(
         config=config,
-        layers=tuple(replace(layer, block=block) for layer in layers_of(config)),
+        layers=layers_of(config, block=block),
         qkv_bias=config.fields.flag("attention_bias", True),
     )
 

@@ -3,7 +3,6 @@ outputs of attention and MLP, and for the logits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,9 +45,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     scale = fields.number("attention_multiplier", 1.0)
     return ModelSpec(
         config=config,
-        layers=tuple(
-            replace(layer, block=GraniteBlock, scale=scale) for layer in layers_of(config)
-        ),
+        layers=layers_of(config, block=GraniteBlock, scale=scale),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),

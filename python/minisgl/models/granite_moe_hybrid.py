@@ -34,7 +34,8 @@ def spec(config: ModelConfig) -> ModelSpec:
     return replace(plain, moe=moe, layers=granite_layers(config, plain.layers))
 
 
-def view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+def _separate_mlp(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """Split the tensor of gate and up, and name the MLP as the layers do."""
     fields = config.fields
     mlp = "mlp.shared_experts" if fields.integer("num_local_experts", 8, minimum=0) else "mlp"
     width = fields.integer("shared_intermediate_size")
@@ -47,7 +48,7 @@ FAMILY = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     spec=spec,
     names={**NAMES, ".mamba.norm.": ".mamba.gated_norm."},
-    view=view,
+    view=_separate_mlp,
     defaults={
         "max_position_embeddings": 2048,
         "num_experts_per_tok": 2,

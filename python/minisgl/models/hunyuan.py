@@ -48,7 +48,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=tuple(replace(layer, block=HunyuanBlock) for layer in layers_of(config)),
+        layers=layers_of(config, block=HunyuanBlock),
         qkv_bias=bias,
         o_bias=bias,
     )

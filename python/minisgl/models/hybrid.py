@@ -1,71 +1,34 @@
 """The layers of Qwen's hybrids: most have a gated delta net, the others attention with a gate.
 
 Norms multiply by 1 + the checkpoint's weight.
-
-Axes: T tokens of this step, S rows that sample, D hidden size.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from minisgl.kernel.gates import create_gates
-from minisgl.layers import RMSNormFused
 from minisgl.layers.delta_net import FusedProjections, GatedDeltaNet, Projections
-from minisgl.layers.gated_attention import LinearGatedQKV
-from minisgl.models.decoder import Attention, Block
+from minisgl.models.decoder import Block
+from minisgl.models.gated_attention import GatedAttention
 from minisgl.models.gemma import GemmaNorm, GemmaNormFused
+from minisgl.models.layer_types import FULL, types_in_config
 from minisgl.models.recurrent import INTERVAL, DeltaSpec
 from minisgl.models.spec import LayerSpec
 
 if TYPE_CHECKING:
-    from minisgl.core import Batch
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
 
-FULL, LINEAR = "full_attention", "linear_attention"
+LINEAR = "linear_attention"
 
 
-class GatedAttention(Attention):
+class HybridAttention(GatedAttention):
     head_norm_type = GemmaNorm
-
-    def __init__(self, at: LayerBuild) -> None:
-        super().__init__(at)
-        spec, layer = at.spec, at.layer
-        self.gated_qkv = LinearGatedQKV(
-            at.build,
-            in_size=spec.config.hidden_size,
-            num_q_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            bias=spec.qkv_bias,
-            prefix=f"{layer.prefix}.self_attn",
-        )
-        del self.qkv
-        self.gates = create_gates(at.build.ops)
-
-    def forward(
-        self,
-        norm: RMSNormFused,
-        x_TD: Tensor,
-        residual_TD: Tensor | None,
-        batch: Batch,
-        rows_S: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        projected, residual_TD = self.gated_qkv.forward_normed(norm, x_TD, residual_TD)
-        qkv, gate_TNH = self.gated_qkv.split_gate(projected)
-        attended = self.attend.forward(qkv, batch)
-        if rows_S is not None:
-            residual_TD = norm.rows(residual_TD, rows_S, len(attended))
-            attended, gate_TNH = attended[rows_S], gate_TNH[rows_S]
-        return self.out.forward(self.gates.output(attended, gate_TNH)), residual_TD
 
 
 class GatedAttentionBlock(Block):
     norm_type = GemmaNormFused
-    attention_type = GatedAttention
+    attention_type = HybridAttention
 
 
 class DeltaBlock(Block):
@@ -96,13 +59,9 @@ def hybrid_layers(config: ModelConfig, *, fused: bool) -> tuple[LayerSpec, ...]:
     `full_attention_interval`-th layer has attention. fused: see `DeltaSpec`. Raises ConfigError."""
     fields = config.fields
     period = fields.integer("full_attention_interval", 4)
-    types = fields.values.get("layer_types")
-    if types is None:
-        types = [LINEAR if (i + 1) % period else FULL for i in range(config.num_layers)]
-    if type(types) is not list or len(types) != config.num_layers:
-        raise fields.error("layer_types", f"a list of {config.num_layers}")
-    if any(kind not in (FULL, LINEAR) for kind in types):
-        raise fields.error("layer_types", f"a list of {FULL} and {LINEAR}")
+    types = types_in_config(config, (FULL, LINEAR)) or tuple(
+        LINEAR if (index + 1) % period else FULL for index in range(config.num_layers)
+    )
     num_heads = fields.integer("linear_num_value_heads")
     num_key_heads = fields.integer("linear_num_key_heads")
     if num_heads % num_key_heads:

@@ -63,7 +63,9 @@ def load_kv_scales(
                     f"{folder} has {other}, but of keys and values the layer's other part has "
                     "no scale; expected scales of both, or of neither"
                 )
-            scale.copy_(_of_heads(checkpoint, name, layer.num_kv_heads)[heads.start : heads.stop])
+            scale.copy_(
+                _head_scales(checkpoint, name, layer.num_kv_heads)[heads.start : heads.stop]
+            )
         num_found += 1
     if comm.rank == 0:
         logger.info(
@@ -78,7 +80,7 @@ def _name(checkpoint: Checkpoint, prefix: str, x: str) -> str | None:
     return next((name for name in names if name in checkpoint.names), None)
 
 
-def _of_heads(checkpoint: Checkpoint, name: str, num_heads: int) -> Tensor:
+def _head_scales(checkpoint: Checkpoint, name: str, num_heads: int) -> Tensor:
     shape = checkpoint.shape(name)
     scale = checkpoint.share(name, Part.whole(name, *shape)).float().flatten()
     if len(scale) not in (1, num_heads):

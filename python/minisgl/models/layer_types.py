@@ -23,16 +23,21 @@ def layer_types(config: ModelConfig, period: int | None = None) -> tuple[str, ..
     period: if config.json has no `layer_types`, every period-th layer is FULL and the others are
     SLIDING; None makes all layers FULL.
     """
+    return types_in_config(config, (FULL, SLIDING)) or tuple(
+        SLIDING if period and (index + 1) % period else FULL for index in range(config.num_layers)
+    )
+
+
+def types_in_config(config: ModelConfig, kinds: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the field `layer_types`, or None if it is absent. Raises ConfigError unless it has one
+    of `kinds` for each layer."""
     types = config.fields.values.get("layer_types")
     if types is None:
-        return tuple(
-            SLIDING if period and (index + 1) % period else FULL
-            for index in range(config.num_layers)
-        )
+        return None
     if type(types) is not list or len(types) != config.num_layers:
         raise config.fields.error("layer_types", f"a list of {config.num_layers}")
-    if any(kind not in (FULL, SLIDING) for kind in types):
-        raise config.fields.error("layer_types", f"a list of {FULL} and {SLIDING}")
+    if any(kind not in kinds for kind in types):
+        raise config.fields.error("layer_types", f"a list of {' and '.join(kinds)}")
     return tuple(types)
 
 
@@ -56,9 +61,7 @@ def layers_of_types(
     """Return the layers of these types. SLIDING layers have the window of the field
     `sliding_window`. ropes: each layer's rotation; None is `config.rope` for all."""
     window = config.fields.optional_integer("sliding_window")
-    layers = layers_of(config, windows(config, types, window))
-    ropes = ropes or [config.rope] * len(layers)
-    return tuple(
-        replace(layer, rope=rope, block=block, scale=scale)
-        for layer, rope in zip(layers, ropes, strict=True)
-    )
+    layers = layers_of(config, windows(config, types, window), block=block, scale=scale)
+    if ropes is None:
+        return layers
+    return tuple(replace(layer, rope=rope) for layer, rope in zip(layers, ropes, strict=True))

@@ -25,7 +25,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     rope = replace(config.rope, rotary_dim=rotary_dim)
     return ModelSpec(
         config=config,
-        layers=tuple(replace(x, rope=rope, block=WideNormBlock) for x in layers_of(config)),
+        layers=layers_of(config, rope=rope, block=WideNormBlock),
         moe=mixture_in_each_layer(config, _names, layer=partial(SigmoidExperts, config=config)),
     )
 

@@ -3,7 +3,6 @@ in Llama 4)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,10 +47,8 @@ class Ministral3Block(Block):
 
 def spec(config: ModelConfig) -> ModelSpec:
     window = config.fields.optional_integer("sliding_window")
-    layers = layers_of(config, (window,) * config.num_layers)
-    return ModelSpec(
-        config=config, layers=tuple(replace(layer, block=Ministral3Block) for layer in layers)
-    )
+    windows = (window,) * config.num_layers
+    return ModelSpec(config=config, layers=layers_of(config, windows, block=Ministral3Block))
 
 
 FAMILY = Family(

@@ -29,7 +29,7 @@ class SquaredReluExpert(SharedExpert):
 
     module = "shared_experts"
 
-    def _build(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
+    def _declare(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
         up, down = (f"{prefix}.{self.module}.{kind}_proj" for kind in ("up", "down"))
         columns, shape = build.columns(inner_size, up), (inner_size, hidden_size)
         self.up = build.weight(Part(name=f"{up}.weight", shape=shape, axis=0, share=columns))

@@ -43,7 +43,7 @@ FAMILY = Family(
     architectures=("NemotronHForCausalLM",),
     spec=spec,
     defaults={
-        "num_hidden_layers": 1,  # transformers 5 writes the layers' kinds alone
+        "num_hidden_layers": 1,  # transformers 5 writes only the layers' kinds
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 4096,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.post_norm import PostNormBlock
@@ -19,7 +18,7 @@ class Olmo2Block(PostNormBlock):
 
 def spec(config: ModelConfig) -> ModelSpec:
     bias = config.fields.flag("attention_bias", False)
-    layers = tuple(replace(layer, block=Olmo2Block) for layer in layers_of(config))
+    layers = layers_of(config, block=Olmo2Block)
     return ModelSpec(config=config, layers=layers, qkv_bias=bias, o_bias=bias)
 
 

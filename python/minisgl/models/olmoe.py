@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.qwen_mixture import qwen_mixture
@@ -19,7 +18,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     bias = config.fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=tuple(replace(layer, block=WideNormBlock) for layer in layers_of(config)),
+        layers=layers_of(config, block=WideNormBlock),
         qkv_bias=bias,
         o_bias=bias,
         moe=qwen_mixture(config),

@@ -72,7 +72,9 @@ class SandwichBlock(Block):
         """Return the norm at a block's entry: it ends the block `before` (None: it follows the
         embedding), then it applies `pre`."""
         if before is None:
-            return SandwichNorm(alone(build) if cls.whole_embedding else build, pre=pre)
+            return SandwichNorm(
+                without_all_reduce(build) if cls.whole_embedding else build, pre=pre
+            )
         post = cls.post_norm(spec, build, before, cls.last_name(spec))
         factor = f"{before.prefix}.{cls.factor_name}" if cls.factor_name else None
         return SandwichNorm(build, pre=pre, post=post, factor=factor)
@@ -103,7 +105,7 @@ class PostNormBlock(SandwichBlock):
     norm_names = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
-def alone(build: BuildContext) -> BuildContext:
+def without_all_reduce(build: BuildContext) -> BuildContext:
     """Return the context for norms that all-reduce nothing, as each rank has the whole input."""
     return replace(build, comm=SingleRank())
 

@@ -14,13 +14,16 @@ def spec(config: ModelConfig) -> ModelSpec:
     return ModelSpec(config=config, layers=layers_of(config, qwen_windows(config)), qkv_bias=True)
 
 
+def qwen_window(config: ModelConfig) -> int | None:
+    """Return the window of the layers that have one; None unless `use_sliding_window` is true."""
+    is_used = config.fields.flag("use_sliding_window", False)
+    return config.fields.optional_integer("sliding_window") if is_used else None
+
+
 def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
     """Return each layer's window: as the field `layer_types` says, or else the layers from
     `max_window_layers` on have it."""
-    fields = config.fields
-    window = None
-    if fields.flag("use_sliding_window", False):
-        window = fields.optional_integer("sliding_window")
+    fields, window = config.fields, qwen_window(config)
     if fields.values.get("layer_types") is None:
         first = fields.integer("max_window_layers", minimum=0)
         return tuple(window if i >= first else None for i in range(config.num_layers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.qwen2 import qwen_windows
+from minisgl.models.qwen2 import qwen_window, qwen_windows
 from minisgl.models.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 def spec(config: ModelConfig) -> ModelSpec:
     """Without the field `layer_types`, every other layer below `max_window_layers` has the window,
     as in Hugging Face."""
-    fields = config.fields
-    window = None
-    if fields.flag("use_sliding_window", False):
-        window = fields.optional_integer("sliding_window")
+    fields, window = config.fields, qwen_window(config)
     first = fields.integer("max_window_layers", minimum=0)
     windows = tuple(window if i % 2 == 0 and i < first else None for i in range(config.num_layers))
     if fields.values.get("layer_types") is not None:

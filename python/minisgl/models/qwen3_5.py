@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.hybrid import DEFAULTS, hybrid_layers
 from minisgl.models.spec import Family, ModelSpec
-from minisgl.models.view import text_alone
+from minisgl.models.view import text_only
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -28,5 +28,5 @@ FAMILY = Family(
     architectures=("Qwen3_5ForCausalLM",),
     spec=spec,
     defaults={**DEFAULTS, "num_key_value_heads": 4},
-    view=text_alone,
+    view=text_only,
 )

@@ -10,7 +10,7 @@ from minisgl.models import qwen3_5
 from minisgl.models.hybrid import DEFAULTS
 from minisgl.models.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec
-from minisgl.models.view import text_alone
+from minisgl.models.view import text_only
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -32,5 +32,5 @@ FAMILY = Family(
     architectures=("Qwen3_5MoeForCausalLM",),
     spec=spec,
     defaults={**DEFAULTS, **MIXTURE, "num_experts": 256, "num_experts_per_tok": 8},
-    view=text_alone,
+    view=text_only,
 )

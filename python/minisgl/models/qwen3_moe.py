@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models import qwen3
+from minisgl.models.qwen2 import qwen_window
 from minisgl.models.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
@@ -14,13 +15,8 @@ if TYPE_CHECKING:
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    fields = config.fields
-    window = None
-    if fields.flag("use_sliding_window", False):
-        window = fields.optional_integer("sliding_window")
-    dense = qwen3.spec(config)
-    layers = layers_of(config, (window,) * config.num_layers)
-    return replace(dense, layers=layers, moe=qwen_mixture(config))
+    layers = layers_of(config, (qwen_window(config),) * config.num_layers)
+    return replace(qwen3.spec(config), layers=layers, moe=qwen_mixture(config))
 
 
 FAMILY = Family(

@@ -10,7 +10,7 @@ from minisgl.models import qwen3_5_moe
 from minisgl.models.hybrid import DEFAULTS, hybrid_layers
 from minisgl.models.qwen3_5_moe import MIXTURE
 from minisgl.models.spec import Family, ModelSpec
-from minisgl.models.view import text_alone
+from minisgl.models.view import text_only
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -24,5 +24,5 @@ FAMILY = Family(
     architectures=("Qwen3NextForCausalLM",),
     spec=spec,
     defaults={**DEFAULTS, **MIXTURE, "num_experts": 512, "num_experts_per_tok": 10},
-    view=text_alone,
+    view=text_only,
 )

@@ -12,6 +12,7 @@ from minisgl.core.groups import CacheGroup
 from minisgl.layers.shard import split_heads, times
 from minisgl.layers.short_conv import ShortConv
 from minisgl.models.decoder import Block
+from minisgl.models.layer_types import FULL, types_in_config
 from minisgl.models.spec import PoolSpec, layers_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
 
-FULL, CONV = "full_attention", "conv"
+CONV = "conv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,28 +95,26 @@ def conv_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
     attention, or all. Raises ConfigError.
     """
     fields, count = config.fields, config.num_layers
-    types = fields.values.get("layer_types")
+    types = types_in_config(config, (FULL, CONV))
     if types is None:
         full = fields.values.get("full_attn_idxs") or [*range(count)]
         if not isinstance(full, list):
             raise fields.error("full_attn_idxs", "a list of layers' numbers")
-        types = [FULL if index in full else CONV for index in range(count)]
-    is_list = isinstance(types, list) and len(types) == count
-    if not is_list or FULL not in types or any(kind not in (FULL, CONV) for kind in types):
-        expected = f"a list of {count}, each {CONV} or {FULL}, and one or more {FULL}"
-        raise fields.error("layer_types", expected)
+        types = tuple(FULL if index in full else CONV for index in range(count))
+    if FULL not in types:
+        raise fields.error("layer_types", f"a list with one or more {FULL}")
     if config.hidden_size % config.num_heads:
         raise fields.error("num_attention_heads", f"a divisor of {config.hidden_size} channels")
     conv = ConvSpec(
         taps=fields.integer("conv_L_cache", minimum=2), bias=fields.flag("conv_bias", False)
     )
-    of_conv: dict[str, Any] = {
+    conv_fields: dict[str, Any] = {
         "num_kv_heads": config.num_heads,
         "head_dim": config.hidden_size // config.num_heads,
         "block": ConvBlock,
         "recurrent": conv,
     }
     return tuple(
-        layer if kind == FULL else replace(layer, **of_conv)
+        layer if kind == FULL else replace(layer, **conv_fields)
         for layer, kind in zip(layers_of(config), types, strict=True)
     )

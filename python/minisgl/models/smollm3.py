@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.layer_types import FULL, SLIDING, layer_types, windows
+from minisgl.models.qwen2 import qwen_window
 from minisgl.models.rotation import no_rotation
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
@@ -25,9 +26,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         or any(rotate not in (0, 1) for rotate in rotates)
     ):
         raise fields.error("no_rope_layers", f"a list of {config.num_layers} zeros and ones")
-    window = None
-    if fields.flag("use_sliding_window", False):
-        window = fields.optional_integer("sliding_window")
+    window = qwen_window(config)
     types = layer_types(config)
     if fields.values.get("layer_types") is None and window is not None:
         types = tuple(FULL if rotate else SLIDING for rotate in rotates[: config.num_layers])

@@ -72,19 +72,20 @@ class LayerSpec:
 
 
 def layers_of(
-    config: ModelConfig, windows: Sequence[int | None] | None = None
+    config: ModelConfig, windows: Sequence[int | None] | None = None, **fields: Any
 ) -> tuple[LayerSpec, ...]:
     """Return the layers of a model whose layers differ at most in their window. windows: each
-    layer's; None for a model without windows."""
+    layer's; None for a model without windows. fields: further fields of all layers, or other values
+    than those of config.json."""
+    common = {
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rope": config.rope,
+        **fields,
+    }
     return tuple(
-        LayerSpec(
-            prefix=f"model.layers.{index}",
-            window=window,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            rope=config.rope,
-        )
+        LayerSpec(prefix=f"model.layers.{index}", window=window, **common)
         for index, window in enumerate(windows or (None,) * config.num_layers)
     )
 

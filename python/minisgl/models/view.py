@@ -151,7 +151,7 @@ def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
     return view.renamed(family.names)
 
 
-def text_alone(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+def text_only(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     """Return the view unchanged. `open_view` made it with `text_name`, so it has only the text
     model's tensors."""
     return view

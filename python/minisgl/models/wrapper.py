@@ -33,7 +33,7 @@ WRAPPERS = {
 }
 """Architecture -> the text models that it is known to have."""
 
-_OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+_COMMON_FIELDS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Fields that may be beside text_config. They replace those inside it, as in Hugging Face."""
 OTHER_PARTS = (
     *("vision_tower", "multi_modal_projector", "visual", "mtp"),
@@ -56,7 +56,7 @@ def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where}: no model family here builds {name!r} around a text model of type "
             f"{model_type!r}; served around a text model are {', '.join(WRAPPERS)}"
         )
-    shared = {field: values[field] for field in _OF_ALL if values.get(field) is not None}
+    shared = {field: values[field] for field in _COMMON_FIELDS if values.get(field) is not None}
     return {**text, **shared, "architectures": [TEXT_MODELS[model_type]]}
 
 

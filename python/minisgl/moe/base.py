@@ -46,7 +46,7 @@ class SquaredRelu:
 class Experts:
     """The experts of one layer that this rank holds: `count` experts from `first` on, of `total`.
 
-    gate_up: [L, 2F, D]; with `SquaredRelu` [L, F, D], up alone. down: [L, D, F]. top_k,
+    gate_up: [L, 2F, D]; with `SquaredRelu` [L, F, D], only up. down: [L, D, F]. top_k,
     renormalise: see `Ops.route`. gate_up_bias: [L, 2F]. down_bias: [L, D]. scale: float32 [E],
     multiplies each expert's routing weight after routing; None for 1.
     """

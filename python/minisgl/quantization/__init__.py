@@ -7,7 +7,15 @@ next: `minisgl.quantization.weight`, then `minisgl.quantization.scaled`.
 """
 
 from minisgl.quantization.parameter import Parameter, Part, Stack, TensorOwner
-from minisgl.quantization.weight import PLAIN, UNQUANTISED, Format, Formats, PlainWeight, Weight
+from minisgl.quantization.weight import (
+    PLAIN,
+    UNQUANTISED,
+    Format,
+    Formats,
+    PlainWeight,
+    Weight,
+    WeightBuild,
+)
 
 __all__ = [
     "PLAIN",
@@ -20,4 +28,5 @@ __all__ = [
     "Stack",
     "TensorOwner",
     "Weight",
+    "WeightBuild",
 ]

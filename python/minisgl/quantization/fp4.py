@@ -5,14 +5,13 @@ groups of 16, fp8 (e4m3) scales and a float32 scale for each matrix::
 
     packed  [O, I / 2] uint8        the number of the even column in the low bits
     scale   [O, I / group]          uint8 is an exponent + 127; or fp8
-    matrix_scale  [matrices]        float32, NVFP4 alone
+    matrix_scale  [matrices]        float32, only NVFP4
 
 value = number * scale * matrix scale. Activations stay in the model's dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -24,9 +23,9 @@ from minisgl.quantization.cut import ALL, local_rows, per_unit
 from minisgl.quantization.kernels import QuantisedWeight
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.scaled import UNREAD, spread
+from minisgl.quantization.weight import WeightBuild
 
 if TYPE_CHECKING:
-    from minisgl.kernel.ops import Ops
     from minisgl.kernel.panels import Panels
     from minisgl.kernel.triton.packed import Packed
 
@@ -55,15 +54,8 @@ class Fp4:
         """The inputs that have a common scale."""
         return MX_GROUP if self.is_mx else NV_GROUP
 
-    def __call__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> Fp4Weight:
-        return Fp4Weight(ops, dtype, parts, rows, stacked, self)
+    def __call__(self, build: WeightBuild) -> Fp4Weight:
+        return Fp4Weight(build, self)
 
 
 class Fp4Weight(QuantisedWeight):
@@ -80,16 +72,9 @@ class Fp4Weight(QuantisedWeight):
     scale: Tensor
     matrix_scale: Tensor | None = None
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None,
-        stacked: int | None,
-        kind: Fp4,
-    ) -> None:
-        super().__init__(ops, dtype)
+    def __init__(self, build: WeightBuild, kind: Fp4) -> None:
+        super().__init__(build)
+        parts, rows, stacked = build.parts, build.rows, build.stacked
         group = kind.group
         self._group, self._rows = group, local_rows(parts, stacked)
         if parts[0].shape[1] % group:

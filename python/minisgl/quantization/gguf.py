@@ -20,11 +20,11 @@ from minisgl.quantization.gguf_blocks import DTYPES, LAYOUTS, Field, Form
 from minisgl.quantization.packed import CpuWeight, PackedWeight, rows_of_share
 from minisgl.quantization.panelled import PanelledWeight
 from minisgl.quantization.parameter import Part, TensorOwner
-from minisgl.quantization.weight import PlainWeight, Weight
+from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 
 if TYPE_CHECKING:
     from minisgl.kernel.cpu import CpuOps
-    from minisgl.kernel.ops import Activation, Ops
+    from minisgl.kernel.ops import Activation
     from minisgl.kernel.panels import Panels
 
 BLOCKS: Final = ".blocks"
@@ -42,67 +42,47 @@ class FileTypes:
     types: Mapping[str, str]
     reordered: frozenset[str] = frozenset()
 
-    def __call__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> Weight:
-        if self.why_dequantised(ops, dtype, parts, rows, stacked) is None:
-            forms = [self._form(part) for part in parts]
-            if stacked is not None or len(set(forms)) == 1:
-                return self._run(ops, dtype, parts, rows, stacked)
-            runs = groupby(zip(forms, parts, strict=True), key=lambda pair: pair[0])
-            return MergedWeight(
-                ops, dtype, [self._run(ops, dtype, [p for _, p in run]) for _, run in runs]
-            )
-        if stacked is None and ops.packs(dtype):
-            return PackedWeight(ops, dtype, parts, rows, stacked)
-        return PlainWeight(ops, dtype, parts, rows, stacked)
+    def __call__(self, build: WeightBuild) -> Weight:
+        if self.why_dequantised(build) is None:
+            runs = list(self._runs(build.parts))
+            if build.stacked is not None or len(runs) == 1:
+                return self._packed(build)
+            packed = [self._packed(replace(build, parts=run, rows=None)) for _, run in runs]
+            return MergedWeight(build, packed)
+        if build.stacked is None and build.ops.packs(build.dtype):
+            return PackedWeight(build)
+        return PlainWeight(build)
 
-    def why_dequantised(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> str | None:
+    def why_dequantised(self, build: WeightBuild) -> str | None:
         """Why the weight is dequantised, or None if it stays packed."""
-        if not ops.packs(dtype):
+        if not build.ops.packs(build.dtype):
             return "only a CPU multiplies packed weights, and only in bfloat16"
-        for part in parts:
+        for part in build.parts:
             kind = self.type_of(part)
             if kind is None:
                 return "merged with a matrix that is not quantised"
             if kind not in LAYOUTS:
                 return f"{kind} has no packed form"
-            if part.rearrange or self.name_of(part) in self.reordered:
+            if part.rearrange or self.module_of(part.module) in self.reordered:
                 return "its columns are in another order"
             block = LAYOUTS[kind].form.block
             if part.axis == 1 and (part.share.start % block or part.share.stop % block):
                 return f"a rank's share cuts a block of {block}"
-        forms = [self._form(part) for part in parts]
-        if stacked is not None and len(set(forms)) > 1:
+        runs = list(self._runs(build.parts))
+        if build.stacked is not None and len(runs) > 1:
             return "experts of several forms"
         from minisgl.kernel.panels import takes
 
-        for form, run in groupby(zip(forms, parts, strict=True), key=lambda pair: pair[0]):
-            held = [part for _, part in run]
-            outputs = sum(len(part.share) if part.axis == 0 else part.shape[0] for part in held)
-            outputs = rows if rows is not None else outputs // (stacked or 1)
-            if not takes(outputs, held[0].shape[1], form.group, dtype, form.kind):
+        for form, run in runs:
+            outputs = sum(len(part.share) if part.axis == 0 else part.shape[0] for part in run)
+            outputs = build.rows if build.rows is not None else outputs // (build.stacked or 1)
+            if not takes(outputs, run[0].shape[1], form.group, build.dtype, form.kind):
                 return "no multiple of 16 outputs"
         return None
 
     def type_of(self, part: Part) -> str | None:
-        return self.types.get(self.name_of(part))
-
-    @classmethod
-    def name_of(cls, part: Part) -> str:
-        return cls.module_of(part.module)
+        """The name of the format of the part's matrix; None if it is not quantised."""
+        return self.types.get(self.module_of(part.module))
 
     @staticmethod
     def module_of(name: str) -> str:
@@ -110,19 +90,16 @@ class FileTypes:
         before, experts, after = name.partition(".experts.")
         return f"{before}{experts}{after.partition('.')[2]}" if experts else before
 
-    def _form(self, part: Part) -> Form:
-        return LAYOUTS[self.types[self.name_of(part)]].form
+    def _runs(self, parts: Sequence[Part]) -> Iterator[tuple[Form, list[Part]]]:
+        """Yield the runs of quantised parts that have one form."""
+        for form, run in groupby(parts, key=lambda part: LAYOUTS[self._kind(part)].form):
+            yield form, list(run)
 
-    def _run(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> BlockWeight:
-        kinds = [self.types[self.name_of(part)] for part in parts]
-        return BlockWeight(ops, dtype, parts, kinds, rows, stacked)
+    def _kind(self, part: Part) -> str:
+        return self.types[self.module_of(part.module)]
+
+    def _packed(self, build: WeightBuild) -> BlockWeight:
+        return BlockWeight(build, [self._kind(part) for part in build.parts])
 
 
 class BlockWeight(PanelledWeight):
@@ -134,21 +111,13 @@ class BlockWeight(PanelledWeight):
     step: Tensor | None = None
     zero: Tensor | None = None
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        kinds: Sequence[str],
-        rows: int | None,
-        stacked: int | None,
-    ) -> None:
+    def __init__(self, build: WeightBuild, kinds: Sequence[str]) -> None:
         """kinds: llama.cpp's name of each part's format."""
-        super().__init__(ops, dtype)
+        super().__init__(build)
         self.form = LAYOUTS[kinds[0]].form
         for name in self.form.fields:
-            held = [_field(part, kind, name) for part, kind in zip(parts, kinds, strict=True)]
-            self.declare(name, DTYPES[name], *held, rows=rows, stacked=stacked)
+            held = [_field(part, kind, name) for part, kind in zip(build.parts, kinds, strict=True)]
+            self.declare(name, DTYPES[name], *held, rows=build.rows, stacked=build.stacked)
         self._inputs = self.form.block * self.scale.shape[-1]
 
     @property
@@ -213,8 +182,8 @@ class BlockWeight(PanelledWeight):
 class MergedWeight(CpuWeight):
     """Merged matrices of several forms, one below the other."""
 
-    def __init__(self, ops: Ops, dtype: torch.dtype, runs: Sequence[BlockWeight]) -> None:
-        super().__init__(ops, dtype)
+    def __init__(self, build: WeightBuild, runs: Sequence[BlockWeight]) -> None:
+        super().__init__(build)
         self._runs = tuple(runs)
 
     def children(self) -> Iterator[TensorOwner]:

@@ -2,10 +2,10 @@
 
 value = (number - zero) * scale. Files differ; in memory all formats have this layout::
 
-    packed  [O, I * bits / 8] uint8    4 bits: the number of the even column in the low bits
-    scale   [O, groups] float32
-    zero    [O, groups] uint8          absent where it is the middle of the range
-    group   [matrices, I] int32        the group of each input; absent where groups are in order
+    packed       [O, I * bits / 8] uint8   4 bits: the number of the even column in the low bits
+    scale        [O, groups] float32
+    zero         [O, groups] uint8         absent where it is the middle of the range
+    input_group  [matrices, I] int32       absent where groups are in order
 
 Only with act-order (GPTQ's order of importance) are groups out of order. Each rank then holds all
 scales.
@@ -13,7 +13,6 @@ scales.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -24,9 +23,9 @@ from torch import Tensor
 from minisgl.quantization.cut import Unit, local_rows, per_unit
 from minisgl.quantization.kernels import QuantisedWeight, exact_16_bit, is_size
 from minisgl.quantization.parameter import Part
+from minisgl.quantization.weight import WeightBuild
 
 if TYPE_CHECKING:
-    from minisgl.kernel.ops import Ops
     from minisgl.kernel.panels import Kind, Panels
     from minisgl.kernel.triton.packed import Packed
 
@@ -50,15 +49,8 @@ class Grouped:
     has_zero: bool
     act_order: bool
 
-    def __call__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> GroupedWeight:
-        return GroupedWeight(ops, dtype, parts, rows, stacked, self)
+    def __call__(self, build: WeightBuild) -> GroupedWeight:
+        return GroupedWeight(build, self)
 
 
 class GroupedWeight(QuantisedWeight):
@@ -74,23 +66,16 @@ class GroupedWeight(QuantisedWeight):
     packed: Tensor
     scale: Tensor
     zero: Tensor | None = None
-    group: Tensor | None = None
+    input_group: Tensor | None = None
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None,
-        stacked: int | None,
-        kind: Grouped,
-    ) -> None:
-        super().__init__(ops, dtype)
+    def __init__(self, build: WeightBuild, kind: Grouped) -> None:
+        super().__init__(build)
+        parts, rows, stacked = build.parts, build.rows, build.stacked
         self._kind, self._rows = kind, local_rows(parts, stacked)
         held = (part.local_shape[1] for part in parts if part.share)
         self._columns = next(held, parts[0].shape[1])
         each = 32 // kind.bits
-        packed, scales, zeros, groups = [], [], [], []
+        packed, scales, zeros, input_groups = [], [], [], []
         for part in parts:
             # With act-order, the inputs of a rank may belong to any group.
             whole = replace(part, axis=0, share=range(part.shape[0] if part.share else 0))
@@ -128,13 +113,13 @@ class GroupedWeight(QuantisedWeight):
             packed.append(numbers)
             scales.append(scale)
             zeros.append(zero)
-            groups.append(_group_numbers(part, index))
+            input_groups.append(_input_group(part, index))
         self.declare("packed", torch.uint8, *packed, rows=rows, stacked=stacked)
         self.declare("scale", torch.float32, *scales, rows=rows, stacked=stacked)
         if kind.has_zero:
             self.declare("zero", torch.uint8, *zeros, rows=rows, stacked=stacked)
         if kind.act_order:
-            self.declare("group", torch.int32, *groups, stacked=stacked)
+            self.declare("input_group", torch.int32, *input_groups, stacked=stacked)
 
     def dense(self) -> Tensor:
         numbers, scale, zeros = self._unpacked() if self.panels else self._tensors()
@@ -166,7 +151,9 @@ class GroupedWeight(QuantisedWeight):
 
         kind: Kind = "int4" if self._kind.bits == 4 else "int8"
         outputs, group = self.packed.shape[-2], self._kind.group
-        if self.group is not None or not takes(outputs, self._columns, group, self.dtype, kind):
+        if self.input_group is not None or not takes(
+            outputs, self._columns, group, self.dtype, kind
+        ):
             return None
         if kind == "int4":
             pack_nibbles(self.packed, offset=self._middle)
@@ -184,7 +171,7 @@ class GroupedWeight(QuantisedWeight):
     def packed_form(self) -> Packed | None:
         is_4_bit = self._kind.bits == 4
         group = self._kind.group
-        if self.group is not None or not is_size(self._columns, group, is_4_bit=is_4_bit):
+        if self.input_group is not None or not is_size(self._columns, group, is_4_bit=is_4_bit):
             return None
         if group == 0 and self.zero is not None:
             return None  # zero points of whole rows
@@ -204,7 +191,7 @@ class GroupedWeight(QuantisedWeight):
     def _spread(self, values: Tensor) -> Tensor:
         """Repeat a value of each group for its inputs: [..., O, groups] -> [..., O, I] (or [..., O,
         1] where a row is one group)."""
-        if self.group is None:
+        if self.input_group is None:
             if not self._kind.group:
                 return values
             return values.repeat_interleave(self._kind.group, -1)[..., : self._columns]
@@ -212,13 +199,13 @@ class GroupedWeight(QuantisedWeight):
         parts = torch.split(values, [*self._rows, padding], -2)
         columns = [
             torch.take_along_dim(part, group[..., None, :].long(), -1)
-            for part, group in zip(parts, self.group.unbind(-2), strict=False)
+            for part, group in zip(parts, self.input_group.unbind(-2), strict=False)
         ]
         zeros = values.new_zeros(*values.shape[:-2], padding, self._columns)
         return torch.cat([*columns, zeros], -2)
 
 
-def _group_numbers(part: Part, name: str) -> Part:
+def _input_group(part: Part, name: str) -> Part:
     """The group of each input that this rank holds, as one row."""
     columns = range(part.shape[1]) if part.axis == 0 else part.share
     return Part(
@@ -245,7 +232,7 @@ def _unpack(packed: Tensor, bits: int) -> Tensor:
     numbers = _bytes(packed)
     if bits != 4:
         return numbers
-    if packed.is_meta:  # the shape alone counts; `stack` would import sympy and torch's compiler
+    if packed.is_meta:  # only the shape counts; `stack` would import sympy and torch's compiler
         return numbers.new_empty(*numbers.shape[:-1], 2 * numbers.shape[-1])
     return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
 

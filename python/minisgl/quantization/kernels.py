@@ -54,7 +54,7 @@ class QuantisedWeight(PanelledWeight):
             return self._kernels.linear(x, bias, gate)
         return super().linear(x, bias, gate)
 
-    def gates(self, num_rows: int) -> bool:
+    def gates_input(self, num_rows: int) -> bool:
         return bool(self._kernels and self._kernels.quantises(num_rows))
 
     def gated_linear(self, x: Tensor, gate: Activation, bias: Tensor | None = None) -> Tensor:

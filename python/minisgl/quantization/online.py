@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +25,8 @@ from minisgl.quantization.cut import ALL, Unit, entries, local_rows
 from minisgl.quantization.grouped import Grouped, GroupedWeight
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.scaled import ScaledWeight, spread
-from minisgl.quantization.weight import Weight
+from minisgl.quantization.weight import Weight, WeightBuild
 from minisgl.utils.logger import get_logger
-
-if TYPE_CHECKING:
-    from minisgl.kernel.ops import Ops
 
 logger = get_logger(__name__)
 
@@ -77,16 +74,9 @@ class Loss:
 class OnlineScaled(ScaledWeight):
     """A weight in fp8 or int8."""
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None,
-        stacked: int | None,
-        kind: Kind,
-    ) -> None:
-        Weight.__init__(self, ops, dtype)
+    def __init__(self, build: WeightBuild, kind: Kind) -> None:
+        Weight.__init__(self, build)
+        parts, rows, stacked = build.parts, build.rows, build.stacked
         self._unit, self._rows = UNITS[kind], local_rows(parts, stacked)
         self._loss = Loss(_name(parts))
         numbers = partial(_numbers, kind=kind, loss=self._loss)
@@ -103,15 +93,9 @@ class OnlineScaled(ScaledWeight):
 class OnlineInt4(GroupedWeight):
     """A weight in int4."""
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None,
-        stacked: int | None,
-    ) -> None:
-        Weight.__init__(self, ops, dtype)
+    def __init__(self, build: WeightBuild) -> None:
+        Weight.__init__(self, build)
+        parts, rows, stacked = build.parts, build.rows, build.stacked
         self._kind = Grouped(spelling="gptq", bits=4, group=GROUP, has_zero=False, act_order=False)
         self._rows = local_rows(parts, stacked)
         self._columns = next(part.local_shape[1] for part in parts if part.share)

@@ -13,18 +13,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-import torch
 from torch import Tensor
 
 from minisgl.quantization.config import ROUTERS, grouped_format, scaled_format
 from minisgl.quantization.online import GROUP, UNITS, Kind, OnlineInt4, OnlineScaled
 from minisgl.quantization.packed import PackedWeight, rows_of_share
-from minisgl.quantization.parameter import Part
-from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, Weight
+from minisgl.quantization.weight import (
+    PLAIN,
+    Format,
+    Formats,
+    PlainWeight,
+    Target,
+    Weight,
+    WeightBuild,
+)
 
 if TYPE_CHECKING:
     from minisgl.kernel.cpu import CpuOps
-    from minisgl.kernel.ops import Ops
 
 GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
 """Projections of recurrent layers with few rows: how fast the state fades and what it takes up."""
@@ -61,17 +66,8 @@ class Online:
 
     kind: Kind
 
-    def __call__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> Weight:
-        if self.kind == "int4":
-            return OnlineInt4(ops, dtype, parts, rows, stacked)
-        return OnlineScaled(ops, dtype, parts, rows, stacked, self.kind)
+    def __call__(self, build: WeightBuild) -> Weight:
+        return OnlineInt4(build) if self.kind == "int4" else OnlineScaled(build, self.kind)
 
 
 class IntTable(OnlineScaled):
@@ -82,25 +78,19 @@ class IntTable(OnlineScaled):
         return rows_of_share(partial(self.panels.rows, cast("CpuOps", self.ops)), ids_T, share)
 
 
-def table(
-    ops: Ops,
-    dtype: torch.dtype,
-    parts: Sequence[Part],
-    rows: int | None = None,
-    stacked: int | None = None,
-) -> Weight:
-    """Makes the weight of an LM head or of an embedding. A tied embedding's alias is the head's
+def table(build: WeightBuild) -> Weight:
+    """Return the weight of an LM head or of an embedding. A tied embedding's alias is the head's
     name."""
-    (part,) = parts
-    if not ops.packs(dtype):
-        return PlainWeight(ops, dtype, parts, rows, stacked)
+    (part,) = build.parts
+    if not build.ops.packs(build.dtype):
+        return PlainWeight(build)
     from minisgl.kernel.panels import takes
 
     is_head = HEAD in part.name or HEAD in (part.alias or "")
-    held = len(part.share) if rows is None else rows
-    if is_head and takes(held, part.shape[1], 0, dtype, "int8"):
-        return IntTable(ops, dtype, parts, rows, stacked, "int8")
-    return PackedWeight(ops, dtype, parts, rows, stacked)
+    held = len(part.share) if build.rows is None else build.rows
+    if is_head and takes(held, part.shape[1], 0, build.dtype, "int8"):
+        return IntTable(build, "int8")
+    return PackedWeight(build)
 
 
 TABLE = Format(weight=table)

@@ -46,7 +46,7 @@ class ConfiguredFormats(Formats):
         return tuple(dict.fromkeys(rule.format.name for rule in self.rules if rule.format.name))
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
-        formats = [self._of_one(module, target) for module in modules]
+        formats = [self._format_of(module, target) for module in modules]
         if any(format != formats[0] for format in formats):
             raise ConfigError(
                 f"{self.where}: quantization_config gives {', '.join(modules)} different formats, "
@@ -54,7 +54,7 @@ class ConfiguredFormats(Formats):
             )
         return formats[0]
 
-    def _of_one(self, module: str, target: Target) -> Format:
+    def _format_of(self, module: str, target: Target) -> Format:
         names = self.aliases(module)
         for rule in self.rules:
             if any(rule.matches(name, target) for name in names) != rule.others:

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from minisgl.quantization.cut import ALL, Unit, entries, local_rows, per_unit
 from minisgl.quantization.kernels import QuantisedWeight, is_size
-from minisgl.quantization.parameter import Part
+from minisgl.quantization.weight import WeightBuild
 
 if TYPE_CHECKING:
-    from minisgl.kernel.ops import Ops
     from minisgl.kernel.panels import Kind, Panels
     from minisgl.kernel.triton.packed import Packed
 
@@ -46,15 +45,8 @@ class Scaled:
     unit: Unit
     flat: bool = False
 
-    def __call__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> ScaledWeight:
-        return ScaledWeight(ops, dtype, parts, rows, stacked, self)
+    def __call__(self, build: WeightBuild) -> ScaledWeight:
+        return ScaledWeight(build, self)
 
 
 class ScaledWeight(QuantisedWeight):
@@ -64,16 +56,9 @@ class ScaledWeight(QuantisedWeight):
     tensor: Tensor
     scale: Tensor
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None,
-        stacked: int | None,
-        kind: Scaled,
-    ) -> None:
-        super().__init__(ops, dtype)
+    def __init__(self, build: WeightBuild, kind: Scaled) -> None:
+        super().__init__(build)
+        parts, rows, stacked = build.parts, build.rows, build.stacked
         # Files with one tensor for all experts would have one for all scales; no released file has.
         matrices = [replace(part, stack=None) for part in parts]
         self.declare("tensor", kind.number, *matrices, rows=rows, stacked=stacked)

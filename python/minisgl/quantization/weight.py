@@ -11,9 +11,9 @@ Axes: O outputs, I inputs, L matrices of a stack.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from torch import Tensor
 
@@ -28,14 +28,28 @@ Target = Literal["Linear", "Embedding"]
 """The class of a module in PyTorch. Checkpoints name it to say which modules are quantised."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBuild:
+    """The argument of a weight's constructor.
+
+    dtype: of the activations. parts: the checkpoint matrices with the names and shapes [O, I] that
+    they have in a plain checkpoint. rows, stacked: see `TensorOwner.declare`.
+    """
+
+    ops: Ops
+    dtype: torch.dtype
+    parts: Sequence[Part]
+    rows: int | None = None
+    stacked: int | None = None
+
+
 class Weight(TensorOwner, ABC):
     """A matrix [O, I], perhaps of several checkpoint matrices merged along O; or a stack [L, O,
     I]."""
 
-    def __init__(self, ops: Ops, dtype: torch.dtype) -> None:
-        """dtype: of the activations."""
+    def __init__(self, build: WeightBuild) -> None:
         super().__init__()
-        self.ops, self.dtype = ops, dtype
+        self.ops, self.dtype = build.ops, build.dtype
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -47,8 +61,8 @@ class Weight(TensorOwner, ABC):
         """See `Ops.linear`."""
         return self.ops.linear(x, self.dense(), bias, gate)
 
-    def gates(self, num_rows: int) -> bool:
-        """Whether `gated_linear` is faster than the gate as part of the GEMM before."""
+    def gates_input(self, num_rows: int) -> bool:
+        """Whether `gated_linear` is faster than a gate on the output of the GEMM before."""
         return False
 
     def gated_linear(self, x: Tensor, gate: Activation, bias: Tensor | None = None) -> Tensor:
@@ -83,21 +97,15 @@ class PlainWeight(Weight):
 
     tensor: Tensor
 
-    def __init__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> None:
-        super().__init__(ops, dtype)
-        self.declare("tensor", dtype, *parts, rows=rows, stacked=stacked)
+    def __init__(self, build: WeightBuild) -> None:
+        super().__init__(build)
+        self.declare("tensor", build.dtype, *build.parts, rows=build.rows, stacked=build.stacked)
 
     @classmethod
     def of(cls, ops: Ops, tensor: Tensor) -> PlainWeight:
         """The weight of a tensor in memory."""
-        weight = cls(ops, tensor.dtype, [Part.whole("weight", *tensor.shape)])
+        parts = [Part.whole("weight", *tensor.shape)]
+        weight = cls(WeightBuild(ops=ops, dtype=tensor.dtype, parts=parts))
         weight.tensor = tensor
         return weight
 
@@ -105,29 +113,15 @@ class PlainWeight(Weight):
         return self.tensor
 
 
-class WeightClass(Protocol):
-    def __call__(
-        self,
-        ops: Ops,
-        dtype: torch.dtype,
-        parts: Sequence[Part],
-        rows: int | None = None,
-        stacked: int | None = None,
-    ) -> Weight:
-        """Make a weight. parts: the checkpoint matrices with the names and shapes [O, I] that they
-        have in a plain checkpoint. rows, stacked: see `TensorOwner.declare`. Raises ConfigError if
-        the format cannot be cut at a rank's share."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """How a checkpoint stores a matrix.
 
-    unit: a rank's share begins and ends at a multiple of this. name: for the log; "" for plain
-    numbers.
+    weight: makes a weight; raises ConfigError if the format cannot be cut at a rank's share. unit:
+    a rank's share begins and ends at a multiple of this. name: for the log; "" for plain numbers.
     """
 
-    weight: WeightClass
+    weight: Callable[[WeightBuild], Weight]
     unit: int = 1
     name: str = ""
 

@@ -9,15 +9,14 @@ from typing import Any
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's feature flags by Linux. Empty if they are unknown."""
+    """Return the features that all cores have, by Linux's names. Empty if they are unknown."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    for line in text.splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
+    fields = (line.partition(":") for line in lines)
+    found = [set(rest.split()) for key, _, rest in fields if key.strip() in ("flags", "Features")]
+    return frozenset(set.intersection(*found)) if found else frozenset()
 
 
 def slow_dtype_advice(dtype: Any) -> str | None:

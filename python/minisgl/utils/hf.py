@@ -34,7 +34,7 @@ def resolve_checkpoint(
     try:
         if not folder.is_dir():
             if folder.exists() and folder.suffix == ".gguf":
-                from minisgl.utils.gguf import gguf_folder
+                from minisgl.utils.gguf.folder import gguf_folder
 
                 return gguf_folder(folder)
             if folder.exists():

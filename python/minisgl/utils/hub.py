@@ -28,21 +28,21 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
     """
     has_ggufs = source == "huggingface"
     if has_ggufs and (":" in model or model.endswith(".gguf")):
-        from minisgl.utils.hub_gguf import named_gguf
+        from minisgl.utils.gguf.hub import named_gguf
 
-        if (named := named_gguf(model)) and (made := _of_gguf(*named)):
+        if (named := named_gguf(model)) and (made := _gguf_checkpoint(*named)):
             return made
     if not _MODEL_ID.fullmatch(model):
         raise ConfigError(f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B")
     patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
     folder = Path((_from_huggingface if has_ggufs else _from_modelscope)(model, patterns))
     lacks_weights = weights and not any(folder.glob("*.safetensors"))
-    return (_of_gguf(model, "") if has_ggufs and lacks_weights else None) or folder
+    return (_gguf_checkpoint(model, "") if has_ggufs and lacks_weights else None) or folder
 
 
-def _of_gguf(repo: str, choice: str) -> Path | None:
-    from minisgl.utils.gguf import gguf_folder
-    from minisgl.utils.hub_gguf import download_gguf
+def _gguf_checkpoint(repo: str, choice: str) -> Path | None:
+    from minisgl.utils.gguf.folder import gguf_folder
+    from minisgl.utils.gguf.hub import download_gguf
 
     path = download_gguf(repo, choice)
     return gguf_folder(path) if path else None

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.engine.startup.measure import slowest_us
-from minisgl.engine.startup.probe import GREEDY, RANDOM, fits, probe_plan, run_probe
-from minisgl.engine.tables import MIN_COMMON_ROWS, MIN_COMMON_TOKENS
+from minisgl.engine.startup.probe import (
+    GREEDY,
+    RANDOM,
+    common_prefix,
+    fits,
+    probe_plan,
+    run_probe,
+)
+from minisgl.engine.tables import MIN_COMMON_ROWS
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
+    from minisgl.core import Plan
     from minisgl.engine.engine import Engine
 
 logger = get_logger(__name__)
@@ -60,10 +68,7 @@ def capture_prompts(engine: Engine) -> None:
     for size in engine.runner.prompt_sizes:
         for rows in engine.runner.beside_prompts:
             rows = min(rows, engine.max_running - 1)
-            plan = probe_plan(engine, rows, [size])
-            if fits(engine, plan) and engine.runner.padded(plan):
-                for _ in range(2):  # the second run captures
-                    run_probe(engine, plan)
+            _capture(engine, probe_plan(engine, rows, [size]))
 
 
 def capture_decodes(engine: Engine) -> None:
@@ -74,14 +79,17 @@ def capture_decodes(engine: Engine) -> None:
     Capturing 89 graphs takes Qwen3-0.6B's shape 1 s on an H200. Steps whose sampling has filters
     are captured when they first occur.
     """
-    common = -(-MIN_COMMON_TOKENS // engine.page_size) * engine.page_size
     for rows in engine.runner.decode_sizes:
-        for before in (0, common) if rows >= MIN_COMMON_ROWS else (0,):
+        for before in (0, common_prefix(engine)) if rows >= MIN_COMMON_ROWS else (0,):
             for sampling in (GREEDY, RANDOM):
-                plan = probe_plan(engine, rows, before=before, sampling=sampling)
-                if fits(engine, plan):
-                    for _ in range(2):  # the second run captures
-                        run_probe(engine, plan)
+                _capture(engine, probe_plan(engine, rows, before=before, sampling=sampling))
+
+
+def _capture(engine: Engine, plan: Plan) -> None:
+    """Capture the graph of the step, if it fits and is replayed."""
+    if fits(engine, plan) and engine.runner.padded(plan):
+        for _ in range(2):  # the second run captures
+            run_probe(engine, plan)
 
 
 def _prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minisgl.core import Plan, SamplingParams, StepFailed, StepResult
+from minisgl.engine.tables import MIN_COMMON_TOKENS
 
 if TYPE_CHECKING:
     from minisgl.engine.engine import Engine
@@ -69,6 +70,11 @@ def probe_plan(
         ],
         begins=[(row, sampling) for row in range(num_rows)],
     )
+
+
+def common_prefix(engine: Engine) -> int:
+    """Return the shortest common prefix that a step reads once for all rows, in whole pages."""
+    return -(-MIN_COMMON_TOKENS // engine.page_size) * engine.page_size
 
 
 def fits(engine: Engine, plan: Plan) -> bool:

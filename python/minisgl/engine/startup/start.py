@@ -42,7 +42,7 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
             load_kernels(engine)
         clock.lap("kernels")
     tuning = engine.tuning
-    if engine.device.num_threads and engine.comm.size == 1:  # ranks would run different steps
+    if engine.device.max_threads and engine.comm.size == 1:  # ranks would run different steps
         from minisgl.engine.startup.threads import choose_threads
 
         tuning = replace(tuning, num_threads=choose_threads(engine))

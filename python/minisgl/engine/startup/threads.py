@@ -37,7 +37,7 @@ def choose_threads(engine: Engine) -> int:
     """Return the number of threads for the engine's steps."""
     plan = probe_plan(engine, 1, sampling=GREEDY)
     return fastest_threads(
-        engine.device.num_threads, engine.device.set_threads, lambda: run_probe(engine, plan)
+        engine.device.max_threads, engine.device.set_threads, lambda: run_probe(engine, plan)
     )
 
 

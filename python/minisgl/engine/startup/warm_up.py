@@ -18,8 +18,8 @@ import torch
 from minisgl import env, kernel
 from minisgl.core import Plan, SamplingParams
 from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
-from minisgl.engine.startup.probe import GREEDY, fits, probe_plan, run_probe
-from minisgl.engine.tables import MIN_COMMON_ROWS, MIN_COMMON_TOKENS
+from minisgl.engine.startup.probe import GREEDY, common_prefix, fits, probe_plan, run_probe
+from minisgl.engine.tables import MIN_COMMON_ROWS
 from minisgl.utils.logger import get_logger
 from minisgl.version import __version__
 
@@ -39,8 +39,6 @@ def compile_kernels(engine: Engine) -> None:
     Without this, the first step of each kind would delay all requests by about a second.
     """
     rows = engine.device.warm_up_rows(engine.max_running)
-    if not rows:
-        return
     plans = [plan for plan in plans_of_all_kinds(engine, rows) if fits(engine, plan)]
     markers = _markers(engine, plans)
     if engine.comm.all_min(int(all(marker.exists() for marker in markers))):
@@ -94,12 +92,11 @@ def plans_of_all_kinds(engine: Engine, rows: Sequence[int]) -> Iterator[Plan]:
     rows: numbers of decode rows. Each is combined with a prompt and with a common prefix. Then
     follow greedy and filtered sampling, and prompts of several numbers and lengths.
     """
-    common = -(-MIN_COMMON_TOKENS // engine.page_size) * engine.page_size
     for num_decodes in rows:
         yield probe_plan(engine, num_decodes)
         yield _beside_a_prompt(engine, num_decodes)
         if num_decodes >= MIN_COMMON_ROWS:
-            yield probe_plan(engine, num_decodes, before=common)
+            yield probe_plan(engine, num_decodes, before=common_prefix(engine))
     for sampling in (GREEDY, FILTERED):
         yield probe_plan(engine, 1, sampling=sampling)
     yield probe_plan(engine, 0, [SHORT], before=engine.page_size)

@@ -27,7 +27,7 @@ int heads_of_item(int G, int num_key_heads, int num_threads) {
 }  // namespace
 
 // x [T, D] with rows apart; mixed [T, D] is scratch; weight [taps, D]; g, beta float32 [T, N]; rows
-// int32 [3, B]: table_idxs, starts, ends. bias, skip: of Mamba2, see `StateSpace`. The others:
+// int32 [3, B]: table_idxs, starts, ends. bias, skip: or null, see `RecurrentInputs`. The others:
 // minisgl/kvcache/recurrent.py.
 void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView beta, TensorView weight,
                     tvm::ffi::Optional<TensorView> bias, tvm::ffi::Optional<TensorView> skip,

@@ -52,8 +52,8 @@ def decode(
     interval: int,
     page_size: int,
 ) -> None:
-    """Write the outputs of the first rows, of one token each. mixed_BD: see `convolve`. skip_N: of
-    Mamba2 (`minisgl.attention.recurrent.StateSpace`), None for the delta rule."""
+    """Write the outputs of the first rows, of one token each. mixed_BD: see `convolve`. skip_N: see
+    `minisgl.attention.recurrent.RecurrentInputs`."""
     _, num_heads, key_dim, value_dim = states.shape
     blocks = FEW if num_rows < FROM_ROWS else MANY
     sharing = num_heads // keys.shape[1]
@@ -80,7 +80,7 @@ STEP_J: tl.constexpr = tl.constexpr(16)  # rows at a time where an interval ends
 
 @triton.jit(
     do_not_specialize=["rows_stride"],
-    # Of a layer's decays: any number of slots and heads lies before them.
+    # A layer's decays may begin anywhere: other layers' slots and heads lie before them.
     do_not_specialize_on_alignment=["slots_ptr", "rows_ptr", "decays_ptr"],
 )
 def _delta_decode(

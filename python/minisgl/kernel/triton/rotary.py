@@ -35,7 +35,7 @@ BLOCK, WIDE_BLOCK, BLOCK_8 = 8192, 2048, 1024
 16,384 tokens on an H200 with 2,048 and with 8,192 elements: 107 and 195 us for 16 query and 2
 key/value heads of 256 dims, of which 64 rotate; 401 and 434 for 32 and 4 heads of 512 dims; 292 and
 288 for 32 and 16 heads of 256 dims. `BLOCK_8` is for pools of 8 bits, where programs that have
-queries alone do not quantise: 8,192 tokens of 40 and 8 heads of 128 dims take 85 us in fp8 with
+only queries do not quantise: 8,192 tokens of 40 and 8 heads of 128 dims take 85 us in fp8 with
 1,024 elements, 123 with 2,048, 194 with 8,192."""
 
 
@@ -58,7 +58,7 @@ def norm_rope_store(
     """Return q [T, N, H], k and v [T, K, H] of qkv [T, (N + 2K) * H], and store k and v.
 
     As `Ops.rms_norm` (if there are weights), `Ops.apply_rope` and `Ops.store_kv` one after another,
-    with their roundings. qkv is contiguous, and has queries alone where num_kv_heads is 0. keep:
+    with their roundings. qkv is contiguous, and has only queries if num_kv_heads is 0. keep:
     whether k and v are returned as they are stored, before a pool quantises them; otherwise views
     of qkv are returned. norms_values: values are normed too, without a weight; only with weights of
     q and k.

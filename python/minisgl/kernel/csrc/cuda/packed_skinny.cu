@@ -218,7 +218,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERTS ? 2 : 1)
                     (SIDES && t >= 2 ? PARTS * 4 : 0);
       }
     }
-    // Of this thread's row of the first chunk; `to_high` further on, that of the second.
+    // Scales and zeros of this thread's row of the first chunk; those of the second chunk's row are
+    // `scales_to_high` and `zeros_to_high` further on.
     const u32 scales_at = places.scales + (tile - begin) * places.scale_bytes +
                           (SCALE_ROWS == 8 ? g * groups * SCALE_BYTES : 0);
     const u32 zeros_at = places.zeros + (tile - begin) * places.zero_bytes + g * groups;

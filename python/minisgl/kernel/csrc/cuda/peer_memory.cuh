@@ -2,7 +2,7 @@
 //
 // There is no barrier and no flag. A receiver's memory is EMPTY until a word of data replaces it, so a
 // word itself shows that it has arrived (the idea of NCCL's LL protocol, where every 4 bytes travel
-// with a flag; without flags the links carry data alone, as in the "Lamport" all-reduce of
+// with a flag; without flags the links carry only data, as in the "Lamport" all-reduce of
 // TensorRT-LLM). A receiver that has read a word makes it EMPTY again.
 //
 // A rank's memory: rooms of N x capacity packs, one part for each sender, then a turn per block.

@@ -15,7 +15,7 @@ from minisgl.models.interleaved import deinterleave
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.gguf_tensors import Change
+    from minisgl.models.gguf.tensors import Change
 
 ALL: Final = slice(None)
 PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
@@ -62,8 +62,8 @@ def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
     if kind == "ffn_gate_inp_shexp":
         return lambda row: row.reshape(1, -1)
     if arch in DELTA:
-        return _of_delta_net(arch, kind, config)
-    return OF_MAMBA.get(kind)
+        return _delta_change(arch, kind, config)
+    return MAMBA_CHANGES.get(kind)
 
 
 def reorders_columns(arch: str, kind: str) -> bool:
@@ -71,7 +71,7 @@ def reorders_columns(arch: str, kind: str) -> bool:
     return kind == "ssm_out" and arch in ("qwen35", "qwen35moe")
 
 
-OF_MAMBA: Final[dict[str, Change]] = {
+MAMBA_CHANGES: Final[dict[str, Change]] = {
     "ssm_a": lambda numbers: (-numbers).log().flatten(),
     "ssm_d": torch.flatten,
     "ssm_norm": torch.flatten,
@@ -86,16 +86,16 @@ def _minus_one(weight: Tensor) -> Tensor:
     return weight - 1
 
 
-def _of_delta_net(arch: str, kind: str, config: ModelConfig) -> Change | None:
+def _delta_change(arch: str, kind: str, config: ModelConfig) -> Change | None:
     keys, values, size, value_size = (
         config.fields.integer(f"linear_{name}")
         for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
     )
     if arch == "qwen3next":
         return {
-            **OF_MAMBA,
-            "ssm_beta": lambda rows: _of_pair(rows, 0, keys=keys),
-            "ssm_alpha": lambda rows: _of_pair(rows, 1, keys=keys),
+            **MAMBA_CHANGES,
+            "ssm_beta": lambda rows: _half_of_pairs(rows, 0, keys=keys),
+            "ssm_alpha": lambda rows: _half_of_pairs(rows, 1, keys=keys),
         }.get(kind if kind != "ssm_norm" else "")
     side_by_side = partial(_side_by_side, keys=keys, values=values)
     first = 2 * keys * size
@@ -112,7 +112,7 @@ def _of_delta_net(arch: str, kind: str, config: ModelConfig) -> Change | None:
     return changes.get(kind)
 
 
-def _of_pair(rows: Tensor, which: int, *, keys: int) -> Tensor:
+def _half_of_pairs(rows: Tensor, which: int, *, keys: int) -> Tensor:
     """Return the rows of projection `which`. For each key head, `rows` has those of projection 0,
     then as many of projection 1."""
     return rows.reshape(keys, 2, -1, *rows.shape[1:])[:, which].flatten(0, 1)

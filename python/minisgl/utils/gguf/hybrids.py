@@ -1,25 +1,28 @@
-"""As `gguf_families`, for the architectures with recurrent layers."""
+"""As `families`, for the architectures with recurrent layers."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from minisgl.utils.gguf_values import GgufValues, experts, per_layer, shared_expert
-
-Fields = dict[str, Any]
+from minisgl.utils.gguf.values import (
+    Fields,
+    GgufValues,
+    experts,
+    grouped_experts,
+    per_layer,
+    shared_expert,
+)
 
 
 def qwen35(file: GgufValues) -> Fields:
-    values = file.get("ssm.time_step_rank")
+    value_heads = file.get("ssm.time_step_rank")
     interval = file.get("full_attention_interval", 4)
     types = ["linear_attention"] * (interval - 1) + ["full_attention"]
-    fields = {
+    fields: Fields = {
         "hidden_act": "silu",
         "layer_types": [types[i % interval] for i in range(file.num_layers)],
         "linear_num_key_heads": file.get("ssm.group_count"),
-        "linear_num_value_heads": values,
+        "linear_num_value_heads": value_heads,
         "linear_key_head_dim": file.get("ssm.state_size"),
-        "linear_value_head_dim": file.get("ssm.inner_size") // values,
+        "linear_value_head_dim": file.get("ssm.inner_size") // value_heads,
         "linear_conv_kernel_dim": file.get("ssm.conv_kernel"),
     }
     if file.get("expert_count", 0):
@@ -105,15 +108,9 @@ def nemotron_h(file: GgufValues) -> Fields:
         "mlp_bias": any(name.endswith("ffn_up.bias") for name in file.tensors),
     }
     if mlp == "E":
-        fields |= experts(file)
+        fields |= grouped_experts(file, num_shared=1)
         fields |= {
-            "n_routed_experts": file.get("expert_count"),
-            "n_shared_experts": file.get("expert_shared_count", 1),
             "moe_shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length"),
             "moe_latent_size": file.get("moe_latent_size", 0) or None,
-            "norm_topk_prob": file.get("expert_weights_norm", True),
-            "routed_scaling_factor": file.get("expert_weights_scale", 1.0),
-            "n_group": file.get("expert_group_count", 1),
-            "topk_group": file.get("expert_group_used_count", 1),
         }
     return fields

@@ -7,19 +7,20 @@ no key for a field, the value is llama.cpp's constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from minisgl.utils.gguf_hybrids import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen35
-from minisgl.utils.gguf_values import (
+from minisgl.utils.gguf.hybrids import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen35
+from minisgl.utils.gguf.values import (
+    Fields,
     GgufValues,
     expert_counts,
     experts,
+    grouped_experts,
     layer_types,
     per_layer,
     shared_expert,
 )
 
-Fields = dict[str, Any]
 GEMMA2_27B, GEMMA3_27B = 46, 62
 """Numbers of layers. These sizes scale queries by hidden size / heads, and no key says so."""
 
@@ -189,13 +190,7 @@ def _olmo2(file: GgufValues) -> Fields:
 def _glm4_moe(file: GgufValues) -> Fields:
     return {
         **_plain(file),
-        **experts(file),
-        "n_routed_experts": file.get("expert_count"),
-        "n_shared_experts": file.get("expert_shared_count", 0),
-        "n_group": file.get("expert_group_count", 1),
-        "topk_group": file.get("expert_group_used_count", 1),
-        "norm_topk_prob": file.get("expert_weights_norm", True),
-        "routed_scaling_factor": file.get("expert_weights_scale", 1.0),
+        **grouped_experts(file, num_shared=0),
         "first_k_dense_replace": file.get("leading_dense_block_count", 0),
         "use_qk_norm": file.has("blk.0.attn_q_norm.weight"),
     }

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minisgl.models.gguf_changes import ALL, change_of, parts_of
-from minisgl.models.gguf_names import GLOBAL, OF_EXPERTS, names_of
+from minisgl.models.gguf.changes import ALL, change_of, parts_of
+from minisgl.models.gguf.names import EXPERT_KINDS, GLOBAL_NAMES, names_of
 
 if TYPE_CHECKING:
     from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
-    from minisgl.models.gguf_tensors import Change
+    from minisgl.models.gguf.tensors import Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class Places:
 
     def __init__(self, arch: str, config: ModelConfig) -> None:
         self._arch, self._config = arch, config
-        self._of_layer, self._routed = names_of(arch), _routed(config)
+        self._layer_names, self._routed = names_of(arch), _routed(config)
 
     def of(self, name: str, shape: Sequence[int]) -> Iterator[Place]:
         """Yield the places of a file's tensor. shape: its first axis has rows or experts."""
-        layer, part = place_of(name)
+        layer, part = split_name(name)
         kind, _, suffix = part.rpartition(".") if "." in part else (part, "", "weight")
         names = self._routed.get(layer)
-        if whole := self._of_layer.get(part):
+        if whole := self._layer_names.get(part):
             yield Place(layer + whole, ALL, change_of(self._arch, kind, self._config))
-        elif names and kind in OF_EXPERTS:
-            pattern: str = getattr(names, OF_EXPERTS[kind])
+        elif names and kind in EXPERT_KINDS:
+            pattern: str = getattr(names, EXPERT_KINDS[kind])
             for expert in range(shape[0]):
                 yield Place(pattern.format(expert), expert)
         elif names and names.gate and kind == "ffn_gate_up_exps":
@@ -49,7 +49,7 @@ class Places:
                 yield Place(names.gate.format(expert), (expert, slice(half)))
                 yield Place(names.up.format(expert), (expert, slice(half, None)))
         else:
-            known = self._of_layer if layer else GLOBAL
+            known = self._layer_names if layer else GLOBAL_NAMES
             if names:
                 router = names.router.removeprefix(layer).removesuffix(".weight")
                 known = {**known, "ffn_gate_inp": router, "exp_probs_b": router}
@@ -68,7 +68,7 @@ def _routed(config: ModelConfig) -> dict[str, ExpertNames]:
     return {".".join(names.router.split(".", 3)[:3]) + ".": names for names in found}
 
 
-def place_of(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """blk.3.attn_q.weight -> ("model.layers.3.", "attn_q.weight"); others -> ("", name)."""
     parts = name.split(".", 2)
     if len(parts) == 3 and parts[0] == "blk":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-GLOBAL: Final = {
+GLOBAL_NAMES: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "token_embd_norm": "model.norm",  # LFM2's last norm, in spite of its name
@@ -18,7 +18,7 @@ GLOBAL: Final = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
-OF_LAYER: Final = {
+LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -96,7 +96,7 @@ NEMOTRON: Final = {
     "ffn_latent_down": "mixer.fc1_latent_proj",
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
-OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, str]]] = {
+ARCHITECTURE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemma2": SANDWICH,
     "gemma3": SANDWICH,
     "gemma4": GEMMA4,
@@ -126,8 +126,8 @@ OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, str]]] = {
     "nemotron_h": NEMOTRON,
     "nemotron_h_moe": NEMOTRON,
 }
-"""Architecture -> the names that differ from `OF_LAYER`."""
-OF_EXPERTS: Final = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
+"""Architecture -> the names that differ from `LAYER_NAMES`."""
+EXPERT_KINDS: Final = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
 """Kinds of [E, O, I], of which our layers declare a tensor for each expert -> the field of
 `ExpertNames`."""
 STACKED: Final = ("gpt-oss",)
@@ -137,4 +137,4 @@ STACKED: Final = ("gpt-oss",)
 def names_of(arch: str) -> dict[str, str]:
     """Return the names for a layer's tensors, without their last part. A key is a kind; or a kind
     with the last part, and then its name is whole, too."""
-    return {**OF_LAYER, **OF_ARCHITECTURE.get(arch, {})}
+    return {**LAYER_NAMES, **ARCHITECTURE_NAMES.get(arch, {})}

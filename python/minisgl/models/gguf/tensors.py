@@ -35,7 +35,7 @@ class Dequantised:
 
     def __init__(self, data: Any, kind: Any, change: Change | None = None) -> None:
         """data: numbers, or rows of blocks. kind: the gguf package's type of it. change: see
-        `minisgl.models.gguf_changes.change_of`."""
+        `minisgl.models.gguf.changes.change_of`."""
         from gguf import quants
 
         self._data, self._kind, self._change = data, kind, change
@@ -55,9 +55,11 @@ class Dequantised:
         return list(self._change(torch.empty(shape, device="meta")).shape)
 
     def __getitem__(self, index: Index) -> Tensor:
-        """index: a slice for each axis, or a number for the first one. Of rows, only those asked
-        for are dequantised. Columns are cut after whole rows, and a change needs the whole
-        tensor."""
+        """index: a slice for each axis, or a number for the first one.
+
+        Dequantises only the rows that are asked for, and cuts columns after that. If there is a
+        change, it dequantises the whole tensor.
+        """
         if self._change is not None:
             return self._change(self._values(self._data))[index]
         *rows, columns = index

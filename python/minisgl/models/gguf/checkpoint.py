@@ -1,7 +1,7 @@
 """The weights of a GGUF file, under the names that our layers declare.
 
 In the file, the experts of a layer are three stacks: gate, up and down. Other differences are in
-`minisgl.models.gguf_changes`.
+`minisgl.models.gguf.changes`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minisgl.models.gguf_names import OF_EXPERTS, STACKED
-from minisgl.models.gguf_places import Places, place_of
-from minisgl.models.gguf_tensors import Blocks, Dequantised, MxBytes, Stack
+from minisgl.models.gguf.names import EXPERT_KINDS, STACKED
+from minisgl.models.gguf.places import Places, split_name
+from minisgl.models.gguf.tensors import Blocks, Dequantised, MxBytes, Stack
 from minisgl.models.weight import Checkpoint
 from minisgl.quantization.gguf import BLOCKS
 from minisgl.quantization.gguf_blocks import LAYOUTS
-from minisgl.utils.gguf import open_weights
+from minisgl.utils.gguf.folder import open_weights
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -34,10 +34,10 @@ class GgufCheckpoint(Checkpoint):
         self._file_of = {}
         stacks: dict[str, dict[str, Any]] = {}
         for tensor in tensors:
-            layer, part = place_of(tensor.name)
+            layer, part = split_name(tensor.name)
             if tensor.name.startswith("rope_") or layer in unread:
                 continue  # config.json has the former; multi-token prediction is not served
-            if part.partition(".")[0] in OF_EXPERTS and arch in STACKED:
+            if part.partition(".")[0] in EXPERT_KINDS and arch in STACKED:
                 stacks.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
             else:
                 for place in places.of(tensor.name, tensor.data.shape):

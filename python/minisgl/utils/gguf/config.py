@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from minisgl.errors import ConfigError
-from minisgl.utils.gguf_families import FAMILIES
-from minisgl.utils.gguf_values import CONTROL, USER_DEFINED, GgufValues
+from minisgl.utils.gguf.families import FAMILIES
+from minisgl.utils.gguf.values import CONTROL, USE_ORIGINAL, USER_DEFINED, Fields, GgufValues
 
 ENDS: Final = (
     *("<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"),
     *("<end_of_turn>", "<turn|>", "<|tool_response>", "<|return|>", "<|call|>", "</s>", "<eos>"),
     *("[EOS]", "[EOT]", "[e~[", "<|observation|>"),
 )
-"""Tokens with these texts end an answer, as do the tokens that the metadata names. llama.cpp also
-finds them by their texts. The last one is GLM's, after a tool call."""
+"""Tokens with these texts end an answer, as do the tokens that the metadata names. llama.cpp finds
+them by their texts, too. The last one is GLM's, after a tool call."""
 HARMONY: Final = {"<|return|>", "<|call|>"}
 """If a vocabulary has both, <|end|> ends a message but not the answer."""
 SPECIAL: Final = (CONTROL, USER_DEFINED)
 """Only tokens of these types can end an answer."""
 
 
-def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> Fields:
     """Return the contents of config.json.
 
     values: the metadata. tensors: the tensors of all parts, by name. Raises ConfigError if the
@@ -34,20 +34,18 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
     if arch not in FAMILIES:
         raise ConfigError(
             f"{path}: GGUF files of the architecture {arch!r} are not read; supported are "
-            f"{', '.join(FAMILIES)}. For this one use the checkpoint that the file was made from, "
-            "whose weights are *.safetensors"
+            f"{', '.join(FAMILIES)}; for this one {USE_ORIGINAL}"
         )
     if arch == "glm4" and any(file.get("rope.dimension_sections", [])):
         raise ConfigError(
             f"{path}: this GLM reads images, too, and its file has the attention heads in another "
-            "order, which is not supported; use the checkpoint that the file was made from, whose "
-            "weights are *.safetensors"
+            f"order, which is not supported; {USE_ORIGINAL}"
         )
     heads, hidden = _most(file.get("attention.head_count")), file.get("embedding_length")
     head_dim = file.get("attention.key_length", hidden // heads)
     rotated = file.get("rope.dimension_count", head_dim)
     architecture, own = FAMILIES[arch]
-    config: dict[str, Any] = {
+    config: Fields = {
         "architectures": [architecture],
         "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
         "hidden_size": hidden,

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from minisgl.models.gguf_changes import reorders_columns
-from minisgl.models.gguf_names import STACKED
-from minisgl.models.gguf_places import Places, place_of
+from minisgl.models.gguf.changes import reorders_columns
+from minisgl.models.gguf.names import STACKED
+from minisgl.models.gguf.places import Places, split_name
 from minisgl.quantization.config import MXFP4
 from minisgl.quantization.gguf import BLOCKS, BlockWeight, FileTypes
 from minisgl.quantization.gguf_blocks import LAYOUTS
 from minisgl.quantization.panelled import log_kernels
 from minisgl.quantization.parameter import Part, TensorOwner
-from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target
+from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, WeightBuild
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class GgufFormats(Formats):
             for place in places.of(name, (1, 2)):  # all experts have one type
                 module = FileTypes.module_of(place.name.removesuffix(".weight"))
                 types[module] = kind
-                if reorders_columns(arch, place_of(name)[1].removesuffix(".weight")):
+                if reorders_columns(arch, split_name(name)[1].removesuffix(".weight")):
                     reordered.add(module)
         return cls(
             types=FileTypes(types=types, reordered=frozenset(reordered)),
@@ -68,13 +68,17 @@ class GgufFormats(Formats):
         dequantised: Counter[tuple[str, str]] = Counter()
         for parameter in model.parameters():
             owner, parts = parameter.owner, parameter.parts
-            kinds = {self.types.type_of(part) or "" for part in _of_numbers(parts)}
+            kinds = {self.types.type_of(part) or "" for part in _matrices(parts)}
             if isinstance(owner, BlockWeight) and parameter.attr == "packed":
                 packed.update(kinds)
             elif isinstance(owner, PlainWeight) and any(kinds):
                 stacked = parameter.shape[0] if len(parameter.shape) == 3 else None
                 rows = parameter.shape[0] if len(parts) == 1 else None
-                why = self.types.why_dequantised(owner.ops, owner.dtype, parts, rows, stacked)
+                why = self.types.why_dequantised(
+                    WeightBuild(
+                        ops=owner.ops, dtype=owner.dtype, parts=parts, rows=rows, stacked=stacked
+                    )
+                )
                 dequantised.update((kind, why or "") for kind in kinds if kind)
         if packed:
             bits = [f"{kind} in {LAYOUTS[kind].form.bits:.2f} bits a weight" for kind in packed]
@@ -85,7 +89,7 @@ class GgufFormats(Formats):
             log_kernels(model, [MXFP4.name])
 
 
-def _of_numbers(parts: Sequence[Part]) -> list[Part]:
+def _matrices(parts: Sequence[Part]) -> list[Part]:
     """Return the parts under the names of their matrices."""
     return [replace(part, name=part.name.removesuffix(BLOCKS)) for part in parts]
 

@@ -9,6 +9,12 @@ from typing import Any, Final
 
 from minisgl.errors import ConfigError
 
+Fields = dict[str, Any]
+"""Fields of config.json."""
+USE_ORIGINAL: Final = (
+    "use the checkpoint that the file was made from, whose weights are *.safetensors"
+)
+"""What to do about a file that is not supported."""
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens, in llama.cpp's numbering."""
 ROPE_FREQS: Final = "rope_freqs.weight"
@@ -56,19 +62,19 @@ class GgufValues:
     def has(self, tensor: str) -> bool:
         return tensor in self.tensors
 
-    def rope_scaling(self) -> dict[str, Any] | None:
+    def rope_scaling(self) -> Fields | None:
         """Return config.json's `rope_scaling`, or None. Raises ConfigError for an unknown type."""
         if ROPE_FREQS in self.tensors:
             return {**LLAMA3, "factor": float(self.tensors[ROPE_FREQS].data.max())}
         kind = self.get("rope.scaling.type", "none")
-        if kind in ("none", "longrope"):  # `gguf_families` reads the factors of longrope
+        if kind in ("none", "longrope"):  # `families` reads the factors of longrope
             return None
         if kind not in ("linear", "yarn"):
             raise ConfigError(
                 f"{self.path}: rope.scaling.type is {kind!r}, expected none, linear, yarn or "
                 "longrope"
             )
-        scaling: dict[str, Any] = {"rope_type": kind, "factor": self.get("rope.scaling.factor")}
+        scaling: Fields = {"rope_type": kind, "factor": self.get("rope.scaling.factor")}
         if kind == "yarn":
             original = self.get("rope.scaling.original_context_length")
             scaling["original_max_position_embeddings"] = original
@@ -99,7 +105,7 @@ def layer_types(file: GgufValues) -> list[str]:
     return types[: file.num_layers]
 
 
-def experts(file: GgufValues) -> dict[str, Any]:
+def experts(file: GgufValues) -> Fields:
     """Return the fields of a mixture of experts, by the names that most families have."""
     return {
         **expert_counts(file, "num_experts"),
@@ -108,15 +114,31 @@ def experts(file: GgufValues) -> dict[str, Any]:
     }
 
 
-def expert_counts(file: GgufValues, field: str) -> dict[str, Any]:
-    """Return the number of experts, and of the experts of each token. field: the family's name for
-    the former."""
+def expert_counts(file: GgufValues, field: str) -> Fields:
+    """Return the number of experts and the number that each token uses. field: the family's name
+    for the number of experts."""
     return {
         field: file.get("expert_count"),
         "num_experts_per_tok": file.get("expert_used_count"),
     }
 
 
-def shared_expert(file: GgufValues) -> dict[str, Any]:
-    """Return the width of the expert that all tokens share."""
+def grouped_experts(file: GgufValues, num_shared: int) -> Fields:
+    """Return the fields of experts that are chosen within groups.
+
+    num_shared: the number of experts that all tokens use, if no key says it.
+    """
+    return {
+        **experts(file),
+        "n_routed_experts": file.get("expert_count"),
+        "n_shared_experts": file.get("expert_shared_count", num_shared),
+        "n_group": file.get("expert_group_count", 1),
+        "topk_group": file.get("expert_group_used_count", 1),
+        "norm_topk_prob": file.get("expert_weights_norm", True),
+        "routed_scaling_factor": file.get("expert_weights_scale", 1.0),
+    }
+
+
+def shared_expert(file: GgufValues) -> Fields:
+    """Return the width of the expert that all tokens use."""
     return {"shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length")}

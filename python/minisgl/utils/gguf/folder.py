@@ -2,8 +2,8 @@
 
 The folder is made once for each file, below the cache folder. It has config.json and the
 tokenizer's files, which are made from the file's metadata, and a link to the file, from which
-`minisgl.models.gguf` reads the weights. Needs the package gguf. Source of the keys: llama.cpp's
-specification (docs/gguf.md there).
+`minisgl.models.gguf` reads the weights. Source of the keys: llama.cpp's specification (docs/gguf.md
+there).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError, MinisglError
-from minisgl.utils.gguf_check import check_header
-from minisgl.utils.gguf_parts import check_parts, parts_of
+from minisgl.utils.gguf.header import check_header
+from minisgl.utils.gguf.parts import check_parts, parts_of
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -27,8 +27,8 @@ logger = get_logger(__name__)
 WEIGHTS: Final = "model.gguf"
 """The name of the link; the links to other parts are 2.gguf and so on."""
 VERSION: Final = 4
-"""The version of the files in a folder. Raise it when they change, so that older folders are not
-used."""
+"""The version of a folder's files. When they change, raise it: folders of older versions are then
+not used."""
 PLAIN: Final = ("F32", "F16", "BF16", "F64")
 """Types of tensors that are not quantised."""
 
@@ -40,18 +40,15 @@ def gguf_folder(path: Path) -> Path:
     model is not supported, CheckpointError if the file is damaged or a part is missing.
     """
     parts = [part.resolve() for part in parts_of(path)]
-    stats = [part.stat() for part in parts]
-    files_now = [
-        (str(part), stat.st_size, stat.st_mtime_ns) for part, stat in zip(parts, stats, strict=True)
-    ]
-    key = repr((VERSION, *files_now)).encode()
+    states = [(str(part), *_size_and_time(part)) for part in parts]
+    key = repr((VERSION, *states)).encode()
     folder = env.cache_dir() / "gguf" / f"{path.stem}-{hashlib.sha256(key).hexdigest()[:12]}"
     if (folder / "config.json").is_file():
         return folder
     readers = [open_gguf(part) for part in parts]
     try:
-        from minisgl.utils.gguf_config import config_of
-        from minisgl.utils.gguf_tokenizer import tokenizer_files
+        from minisgl.utils.gguf.config import config_of
+        from minisgl.utils.gguf.tokenizer import tokenizer_files
 
         values = {name: field.contents() for name, field in readers[0].fields.items()}
         tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
@@ -79,6 +76,11 @@ def gguf_folder(path: Path) -> Path:
         shutil.rmtree(made)
     logger.info("%s: its config and tokenizer are in %s", path.name, folder)
     return folder
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def stored_types(arch: str, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from minisgl.utils.gguf_parts import chosen
+from minisgl.utils.gguf.parts import chosen
 from minisgl.utils.hub import hub_errors
 from minisgl.utils.logger import get_logger
 

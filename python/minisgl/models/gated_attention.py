@@ -1,0 +1,55 @@
+"""Attention whose output is multiplied by the sigmoid of a gate.
+
+Axes: T tokens of this step, S rows that sample, D hidden size, N query heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from minisgl.kernel.gates import create_gates
+from minisgl.layers.gated_attention import LinearGatedQKV
+from minisgl.models.decoder import Attention
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+    from minisgl.layers import RMSNormFused
+    from minisgl.models.decoder import LayerBuild
+
+
+class GatedAttention(Attention):
+    """One GEMM computes queries, keys, values and gates. gate_name: see `LinearGatedQKV`."""
+
+    gate_name: ClassVar[str | None] = None
+
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        spec, layer = at.spec, at.layer
+        self.gated_qkv = LinearGatedQKV(
+            at.build,
+            in_size=spec.config.hidden_size,
+            num_q_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            bias=spec.qkv_bias,
+            prefix=f"{layer.prefix}.self_attn",
+            gate=self.gate_name,
+        )
+        del self.qkv
+        self.gates = create_gates(at.build.ops)
+
+    def forward(
+        self,
+        norm: RMSNormFused,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        projected, residual_TD = self.gated_qkv.forward_normed(norm, x_TD, residual_TD)
+        qkv, gate_TNH = self.gated_qkv.split_gate(projected)
+        attended = self.attend.forward(qkv, batch)
+        residual_TD, attended, gate_TNH = norm.select(rows_S, residual_TD, attended, gate_TNH)
+        return self.out.forward(self.gates.output(attended, gate_TNH)), residual_TD
