@@ -8,10 +8,14 @@ from typing import Any
 import httpx
 from openai.types.shared.error_object import ErrorObject
 
-from helpers.scripted_server import MODEL
+from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.message import ChatPrompt
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+RESPONSES = "/v1/responses"
 HELLO = [{"role": "user", "content": "hello"}]
+CUSTOM_TOOL = {"type": "custom", "name": "patch", "description": "Edits files."}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 
 
 def chat(text: str, **fields: Any) -> dict[str, Any]:
@@ -42,3 +46,10 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 def hello(**fields: Any) -> dict[str, Any]:
     return {"messages": HELLO, **fields}
+
+
+def messages_of(server: ScriptedServer) -> list[dict[str, Any]]:
+    """Return the chat messages of the newest request."""
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.messages
