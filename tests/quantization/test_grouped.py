@@ -24,14 +24,20 @@ from transformers import (
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
 from helpers.packed_groups import AUTO_ROUND, AWQ, GPTQ, GROUP, compressed, grouped
-from helpers.quantised import Quantise, run, run_ranks, save_both, save_quantised, transformers_ids
+from helpers.quantised import (
+    TOLERANCE,
+    Quantise,
+    run,
+    run_ranks,
+    save_both,
+    save_quantised,
+    transformers_ids,
+)
 from minisgl.errors import ConfigError
 from minisgl.quantization import PLAIN
 from minisgl.quantization.config import read_formats
 from minisgl.quantization.grouped import GroupedWeight
 
-TOLERANCE = 1e-5
-"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
 NOTICED = 0.02
 LARGE: dict[str, Any] = {
     **SIZES,
