@@ -83,9 +83,10 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 class TokenizeMsg(Record, frozen=True, kw_only=True):
     """A new request. `sampling.seed` is set: the API server draws a seed if the client sends none.
 
-    namespace: of the prefix cache (`cache_salt` of the API). context_length: the most tokens of
-    prompt and answer, None if unknown. The scheduler refuses more; the tokenizer stops early on a
-    text that is far too long. is_clamped: `max_tokens` is lowered to what the context leaves.
+    share: of the API key. namespace: of the prefix cache (`cache_salt` of the API). context_length:
+    the most tokens of prompt and answer, None if unknown. The scheduler refuses more; the tokenizer
+    stops early on a text that is far too long. is_clamped: `max_tokens` is lowered to what the
+    context leaves.
     """
 
     uid: Uid
@@ -234,7 +235,8 @@ class StatusReply(Record, frozen=True, kw_only=True):
 
 
 class ProfileReply(Record, frozen=True, kw_only=True):
-    """A rank's answer to a `ProfileMsg`. trace: the file that the action "stop" has written."""
+    """A rank's answer to a `ProfileMsg`. trace: the file that the action "stop" has written.
+    num_steps: those in it."""
 
     seq: int
     rank: int = 0

@@ -26,7 +26,7 @@ from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody, SamplingFields
 from minisgl.server.api.structured import rename
-from minisgl.server.call import Answer, Call, ClientGone
+from minisgl.server.call import Call, ClientGone, Replies
 from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
@@ -258,7 +258,7 @@ class EventStream(Response):
             if self._deadline:
                 self._deadline.cancel()
 
-    def _events(self, batch: Answer, ends: dict[int, Finished]) -> bytes:
+    def _events(self, batch: Replies, ends: dict[int, Finished]) -> bytes:
         parts = []
         for index, reply in batch:
             if isinstance(reply, TextReply):
