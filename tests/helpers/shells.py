@@ -23,12 +23,16 @@ def run(*command: str, text: str = "", **env: str) -> subprocess.CompletedProces
         input=text,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=170,
         check=False,
         env={**os.environ, **env},
     )
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+def minisgl(*words: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-m", "minisgl", *words, text=text, **env)
 
 
 def chat(url: str, text: str, *flags: str, **env: str) -> tuple[int, str, str]:
@@ -38,7 +42,7 @@ def chat(url: str, text: str, *flags: str, **env: str) -> tuple[int, str, str]:
 
 
 def ask(url: str, *words: str, text: str = "", **env: str) -> tuple[int, str, str]:
-    done = run(sys.executable, "-m", "minisgl", "run", "--url", url, *words, text=text, **env)
+    done = minisgl("run", "--url", url, *words, text=text, **env)
     return done.returncode, done.stdout, done.stderr
 
 
