@@ -32,8 +32,9 @@ from minisgl.core.event import Event, Failed, Record
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
-Uid = Annotated[int, msgspec.Meta(ge=0)]
-Share = tuple[Uid, Uid]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Uid = Natural
+Share = tuple[Natural, Natural]
 """The tag of a request, the number of its key (`minisgl.server.shares`). (0, 0) without keys."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
@@ -246,7 +247,8 @@ class ProfileReply(Record, frozen=True, kw_only=True):
 
 
 class WatchReply(Record, frozen=True, kw_only=True):
-    """The answer to a `WatchMsg`. frame: JSON, which clients get unchanged. seq: the message's."""
+    """The answer to a `WatchMsg`. frame: JSON of a frame of the X-ray; with seq, which is the
+    message's, of a `ReplicaState`."""
 
     frame: bytes
     seq: int | None = None

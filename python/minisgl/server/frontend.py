@@ -78,6 +78,7 @@ class Frontend:
 
     @property
     def num_open(self) -> int:
+        """The number of prompts that have not ended."""
         return len(self._calls)
 
     def submit(
@@ -194,7 +195,7 @@ class Frontend:
         self.failure = None
 
     def fail_all(self, error: EngineError) -> None:
-        """End every open call with `error`, and refuse all later ones."""
+        """End every open call with `error`, and refuse new ones until `reconnect`."""
         self.failure = error
         for call in set(self._calls.values()):
             call.fail(error)
