@@ -17,10 +17,9 @@ import numpy as np
 
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
-from minisgl.benchmark.shards import run_sharded
+from minisgl.benchmark.shards import run_whole
 from minisgl.benchmark.startup import running_server
-from minisgl.benchmark.summary import Slo, summarize
-from minisgl.benchmark.workload import Session, Turn
+from minisgl.benchmark.workload import at_once
 
 PROMPT: Final = 8  # tokens
 
@@ -37,13 +36,8 @@ class Served:
     def run(self, streams: int) -> dict[str, Any]:
         """Run the streams all at once. Returns the seconds, and p50 and p99 of the ITL in ms."""
         ids = self._rng.integers(1, self._vocab_size, (streams, PROMPT), dtype=np.int32)
-        sessions = [
-            Session(turns=(Turn(ids=row, max_tokens=self._output),), at_s=0.0) for row in ids
-        ]
-        records, _ = run_sharded(self._target, sessions, concurrency=None, processes=1)
-        summary = summarize(records, Slo())["summary"]
-        if summary["num_failed"]:
-            raise RuntimeError(f"{summary['num_failed']} streams failed: {records[0].error}")
+        sessions = at_once(ids, [self._output] * len(ids))
+        summary, _ = run_whole(self._target, sessions, processes=1)
         itl = summary["itl_ms"]
         return {"seconds": summary["duration_s"], "itl_p50": itl["p50"], "itl_p99": itl["p99"]}
 

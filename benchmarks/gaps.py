@@ -24,6 +24,7 @@ from minisgl.benchmark.report import write_json
 from minisgl.core.plan import Plan
 from minisgl.errors import ConfigError
 from minisgl.scheduler.loop import Meter
+from minisgl.scheduler.xray import Step
 
 NUM_SIMILAR: Final = 30
 LONGEST_S: Final = 0.3  # a longer time is a pause in which no request ran
@@ -75,19 +76,20 @@ def gaps_of(recording: Recording, path: Path) -> list[Gap]:
             plans[plan.step] = sum(plan.ends[: plan.num_decodes]), predict_s(plan)
 
     plan_again(recording, Predicting())
-    steps = {step[0]: step for step in _recorded_steps(path)}
+    frames = (record["frame"] for record in records_of(path) if "frame" in record)
+    steps = {step.step: step for frame in frames for step in map(Step._make, frame["steps"])}
     gaps = []
     for number, step in sorted(steps.items()):
         before = steps.get(number - 1)
-        if before is None or number not in plans or not (step[9] and before[9]):
+        if before is None or number not in plans or not (step.decodes and before.decodes):
             continue
         seconds = _end_s(step) - _end_s(before)
         if seconds <= LONGEST_S:
             context, predicted_s = plans[number]
             gaps.append(
                 Gap(
-                    step=number, seconds=seconds, predicted_s=predicted_s, decodes=step[9],
-                    context=context, prompt_tokens=step[10], launch_us=step[5],
+                    step=number, seconds=seconds, predicted_s=predicted_s, decodes=step.decodes,
+                    context=context, prompt_tokens=step.prompt_tokens, launch_us=step.launch_us,
                 )
             )  # fmt: skip
     return gaps
@@ -139,13 +141,6 @@ def summary(gaps: Sequence[Gap], bound_s: float | None) -> dict[str, Any]:
     }
 
 
-def _recorded_steps(path: Path) -> list[Any]:
-    """Return the steps of all frames (see `minisgl.scheduler.xray.Step`)."""
-    frames = [record["frame"] for record in records_of(path) if "frame" in record]
-    return [step for frame in frames for step in frame["steps"]]
-
-
-def _end_s(step: Any) -> float:
+def _end_s(step: Step) -> float:
     """Return when the loop had the step's result: its wait begins at settle_s."""
-    settle_s, wait_us = step[2], step[6]
-    return float(settle_s + wait_us * 1e-6)
+    return step.settle_s + step.wait_us * 1e-6

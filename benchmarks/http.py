@@ -30,8 +30,7 @@ from minisgl.benchmark.arguments import above_zero, add_json, benchmark_parser, 
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.online import token_span
 from minisgl.benchmark.report import machine_load, write_json
-from minisgl.benchmark.shards import run_sharded
-from minisgl.benchmark.summary import Slo, summarize
+from minisgl.benchmark.shards import run_whole
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.message import UserMsg, ids_to_bytes
@@ -112,18 +111,9 @@ class _Work:
         work = workloads.random_requests(
             self.requests, self.inputs, self.outputs, VOCAB_SIZE, seed=0
         )
-        sessions = [
-            workloads.Session(
-                turns=(
-                    workloads.Turn(
-                        ids=(turn.ids + seed * 37) % VOCAB_SIZE, max_tokens=turn.max_tokens
-                    ),
-                ),
-                at_s=0.0,
-            )
-            for session in work.sessions
-            for turn in session.turns
-        ]
+        turns = [turn for session in work.sessions for turn in session.turns]
+        prompts = [(turn.ids + seed * 37) % VOCAB_SIZE for turn in turns]
+        sessions = workloads.at_once(prompts, [turn.max_tokens for turn in turns])
         return workloads.Workload(sessions=sessions, notes=work.notes)
 
 
@@ -242,11 +232,7 @@ def _measure(
     seed: int,
 ) -> dict[str, Any]:
     before = {name: _cpu_s(pid) for name, pid in processes.items()}
-    records, client_s = run_sharded(
-        target, work.of(seed).sessions, concurrency=None, processes=num_clients
-    )
-    summary = summarize(records, Slo())["summary"]
-    assert not summary["num_failed"], [record.error for record in records if record.error][:3]
+    summary, client_s = run_whole(target, work.of(seed).sessions, num_clients)
     cpu_s = {name: _cpu_s(pid) - before[name] for name, pid in processes.items()}
     cpu_s |= {"client": sum(client_s)}
     tokens = summary["num_output_tokens"]

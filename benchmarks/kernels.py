@@ -1,18 +1,18 @@
 """The C++ kernels beside plain torch, on this machine.
 
 Rounds interleave ours and theirs; the speed-up is the median of the rounds' ratios, so a machine
-that slows down affects both. The shapes are those of a 0.6 B model (hidden 1,024, 16 query and 8
-KV heads of 128, 151,936 ids) and of the built-in model's size class (hidden 256, 4 and 2 heads of
-64, 2,048 ids).
+that slows down affects both. The shapes are those of Qwen3-0.6B and of the built-in model's size
+class.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
 from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.report import machine_load, write_json
+from minisgl.benchmark.shapes import SHAPES as MODELS
 from minisgl.core import BatchSamplingArgs, Context, Plan, PoolBatch
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
@@ -43,17 +44,22 @@ class Shape:
     intermediate: int
     vocab: int
 
+    @classmethod
+    def of(cls, name: str, values: Mapping[str, Any]) -> Shape:
+        """values: the content of a config.json."""
+        return cls(
+            name=name,
+            hidden=values["hidden_size"],
+            num_q_heads=values["num_attention_heads"],
+            num_kv_heads=values["num_key_value_heads"],
+            head_dim=values["head_dim"],
+            intermediate=values["intermediate_size"],
+            vocab=values["vocab_size"],
+        )
+
 
 SHAPES = (
-    Shape(
-        name="0.6B",
-        hidden=1024,
-        num_q_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate=3072,
-        vocab=151_936,
-    ),
+    Shape.of("0.6B", MODELS["qwen3-0.6b"]),
     Shape(
         name="tiny",
         hidden=256,

@@ -9,16 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server
 from minisgl.benchmark.lengths import Workload
-from minisgl.benchmark.shards import run_sharded
+from minisgl.benchmark.shards import run_whole
 from minisgl.benchmark.startup import running_server
-from minisgl.benchmark.summary import Slo, summarize
-from minisgl.benchmark.workload import Session, Turn
+from minisgl.benchmark.workload import at_once
 from minisgl.utils.http import http_client
 
 
@@ -33,17 +31,11 @@ class ServerWorker:
         """Run the workload. Returns {"wall_s", "cpu_s", "latencies"}: seconds from the first
         request to the end of the last stream, CPU seconds of the server's processes, milliseconds
         of TTFT and ITL."""
-        sessions = [
-            Session(turns=(Turn(ids=np.array(ids, np.int32), max_tokens=output),), at_s=0.0)
-            for ids, (_, output) in zip(prompts, work.requests, strict=True)
-        ]
+        sessions = at_once(prompts, [output for _, output in work.requests])
         target = replace(self._target, extra={"temperature": work.temperature})
         before = family_cpu_s(self._process)
-        records, _ = run_sharded(target, sessions, concurrency=None, processes=self._num_clients)
+        summary, _ = run_whole(target, sessions, self._num_clients)
         cpu_s = family_cpu_s(self._process) - before
-        summary = summarize(records, Slo())["summary"]
-        if summary["num_failed"]:
-            raise RuntimeError(f"a request failed: {summary['errors']}")
         latencies = {
             f"{name}_{part}": value
             for name in ("ttft", "itl")

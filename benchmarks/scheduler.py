@@ -22,12 +22,12 @@ from benchmarks.prefix_tree import measure_share, measure_tree
 from minisgl.benchmark.arguments import add_json, benchmark_parser, integer, natural
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.core import Event, Finished, Plan, SamplingParams
-from minisgl.core.executor import Executor, Flight
+from minisgl.core.executor import Executor
 from minisgl.core.plan import StepOutcome
 from minisgl.message import ExitMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
-from minisgl.testing import InstantExecutor
+from minisgl.testing import InstantExecutor, PacedExecutor, spin_until
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 
 PARTS = ("receive", "plan", "launch", "commit", "send")
@@ -229,32 +229,6 @@ def yardstick() -> float:
 # --- overlap -----------------------------------------------------------------------------------
 
 
-class _ClockDevice:
-    """A device that needs `device_s` for each step, one after another, and no host time.
-
-    Mutable: the time until which it is busy. The host waits by reading the clock, because a sleep
-    would wake up late, by as much as the measured times.
-    """
-
-    def __init__(self, device_s: float) -> None:
-        self._device_s = device_s
-        self._free_at = 0.0
-
-    def launch(self, plan: Plan) -> Flight:
-        self._free_at = max(time.perf_counter(), self._free_at) + self._device_s
-        return _ClockFlight(self._free_at, InstantExecutor().launch(plan))
-
-
-class _ClockFlight(Flight):
-    def __init__(self, ready_at: float, flight: Flight) -> None:
-        self._ready_at, self._flight = ready_at, flight
-
-    def wait(self) -> StepOutcome:
-        while time.perf_counter() < self._ready_at:
-            pass
-        return self._flight.wait()
-
-
 def measure_overlap(num_running: int, device_s: float, steps: int) -> dict[str, float]:
     """Return milliseconds a decode step with and without overlap, over a device of known speed.
 
@@ -262,7 +236,7 @@ def measure_overlap(num_running: int, device_s: float, steps: int) -> dict[str, 
     """
     step_ms = {}
     for overlap in (True, False):
-        device = _ClockDevice(device_s)
+        device = PacedExecutor(device_s, [7], spin_until)
         ends = drive(device, num_running, steps, mixed=False, overlap=overlap).ends
         # Never less than the device's: medians of a jittering clock came out 0.3 % below it.
         step_ms[overlap] = max(float(np.median(np.diff(ends))), device_s) * 1e3

@@ -56,7 +56,7 @@ def broadcasts(rng: random.Random) -> None:
 
 def steps(rng: random.Random) -> None:
     """Whole runs of the scheduler give each request its tokens and one end."""
-    from scheduler.test_random_runs import run_once
+    from helpers.random_runs import run_once
 
     run_once(rng, fail=rng.random() < 0.3, grouped=rng.random() < 0.5)
 

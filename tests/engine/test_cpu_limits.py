@@ -11,6 +11,7 @@ import torch
 
 from minisgl.engine import cpu
 from minisgl.engine.numa import online_nodes
+from minisgl.utils import container
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_threads_fit_a_containers_limit_or_are_those_asked_for(
 ) -> None:
     if cpu_max:
         (tmp_path / "cpu.max").write_text(cpu_max + "\n")
-    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr(container, "CGROUP", tmp_path)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     set_to: list[int] = []
     monkeypatch.setattr(cpu.CpuDevice, "set_threads", lambda self, count: set_to.append(count))
@@ -44,13 +45,24 @@ def test_threads_fit_a_containers_limit_or_are_those_asked_for(
     assert set_to == ([threads] if threads != 4 else [])
 
 
+def test_cores_are_those_of_the_process_and_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--dp` divides them among its servers."""
+    monkeypatch.setattr(container, "CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert container.num_cores() == 8
+    (tmp_path / "cpu.max").write_text("350000 100000\n")
+    assert container.num_cores() == 3
+
+
 def test_memory_fits_a_containers_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
-    assert cpu._cgroup_free_bytes() == 1 << 62
+    monkeypatch.setattr(container, "CGROUP", tmp_path)
+    assert container.container_free_bytes() == 1 << 62
     (tmp_path / "memory.current").write_text("300\n")
     for limit, free in (("max", 1 << 62), ("1000", 700), ("200", 0)):
         (tmp_path / "memory.max").write_text(limit + "\n")
-        assert cpu._cgroup_free_bytes() == free
+        assert container.container_free_bytes() == free
 
 
 def test_nodes_are_read_as_the_system_lists_them() -> None:

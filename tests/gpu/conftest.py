@@ -14,13 +14,16 @@ import torch
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = (
-    *("test_triton_ops.py", "test_gpu_moe.py", "test_kv_split.py"),
+    *("test_triton_ops.py", "test_sampling_ops.py", "test_gpu_moe.py", "test_kv_split.py"),
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py", "test_packed.py"),
     "test_fp8_gemm.py",
     *("test_recurrent_kernels.py", "test_gates.py", "test_sandwich.py"),
     "test_gpu_quantised_kv.py",
 )
-WITHOUT_BFLOAT16 = ("test_triton_ops.py", "test_gates.py", "test_sandwich.py")
+WITHOUT_BFLOAT16 = (
+    *("test_triton_ops.py", "test_sampling_ops.py"),
+    *("test_gates.py", "test_sandwich.py"),
+)
 """While they are interpreted."""
 COMPILED = ("test_gpu_targets.py", "test_packed_targets.py", "test_launch.py")
 

@@ -11,15 +11,7 @@ import dataclasses
 import pytest
 import torch
 
-from helpers.attention_cases import (
-    BOUNDED,
-    CASES,
-    Case,
-    Step,
-    Steps,
-    is_countable,
-    make_step,
-)
+from helpers.attention_cases import BOUNDED, CASES, Case, Step, Steps, is_countable, make_step
 from helpers.attention_error import count_keys, worst_miscount, worst_share
 from helpers.gpu_batches import layer_on, make_batch, make_shared_batch
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.gpu_targets import TARGETS, type_of
+from helpers.gpu_targets import TARGETS, compiled_bytes, type_of
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -94,10 +94,6 @@ def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
 
 def main(target: int) -> None:
     """Print the shared memory of each kernel, the most of its forms."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from helpers.engine_runs import drive
     from helpers.pretended_gpu import pretend
     from minisgl.core import SamplingParams
@@ -144,23 +140,9 @@ def main(target: int) -> None:
             drive(engine, requests, turns=[0] * len(requests), vocab_size=160)
             engine.close()
         last = {form[0]: (form[1:], kernel) for form, kernel in launched.items()}
-        for name, ((types, constants, num_warps, num_stages), kernel) in last.items():
-            names = kernel.arg_names
-            signature = dict(zip(names, (*types, *["constexpr"] * len(constants)), strict=True))
-            unaligned = kernel.do_not_specialize_on_alignment or ()
-            source = ASTSource(
-                fn=kernel,
-                signature=signature,
-                constexprs={(len(types) + i,): value for i, value in enumerate(constants)},
-                attrs={
-                    (i,): [["tt.divisibility", 16]]
-                    for i, (name_, type_) in enumerate(zip(names, types, strict=False))
-                    if type_.startswith("*") and name_ not in unaligned
-                },
-            )
-            options = {"num_warps": num_warps, "num_stages": num_stages}
-            binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-            shared_bytes[name] = max(shared_bytes[name], binary.metadata.shared)
+        for name, (form, kernel) in last.items():
+            size = compiled_bytes(kernel, target, *form)
+            shared_bytes[name] = max(shared_bytes[name], size)
     print(json.dumps(shared_bytes))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.gpu_targets import TARGETS, type_of
+from helpers.gpu_targets import TARGETS, compiled_bytes, type_of
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -70,10 +70,6 @@ def forms(*shape: int) -> Iterator[Any]:
 
 def main(target: int) -> None:
     """Print the shared memory of each kernel, the most of its forms."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from minisgl.kernel.triton import fp8, launch, packed_gemm, packed_gemv
     from minisgl.kernel.triton.moe import Gate
     from minisgl.kernel.triton.moe_gate import activate_pairs
@@ -114,23 +110,9 @@ def main(target: int) -> None:
     for kernel, types, constants, num_warps, num_stages in launched:
         if target < 89 and any("fp8" in kind for kind in types):
             continue
-        signature = dict(
-            zip(kernel.arg_names, (*types, *["constexpr"] * len(constants)), strict=True)
-        )
-        source = ASTSource(
-            fn=kernel,
-            signature=signature,
-            constexprs={(len(types) + i,): value for i, value in enumerate(constants)},
-            attrs={
-                (i,): [["tt.divisibility", 16]]
-                for i, kind in enumerate(types)
-                if kind.startswith("*")
-            },
-        )
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+        size = compiled_bytes(kernel, target, types, constants, num_warps, num_stages)
         name = kernel.__name__
-        shared_bytes[name] = max(shared_bytes[name], binary.metadata.shared)
+        shared_bytes[name] = max(shared_bytes[name], size)
     print(json.dumps(shared_bytes))
 
 

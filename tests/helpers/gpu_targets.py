@@ -1,7 +1,9 @@
-"""The compute capabilities for which our Triton kernels are compiled, and types as Triton writes
-them."""
+"""Compiles Triton kernels without a GPU, for several compute capabilities."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,3 +22,39 @@ def type_of(arg: object) -> str:
         kind = kind or ("fp" if arg.dtype.is_floating_point else "i")
         return f"*{kind}{1 if arg.dtype == torch.bool else width}"
     return "fp32" if isinstance(arg, float) else "i32"
+
+
+def compiled_bytes(
+    kernel: Any,
+    target: int,
+    types: Sequence[str],
+    constants: Sequence[object],
+    num_warps: int,
+    num_stages: int,
+) -> int:
+    """Compile a kernel for a compute capability, times ten. Returns the bytes of shared memory that
+    a block takes.
+
+    types: of its arguments. constants: its compile-time arguments, which follow. Pointers are
+    multiples of 16 bytes, unless the kernel says otherwise.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    unaligned = kernel.do_not_specialize_on_alignment or ()
+    source = ASTSource(
+        fn=kernel,
+        signature=dict(zip(names, (*types, *["constexpr"] * len(constants)), strict=True)),
+        constexprs={(len(types) + i,): value for i, value in enumerate(constants)},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, (name, kind) in enumerate(zip(names, types, strict=False))
+            if kind.startswith("*") and name not in unaligned
+        },
+    )
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    size: int = binary.metadata.shared
+    return size

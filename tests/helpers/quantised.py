@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from helpers.family_cases import SIZES
 from helpers.local_ranks import ranks
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids
 
@@ -22,6 +23,17 @@ numbers for which they stand, float32 [O, I]."""
 
 PROMPT = random_ids(19, 3)
 NUM_OUTPUTS = 6
+TOLERANCE = 1e-5
+"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
+HALF_BLOCKS: dict[str, Any] = {
+    **SIZES,
+    "hidden_size": 192,
+    "intermediate_size": 320,
+    "head_dim": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+"""Sizes of a model; 192 and 320 end in half a block of 128."""
 
 
 def is_linear(name: str, tensor: Tensor) -> bool:

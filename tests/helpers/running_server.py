@@ -35,6 +35,10 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
+# 1,024 tokens: less than the built-in model's context, so that the pool is a limit of its own.
+POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
+
+
 class RunningServer:
     """``python -m minisgl`` as a child process with a socket folder of its own."""
 
@@ -101,3 +105,10 @@ class RunningServer:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)  # SIGTERM would wait for open streams
             self.ended()
+
+
+def assert_nothing_left(server: RunningServer, family: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    assert list(server.sockets.iterdir()) == []
+    assert "Traceback" not in server.output["err"], server.output["err"]

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
 
+from helpers.quantised import TOLERANCE
+
 pytest.importorskip("compressed_tensors", reason="the packer is not installed")
 
 from compressed_tensors.compressors import ModelCompressor
@@ -26,8 +28,6 @@ from helpers.family_cases import SIZES
 from helpers.model_harness import make_reference, relative_error
 from helpers.quantised import run, save_quantised, transformers_ids
 
-TOLERANCE = 1e-5
-"""Of the largest logit: our float32 against the same arithmetic of unpacked weights."""
 NOTICED = 0.02
 CONFIG = LlamaConfig(
     **{

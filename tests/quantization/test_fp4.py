@@ -20,7 +20,15 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helpers.family_cases import SIZES
 from helpers.model_harness import CPU, relative_error
-from helpers.quantised import Quantise, run, run_ranks, save_both, save_quantised, transformers_ids
+from helpers.quantised import (
+    TOLERANCE,
+    Quantise,
+    run,
+    run_ranks,
+    save_both,
+    save_quantised,
+    transformers_ids,
+)
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import load_weight
@@ -30,8 +38,6 @@ from minisgl.quantization.config import read_formats
 from minisgl.quantization.fp4 import Fp4
 from minisgl.quantization.weight import WeightBuild
 
-TOLERANCE = 1e-5
-"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
 NOTICED = 0.02
 NUM_EXPERTS, OUT, IN = 3, 10, 96
 

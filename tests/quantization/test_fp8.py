@@ -17,14 +17,13 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3Con
 from helpers.family_cases import MOE, SIZES
 from helpers.local_ranks import ranks
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids, relative_error
+from helpers.quantised import TOLERANCE
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models import ModelConfig
 from minisgl.quantization import PLAIN
 from minisgl.quantization.rules import Section, excluded
 from minisgl.quantization.scaled import ScaledWeight
 
-TOLERANCE = 1e-5
-"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
 NOTICED = 0.02
 """What a mistake changes, at least: 2,000 times as much."""
 

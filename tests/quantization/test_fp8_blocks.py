@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +22,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from helpers.family_cases import MOE, SIZES
+from helpers.family_cases import MOE
 from helpers.model_harness import load, relative_error
 from helpers.quantised import (
+    HALF_BLOCKS,
+    TOLERANCE,
     is_linear,
     run,
     run_ranks,
@@ -36,35 +37,24 @@ from helpers.quantised import (
 from minisgl.errors import ConfigError
 from minisgl.quantization.scaled import ScaledWeight
 
-TOLERANCE = 1e-5
-"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
 NOTICED = 0.02
 """What a mistake changes, at least: 2,000 times as much."""
 BLOCK = 128
-# 192 and 320 end in half a block.
-LARGE: dict[str, Any] = {
-    **SIZES,
-    "hidden_size": 192,
-    "intermediate_size": 320,
-    "head_dim": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 # Tensors of q, k and v, and of gate and up, whose parts are whole blocks.
-FUSED = {name: size for name, size in LARGE.items() if name != "head_dim"}
+FUSED = {name: size for name, size in HALF_BLOCKS.items() if name != "head_dim"}
 FUSED |= {"hidden_size": 512, "intermediate_size": 256}
-LARGE_MOE = {**LARGE, **MOE, "moe_intermediate_size": 192}
+LARGE_MOE = {**HALF_BLOCKS, **MOE, "moe_intermediate_size": 192}
 
 CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**LARGE, attention_bias=True),
-    "qwen3-tied": Qwen3Config(**{**LARGE, "tie_word_embeddings": True}),
+    "llama": LlamaConfig(**HALF_BLOCKS, attention_bias=True),
+    "qwen3-tied": Qwen3Config(**{**HALF_BLOCKS, "tie_word_embeddings": True}),
     "qwen2-moe": Qwen2MoeConfig(
         **{k: v for k, v in LARGE_MOE.items() if k != "head_dim"} | {"hidden_size": 512},
         shared_expert_intermediate_size=320,
     ),
     "qwen3-moe": Qwen3MoeConfig(**LARGE_MOE),
     "phi3": Phi3Config(**FUSED),
-    "cohere": CohereConfig(**LARGE, logit_scale=0.25),
+    "cohere": CohereConfig(**HALF_BLOCKS, logit_scale=0.25),
 }
 QWEN = {
     "quant_method": "fp8",
@@ -151,7 +141,7 @@ def test_a_fused_layer_whose_blocks_would_be_cut_is_refused(tmp_path: Path) -> N
 
 def test_a_share_that_cuts_a_block_is_refused(tmp_path: Path) -> None:
     """Two heads of keys of 64: a rank would have half a block."""
-    config = LlamaConfig(**{**LARGE, "head_dim": 64})
+    config = LlamaConfig(**{**HALF_BLOCKS, "head_dim": 64})
     save_both(config, QWEN, quantise("weight_scale_inv"), tmp_path)
     run(tmp_path / "quantised")
     message = r"k_proj: a rank would hold rows \d+ to \d+ of 128, .* in units of 128.*fewer ranks"
@@ -160,7 +150,7 @@ def test_a_share_that_cuts_a_block_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_layer_of_too_few_blocks_is_refused(tmp_path: Path) -> None:
-    config = LlamaConfig(**{**LARGE, "intermediate_size": 128})
+    config = LlamaConfig(**{**HALF_BLOCKS, "intermediate_size": 128})
     save_both(config, QWEN, quantise("weight_scale_inv"), tmp_path)
     with pytest.raises(ConfigError, match=r"width 128, in blocks of 128, cannot be shared by 2"):
         run_ranks(tmp_path / "quantised")

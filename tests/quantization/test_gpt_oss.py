@@ -19,10 +19,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helpers.family_cases import GPT_OSS, SIZES
 from helpers.model_harness import make_reference, relative_error
-from helpers.quantised import run, run_ranks, transformers_ids
+from helpers.quantised import TOLERANCE, run, run_ranks, transformers_ids
 from minisgl.errors import ConfigError
 
-TOLERANCE = 1e-5
 HIDDEN, INNER, NUM_EXPERTS = 64, 96, 5
 QUANTIZATION = {
     "quant_method": "mxfp4",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +22,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from helpers.family_cases import MOE, SIZES
+from helpers.family_cases import MOE
 from helpers.model_harness import load, make_reference, relative_error
-from helpers.quantised import is_linear, run, run_ranks, transformers_ids
+from helpers.quantised import HALF_BLOCKS, TOLERANCE, is_linear, run, run_ranks, transformers_ids
 from minisgl.engine import EngineConfig
 from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
@@ -35,35 +34,26 @@ from minisgl.quantization.online import Kind
 from minisgl.runtime.dry_run import dry_run
 from minisgl.utils.text import size_of
 
-TOLERANCE = 1e-5
-"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
-# 192 and 320 end in half a block.
-LARGE: dict[str, Any] = {
-    **SIZES,
-    "hidden_size": 192,
-    "intermediate_size": 320,
-    "head_dim": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-HEADLESS = {name: size for name, size in LARGE.items() if name != "head_dim"}
+HEADLESS = {name: size for name, size in HALF_BLOCKS.items() if name != "head_dim"}
 MAMBA = {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "chunk_size": 8}
 CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**LARGE, attention_bias=True),
-    "qwen3-moe": Qwen3MoeConfig(**{**LARGE, **MOE, "moe_intermediate_size": 192}),
+    "llama": LlamaConfig(**HALF_BLOCKS, attention_bias=True),
+    "qwen3-moe": Qwen3MoeConfig(**{**HALF_BLOCKS, **MOE, "moe_intermediate_size": 192}),
     # A block is a head, whose rows are read in another order.
     "cohere": CohereConfig(**{**HEADLESS, "hidden_size": 512}),
     # Blocks begin where a part of `in_proj` begins, here with a block of the whole.
-    "lfm2": Lfm2Config(**{**LARGE, "hidden_size": 256}, layer_types=["conv", "full_attention"]),
+    "lfm2": Lfm2Config(
+        **{**HALF_BLOCKS, "hidden_size": 256}, layer_types=["conv", "full_attention"]
+    ),
     "nemotron-h": NemotronHConfig(
-        **{**LARGE, **MAMBA},
+        **{**HALF_BLOCKS, **MAMBA},
         mamba_num_heads=4,
         mamba_head_dim=64,
         ssm_state_size=64,
         n_groups=2,
     ),
     "nemotron-3": NemotronHConfig(
-        **LARGE,
+        **HALF_BLOCKS,
         layers_block_type=["full_attention", "moe"],
         n_routed_experts=5,
         moe_intermediate_size=192,
@@ -120,7 +110,7 @@ def test_logits_are_those_of_dequantised_weights(name: str, kind: Kind, tmp_path
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 def test_two_ranks_that_share_whole_blocks_quantise_as_one(kind: Kind, tmp_path: Path) -> None:
-    save(LlamaConfig(**{**LARGE, "intermediate_size": 256}), kind, tmp_path)
+    save(LlamaConfig(**{**HALF_BLOCKS, "intermediate_size": 256}), kind, tmp_path)
     expected, tokens = run(tmp_path / "float32")
     for logits, ours in run_ranks(tmp_path / "plain", quantization=kind):
         assert relative_error(logits, expected) <= TOLERANCE
@@ -152,7 +142,7 @@ def test_the_head_is_int8_where_the_cpu_multiplies_it(
     is_tied: bool, vocab_size: int, tmp_path: Path
 ) -> None:
     """And a tied embedding with it; beside the numbers that the recipe makes."""
-    sizes = {**LARGE, "vocab_size": vocab_size, "tie_word_embeddings": is_tied}
+    sizes = {**HALF_BLOCKS, "vocab_size": vocab_size, "tie_word_embeddings": is_tied}
     reference = make_reference(LlamaConfig(**sizes)).bfloat16()
     reference.save_pretrained(tmp_path)
     ops = create_ops(torch.device("cpu"))
@@ -170,7 +160,9 @@ def test_the_head_is_int8_where_the_cpu_multiplies_it(
     }
     ids = torch.arange(vocab_size, dtype=torch.int32)
     assert torch.equal(model.embed(ids), kept["embed"].bfloat16())
-    x = torch.randn(3, LARGE["hidden_size"], generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = torch.randn(
+        3, HALF_BLOCKS["hidden_size"], generator=torch.Generator().manual_seed(0)
+    ).bfloat16()
     assert relative_error(model.lm_head.forward(x).float(), x.float() @ kept["head"].T) < 2**-7
     config = EngineConfig(
         folder=tmp_path, device="cpu", dtype="bfloat16", quantization="int4", num_pages=8

@@ -17,11 +17,10 @@ from transformers import PreTrainedConfig
 from helpers.family_cases import SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import relative_error
-from helpers.quantised import is_linear, run, run_ranks, save_both
+from helpers.quantised import TOLERANCE, is_linear, run, run_ranks, save_both
 from minisgl.errors import ConfigError
 from minisgl.models.formats import names_in_files
 
-TOLERANCE = 1e-5
 FP8 = torch.float8_e4m3fn
 
 

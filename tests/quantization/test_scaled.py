@@ -18,6 +18,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import relative_error
 from helpers.quantised import (
+    TOLERANCE,
     Quantise,
     run,
     run_ranks,
@@ -28,8 +29,6 @@ from helpers.quantised import (
 from minisgl.errors import ConfigError
 from minisgl.models import ModelConfig
 
-TOLERANCE = 1e-5
-"""Of the largest logit: our float32 against the same arithmetic of dequantised weights."""
 NOTICED = 0.02
 ROUTERS = [r"re:.*mlp\.gate$"]
 CONFIGS: dict[str, PreTrainedConfig] = {

@@ -1,4 +1,6 @@
-"""A scripted server for a module. With $MINISGL_TEST_ROUTER set, clients ask it through a router.
+"""A scripted server for a module, servers that a test starts, calls in the background.
+
+With $MINISGL_TEST_ROUTER set, clients ask it through a router.
 The router has a second server, which is too busy to get a request:
 
     MINISGL_TEST_ROUTER=1 pytest tests/server/test_api_openai.py tests/server/test_api_anthropic.py
@@ -9,13 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import openai
 import pytest
 
+from helpers.background import Background
 from helpers.router_thread import RouterThread
+from helpers.running_server import RunningServer
 from helpers.scripted_server import STATE, ScriptedServer
 from minisgl.message.replica import ReplicaState
 
@@ -44,3 +50,21 @@ def http(server: ScriptedServer) -> Iterator[httpx.Client]:
 def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Any]:
+    servers: list[RunningServer] = []
+
+    def start(*args: str) -> RunningServer:
+        servers.append(RunningServer(tmp_path, *args))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def pool() -> Background:
+    return Background()

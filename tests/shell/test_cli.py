@@ -12,22 +12,9 @@ from pathlib import Path
 import pytest
 
 from helpers.endless import NUM_TOKENS, endless_flags
+from helpers.shells import minisgl
 
 POOL = ("--num-pages", "64")
-
-
-def minisgl(*words: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "minisgl", *words],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-        env={**os.environ, **env},
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
 
 
 def test_one_question_to_the_built_in_model() -> None:

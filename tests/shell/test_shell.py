@@ -1,78 +1,23 @@
-"""`minisgl chat` and `minisgl run` in a pipe or a terminal, against a scripted server."""
+"""The chat in the terminal: through pipes and in a pseudo-terminal."""
 
 from __future__ import annotations
 
-import fcntl
-import io
 import json
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
-import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from helpers.scripted_server import ScriptedServer
-from minisgl.message import ChatPrompt, TokenizeMsg
-from minisgl.shell import Settings
+from helpers.shells import CHAT, Terminal, ask, chat, run, said
 from minisgl.shell.client import Chat, ChatError
-from minisgl.shell.words import WordWriter
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for the history, instead of the user's own."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as server:
-        yield server
-
-
-CHAT = (sys.executable, "-m", "minisgl", "chat", "--url")
-
-
-def run(*command: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command,
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **env},
-    )
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def chat(url: str, text: str, *flags: str, **env: str) -> tuple[int, str, str]:
-    """The exit code, the answers and the rest."""
-    done = run(*CHAT, url, *flags, text=text, **env)
-    return done.returncode, done.stdout, done.stderr
-
-
-def ask(url: str, *words: str, text: str = "", **env: str) -> tuple[int, str, str]:
-    done = run(sys.executable, "-m", "minisgl", "run", "--url", url, *words, text=text, **env)
-    return done.returncode, done.stdout, done.stderr
-
-
-def said(message: TokenizeMsg) -> list[tuple[str, str]]:
-    assert isinstance(message.prompt, ChatPrompt)
-    return [(turn["role"], turn["content"]) for turn in message.prompt.messages]
 
 
 def test_a_piped_chat(server: ScriptedServer) -> None:
@@ -223,53 +168,6 @@ def test_no_server(url: str) -> None:
         assert rest.count("\n") == 1
 
 
-class Terminal:
-    """A pseudo-terminal with the shell in it. Mutable: `wait_for` consumes what it has seen."""
-
-    def __init__(self, url: str, *flags: str, **env: str) -> None:
-        self._ours, theirs = pty.openpty()
-        self.shell = subprocess.Popen(
-            [*CHAT, url, *flags],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            # Without a controlling terminal, Ctrl-C would be a character like any other.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env={**os.environ, "TERM": "dumb", "PROMPT_TOOLKIT_NO_CPR": "1", **env},
-        )
-        os.close(theirs)
-        self._seen = b""
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def wait_for(self, text: bytes) -> None:
-        deadline = time.monotonic() + 60
-        while text not in self._seen:
-            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
-            assert ready, f"no {text!r} in {self._seen!r}"
-            self._seen += os.read(self._ours, 4096)
-        self._seen = self._seen.partition(text)[2]
-
-    def leave(self) -> int:
-        """Type Ctrl-D until the shell ends. (One typed while the terminal is switched to raw mode,
-        just after the prompt has been printed, is lost.)
-        """
-        deadline = time.monotonic() + 60
-        with suppress(OSError):  # EIO: the shell has closed its side
-            while time.monotonic() < deadline:
-                self.type(b"\x04")
-                while select.select([self._ours], [], [], 0.2)[0]:
-                    os.read(self._ours, 4096)
-        return self.shell.wait(60)
-
-    def close(self) -> None:
-        self.shell.kill()
-        self.shell.wait()
-        os.close(self._ours)
-
-
 def test_ctrl_c_stops_the_answer_and_keeps_the_shell(server: ScriptedServer) -> None:
     before = len(server.aborted)
     with closing(Terminal(server.url)) as terminal:
@@ -361,64 +259,10 @@ def test_a_file_that_is_no_chat(
     assert len(said(server.received[-1])) == 3  # the chat of before goes on
 
 
-def test_one_question(server: ScriptedServer) -> None:
-    before = len(server.received)
-    code, answer, rest = ask(server.url, "one two", "--set", "max_tokens=1", "--system", "s")
-    assert (code, answer) == (0, "one \n")
-    assert re.fullmatch(r"1 token, cut off by the length limit; first after .*\n", rest)
-    assert ask(server.url, "sum", "up:", text="a\nb\n")[:2] == (0, "sum up: a b .\n")
-    assert ask(server.url, text="piped\n")[:2] == (0, "piped .\n")
-    assert [said(message)[-1][1] for message in server.received[before:]] == [
-        "one two",
-        "sum up:\n\na\nb",
-        "piped",
-    ]
-    assert ask(server.url, "half !fail") == (1, "half \n", "out of luck\n")
-    assert ask(server.url, "!refuse") == (1, "", "too long\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "there is no question"),
-        (["--set", "temperature", "x"], "must be NAME=VALUE, got 'temperature'"),
-        (["--set", "temperature=3", "x"], "temperature must be between 0 and 2, got 3.0"),
-        (["--dtype", "float32", "x"], "--url names a server that runs already: leave out --dtype"),
-        (["--dry-run", "x"], "unrecognized arguments: --dry-run"),
-    ],
-)
-def test_a_question_that_cannot_be_asked(
-    server: ScriptedServer, words: list[str], says: str
-) -> None:
-    code, answer, rest = ask(server.url, *words)
-    assert (code, answer) == (2, "")
-    assert says in rest
-    assert rest.count("\n") == 2
-
-
 def test_a_reader_of_stdout_that_leaves(server: ScriptedServer) -> None:
     command = f"{' '.join(CHAT)} {server.url} | true; exit ${{PIPESTATUS[0]}}"
     done = run("bash", "-c", command, text="one\ntwo\n")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-
-
-PROXIES = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
-
-
-@pytest.mark.parametrize("env", [PROXIES, {"ALL_PROXY": "socks5://127.0.0.1:9"}])
-def test_a_proxy_is_not_for_this_machine(server: ScriptedServer, env: dict[str, str]) -> None:
-    address = server.url.removeprefix("http://")  # without a scheme, too
-    port = address.partition(":")[2]
-    for url in (server.url, address, f"localhost:{port}"):
-        assert chat(url, "one\n", **env)[:2] == (0, "one .\n")
-        assert ask(url, "one", **env)[:2] == (0, "one .\n")
-
-
-def test_a_proxy_that_needs_a_package() -> None:
-    code, _, rest = chat("http://192.0.2.1", "one\n", ALL_PROXY="socks5://127.0.0.1:9")
-    assert code == 1
-    assert rest.startswith("a proxy variable of the environment cannot be used (")
-    assert rest.endswith("or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY\n")
 
 
 def test_lines_of_earlier_chats_come_back(server: ScriptedServer, state: Path) -> None:
@@ -439,38 +283,3 @@ def test_lines_of_earlier_chats_come_back(server: ScriptedServer, state: Path) -
         terminal.wait_for(b"... ")
         assert terminal.leave() == 0
     assert history.read_text().count('+"""one') == 2
-
-
-def written(width: int, *pieces: str) -> str:
-    file = io.StringIO()
-    writer = WordWriter(file, lambda: width)
-    for piece in pieces:
-        writer.write(piece)
-    writer.flush()
-    return file.getvalue()
-
-
-def test_lines_break_between_words() -> None:
-    assert written(10, "one ", "tw", "o thr", "ee four") == "one two \nthree four"
-    assert written(10, "0123456789 12345") == "0123456789\n12345"
-    assert written(20, "a\n\n  b\tc\x1b[2J") == "a\n\n  b\tc[2J"
-    assert written(5, "abcdefgh ij") == "abcdefgh \nij"  # longer than a line
-    assert written(6, "漢", "字漢", "字") == "漢字漢\n字"
-
-
-def test_words_are_written_as_soon_as_they_are_complete() -> None:
-    file = io.StringIO()
-    writer = WordWriter(file, lambda: 80)
-    writer.write("one tw")
-    assert file.getvalue() == "one "
-    writer.write("o")
-    writer.write(" 漢字")
-    assert file.getvalue() == "one two 漢字"
-
-
-def test_a_setting_as_text() -> None:
-    settings = Settings([("stop", "END"), ("stop_token_ids", "[1, 2]"), ("ignore_eos", "true")])
-    fields = {"stop": ["END"], "stop_token_ids": [1, 2], "ignore_eos": True}
-    assert settings.as_fields() == fields
-    settings.set("stop", "7")
-    assert settings.as_fields()["stop"] == ["7"]

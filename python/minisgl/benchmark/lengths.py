@@ -42,6 +42,11 @@ def lengths_of(workload: str) -> list[tuple[int, int]]:
     )
 
 
+def temperature_of(workload: str) -> float:
+    """Return the temperature of its requests: throughput samples, the others are greedy."""
+    return 0.6 if workload == "throughput" else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """requests: (prompt, output) lengths. shared: the length of the common prefix."""
@@ -90,7 +95,7 @@ def offline_workloads(names: Sequence[str]) -> list[Workload]:
         name: Workload(
             name=name,
             requests=tuple(lengths_of(name)),
-            temperature=0.6 if name == "throughput" else 0.0,
+            temperature=temperature_of(name),
         )
         for name in ("throughput", "streams", "single", "mixed", "prefill")
     }

@@ -39,14 +39,14 @@ from minisgl.message import (
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import Meter
 from minisgl.scheduler.recorder import BLOCK_TOKENS
-from minisgl.scheduler.xray import MAX_ROWS
+from minisgl.scheduler.xray import MAX_ROWS, Step
 from minisgl.testing import FakeExecutor, ListOutbox
 from minisgl.utils.text import counted
 
 VOCAB_SIZE: Final = 1 << 24  # large, so that hardly any drawn token is a stop token
 
-Step = tuple[int, int, list[int]]
-"""Decodes, prompt tokens, and the first rows as [uid, tokens, ...]."""
+Rows = tuple[int, int, list[int]]
+"""Of a step: decodes, prompt tokens, and the first rows as [uid, tokens, ...]."""
 
 
 class Recording:
@@ -56,7 +56,7 @@ class Recording:
         """Raises ConfigError if the file is no recording, or has lost its start."""
         messages: list[tuple[str, dict[str, Any]]] = []
         ends: dict[int, dict[str, Any]] = {}
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, Rows] = {}
         settings: dict[str, Any] | None = None
         for record in records_of(path):
             [(kind, fields)] = record.items()
@@ -69,9 +69,9 @@ class Recording:
                 )
             elif kind == "frame":
                 before: list[int] = []
-                for step, *_, decodes, prompt, _, rows in fields["steps"]:
-                    before = before if rows is None else rows
-                    self.steps[step] = decodes, prompt, before
+                for step in map(Step._make, fields["steps"]):
+                    before = before if step.rows is None else step.rows
+                    self.steps[step.step] = step.decodes, step.prompt_tokens, before
             elif kind == "end":
                 ends[fields["uid"]] = fields
             else:
@@ -188,7 +188,7 @@ class _Inbox:
 class _Comparer(Meter):
     """Compares each plan with the recorded one. Mutable: it counts them."""
 
-    def __init__(self, steps: dict[int, Step]) -> None:
+    def __init__(self, steps: dict[int, Rows]) -> None:
         self._steps = steps
         self.num_same = self.num_unknown = 0
 
@@ -208,7 +208,7 @@ class _Comparer(Meter):
             )
 
 
-def _said(step: Step) -> str:
+def _said(step: Rows) -> str:
     decodes, prompt, rows = step
     said = ", ".join(f"{uid}: {tokens}" for uid, tokens in zip(rows[::2], rows[1::2], strict=True))
     return f"{decodes} decodes, {counted(prompt, 'prompt token')} (tokens by request: {said})"

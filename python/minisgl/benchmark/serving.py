@@ -24,13 +24,12 @@ from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
 from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, floor_s
-from minisgl.benchmark.lengths import lengths_of, ordinary_ids
+from minisgl.benchmark.lengths import lengths_of, ordinary_ids, temperature_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES, shape_of
-from minisgl.benchmark.shards import run_sharded
+from minisgl.benchmark.shards import run_whole
 from minisgl.benchmark.startup import first_token, running_server, start_parts
-from minisgl.benchmark.summary import Slo, summarize
-from minisgl.benchmark.workload import Session, Turn
+from minisgl.benchmark.workload import Session, at_once
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,11 +90,10 @@ def _sessions(
 ) -> list[Session]:
     """Return sessions that begin at once, with ids that no other workload or run has."""
     rng = np.random.default_rng([run, *workload.encode()])
-    sessions = []
-    for prompt, output in lengths:
-        ids = rng.integers(*ordinary_ids(vocab_size), prompt, dtype=np.int32)
-        sessions.append(Session(turns=(Turn(ids=ids, max_tokens=output),), at_s=0.0))
-    return sessions
+    prompts = [
+        rng.integers(*ordinary_ids(vocab_size), prompt, dtype=np.int32) for prompt, _ in lengths
+    ]
+    return at_once(prompts, [output for _, output in lengths])
 
 
 def _median(values: list[Any]) -> Any:
@@ -111,7 +109,7 @@ def _measure(
     target: Target, workload: str, lengths: list[tuple[int, int]], args: argparse.Namespace
 ) -> dict[str, Any]:
     runs = []
-    target.extra["temperature"] = 0.6 if workload == "throughput" else 0.0
+    target.extra["temperature"] = temperature_of(workload)
     floor = floor_s(
         shape_of(SHAPES[args.shape]),
         lengths,
@@ -121,11 +119,7 @@ def _measure(
     for run in range(args.repeats + 1):
         sessions = _sessions(workload, lengths, SHAPES[args.shape]["vocab_size"], run)
         before = scrape(target.url)
-        records, cpu_s = run_sharded(
-            target, sessions, concurrency=None, processes=args.client_processes
-        )
-        summary = summarize(records, Slo())["summary"]
-        assert not summary["num_failed"], [record.error for record in records if record.error][:3]
+        summary, cpu_s = run_whole(target, sessions, args.client_processes)
         summary["client_busiest_share"] = round(max(cpu_s) / summary["duration_s"], 3)
         summary["server_counters"] = difference(before, scrape(target.url))
         runs.append(summary)

@@ -14,12 +14,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl.benchmark.client import Client, Target
-from minisgl.benchmark.summary import Record
+from minisgl.benchmark.summary import Record, Slo, summarize
 from minisgl.benchmark.workload import Session
 from minisgl.errors import ConfigError
 
 START_IN_S = 0.1  # seconds from the readiness of all processes to the first request
 REPORT_EVERY_S = 0.25
+
+
+def run_whole(
+    target: Target, sessions: list[Session], processes: int
+) -> tuple[dict[str, Any], list[float]]:
+    """Run sessions of which none may fail. Returns the summary of `summarize`, and the CPU seconds
+    of each client process. Raises RuntimeError, with the first error.
+    """
+    records, cpu_s = run_sharded(target, sessions, concurrency=None, processes=processes)
+    summary: dict[str, Any] = summarize(records, Slo())["summary"]
+    if summary["num_failed"]:
+        first = next(record.error for record in records if record.error)
+        raise RuntimeError(f"{summary['num_failed']} of {len(records)} requests failed: {first}")
+    return summary, cpu_s
 
 
 def run_sharded(

@@ -12,7 +12,7 @@ al., "KVCache Cache in the Wild", ATC 2025).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -72,6 +72,14 @@ class Workload:
             for session, at in zip(self.sessions, times, strict=True)
         ]
         return Workload(sessions=sessions, notes=self.notes)
+
+
+def at_once(prompts: Iterable[npt.ArrayLike], outputs: Iterable[int]) -> list[Session]:
+    """Return requests that all arrive at the start. prompts: token ids. outputs: max_tokens."""
+    return [
+        Session(turns=(Turn(ids=np.asarray(ids, np.int32), max_tokens=output),), at_s=0.0)
+        for ids, output in zip(prompts, outputs, strict=True)
+    ]
 
 
 def poisson_times(count: int, rate_per_s: float, seed: int) -> list[float]:

@@ -29,6 +29,7 @@ from minisgl.server.address import bind, tls_context
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.command import run_serving
+from minisgl.utils.container import num_cores
 from minisgl.utils.gpus import num_gpus
 from minisgl.utils.logger import get_logger
 
@@ -176,10 +177,3 @@ def with_share_of_memory(args: ServerArgs, num: int) -> ServerArgs:
     if args.num_pages is not None:
         return args
     return replace(args, memory_ratio=(args.memory_ratio or CPU_MEMORY_RATIO) / num)
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # not Linux

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
+from minisgl.utils.container import container_cores, container_free_bytes
 from minisgl.utils.text import counted
 
-CGROUP = Path("/sys/fs/cgroup")
 NODE_1 = Path("/sys/devices/system/node/node1")  # exists on a machine with several nodes (NUMA)
 
 
@@ -55,7 +55,7 @@ class CpuDevice(Device):
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
         self._num_sharing = num_sharing
         self._place: Callable[[Sequence[Any]], Iterable[Any]] = iter
-        share = max(min(torch.get_num_threads(), _cgroup_cores()) // num_sharing, 1)
+        share = max(min(torch.get_num_threads(), container_cores()) // num_sharing, 1)
         self.max_threads = share if num_threads is None else 0
         self._num_threads = num_threads or share
         if NODE_1.exists():
@@ -70,7 +70,7 @@ class CpuDevice(Device):
         return peak if sys.platform == "darwin" else peak * 1024  # KiB on other systems
 
     def free_bytes(self) -> int:
-        return min(psutil.virtual_memory().available, _cgroup_free_bytes()) // self._num_sharing
+        return min(psutil.virtual_memory().available, container_free_bytes()) // self._num_sharing
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         return [torch.from_numpy(np.ascontiguousarray(array)) for array in self._place(arrays)]
@@ -115,22 +115,3 @@ class CpuDevice(Device):
 def _inference(work: Callable[[], Tensor]) -> Tensor:
     with torch.inference_mode():  # thread-local, so it is entered on the stream's thread
         return work()
-
-
-def _cgroup(name: str) -> str:
-    """Return the text of a file with a container's limits (cgroup v2); "" if there is none."""
-    path = CGROUP / name
-    return path.read_text().strip() if path.is_file() else ""
-
-
-def _cgroup_free_bytes() -> int:
-    """Return the bytes left of a container's memory limit; 2**62 without a limit."""
-    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
-    return max(int(limit) - int(used), 0) if limit.isdigit() and used.isdigit() else 1 << 62
-
-
-def _cgroup_cores() -> int:
-    """Return the whole cores of a container's CPU limit, at least 1; 2**62 without a limit. With
-    more threads, the time of a period would be used up early, and all would stop until its end."""
-    quota, _, period = _cgroup("cpu.max").partition(" ")
-    return max(int(quota) // int(period), 1) if quota.isdigit() and period.isdigit() else 1 << 62

@@ -32,8 +32,9 @@ from minisgl.core.event import Event, Failed, Record
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
-Uid = Annotated[int, msgspec.Meta(ge=0)]
-Share = tuple[Uid, Uid]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Uid = Natural
+Share = tuple[Natural, Natural]
 """The tag of a request, the number of its key (`minisgl.server.shares`). (0, 0) without keys."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
@@ -83,9 +84,10 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 class TokenizeMsg(Record, frozen=True, kw_only=True):
     """A new request. `sampling.seed` is set: the API server draws a seed if the client sends none.
 
-    namespace: of the prefix cache (`cache_salt` of the API). context_length: the most tokens of
-    prompt and answer, None if unknown. The scheduler refuses more; the tokenizer stops early on a
-    text that is far too long. is_clamped: `max_tokens` is lowered to what the context leaves.
+    share: of the API key. namespace: of the prefix cache (`cache_salt` of the API). context_length:
+    the most tokens of prompt and answer, None if unknown. The scheduler refuses more; the tokenizer
+    stops early on a text that is far too long. is_clamped: `max_tokens` is lowered to what the
+    context leaves.
     """
 
     uid: Uid
@@ -234,7 +236,8 @@ class StatusReply(Record, frozen=True, kw_only=True):
 
 
 class ProfileReply(Record, frozen=True, kw_only=True):
-    """A rank's answer to a `ProfileMsg`. trace: the file that the action "stop" has written."""
+    """A rank's answer to a `ProfileMsg`. trace: the file that the action "stop" has written.
+    num_steps: those in it."""
 
     seq: int
     rank: int = 0
@@ -244,7 +247,8 @@ class ProfileReply(Record, frozen=True, kw_only=True):
 
 
 class WatchReply(Record, frozen=True, kw_only=True):
-    """The answer to a `WatchMsg`. frame: JSON, which clients get unchanged. seq: the message's."""
+    """The answer to a `WatchMsg`. frame: JSON of a frame of the X-ray; with seq, which is the
+    message's, of a `ReplicaState`."""
 
     frame: bytes
     seq: int | None = None

@@ -64,7 +64,9 @@ class CodecReply(Record, frozen=True, kw_only=True):
 
 
 CodecMsg = EncodeMsg | DecodeMsg
-FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg | WatchMsg | EncodeMsg | DecodeMsg
+FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg | WatchMsg | CodecMsg
+"""To a tokenizer."""
+
 UserReply = (
     TextReply
     | Accepted
@@ -76,3 +78,4 @@ UserReply = (
     | WatchReply
     | CodecReply
 )
+"""To the API server."""

@@ -265,7 +265,7 @@ class RouterApp:
                 self._fleet.failed(replica, error)
             name = replica.name if replica else "a replica"
             broken = Broken(f"replica {name} failed within its answer ({error}); try again")
-            event = last_event(request.path, dict(answer.headers), broken)
+            event = last_event(request.path, answer.media_type, broken)
             if event is None:
                 request.abort_connection()
             else:

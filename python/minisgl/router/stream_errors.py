@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
+from minisgl.router.upstream import EVENTS, JSON_LINES
 from minisgl.server.api.error_forms import in_form_of
 from minisgl.server.errors import error_body
 
 
-def last_event(path: str, headers: dict[bytes, bytes], error: Exception) -> bytes | None:
-    """Return the event, or None if the answer is not a stream of events.
-
-    headers: of the answer, with names in lower case.
-    """
+def last_event(path: str, media_type: bytes, error: Exception) -> bytes | None:
+    """Return the event, or None if the answer is not a stream of events. media_type: of the
+    answer."""
     body = error_body(error)[1]
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip()
-    if kind == b"application/x-ndjson":
+    if media_type == JSON_LINES:
         return msgspec.json.encode(in_form_of(path, body)) + b"\n"
-    if kind != b"text/event-stream":
+    if media_type != EVENTS:
         return None
     name = b""
     form: object = in_form_of(path, body)

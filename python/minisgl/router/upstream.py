@@ -24,6 +24,10 @@ CONNECT_S: Final = 5.0
 IDLE_S: Final = 20.0
 """How long a connection is kept. The server closes an unused one after 30 s."""
 
+EVENTS: Final = b"text/event-stream"
+JSON_LINES: Final = b"application/x-ndjson"
+"""The media types of streams."""
+
 MAX_UNREAD: Final = 256 * 2**10
 """Bytes that are kept for a slow client. Above it the replica has to wait."""
 
@@ -52,14 +56,15 @@ class Unreachable(ReplicaFailed):
 
 
 class Answer:
-    """Status, headers, and the body as it comes. Mutable. `close` must be called."""
+    """Status, headers, and the body as it comes. Mutable. `close` must be called. media_type: of
+    the body, without parameters."""
 
     def __init__(self, connection: _Connection, pool: Upstream) -> None:
         self.status, self.headers = connection.status, connection.headers
         self._connection, self._pool = connection, pool
         self._first = b""
-        kind = dict(self.headers).get(b"content-type", b"").partition(b";")[0].strip()
-        self.is_stream = kind in (b"text/event-stream", b"application/x-ndjson")
+        self.media_type = dict(self.headers).get(b"content-type", b"").partition(b";")[0].strip()
+        self.is_stream = self.media_type in (EVENTS, JSON_LINES)
 
     async def begin(self) -> None:
         """Wait for the first piece of a stream, or for the whole of another body.

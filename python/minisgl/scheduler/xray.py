@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import sub
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,9 +44,26 @@ owner."""
 FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
 """Owners of a page: none; the prefix cache alone; several requests; uid + `FIRST_UID`."""
 
-Step = tuple[int, float, float, float, float, float, float, float, float, int, int, int, Any]
-"""step, start_s, settle_s, the six parts in us, decodes, prompt tokens, output tokens, and the rows
-as [uid, tokens, ...]; None if the frame's previous step has the same rows."""
+
+class Step(NamedTuple):
+    """A step as `StepRecord` has it, an array in JSON.
+
+    rows: as [uid, tokens, ...]; None if the frame's previous step has the same rows.
+    """
+
+    step: int
+    start_s: float
+    settle_s: float
+    receive_us: float
+    plan_us: float
+    launch_us: float
+    wait_us: float
+    commit_us: float
+    send_us: float
+    decodes: int
+    prompt_tokens: int
+    output_tokens: int
+    rows: list[int] | None
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
@@ -222,20 +239,20 @@ def _step(record: StepRecord, plan: Plan | None) -> Step:
     if plan:
         lengths = map(sub, plan.ends[:MAX_ROWS], plan.starts[:MAX_ROWS])
         rows = list(chain.from_iterable(zip(plan.uids, lengths, strict=False)))
-    return (
-        record.step,
-        record.start_s,
-        record.settle_s,
-        record.receive_us,
-        record.plan_us,
-        record.launch_us,
-        record.wait_us,
-        record.commit_us,
-        record.send_us,
-        record.decodes,
-        record.tokens - record.decodes,
-        record.output_tokens,
-        rows,
+    return Step(
+        step=record.step,
+        start_s=record.start_s,
+        settle_s=record.settle_s,
+        receive_us=record.receive_us,
+        plan_us=record.plan_us,
+        launch_us=record.launch_us,
+        wait_us=record.wait_us,
+        commit_us=record.commit_us,
+        send_us=record.send_us,
+        decodes=record.decodes,
+        prompt_tokens=record.tokens - record.decodes,
+        output_tokens=record.output_tokens,
+        rows=rows,
     )
 
 

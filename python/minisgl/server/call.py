@@ -21,7 +21,7 @@ class ClientGone(Exception):
 
 RequestReply = Accepted | TextReply | Finished | Failed
 
-Answer = list[tuple[int, TextReply | Finished]]
+Replies = list[tuple[int, TextReply | Finished]]
 """The replies since the last wake-up, each with the index of its prompt in the call."""
 
 
@@ -50,7 +50,7 @@ class Call:
         self._num_choices = num_choices
         self._indices = {uid: index for index, uid in enumerate(uids)}  # the unfinished prompts
         self._num_prompts = self._num_unaccepted = len(uids)
-        self._pending: Answer = []
+        self._pending: Replies = []
         self._failure: Exception | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self._abort = abort
@@ -71,7 +71,7 @@ class Call:
         if self._failure and (self._num_unaccepted or not self._pending):
             raise self._failure
 
-    async def __aiter__(self) -> AsyncIterator[Answer]:
+    async def __aiter__(self) -> AsyncIterator[Replies]:
         """Yield batches of replies until every prompt has finished.
 
         Raises RequestError or EngineError if a prompt fails, ClientGone after `abort`.

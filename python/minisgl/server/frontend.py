@@ -21,19 +21,11 @@ import msgspec
 
 from minisgl.core import Failed, Finished, SamplingParams
 from minisgl.errors import EngineError, InvalidRequest, ServerBusy
-from minisgl.message import (
-    AbortMsg,
-    ProfileReply,
-    Prompt,
-    StatusReply,
-    TextReply,
-    TokenizeMsg,
-    WatchReply,
-)
-from minisgl.message.frontend import CodecReply, PongMsg, UserReply
+from minisgl.message import AbortMsg, Prompt, StatusReply, TextReply, TokenizeMsg, WatchReply
+from minisgl.message.frontend import UserReply
 from minisgl.server.call import Call, RequestReply
 from minisgl.server.errors import Draining, encodable, refusal
-from minisgl.server.round_trip import RoundTrips
+from minisgl.server.round_trip import RoundTripReply, RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.tracing import Origin
 from minisgl.server.watchers import Watchers
@@ -70,22 +62,23 @@ class Frontend:
         max_running: int = 0,
     ) -> None:
         self.observer = observer or Observer()
-        self.is_draining = False
-        self._max_open = 2 * max_queued + max_running if max_queued is not None else None
-        self._num_ranks = num_ranks
         self.round_trips = RoundTrips(tokenizers, num_ranks)
         self.watchers = Watchers(tokenizers)
         self.context_length: int | None = None
         self.failure: EngineError | None = None
-        self._max_queued = max_queued
+        self.is_draining = False
         self._tokenizers = tokenizers
         self._replies = replies
+        self._num_ranks = num_ranks
+        self._max_queued = max_queued
+        self._max_open = 2 * max_queued + max_running if max_queued is not None else None
         self._uids = itertools.count()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, Call] = {}  # by uid
         self._jobs: dict[int, Job] = {}  # by uid, of requests with an API key
 
     @property
     def num_open(self) -> int:
+        """The number of prompts that have not ended."""
         return len(self._calls)
 
     def submit(
@@ -101,19 +94,20 @@ class Frontend:
     ) -> Call:
         """Send `prompts` to the tokenizers, each with `sampling` and a seed of its own.
 
-        num_choices: choices per prompt; `prompts` has each prompt this many times in a row. The
-        first choice computes the prompt, the others find it in the prefix cache. is_clamped:
-        `max_tokens` is lowered to what the context leaves. Raises EngineError if a worker has died
-        or the server ends, ServerBusy if too many prompts are open, InvalidRequest for a value that
-        no message can hold, RequestError for a priority that the key does not allow.
+        origin: of the HTTP request. num_choices: choices per prompt; `prompts` has each prompt this
+        many times in a row. The first choice computes the prompt, the others find it in the prefix
+        cache. is_clamped: `max_tokens` is lowered to what the context leaves. Raises EngineError if
+        a worker has died or the server ends, ServerBusy if too many prompts are open,
+        InvalidRequest for a value that no message can hold, RequestError for a priority that the
+        key does not allow.
         """
         key = origin.key if origin else None
-        self._check(len(prompts), num_choices, priority, key)
+        self._check_call(len(prompts), num_choices, priority, key)
         now = time.perf_counter()  # before other tasks can delay this one
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort, num_choices)
         jobs: dict[int, Job] = {}
-        by_tokenizer: dict[int, list[TokenizeMsg]] = {}
+        by_tokenizer: dict[PushQueue, list[TokenizeMsg]] = {}
         try:
             with encodable():
                 _check_size(prompts[::num_choices], num_choices)
@@ -124,17 +118,17 @@ class Frontend:
                         jobs[uid] = key.begin(prompt, params, counts_prompt=not choice)
                     message = TokenizeMsg(
                         uid=uid,
-                        share=jobs[uid].share if key else (0, 0),
                         prompt=prompt,
                         sampling=params,
                         priority=priority,
+                        share=jobs[uid].share if key else (0, 0),
                         namespace=namespace,
                         context_length=self.context_length,
                         is_clamped=is_clamped,
                     )
-                    by_tokenizer.setdefault(uid % len(self._tokenizers), []).append(message)
-                for index, messages in by_tokenizer.items():
-                    self._tokenizers[index].put(messages)
+                    by_tokenizer.setdefault(self._tokenizer_of(uid), []).append(message)
+                for tokenizer, messages in by_tokenizer.items():
+                    tokenizer.put(messages)
         except InvalidRequest:
             for job in jobs.values():
                 job.end()
@@ -144,14 +138,16 @@ class Frontend:
         self.observer.submitted(uids, origin or Origin(), sampling, now)
         return call
 
-    def _check(self, num_prompts: int, num_choices: int, priority: int, key: Key | None) -> None:
-        """Raise an error if the call must not be sent."""
+    def _check_call(
+        self, num_prompts: int, num_choices: int, priority: int, key: Key | None
+    ) -> None:
+        """Raise the error of a call that must not be sent."""
         if self.failure:
             raise self.failure
         if self.is_draining:
             raise Draining
         if self._max_open is not None and self.num_open >= self._max_open:
-            # The scheduler refuses above --max-queued-requests; these have not reached it.
+            # The scheduler refuses above --max-queued-requests; as many again are on the way to it.
             raise ServerBusy(f"{self.num_open} prompts are open already; try again later")
         if self._max_queued is not None and num_prompts > self._max_queued:
             # The scheduler would answer "try again later", but a retry would fail too.
@@ -177,12 +173,10 @@ class Frontend:
             for reply in replies:
                 if isinstance(reply, StatusReply):
                     self.observer.status[reply.rank] = reply
-                elif isinstance(reply, PongMsg | ProfileReply | CodecReply) or (
-                    isinstance(reply, WatchReply) and reply.seq is not None
-                ):
-                    self.round_trips.deliver(reply)
-                elif isinstance(reply, WatchReply):
+                elif isinstance(reply, WatchReply) and reply.seq is None:
                     self.watchers.deliver(reply.frame)
+                elif isinstance(reply, RoundTripReply):
+                    self.round_trips.deliver(reply)
                 else:
                     self._deliver(reply, now)
 
@@ -201,7 +195,7 @@ class Frontend:
         self.failure = None
 
     def fail_all(self, error: EngineError) -> None:
-        """End every open call with `error`, and refuse all later ones."""
+        """End every open call with `error`, and refuse new ones until `reconnect`."""
         self.failure = error
         for call in set(self._calls.values()):
             call.fail(error)
@@ -239,7 +233,10 @@ class Frontend:
             else:
                 self.observer.ended(uid, "abort")
             if not self.failure:
-                self._tokenizers[uid % len(self._tokenizers)].put([AbortMsg(uid=uid)])
+                self._tokenizer_of(uid).put([AbortMsg(uid=uid)])
+
+    def _tokenizer_of(self, uid: int) -> PushQueue:
+        return self._tokenizers[uid % len(self._tokenizers)]
 
 
 def _check_size(prompts: Sequence[Prompt], num_choices: int) -> None:

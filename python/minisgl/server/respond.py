@@ -24,9 +24,9 @@ from starlette.types import Receive, Scope, Send
 from minisgl.core import Finished, SamplingParams
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, PromptToken, TextReply, TokenText
-from minisgl.server.api.schema import ErrorBody
+from minisgl.server.api.schema import ErrorBody, SamplingFields
 from minisgl.server.api.structured import rename
-from minisgl.server.call import Answer, Call, ClientGone
+from minisgl.server.call import Call, ClientGone, Replies
 from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
@@ -130,27 +130,25 @@ async def respond(
     frontend: Frontend,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
+    asked: SamplingFields,
     *,
-    stream: bool | None,
     shape: Shape,
     names: Mapping[str, str],
-    priority: int | None = None,
-    cache_salt: str | None = None,
     num_choices: int = 1,
     is_clamped: bool = False,
-    timeout_s: float | None = None,
     warning: str = "",
 ) -> Response:
     """Submit `prompts` and return the response in `shape`. Raises the refusal of a prompt.
 
-    stream: whether the response is a stream. names: the request's names of fields, by the names
-    that the workers use in a refusal. num_choices: of each prompt; output i is choice
-    i % num_choices of prompt i // num_choices. is_clamped: `max_tokens` is lowered to what the
-    context leaves. timeout_s: after this time the call ends with DeadlineExceeded. warning: the
-    ASCII text of the header `WARNING`; "" for none.
+    asked: of its fields, stream, timeout, priority and cache_salt are read; after its timeout the
+    call ends with DeadlineExceeded. names: the request's names of fields, by the names that the
+    workers use in a refusal. num_choices: of each prompt; output i is choice i % num_choices of
+    prompt i // num_choices. is_clamped: `max_tokens` is lowered to what the context leaves.
+    warning: the ASCII text of the header `WARNING`; "" for none.
     """
+    namespace = asked.cache_salt or ""
     if PREFIX_HEADER in request.headers:
-        return await prefix_answer(request, frontend, prompts, cache_salt or "")
+        return await prefix_answer(request, frontend, prompts, namespace)
     origin = Origin(
         request_id=request.scope["request_id"],
         path=request.scope["path"],
@@ -163,17 +161,17 @@ async def respond(
     call = frontend.submit(
         prompts,
         sampling,
-        priority or 0,
+        asked.priority or 0,
         origin,
-        namespace=cache_salt or "",
+        namespace=namespace,
         num_choices=num_choices,
         is_clamped=is_clamped,
     )
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
-    deadline = Deadline(call, timeout_s, request.scope) if timeout_s else None
+    deadline = Deadline(call, asked.timeout, request.scope) if asked.timeout else None
     try:
         await call.accepted()
-        if stream:
+        if asked.stream:
             events = EventStream(call, shape, frontend.observer, deadline, warning)
             deadline = None
             return events
@@ -260,7 +258,7 @@ class EventStream(Response):
             if self._deadline:
                 self._deadline.cancel()
 
-    def _events(self, batch: Answer, ends: dict[int, Finished]) -> bytes:
+    def _events(self, batch: Replies, ends: dict[int, Finished]) -> bytes:
         parts = []
         for index, reply in batch:
             if isinstance(reply, TextReply):

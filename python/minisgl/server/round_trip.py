@@ -15,7 +15,7 @@ from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg, PongMsg
 from minisgl.server.errors import encodable
 from minisgl.utils.zmq import PushQueue
 
-Answer = PongMsg | ProfileReply | CodecReply | WatchReply
+RoundTripReply = PongMsg | ProfileReply | CodecReply | WatchReply
 
 CODEC_TIMEOUT_S: Final = 60.0
 """A prompt waits until the tokenizer has encoded all prompts before it."""
@@ -32,7 +32,7 @@ class RoundTrips:
         self._tokenizers = tokenizers
         self._num_ranks = num_ranks
         self._seqs = itertools.count()
-        self._waiting: dict[int, asyncio.Queue[Answer | EngineError]] = {}
+        self._waiting: dict[int, asyncio.Queue[RoundTripReply | EngineError]] = {}
         self._failure: EngineError | None = None
 
     async def ping(self, timeout_s: float) -> bool:
@@ -95,7 +95,7 @@ class RoundTrips:
             raise failed.to_error()
         return answers[0]
 
-    def deliver(self, answer: Answer) -> None:
+    def deliver(self, answer: RoundTripReply) -> None:
         """Give an answer to the function that waits for it. A late answer is dropped."""
         waiting = self._waiting.get(answer.seq) if answer.seq is not None else None
         if waiting is not None:
@@ -113,7 +113,7 @@ class RoundTrips:
         tokenizers: Sequence[PushQueue],
         num_answers: int,
         timeout_s: float,
-    ) -> list[Answer]:
+    ) -> list[RoundTripReply]:
         """Return the answers that come in time, at most `num_answers`.
 
         Raises EngineError after `fail`, InvalidRequest for a value that no message can hold.
@@ -122,9 +122,9 @@ class RoundTrips:
             raise self._failure
         seq = message.seq
         assert seq is not None
-        arrived: asyncio.Queue[Answer | EngineError] = asyncio.Queue()
+        arrived: asyncio.Queue[RoundTripReply | EngineError] = asyncio.Queue()
         self._waiting[seq] = arrived
-        answers: list[Answer] = []
+        answers: list[RoundTripReply] = []
         try:
             with encodable():
                 for tokenizer in tokenizers:

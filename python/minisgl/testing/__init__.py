@@ -5,7 +5,7 @@ imports it. Read next: `tests/scheduler`.
 """
 
 from minisgl.testing.fake_executor import FakeExecutor, InstantExecutor, fake_logprob, fake_next_id
-from minisgl.testing.paced_executor import PacedExecutor
+from minisgl.testing.paced_executor import PacedExecutor, spin_until
 from minisgl.testing.queues import ListInbox, ListOutbox
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "PacedExecutor",
     "fake_logprob",
     "fake_next_id",
+    "spin_until",
 ]

@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 
 from minisgl.core.executor import Flight
 from minisgl.core.plan import Plan, StepOutcome, StepResult
 
 
+def sleep_until(at: float) -> None:
+    """Sleep until this time of `time.perf_counter`."""
+    if (left := at - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+def spin_until(at: float) -> None:
+    """Read the clock until this time: a sleep ends late, by as much as some measured times."""
+    while time.perf_counter() < at:
+        pass
+
+
 class PacedExecutor:
     """Runs steps of `step_s` one after another, without host time, and samples `ids` in turn.
 
-    The host sleeps during a step, as it does with a GPU. A step begins when the one before it ends,
-    so late wake-ups do not add up. Mutable: it keeps the end of the last step.
+    wait_until: how the host waits for a step; it sleeps, as it does with a GPU, or spins. A step
+    begins when the one before it ends, so late wake-ups do not add up. Mutable: it keeps the end of
+    the last step.
     """
 
-    def __init__(self, step_s: float, ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        step_s: float,
+        ids: Sequence[int],
+        wait_until: Callable[[float], None] = sleep_until,
+    ) -> None:
         self._step_s = step_s
-        self._ids = list(ids)
-        self._next = 0
+        self._ids = cycle(ids)
+        self._wait_until = wait_until
         self._free_at = 0.0
 
     def launch(self, plan: Plan) -> PacedFlight:
         self._free_at = max(time.perf_counter(), self._free_at) + self._step_s
-        ids, count = self._ids, len(plan.sample_rows)
-        next_ids = [ids[(self._next + i) % len(ids)] for i in range(count)]
-        self._next += count
-        return PacedFlight(self._free_at, StepResult(next_ids=next_ids))
+        outcome = StepResult(next_ids=list(islice(self._ids, len(plan.sample_rows))))
+        return PacedFlight(self._free_at, outcome, self._wait_until)
 
 
 class PacedFlight(Flight):
-    def __init__(self, ready_at: float, outcome: StepOutcome) -> None:
-        self._ready_at, self._outcome = ready_at, outcome
+    def __init__(
+        self, ready_at: float, outcome: StepOutcome, wait_until: Callable[[float], None]
+    ) -> None:
+        self._ready_at, self._outcome, self._wait_until = ready_at, outcome, wait_until
 
     def wait(self) -> StepOutcome:
-        if (left := self._ready_at - time.perf_counter()) > 0:
-            time.sleep(left)
+        self._wait_until(self._ready_at)
         return self._outcome

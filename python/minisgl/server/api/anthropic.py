@@ -18,7 +18,6 @@ from minisgl.server.api.error_forms import ErrorEvent
 from minisgl.server.api.left_out import BUDGET, EFFORT, Omission, OmissionLog, fitting
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json
-from minisgl.server.api.structured import in_turn, naming
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
@@ -53,17 +52,15 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, MessagesRequest)
         name = model.check(asked.model)
         chat, left_out = chat_of(asked)
-        with naming(_NAMES):
-            sampling, names = chat.with_form(chat.sampling(model.defaults))
+        sampling, names = chat.params(model.defaults, _NAMES)
         return await respond(
             request,
             frontend,
             [chat.split_prompt],
             sampling,
-            timeout_s=asked.timeout,
-            stream=asked.stream,
+            chat,
             shape=MessageShape(name, asked),
-            names={"prompt": "messages", **in_turn(names, _NAMES)},
+            names={"prompt": "messages", **names},
             is_clamped=True,
             warning=omissions.warning(left_out),
         )

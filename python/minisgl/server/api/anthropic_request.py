@@ -299,4 +299,6 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            stream=self.stream,
+            timeout=self.timeout,
         )

@@ -49,7 +49,7 @@ from minisgl.server.api.tools import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import DONE, Output, TextEvent, event, respond
+from minisgl.server.respond import Output, TextEvent, event, respond
 
 _REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"
 _REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")
@@ -201,16 +201,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """Continue a chat; OpenAI's schema with a few extensions."""
         asked = await body.read(request, ChatRequest)
         shape = _ChatShape(model.check(asked.model), asked)
-        sampling, names = asked.with_form(asked.sampling(model.defaults))
+        sampling, names = asked.params(model.defaults)
         return await respond(
             request,
             frontend,
             [asked.split_prompt],
             sampling,
-            timeout_s=asked.timeout,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-            stream=asked.stream,
+            asked,
             shape=shape,
             names={"prompt": "messages", **names},
             num_choices=asked.n or 1,
@@ -220,6 +217,8 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
 
 class _ChatShape(OpenAIShape):
+    chunk_type = ChatCompletionChunk
+
     def __init__(self, model: str, asked: ChatRequest) -> None:
         super().__init__("chatcmpl", model, asked, has_logprobs=bool(asked.logprobs))
         self._has_prompt = asked.prompt_logprobs is not None
@@ -287,11 +286,6 @@ class _ChatShape(OpenAIShape):
         if not self._has_prompt:
             return UNSET
         return [PromptLogprob.of(token) for token in output.prompt]
-
-    def closing(self, ends: list[Finished]) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return event(ChatCompletionChunk(**self._head, choices=[], **self._totals(ends))) + DONE
 
     def _chunk(
         self, index: int, delta: Delta, end: Finished | None = None, reply: TextReply | None = None

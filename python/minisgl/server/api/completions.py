@@ -27,7 +27,7 @@ from minisgl.server.api.schema import (
 )
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.server.respond import DONE, Output, TextEvent, event, respond
+from minisgl.server.respond import Output, TextEvent, event, respond
 
 MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`
 
@@ -160,16 +160,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
                 param="n",
             )
         shape = _CompletionShape(model.check(asked.model), len(prompts), asked)
-        sampling, names = asked.with_form(asked.sampling(model.defaults))
+        sampling, names = asked.params(model.defaults)
         return await respond(
             request,
             frontend,
             prompts,
             sampling,
-            timeout_s=asked.timeout,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-            stream=asked.stream,
+            asked,
             shape=shape,
             names={"prompt": "prompt", **names},
             num_choices=num_choices,
@@ -179,6 +176,8 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
 
 
 class _CompletionShape(OpenAIShape):
+    chunk_type = Completion
+
     def __init__(self, model: str, num_prompts: int, asked: CompletionRequest) -> None:
         super().__init__("cmpl", model, asked, has_logprobs=asked.logprobs is not None)
         num_outputs = num_prompts * self._num_choices
@@ -206,11 +205,6 @@ class _CompletionShape(OpenAIShape):
 
     def end(self, index: int, end: Finished) -> bytes:
         return event(self._chunk(index, "", end))
-
-    def closing(self, ends: list[Finished]) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return event(Completion(**self._head, choices=[], **self._totals(ends))) + DONE
 
     def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
         if not self._has_logprobs:

@@ -132,16 +132,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Continue one of text, input_ids and messages. The answer has the time of each phase."""
         asked = await body.read(request, GenerateRequest)
-        sampling, names = asked.with_form(asked.sampling(model.defaults))
+        sampling, names = asked.params(model.defaults)
         return await respond(
             request,
             frontend,
             [asked.prompt],
             sampling,
-            timeout_s=asked.timeout,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-            stream=asked.stream,
+            asked,
             shape=_GenerateShape(asked),
             names={"prompt": asked.prompt_field, **names},
             num_choices=asked.n or 1,

@@ -82,14 +82,13 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         if prompt is None:  # a request to load the model, which is loaded already
             return body.response(shape.loaded())
         chat = asked.chat
-        sampling, names = chat.with_form(chat.sampling(model.defaults))
+        sampling, names = chat.params(model.defaults)
         return await respond(
             request,
             frontend,
             [prompt],
             sampling,
-            timeout_s=asked.timeout,
-            stream=asked.stream is not False,
+            chat,
             shape=shape,
             names={
                 "prompt": "messages" if is_chat else "prompt",

@@ -146,6 +146,8 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
             response_format=self._response_format(),
             reasoning_effort=self.think if isinstance(self.think, str) else None,
             enable_thinking=self.think if isinstance(self.think, bool) else None,
+            stream=self.stream is not False,
+            timeout=self.timeout,
         )
         chat.refuse_unsupported()
         return chat

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from minisgl.core import Finished
 from minisgl.message import TextReply
 from minisgl.server.api.schema import OpenAIFields, Timings, Usage
-from minisgl.server.respond import Output, Shape
+from minisgl.server.respond import DONE, Output, Shape, event
 
 
 class OpenAIShape(Shape):
-    """A `Shape` whose answers have an id, a time and a model. Mutable: it may count tokens."""
+    """A `Shape` whose answers have an id, a time and a model. Mutable: it may count tokens.
+
+    chunk_type: the record of an event.
+    """
+
+    chunk_type: ClassVar[type[Struct]]
 
     def __init__(self, prefix: str, model: str, asked: OpenAIFields, *, has_logprobs: bool) -> None:
         """prefix: of the id. has_logprobs: report each token's log-probability."""
@@ -33,6 +38,11 @@ class OpenAIShape(Shape):
         if self._running:
             self._running.begin(num_prompt_tokens)
         return b""
+
+    def closing(self, ends: list[Finished]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event(self.chunk_type(**self._head, choices=[], **self._totals(ends))) + DONE
 
     @property
     def _has_details(self) -> bool:

@@ -28,7 +28,6 @@ from minisgl.server.api.responses_answer import (
 from minisgl.server.api.responses_request import FORMAT_NAMES, ResponsesRequest
 from minisgl.server.api.responses_stream import ResponseShape
 from minisgl.server.api.schema import Json
-from minisgl.server.api.structured import in_turn, naming
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
@@ -60,8 +59,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
         chat, left_out = fitting(asked.chat(earlier), model.card, _REASONING)
-        with naming(FORMAT_NAMES):
-            sampling, names = chat.with_form(chat.sampling(model.defaults))
+        sampling, names = chat.params(model.defaults, FORMAT_NAMES)
         begun = ResponseObject.begun(name, asked, sampling)
 
         def keep(answer: ResponseObject) -> None:
@@ -76,17 +74,12 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             frontend,
             [chat.split_prompt],
             sampling,
-            timeout_s=asked.timeout,
-            stream=asked.stream,
+            chat,
             shape=ResponseShape(
                 begun, keep, has_logprobs=asked.has_logprobs, offered=asked.offered
             ),
             warning=omissions.warning([*asked.left_out, *left_out]),
-            names={
-                "prompt": "input",
-                "max_tokens": "max_output_tokens",
-                **in_turn(names, FORMAT_NAMES),
-            },
+            names={"prompt": "input", "max_tokens": "max_output_tokens", **names},
         )
 
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))

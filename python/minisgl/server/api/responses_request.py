@@ -186,6 +186,8 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
             tool_choice=tool_choice_of(_tool_choice(self.tool_choice)),
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
+            stream=self.stream,
+            timeout=self.timeout,
         )
         chat.refuse_unsupported()
         return chat

@@ -6,6 +6,7 @@ A family's request has each field of its vendor's schema. Each is honoured, neut
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 
 import msgspec
@@ -18,7 +19,7 @@ from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
 from minisgl.server.api.strict import Json as Json
 from minisgl.server.api.strict import ignored as ignored
 from minisgl.server.api.strict import only as only
-from minisgl.server.api.structured import StructuredFields, naming
+from minisgl.server.api.structured import StructuredFields, in_turn, naming
 from minisgl.utils.text import shortened
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -97,14 +98,23 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
             given["stop_token_ids"] = tuple(self.stop_token_ids)
         return msgspec.structs.replace(defaults, **given)
 
-    def with_form(self, params: SamplingParams) -> tuple[SamplingParams, dict[str, str]]:
-        """Return `params` with the answer's form, and the request's names of the fields that a
-        refusal of the form can name."""
-        option, names = self.structured()
-        if option is None:
-            return params, {}
-        with naming(names):
-            return msgspec.structs.replace(params, structured_outputs=option), names
+    def params(
+        self, defaults: SamplingParams, names: Mapping[str, str] | None = None
+    ) -> tuple[SamplingParams, dict[str, str]]:
+        """Return `sampling` with the answer's form, and the request's names of the fields that a
+        refusal of the form can name.
+
+        names: the family's names of fields, by their names in chat completions. Raises
+        InvalidRequest.
+        """
+        with naming(names or {}):
+            params = self.sampling(defaults)
+            option, of_form = self.structured()
+            if option is None:
+                return params, {}
+            with naming(of_form):
+                params = msgspec.structs.replace(params, structured_outputs=option)
+        return params, in_turn(of_form, names or {})
 
 
 _SAMPLING_FIELDS: Final = (

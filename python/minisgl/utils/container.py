@@ -1,0 +1,36 @@
+"""The cores and the memory that a container's limits (cgroup v2) leave this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use, at most those of the container."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1  # not Linux
+    return min(allowed, container_cores())
+
+
+def container_cores() -> int:
+    """Return the whole cores of the container's CPU limit, at least 1; 2**62 without a limit. With
+    more threads, the time of a period would be used up early, and all would stop until its end."""
+    quota, _, period = _text("cpu.max").partition(" ")
+    return max(int(quota) // int(period), 1) if quota.isdigit() and period.isdigit() else 1 << 62
+
+
+def container_free_bytes() -> int:
+    """Return the bytes left of the container's memory limit; 2**62 without a limit."""
+    limit, used = _text("memory.max"), _text("memory.current")
+    return max(int(limit) - int(used), 0) if limit.isdigit() and used.isdigit() else 1 << 62
+
+
+def _text(name: str) -> str:
+    """Return the text of a file with the limits; "" if there is none."""
+    path = CGROUP / name
+    return path.read_text().strip() if path.is_file() else ""

@@ -1,0 +1,31 @@
+"""A file of API keys, and a clock for their limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SECRET, OTHER = "sk-first-0123456789", "sk-second-0123456789"
+FILE = f"""
+[light]
+key = "{SECRET}"
+requests_per_minute = 3
+
+[admin]
+key = "{OTHER}"
+admin = true
+"""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key_file(folder: Path, text: str) -> Path:
+    path = folder / "keys.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path

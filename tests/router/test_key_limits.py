@@ -1,0 +1,137 @@
+"""API keys behind a router: the servers check them, and their limits hold over all servers."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from helpers.router_thread import RouterThread
+from helpers.routing import complete, state_with, until
+from helpers.scripted_server import MODEL, STATE, ScriptedServer
+from minisgl.message.replica import KeyUse
+from minisgl.router.key_limits import KeyLimits
+from minisgl.server.errors import RateLimited
+from minisgl.server.keys import KeyRing
+
+
+def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[a]\nkey = "client"\nrequests_per_minute = 2\n[router]\nkey = "asks"\n')
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ScriptedServer(keys=KeyRing(None, file))) for _ in range(2)]
+        urls = [server.url for server in servers]
+        with RouterThread(urls) as keyless:
+            assert "--api-key" in str(keyless.fleet.replicas[0].down)
+        router = stack.enter_context(RouterThread(urls, key="asks"))
+        assert complete(router.url, "one").status_code == 401
+        assert httpx.get(f"{router.url}/metrics").status_code == 401
+        client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="client", max_retries=0)
+        texts = [client.completions.create(model=MODEL, prompt="a b").choices[0].text]
+        texts.append(client.completions.create(model=MODEL, prompt="a b").choices[0].text)
+        assert texts == ["a b ."] * 2, "asking for a prompt's hashes is not counted as a request"
+
+
+def _limited(
+    stack: ExitStack, path: Path, limits: str
+) -> tuple[RouterThread, list[ScriptedServer], list[KeyRing]]:
+    """A router over two servers with the same key file."""
+    path.write_text(f'[a]\nkey = "client"\n{limits}\n[router]\nkey = "asks"\nadmin = true\n')
+    rings = [KeyRing(None, str(path)) for _ in range(2)]
+    servers = [stack.enter_context(ScriptedServer(keys=ring)) for ring in rings]
+    urls = [server.url for server in servers]
+    return stack.enter_context(RouterThread(urls, key="asks")), servers, rings
+
+
+def test_requests_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        router, servers, _ = _limited(stack, tmp_path / "keys.toml", "requests_per_minute = 3")
+        client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="client", max_retries=0)
+        for index in range(3):
+            servers[index % 2].state = state_with(queued_tokens=1000)
+            servers[1 - index % 2].state = STATE
+            queued = [1000 * (index % 2 == 0), 1000 * (index % 2)]
+            views = [each.view for each in router.fleet.replicas]
+            until(lambda: [v.state and v.state.queued_tokens for v in views] == queued)  # noqa: B023  # it is waited for within the turn
+            client.completions.create(model=MODEL, prompt="a b")
+        assert [len(server.received) for server in servers] == [1, 2]
+        with pytest.raises(openai.RateLimitError, match="its 3 requests a minute"):
+            client.completions.create(model=MODEL, prompt="a b")
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.completions.create(model=MODEL, prompt="a b")
+        assert 15 < float(refused.value.response.headers["retry-after"]) <= 20
+        asks = openai.OpenAI(base_url=f"{router.url}/v1", api_key="asks", max_retries=0)
+        asks.completions.create(model=MODEL, prompt="a b")  # a key without limits
+
+
+def test_tokens_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        router, servers, rings = _limited(stack, tmp_path / "keys.toml", "tokens_per_minute = 20")
+        headers = {"authorization": "Bearer client"}
+        body = {"model": MODEL, "prompt": "a b c d e f"}
+        for server in servers:  # 13 tokens of each, not by the router
+            httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
+        assert [next(iter(ring)).use().num_tokens for ring in rings] == [13, 13]
+        limits = router.fleet.limits
+        until(lambda: sum(key.seen.tokens for key in limits._keys.values()) == 26)
+        client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="client", max_retries=0)
+        with pytest.raises(openai.RateLimitError, match="its 20 tokens a minute"):
+            client.completions.create(model=MODEL, prompt="a")
+
+
+def test_a_refused_prompt_costs_its_key_no_tokens(tmp_path: Path) -> None:
+    patience = httpx.Timeout(60, read=1.0)
+    with ExitStack() as stack:
+        router, servers, _ = _limited(stack, tmp_path / "keys.toml", "tokens_per_minute = 600")
+        http = httpx.Client(
+            base_url=router.url, timeout=patience, headers={"authorization": "Bearer client"}
+        )
+        stack.enter_context(http)
+        refused = http.post("/v1/completions", json={"model": MODEL, "prompt": "!refuse b c d"})
+        assert refused.status_code == 400
+        (key,) = router.fleet.limits._keys.values()
+        assert (key.own.requests, key.own.tokens) == (1, 0)
+        body = {"model": MODEL, "prompt": "!hang b c d", "stream": True}
+        with pytest.raises(httpx.ReadTimeout):  # the client leaves before the first token
+            http.post("/v1/completions", json=body)
+        until(lambda: any(server.aborted for server in servers))
+        until(lambda: sum(each.num_open for each in router.fleet.replicas) == 0)
+        assert (key.own.requests, key.own.tokens) == (2, 0)
+
+
+def test_requests_of_other_routers_are_counted_once() -> None:
+    now = 0.0
+    limits = KeyLimits(clock=lambda: now)
+    digest = hashlib.sha256(b"client").hexdigest()
+
+    def use(requests: int, tokens: int) -> KeyUse:
+        return KeyUse(
+            name="a", digest=digest, requests_per_minute=5, tokens_per_minute=None,
+            num_requests=requests, num_tokens=tokens,
+        )  # fmt: skip
+
+    assert limits.admit("client") is None, "nothing is known of it"
+    limits.update("x", [use(40, 9)])  # before this router
+    limits.update("y", [])
+    for _ in range(3):
+        passed = limits.admit("client")
+        assert passed
+        passed.send(1)
+    limits.update("x", [use(42, 9)])  # two of the three
+    limits.update("y", [use(2, 9)])  # one of them, and one of another router
+    passed = limits.admit("client")  # the fifth
+    assert passed
+    passed.send(1)
+    with pytest.raises(RateLimited, match="its 5 requests a minute"):
+        limits.admit("client")
+    limits.update("y", [use(3, 9)])
+    now = 12.0
+    assert limits.admit("client"), "one comes back in 12 s"
+    limits.update("y", [use(1, 9)])  # it was started again: another router's again
+    now = 24.0
+    with pytest.raises(RateLimited):
+        limits.admit("client")

@@ -1,0 +1,202 @@
+"""Servers that fail, leave or drain, and clients that leave, as a router's clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import httpx
+import msgspec
+import pytest
+
+from helpers.router_thread import RouterThread
+from helpers.routing import Setup, complete, state_with, until
+from helpers.scripted_server import MODEL, STATE, ScriptedServer
+from minisgl.message.replica import ReplicaState
+from minisgl.router import fleet
+
+
+def test_a_replica_that_cannot_be_reached_is_passed_over() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nothing listens
+        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with ScriptedServer() as server, RouterThread([dead, server.url]) as router:
+            assert complete(router.url, "one two").status_code == 200
+            health = httpx.get(f"{router.url}/health").json()
+            assert (health["replicas"], health["up"]) == (2, 1)
+        with RouterThread([dead]) as router:
+            answer = complete(router.url, "one two")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "no_replica"
+            assert "Connect" in answer.json()["error"]["message"]
+            assert httpx.get(f"{router.url}/ready").status_code == 503
+
+
+def test_a_replica_that_was_down_gets_requests_again(two: Setup) -> None:
+    replica = two.router.fleet.replicas[0]
+    reasons = []
+
+    def lose() -> None:
+        two.router.fleet.lost(replica, "the test says so")
+        reasons.append((replica.down, replica.view.state))
+
+    two.router._loop.call_soon_threadsafe(lose)
+    until(lambda: reasons == [("the test says so", None)])  # its cache will be empty
+    until(lambda: replica.down is None)
+    two.set_state(1, queued_tokens=1000)
+    assert complete(two.url, "one").headers["x-minisgl-replica"] == two.name(0)
+
+
+class Breaking:
+    """A replica that ends connections of the model's endpoint. before: without a byte; else after
+    one event."""
+
+    def __init__(self, *, before: bool, model: str = MODEL) -> None:
+        self._before, self._model = before, model
+        self.num_asked = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        state = msgspec.json.decode(STATE, type=ReplicaState)
+        state = msgspec.structs.replace(state, model=self._model, prefill_tokens_per_s=1e6)
+        with connection, suppress(ConnectionResetError):
+            while data := connection.recv(65536):
+                if b"GET /replica" in data:
+                    self._whole(connection, msgspec.json.encode(state))
+                elif b"x-minisgl-prefix" in data:
+                    hashes = b'{"num_tokens":1,"page_size":1,"hashes":""}'
+                    self._whole(connection, hashes)
+                else:
+                    self.num_asked += 1
+                    if not self._before:
+                        event = b'data: {"choices":[]}\n\n'
+                        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+                        connection.sendall(
+                            head
+                            + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n40\r\ndata: {"
+                            % (len(event), event)
+                        )
+                        time.sleep(0.1)
+                    return
+
+    def _whole(self, connection: socket.socket, body: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        connection.sendall(head % len(body) + body)
+
+
+def test_a_request_without_an_answer_is_sent_to_another_replica_once() -> None:
+    breaking = Breaking(before=True)
+    with ScriptedServer() as server, RouterThread([breaking.url, server.url]) as router:
+        answer = complete(router.url, "one two")
+        assert answer.status_code == 200
+        assert (breaking.num_asked, len(server.received)) == (1, 1)
+        page = httpx.get(f"{router.url}/metrics").text
+        assert "minisgl_router_retries_total 1.0" in page
+    breaking.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/completions", b'data: {"error":{"message":"replica '),
+        ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error"'),
+        ("/v1/responses", b'event: error\ndata: {"type":"error","code":"replica_failed"'),
+    ],
+)
+def test_a_stream_that_has_begun_ends_with_an_error_event(path: str, expected: bytes) -> None:
+    breaking = Breaking(before=False)
+    with RouterThread([breaking.url]) as router:
+        answer = httpx.post(f"{router.url}{path}", json={"stream": True})
+        first, rest = answer.content.split(b"\n\n", 1)
+        assert first == b'data: {"choices":[]}'
+        assert rest.startswith(expected), "behind a whole event"
+        assert rest.endswith(b"}\n\n")
+    breaking.close()
+
+
+def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:
+    body = {"model": MODEL, "prompt": "!forever", "stream": True}
+    with httpx.stream("POST", f"{two.url}/v1/completions", json=body) as stream:
+        next(stream.iter_lines())
+    until(lambda: any(server.aborted for server in two.servers))
+    told = f'minisgl_router_requests_total{{replica="{two.name(0)}",result="left"}} 1.0'
+    until(lambda: told in httpx.get(f"{two.url}/metrics").text)
+
+
+def test_a_client_that_leaves_before_the_first_token_ends_its_request(two: Setup) -> None:
+    body = {"model": MODEL, "prompt": "!hang", "stream": True}
+    patience = httpx.Timeout(60, read=1.0)
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(base_url=two.url, timeout=patience) as http,
+    ):
+        http.post("/v1/completions", json=body)
+    until(lambda: any(server.aborted for server in two.servers))
+
+
+def test_draining_finishes_open_requests_and_refuses_new_ones(two: Setup) -> None:
+    texts = []
+
+    def read() -> None:
+        texts.append(complete(two.url, "one !pause two", stream=True).text)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until(lambda: any(server.received for server in two.servers))
+    two.router.end(drain=True)
+    until(lambda: httpx.get(f"{two.url}/ready").status_code == 503)
+    refused = complete(two.url, "more")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    for server in two.servers:
+        server.resumed.set()
+    reader.join(60)
+    assert texts[0].endswith("data: [DONE]\n\n")
+
+
+def test_draining_ends_after_its_timeout() -> None:
+    with ScriptedServer() as server, RouterThread([server.url], drain_s=0.3) as router:
+        body = {"model": MODEL, "prompt": "!forever", "stream": True}
+        with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()  # its end would close the connection
+            next(lines)
+            router.end(drain=True)
+            router._thread.join(30)
+            assert not router._thread.is_alive()
+
+
+def test_a_server_of_another_model_gets_no_requests() -> None:
+    breaking = Breaking(before=True, model="another")
+    with ScriptedServer() as server, RouterThread([server.url, breaking.url]) as router:
+        reasons = [each.down for each in router.fleet.replicas if each.down]
+        assert len(reasons) == 1, "whichever answered first has decided what is served"
+        assert "serves 'another'" in reasons[0] or f"serves '{MODEL}'" in reasons[0]
+    breaking.close()
+
+
+async def _late_answer() -> tuple[int, str]:
+    watched = fleet.Fleet(["http://127.0.0.1:9"])
+    (gone,) = watched.replicas
+    watched._watches[gone] = asyncio.create_task(asyncio.sleep(0))
+    await watched.change([])
+    watched._found(gone, msgspec.json.decode(state_with(), type=ReplicaState), 0.0)
+    return len(watched.views._index), watched.model
+
+
+def test_an_answer_that_comes_after_its_replica_was_removed_changes_nothing() -> None:
+    assert asyncio.run(_late_answer()) == (0, "")

@@ -1,0 +1,112 @@
+"""Requests that are wrong as HTTP: headers, encodings, sizes, slow bodies, other protocols."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from openai.types.shared.error_object import ErrorObject
+
+from helpers.api_requests import CHAT, GENERATE, TEXT, hello, refused
+from minisgl.server import body as bodies
+
+
+def test_half_a_body_times_out(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_PAUSE_S", 1.0)
+
+    def slowly(pause_s: float) -> Iterator[bytes]:
+        for piece in (b'{"text": "a",', b'"max_tokens": 1,', b' "seed": 1,', b'"min_p": 3}'):
+            yield piece
+            time.sleep(pause_s)
+
+    headers = {"content-type": "application/json"}
+    assert refused(http.post(GENERATE, content=slowly(0.27), headers=headers))["param"] == "min_p"
+    monkeypatch.setattr(bodies, "MAX_PAUSE_S", 0.3)
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
+        client.settimeout(60)
+        client.sendall(b"POST /generate HTTP/1.1\r\nhost: a\r\nconnection: close\r\n")
+        client.sendall(b"content-type: application/json\r\ncontent-length: 9\r\n\r\n")
+        client.sendall(b'{"te')
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"body_timeout" in answer
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_endless_headers_are_refused(http: httpx.Client, ends: bool) -> None:
+    """Headers that end within the limit are accepted."""
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
+        client.settimeout(60)
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nx-a: ")
+        client.sendall(b"a" * (60_000 if ends else 70_000))
+        if ends:
+            client.sendall(b"\r\nconnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK" if ends else b"HTTP/1.1 431 Request Header")
+    if not ends:
+        assert json.loads(body)["error"]["code"] == "headers_too_large"
+    assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+    ids=["TLS", "HTTP/2"],
+)
+def test_bytes_of_another_protocol(http: httpx.Client, sent: bytes) -> None:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
+        client.settimeout(60)
+        client.sendall(sent)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request")
+    error = ErrorObject.model_validate(json.loads(body)["error"])
+    assert error.code == "invalid_http"
+    assert "an http:// URL" in error.message
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_wrong_content_type(http: httpx.Client, kind: str | None) -> None:
+    headers = {"content-type": kind} if kind else {}
+    error = refused(http.post(CHAT, content=json.dumps(hello()), headers=headers), 415)
+    got = f"got {kind!r}:" if kind else "got none:"
+    assert f"{got} add the header 'Content-Type: application/json'" in error["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZip", "br", "gzip, identity"])
+def test_wrong_content_encoding(http: httpx.Client, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    body = gzip.compress(json.dumps(hello()).encode())
+    error = refused(http.post(CHAT, content=body, headers=headers), 415)
+    assert f"no content encoding, got {encoding.lower()!r}" in error["message"]
+    assert error["code"] == "unsupported_media_type"
+
+
+def test_the_content_encoding_identity_is_accepted(http: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "identity"}
+    assert http.post(CHAT, content=json.dumps(hello()), headers=headers).status_code == 200
+
+
+def test_body_too_large(http: httpx.Client) -> None:
+    body = b'{"prompt": "' + b"a" * 2**24 + b'"}'
+    error = refused(
+        http.post(TEXT, content=body, headers={"content-type": "application/json"}), 413
+    )
+    assert "16777216" in error["message"]
+    assert http.get("/health").status_code == 200
+
+
+def test_unknown_paths_and_methods(http: httpx.Client) -> None:
+    for path in ("/v1/chat", "/pages", "/v1"):
+        assert f"nothing at {path}; /docs" in refused(http.post(path), 404)["message"]
+    for path in (f"{CHAT}/", f"/v1{CHAT}", "/chat/completions"):
+        assert refused(http.post(path), 404)["message"].endswith(f"; did you mean {CHAT}?")
+    wrong_method = http.get(CHAT)
+    assert "POST" in refused(wrong_method, 405)["message"]
+    assert wrong_method.headers["allow"] == "POST"

@@ -1,0 +1,184 @@
+"""What a server says that cannot start, and that it leaves no process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.running_server import POOL, RunningServer, assert_nothing_left
+from minisgl.builtin import model_path
+
+DRY = ("--dry-run",)
+
+
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(launch: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        server = launch("--port", port)
+        assert server.ended() == 1
+    assert f"port {port} is in use" in server.output["err"]
+    assert "--port" in server.output["err"]
+    assert "starting the engine" not in server.output["err"]
+
+
+def test_a_missing_model(launch: Any, tmp_path: Path) -> None:
+    server = launch("--model", "/no/such/model")
+    assert server.ended() == 1
+    assert "there is no folder /no/such/model" in server.output["err"]
+    assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "generation", "ranks", "says"),
+    [
+        (
+            POOL,
+            {},
+            "--tp 5",
+            "--tp 5 needs a query head for each rank, and the model has 4; use at most",
+        ),
+        (
+            DRY,
+            {},
+            "--tp 2 --ep",
+            "--ep splits experts over ranks, and config.json names none; leav",
+        ),
+        (
+            DRY,
+            {"temperature": 7},
+            "",
+            "generation_config.json: temperature must be between 0 and 2",
+        ),
+        (
+            POOL,
+            {"top_k": "all"},
+            "--tp 2",
+            "generation_config.json: top_k must be a number, got 'all'",
+        ),
+    ],
+)
+def test_errors_of_small_files_are_reported_before_any_process_starts(
+    launch: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    generation: dict[str, Any],
+    ranks: str,
+    says: str,
+    flags: tuple[str, ...],
+) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    server = launch("--model", str(folder), *ranks.split(), *flags)
+    assert server.ended(150) == 1
+    assert says in server.output["err"]
+    assert "starting" not in server.output["err"]
+    assert "could not start" not in server.output["err"]
+    assert server.output["out"] == ""
+    assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize("flags", [DRY, POOL])
+def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "--port", "0", *flags],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    os.close(writer)
+    assert server.stderr
+    log = ""
+    while "the engine is ready" not in log:
+        line = server.stderr.readline()
+        assert line, log
+        log += line
+    if "--dry-run" not in flags:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(0.5)  # it serves
+        server.terminate()
+    _, rest = server.communicate(timeout=60)
+    assert (server.returncode, "Traceback" in log + rest) == (0, False), log + rest
+
+
+def test_a_wrong_environment_variable(tmp_path: Path) -> None:
+    server = RunningServer(tmp_path, MINISGL_DISABLE_JIT="yes", MINISGL_LOG_LEVEL="")
+    assert server.ended(150) == 1
+    assert "MINISGL_DISABLE_JIT must be 0 or 1, got 'yes'" in server.output["err"]
+    assert "Serving" not in server.output["out"]
+    assert_nothing_left(server, [])
+
+
+def test_an_attention_backend_of_another_device(launch: Any) -> None:
+    server = launch("--device", "cpu", "--attn", "fa,triton", "--dry-run")
+    assert server.ended(150) == 1
+    told = "the engine could not start: attention backend 'fa,triton' is for a GPU; on a CPU choose"
+    assert told in server.output["err"]
+    assert_nothing_left(server, [])
+
+
+def test_a_broken_checkpoint(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
+    server = launch("--model", str(folder))
+    assert server.ended(150) == 1
+    assert re.search(r"the (engine|\S*tokenizer\S*) could not start: .", server.output["err"])
+    assert_nothing_left(server, [])
+
+
+def test_a_broken_tokenizer(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    (folder / "tokenizer.json").write_text("{")
+    server = launch("--model", str(folder), *DRY)
+    assert server.ended(150) == 1
+    told = rf"the \S*tokenizer\S* could not start: {folder}/tokenizer.json does not load as a t"
+    assert re.search(told, server.output["err"])
+    assert server.output["out"] == ""
+    assert_nothing_left(server, [])
+
+
+@pytest.mark.parametrize(("broken", "flags"), [("cut off", POOL), ("of another model", DRY)])
+def test_broken_weights(
+    launch: Any, tmp_path_factory: pytest.TempPathFactory, broken: str, flags: tuple[str, ...]
+) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder)
+    weights = folder / "model.safetensors"
+    if broken == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-100])
+        told = f"{weights} is damaged or incomplete"
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        config["intermediate_size"] += 8
+        (folder / "config.json").write_text(json.dumps(config))
+        told = "the weights in .* do not fit its config.json; .* misshapen: "
+    server = launch("--model", str(folder), *flags)
+    assert server.ended(150) == 1
+    assert re.search(f"the engine could not start: {told}", server.output["err"], re.DOTALL)
+    assert server.output["out"] == ""
+    assert_nothing_left(server, [])
+
+
+def test_a_dry_run_needs_no_weights(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("m") / "model"
+    shutil.copytree(model_path(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    server = launch("--model", str(folder), "--dry-run")
+    assert server.ended(150) == 0
+    assert "has no weights yet; a start needs them" in server.output["err"]
+    assert "KV pool" in server.output["out"]
+    (folder / "pytorch_model.bin").touch()  # there are weights, which a start would refuse
+    server = launch("--model", str(folder), "--dry-run")
+    assert server.ended(150) == 1
+    assert "its weights are PyTorch pickles" in server.output["err"]

@@ -1,0 +1,73 @@
+"""A client that leaves aborts its requests."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from helpers.api_requests import chat
+from helpers.scripted_server import ScriptedServer
+from minisgl.server.telemetry.observe import Observer
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+@pytest.mark.parametrize("word", ["!forever", "!hang"])
+def test_a_stream_that_is_closed_aborts_its_request(
+    server: ScriptedServer, path: str, word: str
+) -> None:
+    before = len(server.aborted)
+    body = {
+        "/v1/chat/completions": chat(f"one {word}", stream=True),
+        "/v1/completions": {"prompt": f"one {word}", "stream": True},
+        "/generate": {"text": f"one {word}", "stream": True},
+    }[path]
+    with (
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", path, json=body) as response,
+    ):
+        next(response.iter_bytes())
+    assert len(server.wait_aborted(before + 1)) == before + 1
+    assert server.num_open == 0
+
+
+@pytest.mark.parametrize("text", ["!hang", "!wait"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_gives_up_waiting_aborts_its_request(
+    server: ScriptedServer, text: str, stream: bool
+) -> None:
+    before = len(server.aborted)
+    patience = httpx.Timeout(60, read=0.3)
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(base_url=server.url, timeout=patience) as http,
+    ):
+        list(http.post("/v1/chat/completions", json=chat(text, stream=stream)).iter_bytes())
+    assert len(server.wait_aborted(before + 1)) == before + 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+def test_a_client_that_leaves_within_its_body_is_not_an_error(path: str, caplog: Any) -> None:
+    observer = Observer()
+    with ScriptedServer(observer=observer) as server:
+        address = urlsplit(server.url)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((address.hostname, address.port)) as client:
+            client.sendall(f'{head}Content-Length: 100\r\n\r\n{{"pro'.encode())
+            time.sleep(0.1)  # it is being read
+        time.sleep(0.1)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    assert not observer.errors
+    assert not caplog.records
+
+
+def test_a_finished_request_is_not_aborted(client: openai.OpenAI, server: ScriptedServer) -> None:
+    before = len(server.aborted)
+    client.chat.completions.create(**chat("one"))
+    list(client.chat.completions.create(**chat("one"), stream=True))
+    assert len(server.wait_aborted(before + 1, timeout_s=0.1)) == before

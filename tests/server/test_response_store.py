@@ -1,0 +1,105 @@
+"""Answers of /v1/responses that are kept: conversations and items by id, the store's bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from helpers.api_requests import TOOL, messages_of
+from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.errors import InvalidRequest
+from minisgl.server.api.messages import Message
+from minisgl.server.api.response_store import ResponseStore
+
+
+def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
+    first = client.responses.create(model=MODEL, input="one", instructions="gone next time")
+    events = client.responses.create(
+        model=MODEL, input="two", previous_response_id=first.id, stream=True
+    )
+    second = list(events)[-1].model_dump()["response"]["id"]
+    client.responses.create(model=MODEL, input="three", previous_response_id=second)
+    assert [(m["role"], m["content"]) for m in messages_of(server)] == [
+        ("user", "one"),
+        ("assistant", "one ."),
+        ("user", "two"),
+        ("assistant", "two ."),
+        ("user", "three"),
+    ]
+    assert client.responses.retrieve(first.id) == first
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="no response"):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="no response") as raised:
+        client.responses.create(model=MODEL, input="x", previous_response_id=first.id)
+    assert raised.value.code == "previous_response_not_found"
+    assert raised.value.param == "previous_response_id"
+    unkept = client.responses.create(model=MODEL, input="one", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+
+
+def test_items_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
+    """The AI SDK sends stored items in this form."""
+    text = "!part:reasoning:hm !part:content:so !part:call:f !part:arguments:{}"
+    first = client.responses.create(model=MODEL, input=text, tools=[TOOL])
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+    items: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    call = first.output[-1]
+    assert call.type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "42"}
+    again = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": text}, *items, result], tools=[TOOL]
+    )
+    _, assistant, tool = messages_of(server)
+    assert (assistant["reasoning_content"], assistant["content"]) == ("hm", "so")
+    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == call.call_id
+    client.responses.create(model=MODEL, input="more", previous_response_id=again.id)
+    assert messages_of(server)[1:3] == [assistant, tool]
+    client.responses.delete(first.id)
+    for reference, says in (
+        (items[0], "there is no item"),
+        ({"type": items[0]["type"]}, "missing"),
+    ):
+        wrong: Any = [{"role": "user", "content": "a"}, reference]
+        with pytest.raises(openai.BadRequestError, match=says) as raised:
+            client.responses.create(model=MODEL, input=wrong)
+        assert raised.value.param == "input[1].id"
+
+
+def test_a_read_keeps_an_answer_and_a_deleted_one_makes_room() -> None:
+    message = Message(role="user", content="x")
+    size = len(msgspec.json.encode([[message], message]))
+    store = ResponseStore(max_bytes=2 * size)
+    for name in ("a", "b"):
+        store.put(name, "alice", [message], message)
+    store.get("a", "alice")
+    store.put("c", "alice", [message], message)
+    assert sorted(store._kept) == ["a", "c"]
+    store.delete("c", "alice")
+    store.put("d", "alice", [message], message)
+    assert sorted(store._kept) == ["a", "d"]
+
+
+def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
+    store = ResponseStore(max_bytes=3000)
+    message = Message(role="user", content="x" * 300)
+    for i in range(20):
+        store.put(f"r{i}", "alice", [message], message)
+    kept = [i for i in range(20) if store._kept.get(f"r{i}")]
+    assert kept == list(range(20 - len(kept), 20))
+    assert 1 < len(kept) < 6
+    assert store._num_bytes == sum(each.num_bytes for each in store._kept.values()) <= 3000
+    store.put("large", "alice", [message] * 20, message)
+    with pytest.raises(InvalidRequest):
+        store.get("large", "alice")
+    with pytest.raises(InvalidRequest):
+        store.get("r19", "bob")
+    store.get(f"r{kept[0]}", "alice")
+    store.put("new", "alice", [message], message)
+    assert store.get(f"r{kept[0]}", "alice").messages == [message]
+    with pytest.raises(InvalidRequest):
+        store.get(f"r{kept[1]}", "alice")
