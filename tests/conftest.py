@@ -59,10 +59,12 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def builtin(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
     """A server with the built-in model, for all tests that only send requests: its start takes 3 s
-    of CPU time. Its prefix cache is not empty, because other tests use it, too."""
+    of CPU time. Its prefix cache is not empty, because other tests use it, too. It finds no counter
+    of energy."""
     from helpers.running_server import RunningServer
 
-    server = RunningServer(tmp_path_factory.mktemp("builtin"))
+    folder = tmp_path_factory.mktemp("builtin")
+    server = RunningServer(folder, MINISGL_POWERCAP=str(folder / "none"))
     assert server.url
     yield server
     server.close()

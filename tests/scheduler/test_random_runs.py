@@ -43,7 +43,7 @@ from minisgl.message import (
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.testing import FakeExecutor, ListOutbox, fake_logprob, fake_next_id
 
-NUM_SEEDS = 600
+NUM_SEEDS = 408
 SHARDS = 12
 TIMES = StepTimes(
     prompt_us=((8, 2_000), (64, 20_000), (128, 50_000)), decode_us=1000, row_us=10, attend_ns=1000
