@@ -1,5 +1,9 @@
 """One thread for arithmetic, no GPU but in `tests/gpu`, Ctrl-C that interrupts, logging as it was.
 
+The collector of garbage rests while the tests are imported and collected, and never visits what
+lives from then on. Bytecode is cached, also by the processes that tests start, whatever the
+environment says: most of them would compile the same modules again.
+
 Clients of httpx wait a minute instead of five seconds, unless a test says otherwise, because a
 process may wait that long on a busy machine.
 
@@ -10,16 +14,19 @@ and their processes would ignore Ctrl-C, which some tests need. A test may set u
 commands do; the next test in its process starts without it.
 """
 
+import gc
 import inspect
 import logging
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 import httpx
 import pytest
@@ -31,6 +38,9 @@ if TYPE_CHECKING:
     from helpers.running_server import RunningServer
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+
+sys.dont_write_bytecode = False
+gc.disable()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,13 +59,21 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def builtin(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
     """A server with the built-in model, for all tests that only send requests: its start takes 3 s
-    of CPU time. Its prefix cache is not empty, because other tests use it, too."""
+    of CPU time. Its prefix cache is not empty, because other tests use it, too. It finds no counter
+    of energy."""
     from helpers.running_server import RunningServer
 
-    server = RunningServer(tmp_path_factory.mktemp("builtin"))
+    folder = tmp_path_factory.mktemp("builtin")
+    server = RunningServer(folder, MINISGL_POWERCAP=str(folder / "none"))
     assert server.url
     yield server
     server.close()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,9 @@ from helpers.attention_cases import BOUNDED, CASES, Case, Step, expected, make_s
 from helpers.attention_error import count_keys, rows_of, worst_miscount, worst_share
 
 LONG = Case(name="40,000 keys", rows=((39_999, 40_000),), head_dim=128)
-DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = pytest.mark.parametrize("dtype", HALVES, ids=str)
+PARTS = (0.1, 0.35, 0.6, 0.85)
 
 
 def rounded(step: Step, cut: bool = False) -> Tensor:
@@ -94,10 +96,13 @@ def with_other_keys(case: Case, dtype: torch.dtype, first: int, last: int) -> St
 
 
 @pytest.mark.parametrize(
-    ("context", "dtype"),
-    [(300, torch.bfloat16), (3000, torch.bfloat16), (3000, torch.float16), (40_000, torch.float16)],
+    ("context", "dtype", "part"),
+    [
+        *((300, torch.bfloat16, part) for part in PARTS),
+        *((3000, dtype, part) for dtype in HALVES for part in PARTS),
+        *((40_000, torch.float16, part) for part in PARTS[::3]),
+    ],
 )
-@pytest.mark.parametrize("part", [0.1, 0.35, 0.6, 0.85])
 def test_a_wrong_page_is_beyond_the_bound(context: int, dtype: torch.dtype, part: float) -> None:
     case = Case(name="decode", rows=((context - 1, context),), head_dim=128)
     first = max(int(part * context) // 16 * 16, 32)

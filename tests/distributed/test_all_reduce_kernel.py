@@ -172,14 +172,16 @@ static int run_rows(int rank, const std::vector<Pack*>& memory) {
 
 static std::vector<Pack*> memory;
 static int wrong = 0;
+static bool has_rows = false;
 
 static void rank_body(int rank) {
-  wrong += ROWS ? run_rows(rank, memory) : run(rank, memory);
+  wrong += has_rows ? run_rows(rank, memory) : run(rank, memory);
   all[rank].ended = true;
   choose();
 }
 
-int main() {
+int main(int count, char** words) {
+  has_rows = count > 1 && !std::strcmp(words[1], "rows");
   std::vector<std::vector<Pack>> rooms(N, std::vector<Pack>(4 * N * CAPACITY + CAPACITY));
   for (auto& own : rooms) {
     std::memset(own.data(), 0xff, own.size() * sizeof(Pack));
@@ -199,25 +201,25 @@ int main() {
 """
 
 
-def build(source: str, num_ranks: int, rows: bool, folder: Path) -> Path:
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build it for a number of ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    files = ("peer_memory.cuh", "all_reduce.cu")
+    source = "".join((jit.CSRC / "cuda" / file).read_text() for file in files)
     source = source[: source.index("#define KERNEL")]
     for name, ours in (("read", READ), ("write", WRITE)):
         source, found = re.subn(rf"__device__ \w+ {name}\(.*?\n}}\n", ours, source, flags=re.DOTALL)
         assert found == 1
     (folder / "ranks.cpp").write_text(SHIM + source + MAIN)
-    macros = (f"-DNUM_RANKS={num_ranks}", "-DNUM_THREADS=4", f"-DCALLS={CALLS}", f"-DROWS={rows:d}")
+    macros = (f"-DNUM_RANKS={request.param}", "-DNUM_THREADS=4", f"-DCALLS={CALLS}")
     command = ("-std=c++17", "-O1", "-w", *macros, "ranks.cpp", "-o", "ranks")
     subprocess.run([str(COMPILER), *command], cwd=folder, check=True, timeout=150)
     return folder / "ranks"
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-@pytest.mark.parametrize("rows", [False, True], ids=["sums", "rows"])
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_ranks_that_dawdle_have_the_sum(num_ranks: int, rows: bool, tmp_path: Path) -> None:
-    files = ("peer_memory.cuh", "all_reduce.cu")
-    source = "".join((jit.CSRC / "cuda" / file).read_text() for file in files)
-    done = subprocess.run(
-        [build(source, num_ranks, rows, tmp_path)], capture_output=True, text=True, timeout=150
-    )
+@pytest.mark.parametrize("what", ["sums", "rows"])
+def test_ranks_that_dawdle_have_the_sum(program: Path, what: str) -> None:
+    done = subprocess.run([program, what], capture_output=True, text=True, timeout=150)
     assert done.stdout == "0 wrong\n"

@@ -1,4 +1,4 @@
-"""Ranks as processes over gloo: every collective, and what happens when a rank is gone."""
+"""Ranks over gloo: every collective, and what happens when a rank is gone."""
 
 from __future__ import annotations
 
@@ -16,28 +16,64 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from helpers.running_server import free_ports
 from minisgl.distributed import DistributedInfo, SingleRank, create_communicator
 from minisgl.errors import ConfigError, PeerLost
 
-# One process runs one of these; what `report` is given comes back.
-PRELUDE = """
-import json, os, sys, time
+# A process runs this; what `report` is given comes back.
+UNTIL_LOST = """
+import json, sys, time
 import torch
-from concurrent.futures import ThreadPoolExecutor
 from minisgl.distributed import DistributedInfo, create_communicator
 from minisgl.errors import EngineError
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 comm = create_communicator(DistributedInfo(rank, size), store=store, device=torch.device("cpu"))
 def report(value):
     print(json.dumps(value), flush=True)
-def mine(shape, dtype, rank):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).mul(8).to(dtype)
+comm.all_min(0)
+report("met")
+try:
+    if rank == 1:
+        time.sleep(60)
+    comm.all_reduce(torch.ones(4))
+except EngineError as error:
+    report(str(error))
 """
 
-EVERYTHING = """
-def check():
+
+def start(size: int, store: str) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", UNTIL_LOST, str(rank), str(size), store],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return str(json.loads(process.stdout.readline()))
+
+
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def mine(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(shape, generator=generator).mul(8).to(dtype)
+
+
+@torch.inference_mode()
+def check_every_collective(rank: int, size: int, store: str) -> None:
+    comm = create_communicator(DistributedInfo(rank, size), store=store, device=torch.device("cpu"))
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32):
         all_of = [mine((3, 10), dtype, other) for other in range(size)]
         total = comm.all_reduce(all_of[rank].clone())
@@ -59,51 +95,10 @@ def check():
     assert comm.all_min(big + rank) == big
     assert comm.all_min(-rank) == 1 - size
     for step in range(200):
-        assert comm.all_reduce(torch.full((16,), float(step + rank))).tolist()[0] == (
-            size * step + sum(range(size)))
-with ThreadPoolExecutor(1) as stream, torch.inference_mode():
-    def work():
-        with torch.inference_mode():
-            check()
-    stream.submit(work).result()
-assert not torch.distributed.is_initialized()
-comm.close()
-report("fine")
-"""
-
-UNTIL_LOST = """
-comm.all_min(0)
-report("met")
-try:
-    if rank == 1:
-        time.sleep(60)
-    comm.all_reduce(torch.ones(4))
-except EngineError as error:
-    report(str(error))
-"""
-
-
-def start(script: str, size: int, store: str) -> list[subprocess.Popen[str]]:
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + script, str(rank), str(size), store],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return str(json.loads(process.stdout.readline()))
-
-
-def end(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        process.kill()
-        process.communicate()
+        total = comm.all_reduce(torch.full((16,), float(step + rank)))
+        assert total.tolist()[0] == size * step + sum(range(size))
+    assert not torch.distributed.is_initialized()
+    comm.close()
 
 
 @pytest.mark.parametrize(("size", "kind"), [(2, "tcp"), (3, "file")])
@@ -111,17 +106,15 @@ def test_every_collective(size: int, kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "a#b?c=%20"  # of a url these would mean something
     folder.mkdir()
     store = f"tcp://127.0.0.1:{free_ports(1)}" if kind == "tcp" else f"file://{folder}/store"
-    processes = start(EVERYTHING, size, store)
-    try:
-        assert [line(process) for process in processes] == ["fine"] * size
-        assert [process.wait(timeout=60) for process in processes] == [0] * size
-        assert list(tmp_path.iterdir()) == [folder]
-    finally:
-        end(processes)
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [pool.submit(check_every_collective, rank, size, store) for rank in range(size)]
+        for rank in ranks:
+            rank.result(60)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
-    processes = start(UNTIL_LOST, 3, f"file://{tmp_path}/store")
+    processes = start(3, f"file://{tmp_path}/store")
     try:
         assert [line(process) for process in processes] == ["met"] * 3
         killed = time.monotonic()

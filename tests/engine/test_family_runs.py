@@ -1,7 +1,7 @@
 """Families through the real engine and scheduler: prompts of 1 to 600 tokens.
 
-Whole, in chunks, alone, in a batch, from the prefix cache, and with pages that windows free: all
-give the greedy tokens of transformers.
+Whole, in chunks, the shortest and the longest alone, in a batch, from the prefix cache, and with
+pages that windows free: all give the greedy tokens of transformers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from helpers.engine_runs import Request, drive, greedy, make_scheduler
+from helpers.engine_runs import drive, greedy, make_scheduler
 from helpers.family_cases import CASES, SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import VOCAB, make_reference, random_ids
@@ -57,6 +58,17 @@ RUNS = (
 )
 
 
+def choices(reference: PreTrainedModel, prompt: list[int], tokens: list[int]) -> list[int]:
+    """Return the reference's choice after the prompt and after each token but the last, up to the
+    first near tie, where the reference could not tell."""
+    logits = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
+    first, second = logits.topk(2).values.T
+    ties = (first - second < NEAR_TIE).nonzero().flatten().tolist()
+    count = ties[0] if ties else len(tokens)
+    assert count > 0
+    return logits.argmax(-1)[:count].tolist()
+
+
 @pytest.mark.parametrize("name", RUNS)
 @torch.inference_mode()
 def test_tokens_are_those_of_transformers_however_they_run(
@@ -68,22 +80,9 @@ def test_tokens_are_those_of_transformers_however_they_run(
     reference.save_pretrained(tmp_path)
     # Below its trained length, transformers rotates longrope otherwise than beyond it.
     lengths = [n for n in LENGTHS if "longrope" not in name or n > 16]
-    requests: list[Request] = []
-    expected = []
-    for length in lengths:
-        prompt = random_ids(length, length)
-        ids = torch.tensor([prompt])
-        count = NUM_TOKENS
-        for index in range(NUM_TOKENS):
-            logits = reference(ids).logits[0, -1]
-            top2 = logits.topk(2).values
-            if top2[0] - top2[1] < NEAR_TIE:  # the reference could not tell: compare up to here
-                count = index
-                break
-            ids = torch.cat((ids, logits.argmax().view(1, 1)), dim=1)
-        assert count > 0
-        requests.append((prompt, greedy(count)))
-        expected.append(ids[0, length:].tolist())
+    prompts = [random_ids(length, length) for length in lengths]
+    requests = [(prompt, greedy(NUM_TOKENS)) for prompt in prompts]
+    expected: list[list[int]] = []
 
     monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
     for attn, page_size, chunk in (("torch", 4, 640), ("cpu", 16, 48)):
@@ -99,11 +98,22 @@ def test_tokens_are_those_of_transformers_however_they_run(
             )
         )
         try:
+            if not expected:
+                first = drive(engine, requests, vocab_size=VOCAB)
+                expected = [
+                    choices(reference, prompt, tokens)
+                    for prompt, tokens in zip(prompts, first, strict=True)
+                ]
+                requests = [
+                    (prompt, greedy(len(ids)))
+                    for prompt, ids in zip(prompts, expected, strict=True)
+                ]
             scheduler = make_scheduler(engine, vocab_size=VOCAB)
             assert drive(engine, requests, scheduler=scheduler) == expected
             assert drive(engine, requests, scheduler=scheduler, first_uid=10) == expected
             assert scheduler.stats.num_cached_tokens > 0
-            for request, ids in zip(requests, expected, strict=True):
-                assert drive(engine, [request], vocab_size=VOCAB, cache="naive") == [ids]
+            for index in (0, -1):
+                alone = drive(engine, [requests[index]], vocab_size=VOCAB, cache="naive")
+                assert alone == [expected[index]]
         finally:
             engine.close()

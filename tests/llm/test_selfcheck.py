@@ -36,10 +36,12 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(**options: Any) -> dict[str, Condition]:
+def check(num_requests: int = 8, num_tokens: int = 20, **options: Any) -> dict[str, Condition]:
     args = EngineArgs(dtype="float32", **options)
     lines: list[str] = []
-    checked = SelfCheck(args, num_requests=8, num_tokens=20, batches=(4,), say=lines.append)
+    checked = SelfCheck(
+        args, num_requests=num_requests, num_tokens=num_tokens, batches=(4,), say=lines.append
+    )
     conditions = {condition.name: condition for condition in checked.run()}
     assert lines[:4] == [str(condition) for condition in conditions.values()][:4]
     return conditions
@@ -150,7 +152,7 @@ def test_planted_bugs_are_found(
 ) -> None:
     monkeypatch.setattr(owner, name, plant(getattr(owner, name)))
     monkeypatch.setattr(SelfCheck, "_of_another_engine", lambda *_: Condition(name="left out"))
-    conditions = check()
+    conditions = check(num_requests=6, num_tokens=10)
     found = conditions[found_by]
     assert found.differences or found.failure
     assert re.search("DIFFERENT|FAILED", str(found))

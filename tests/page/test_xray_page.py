@@ -26,7 +26,7 @@ from minisgl.scheduler.xray import Frame
 STEP_NAMES = 13
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def load(builtin: RunningServer) -> Any:
     """Requests with a common prefix, one after the other in four threads."""
     ended = threading.Event()

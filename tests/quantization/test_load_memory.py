@@ -1,8 +1,9 @@
 """Loading needs no more memory than the model plus one layer in bfloat16.
 
-It is measured in a process of its own: anonymous memory, since pages of mapped files are the
-system's. Planted once, and noticed: a whole matrix quantised in float32 at a time (it took 15
-layers), shapes that are found with `torch.stack` on meta (which imports torch's compiler).
+It is measured in a process for each case, forked from one that has the imports: anonymous memory,
+since pages of mapped files are the system's. Planted once, and noticed: a whole matrix quantised in
+float32 at a time (it took 15 layers), shapes that are found with `torch.stack` on meta (which
+imports torch's compiler).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CONFIG = {
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
 
 MEASURE = """
-import re, sys, threading, time
+import os, re, sys, threading, time
 from pathlib import Path
 import torch
 from minisgl.distributed import SingleRank
@@ -66,19 +67,33 @@ def watch():
         peak = max(peak, anonymous())
         time.sleep(0.0005)
 
+def measure(folder, quantization):
+    global is_done, peak
+    is_done, start = False, anonymous()
+    peak = start
+    thread = threading.Thread(target=watch)
+    thread.start()
+    model = load_model(
+        Path(folder), dtype=torch.bfloat16, device=torch.device("cpu"), ops=ops,
+        comm=SingleRank(), quantization=quantization or None,
+    )
+    is_done = True
+    thread.join()
+    print(model.num_weight_bytes, peak - start, "sympy" in sys.modules, flush=True)
+
 ops = create_ops(torch.device("cpu"))
-is_done, start = False, anonymous()
-peak = start
-thread = threading.Thread(target=watch)
-thread.start()
-model = load_model(
-    Path(sys.argv[1]), dtype=torch.bfloat16, device=torch.device("cpu"), ops=ops,
-    comm=SingleRank(), quantization=sys.argv[2] or None,
-)
-is_done = True
-thread.join()
-print(model.num_weight_bytes, peak - start, "sympy" in sys.modules)
+for case in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        try:
+            measure(*case.split("="))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
 """
+CASES = (
+    ("plain", ""), ("plain", "fp8"), ("plain", "int8"), ("plain", "int4"), ("gptq", ""),
+    ("gguf", ""),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -141,27 +156,23 @@ def gguf_folder(plain: dict[str, Tensor], folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("kind", "quantization"),
-    [
-        ("plain", ""),
-        ("plain", "fp8"),
-        ("plain", "int8"),
-        ("plain", "int4"),
-        ("gptq", ""),
-        ("gguf", ""),
-    ],
-)
-def test_loading_takes_the_model_and_a_layer(
-    folders: dict[str, Path], kind: str, quantization: str
-) -> None:
+@pytest.fixture(scope="module")
+def measured(folders: dict[str, Path]) -> dict[tuple[str, str], list[str]]:
+    """Of each case: the model's bytes, the peak, and whether a compiler was imported."""
+    cases = [f"{folders[kind]}={quantization}" for kind, quantization in CASES]
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folders[kind]), quantization],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", MEASURE, *cases], capture_output=True, text=True, check=True
     )
-    model, peak, imports_a_compiler = done.stdout.split()[-3:]
+    lines = [line.split() for line in done.stdout.splitlines()[-len(CASES) :]]
+    assert [len(words) for words in lines] == [3] * len(CASES), done.stderr
+    return dict(zip(CASES, lines, strict=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_loading_takes_the_model_and_a_layer(
+    measured: dict[tuple[str, str], list[str]], case: tuple[str, str]
+) -> None:
+    model, peak, imports_a_compiler = measured[case]
     assert int(peak) <= int(model) + LAYER_BYTES
     assert imports_a_compiler == "False"

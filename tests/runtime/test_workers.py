@@ -159,6 +159,16 @@ def test_the_death_of_a_worker_names_the_cause(workers: Workers) -> None:
         workers.check()
 
 
+def test_a_worker_that_ends_unasked_has_died(workers: Workers) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=sys.exit)
+    process.start()
+    status, _ = multiprocessing.Pipe(duplex=False)
+    workers.processes.append(Worker(name="engine-0", process=process, status=status))
+    process.join()
+    with pytest.raises(WorkerDied, match="the engine-0 process ended with exit code 0"):
+        workers.check()
+
+
 def test_other_nodes_get_the_reason_of_the_end(workers: Workers) -> None:
     for reason in ("engine-1 was killed", None):
         node = create_autospec(NodeLink, instance=True)

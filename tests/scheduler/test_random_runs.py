@@ -12,7 +12,7 @@ import pytest
 
 from helpers.random_runs import run_once
 
-NUM_SEEDS = 600
+NUM_SEEDS = 408
 SHARDS = 12
 
 

@@ -160,8 +160,9 @@ def test_frames_take_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> Non
     sent: list[bytes] = []
     watcher = XRay(sent.append, 0.0)
     watcher.watch(10**6)
+    scheduler = Scheduler(CONFIG)
     for _ in range(1200):
-        watcher.turn_ended(Scheduler(CONFIG))
+        watcher.turn_ended(scheduler)
     frames = [msgspec.json.decode(data, type=Frame) for data in sent]
     assert [frame.tree is not None for frame in frames] == [True, False, True]
 

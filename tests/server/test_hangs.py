@@ -7,7 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-import httpx
 import openai
 import psutil
 import pytest
@@ -15,13 +14,12 @@ import pytest
 from helpers.endless import endless_answer, endless_flags
 from helpers.running_server import RunningServer
 
-POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
 TIMEOUT_S = 4.0  # a busy machine may keep a process waiting for three
 
 
 @pytest.mark.parametrize(
     ("worker", "flags"),
-    [("engine", ()), ("tokenizer-0", ()), ("engine-1", ("--tp", "2"))],
+    [("tokenizer-0", ()), ("engine-1", ("--tp", "2"))],
 )
 def test_a_stopped_worker_ends_the_server(
     worker: str, flags: tuple[str, ...], endless: Path, tmp_path: Path
@@ -48,26 +46,6 @@ def test_a_stopped_worker_ends_the_server(
     assert "Traceback" not in server.output["err"], server.output["err"]
 
 
-def test_ready_names_a_stopped_worker_and_health_does_not(tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, *POOL, "--hang-timeout", "600")
-    try:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
-            assert http.get("/ready").json() == {"status": "ready"}
-            os.kill(server.pid("engine"), signal.SIGSTOP)
-            deadline = time.monotonic() + 120
-            while (answer := http.get("/ready")).status_code == 200:
-                assert time.monotonic() < deadline
-            assert answer.status_code == 503
-            message = answer.json()["error"]["message"]
-            assert "the engine process has given no sign of life" in message
-            assert http.get("/health").status_code == 200
-            os.kill(server.pid("engine"), signal.SIGCONT)
-            while http.get("/ready").status_code != 200:
-                assert time.monotonic() < deadline
-    finally:
-        server.close()
-
-
 def test_workers_that_are_continued_in_time_go_on(endless: Path, tmp_path: Path) -> None:
     """With two ranks there is every kind of worker."""
     flags = (*endless_flags(endless), "--tp", "2")
@@ -78,7 +56,7 @@ def test_workers_that_are_continued_in_time_go_on(endless: Path, tmp_path: Path)
             workers = psutil.Process(server.process.pid).children(recursive=True)
             for worker in workers:
                 os.kill(worker.pid, signal.SIGSTOP)
-                time.sleep(1.0)
+                time.sleep(0.5)
                 os.kill(worker.pid, signal.SIGCONT)
             # All of it, as by a laptop's sleep: for longer than the timeout.
             os.killpg(server.process.pid, signal.SIGSTOP)

@@ -133,6 +133,7 @@ def test_ranks_serve_as_one_and_end_together(
             os.kill(server.pid("engine-1"), signal.SIGSTOP)
             with pytest.raises(openai.APIStatusError, match="has given no sign of life for"):
                 wait_until_not_ready(client)
+            assert client.get("/../health", cast_to=object) == {"status": "ok"}
             os.kill(server.pid("engine-1"), signal.SIGCONT)
             assert client.get("/../ready", cast_to=object) == {"status": "ready"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -48,13 +49,16 @@ def test_a_question_that_cannot_be_asked(
 PROXIES = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("env", [PROXIES, {"ALL_PROXY": "socks5://127.0.0.1:9"}])
-def test_a_proxy_is_not_for_this_machine(server: ScriptedServer, env: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("say", "env"), [(chat, PROXIES), (ask, {"ALL_PROXY": "socks5://127.0.0.1:9"})]
+)
+def test_a_proxy_is_not_for_this_machine(
+    server: ScriptedServer, say: Callable[..., tuple[int, str, str]], env: dict[str, str]
+) -> None:
     address = server.url.removeprefix("http://")  # without a scheme, too
     port = address.partition(":")[2]
     for url in (server.url, address, f"localhost:{port}"):
-        assert chat(url, "one\n", **env)[:2] == (0, "one .\n")
-        assert ask(url, "one", **env)[:2] == (0, "one .\n")
+        assert say(url, "one", **env)[:2] == (0, "one .\n")
 
 
 def test_a_proxy_that_needs_a_package() -> None:

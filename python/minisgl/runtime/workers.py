@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 from collections.abc import Callable
@@ -245,8 +246,10 @@ def _cause(deaths: list[WorkerDied]) -> WorkerDied:
 
 
 def _engine(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
+    gc.disable()  # would take a fifth of the time: torch makes many objects, and none is garbage
     from minisgl.runtime.engine_worker import engine_worker
 
+    gc.enable()
     engine_worker(args, endpoints, rank, status)
 
 
