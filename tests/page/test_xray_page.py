@@ -130,7 +130,7 @@ def test_the_page_shows_it_and_goes_back(
     tab.wait_for_selector("#xray", state="hidden")
 
 
-def test_the_page_sends_requests_to_watch(tab: Any, builtin: RunningServer) -> None:
+def test_the_page_sends_requests_to_watch(tab: Any, builtin: RunningServer, load: None) -> None:
     bodies: list[Any] = []
     tab.on("request", lambda sent: bodies.append(sent.post_data_json) if sent.post_data else None)
     tab.goto(f"{builtin.url}/#xray")
