@@ -130,7 +130,7 @@ def test_the_page_shows_it_and_goes_back(
     tab.wait_for_selector("#xray", state="hidden")
 
 
-def test_the_page_sends_requests_to_watch(tab: Any, builtin: RunningServer) -> None:
+def test_the_page_sends_requests_to_watch(tab: Any, builtin: RunningServer, load: None) -> None:
     bodies: list[Any] = []
     tab.on("request", lambda sent: bodies.append(sent.post_data_json) if sent.post_data else None)
     tab.goto(f"{builtin.url}/#xray")
@@ -142,8 +142,10 @@ def test_the_page_sends_requests_to_watch(tab: Any, builtin: RunningServer) -> N
     tab.wait_for_selector(".panel button:enabled")
     assert len(bodies) == 8
     assert len({body["messages"][0]["content"] for body in bodies}) == 1
-    tab.press(".bars canvas", "ArrowDown")
-    tab.wait_for_selector(".sentence:has-text('took')")
+    while not tab.locator(".sentence:has-text('took')").is_visible():  # no step is drawn yet
+        assert time.monotonic() < deadline
+        tab.press(".bars canvas", "ArrowDown")
+        tab.wait_for_timeout(20)
     assert tab.locator("#xray .note").is_hidden()
 
 
