@@ -14,6 +14,8 @@ from helpers.random_runs import run_once
 
 NUM_SEEDS = 408
 SHARDS = 12
+FOUND = 34_155
+"""A run that left an empty leaf, one of 9,000: the upper part of a split edge had got all pages."""
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -37,7 +39,7 @@ def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_runs_with_window_and_state_groups(shard: int) -> None:
-    for seed in range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS):
+    for seed in (*range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS), *[FOUND] * (shard == 0)):
         try:
             run_once(random.Random(seed), fail=False, grouped=True)
         except AssertionError as error:

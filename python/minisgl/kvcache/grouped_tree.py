@@ -49,8 +49,9 @@ class GroupedPrefixCache(RadixPrefixCache):
         row of `step` can resume, and the number of tokens where a row of a later step could."""
         parts = list(self._follow(self._root(namespace), ids))
         now, later = self._resume(parts, step), self._resume(parts, None)
+        resume = self.match(ids[:now], namespace)  # first: it may remove an empty end of an edge
         end = self.match(ids, namespace)
-        return end, end if now == end.num_tokens else self.match(ids[:now], namespace), later
+        return end, end if now == end.num_tokens else resume, later
 
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
         return self._resume(list(self._follow(self._root(namespace), ids)), None)
@@ -164,6 +165,7 @@ class GroupedPrefixCache(RadixPrefixCache):
             for page in pages:
                 if page >= 0:
                     tail.entries[page].node = upper
+        self.prune(node)  # its pages may all be the upper part's now
         return upper
 
     def _shorten(self, node: _Node, keep: int) -> list[int]:
