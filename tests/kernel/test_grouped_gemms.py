@@ -12,25 +12,25 @@ from helpers.hopper_kernels import uncompiled
 from minisgl.kernel.grouped import (
     MAX_EXPERTS,
     MOST,
+    STAGE_BYTES,
     STEP,
     GroupedGemms,
-    _shared_bytes,
-    _Task,
+    Task,
+    shared_bytes,
 )
 from minisgl.kernel.hopper import SHARED_BYTES, Kernels
 from minisgl.kernel.library import JitUnavailable
 
 
 def test_a_block_has_the_memory_that_is_asked_for() -> None:
-    assert _shared_bytes(MAX_EXPERTS) <= SHARED_BYTES
+    assert shared_bytes(STAGE_BYTES, MOST, MAX_EXPERTS) <= SHARED_BYTES
 
 
 def test_what_is_handed_over_is_laid_out_as_the_kernel_reads_it() -> None:
-    assert [getattr(_Task, name).offset for name in ("x", "out", "counts", "rows", "scales")] == [
-        0, 8, 16, 24, 32,
-    ]  # fmt: skip
-    assert _Task.experts.offset == 40
-    assert ctypes.sizeof(_Task) == 64
+    names = ("x", "out", "counts", "rows", "scales", "experts", "groups", "scale", "bias", "limit")
+    offsets = [0, 8, 16, 24, 32, 40, 64, 72, 96, 108]
+    assert [getattr(Task, name).offset for name in names] == offsets
+    assert ctypes.sizeof(Task) == 112
     assert MOST % STEP == 0
 
 

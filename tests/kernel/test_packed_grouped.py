@@ -9,10 +9,9 @@ import torch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.grouped import BOX, MAX_EXPERTS, beside_bytes
+from minisgl.kernel.grouped import MAX_EXPERTS, shared_bytes
 from minisgl.kernel.hopper import SHARED_BYTES
-from minisgl.kernel.packed_grouped import MOST, STAGES, takes
-from minisgl.kernel.packed_skinny import CHUNK_BYTES
+from minisgl.kernel.packed_grouped import MOST, STAGES, stage_bytes, takes
 from minisgl.kernel.triton.packed import Packed
 
 BITS = {torch.int32: 4, torch.float8_e4m3fn: 8, torch.int8: 8, torch.uint8: 8}
@@ -52,9 +51,8 @@ def test_formats_and_sizes(weight: Packed, is_taken: bool, monkeypatch: pytest.M
     assert takes(weight) == is_taken
 
 
-@pytest.mark.parametrize("is_4_bit", [True, False])
-def test_stages_fit_in_shared_memory(is_4_bit: bool) -> None:
-    stage = 2 * BOX * CHUNK_BYTES + MOST * (128 if is_4_bit else 64) * 2
-    assert stage % 1024 == 0  # the swizzle's alignment
-    used = STAGES[is_4_bit] * stage + beside_bytes(MOST) + 8 * MAX_EXPERTS + 1024
-    assert used <= SHARED_BYTES
+@pytest.mark.parametrize("weight", [packed("int4", torch.int32), packed("int8", torch.int8)])
+def test_stages_fit_in_shared_memory(weight: Packed) -> None:
+    needed = stage_bytes(weight)
+    assert needed // STAGES[weight.is_4_bit] % 1024 == 0  # the swizzle's alignment
+    assert shared_bytes(needed, MOST, MAX_EXPERTS) <= SHARED_BYTES

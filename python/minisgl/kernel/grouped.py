@@ -21,6 +21,7 @@ MOST = 192
 STAGES = 3
 STEP = 16  # widths of tiles are multiples of it
 BOX = 128  # rows of weights that one copy brings
+STAGE_BYTES = STAGES * (2 * BOX + MOST) * INPUTS * 2  # of all stages
 NUM_THREADS = 384  # three warpgroups
 MAX_EXPERTS = 512  # on a rank; two numbers of each are in shared memory
 
@@ -62,19 +63,23 @@ def beside_bytes(most: int) -> int:
     return 2 * (most * 8 + 20) + 8 * most * 32 + 160
 
 
+def shared_bytes(stage_bytes: int, most: int, num_experts: int) -> int:
+    """Return the shared memory of a block. stage_bytes: of all stages, which are aligned. most:
+    pairs of a tile."""
+    return stage_bytes + beside_bytes(most) + 8 * num_experts + 1024
+
+
 @functools.cache
 def _num_cores() -> int:
     return int(torch.cuda.get_device_properties().multi_processor_count)
 
 
 def launch(
-    kernels: Kernels[Any], kernel: int, weight_map: bytes, task: Task, stage_bytes: int, beside: int
+    kernels: Kernels[Any], kernel: int, weight_map: bytes, task: Task, shared_bytes: int
 ) -> None:
-    """Launch a kernel of `grouped_tiles.cuh` with a block on each multiprocessor. stage_bytes: of
-    all stages. beside: `beside_bytes`."""
+    """Launch a kernel of `grouped_tiles.cuh` with a block on each multiprocessor."""
     map_of_weights = ctypes.create_string_buffer(weight_map, 128)
     parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
-    shared_bytes = stage_bytes + beside + 8 * task.experts + 1024  # to align the stages
     kernels.library.kernel_launch(
         kernel, _num_cores(), NUM_THREADS, shared_bytes, 1, ctypes.addressof(parameters), True,
         torch.cuda.current_stream().cuda_stream,
@@ -136,5 +141,6 @@ class GroupedGemms:
             weight.data_ptr(), weight.shape[0] * weight.shape[1], x.shape[1], BOX
         )
         task = make_task(x, counts_L, rows_LT, scales, out, out.shape[1])
-        stage = (2 * BOX + MOST) * INPUTS * 2
-        launch(self._kernels, kernel, weight_map, task, STAGES * stage, beside_bytes(MOST))
+        launch(
+            self._kernels, kernel, weight_map, task, shared_bytes(STAGE_BYTES, MOST, task.experts)
+        )

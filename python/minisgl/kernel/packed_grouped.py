@@ -20,6 +20,7 @@ from minisgl.kernel.grouped import (
     beside_bytes,
     launch,
     make_task,
+    shared_bytes,
 )
 from minisgl.kernel.hopper import Kernels, load_gemm
 from minisgl.kernel.packed_skinny import CHUNK_BYTES, KINDS, SCALES, format_macros
@@ -49,6 +50,11 @@ def kernel_cubin(macros: tuple[tuple[str, int], ...]) -> bytes:
 def inputs_of(weight: Packed) -> int:
     """Return the inputs of a turn, 64 bytes of each row of weights."""
     return CHUNK_BYTES * (2 if weight.is_4_bit else 1)
+
+
+def stage_bytes(weight: Packed) -> int:
+    """Return the shared memory of all stages."""
+    return STAGES[weight.is_4_bit] * (2 * BOX * CHUNK_BYTES + MOST * inputs_of(weight) * 2)
 
 
 def takes(weight: Packed) -> bool:
@@ -140,6 +146,5 @@ class PackedGrouped:
         weight_map = self._kernels.weight_map(
             weight.numbers.data_ptr(), num_experts * outputs, row_bytes, BOX, itemsize=1
         )
-        stage = 2 * BOX * CHUNK_BYTES + MOST * inputs_of(weight) * 2
-        stage_bytes = STAGES[weight.is_4_bit] * stage
-        launch(self._kernels, kernel, weight_map, task, stage_bytes, beside_bytes(MOST))
+        needed = shared_bytes(stage_bytes(weight), MOST, num_experts)
+        launch(self._kernels, kernel, weight_map, task, needed)
