@@ -11,6 +11,7 @@ prompt's rows. A prompt's floor is the time of these GEMMs. All are measured in 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
@@ -185,7 +186,8 @@ def _rates(seconds: dict[str, list[float]], args: argparse.Namespace) -> dict[st
     rates = {prefill: args.prompt / min(seconds[prefill])}
     for batch in args.batch:
         decode_s = min(seconds[f"all {batch}"]) - min(seconds[f"first {batch}"])
-        rates[f"decode {batch}"] = batch * args.output / decode_s
+        # On a busy machine a tiny run's first token may take as long as all.
+        rates[f"decode {batch}"] = batch * args.output / decode_s if decode_s > 0 else math.nan
     return rates
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minisgl.core import SamplingParams
-from minisgl.core.structured import MAX_BYTES
+from minisgl.core.structured import MAX_CHARACTERS
 from minisgl.errors import InvalidSampling
 from minisgl.grammar.compile import compiled
 
@@ -116,7 +116,7 @@ PATTERNS = {"allOf": [{"type": "string", "pattern": f".*{c}.*{c}.*"} for c in "a
         ({"json": {"allOf": [{"anyOf": [in_object(**{f"{i}_{j}": {}}) for j in range(4)]}
                              for i in range(10)]}}, "too large"),
         ({"regex": "(" * 10_000 + "a" + ")" * 10_000}, "invalid regex"),
-        ({"regex": "a" * (MAX_BYTES + 1)}, "at most 131072"),
+        ({"regex": "a" * (MAX_CHARACTERS + 1)}, "at most 131072"),
         ({"choice": ["abc"] * 200_000}, "at most 131072"),
         ({"grammar": "start: " + "(" * 3000 + '"a"' + ")" * 3000}, "nested"),
         ({"grammar": "root ::= " + '"a" ' * 10_000}, "at most 32768"),
