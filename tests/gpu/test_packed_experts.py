@@ -1,0 +1,127 @@
+"""Kernels of experts with packed weights against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.moe_cases import ACTIVATIONS, exact
+
+pytest.importorskip("triton", reason="a CPU build of torch brings none")
+
+from helpers.packed_forms import DTYPE, FORMS, INTERPRET, TOLERANCE, check, make
+from minisgl.kernel.cuda import CudaOps
+from minisgl.kernel.hopper import on_hopper
+from minisgl.kernel.packed_grouped import PackedGrouped
+from minisgl.kernel.packed_skinny import MAX_ROWS, PackedSkinny
+from minisgl.kernel.triton.packed import Packed
+from minisgl.moe.base import Experts, SquaredRelu
+from minisgl.moe.fused import gate_of
+from minisgl.moe.packed import PackedMoeBackend
+
+
+@pytest.fixture
+def ops(device: torch.device) -> CudaOps:
+    skinny = None if INTERPRET else on_hopper(PackedSkinny, "no skinny GEMMs")
+    return CudaOps(packed_skinny=skinny)
+
+
+class Stack:
+    """A weight of experts as layers hold it."""
+
+    def __init__(self, packed: Packed, values: torch.Tensor) -> None:
+        self.packed_stack, self._values = packed, values
+
+    def dense(self) -> torch.Tensor:
+        return self._values
+
+
+def check_experts(
+    form: str,
+    tokens: int,
+    ops: CudaOps,
+    device: torch.device,
+    *,
+    hidden: int = 128,
+    inner: int = 128,
+    grouped: PackedGrouped | None = None,
+    tolerance: float = 3 * TOLERANCE,
+    **kind: Any,
+) -> None:
+    """Two of six experts for each token; experts 1 to 4 are here."""
+    rows = inner * (1 if isinstance(kind.get("activation"), SquaredRelu) else 2)
+    gate_up, up_values = make((4, rows, hidden), device=device, **FORMS[form])
+    down, down_values = make((4, hidden, inner), device=device, **FORMS[form])
+    x = (torch.randn(tokens, hidden, device=device) / 8).to(DTYPE)
+    weights = torch.rand(tokens, 2, device=device)
+    ids = torch.tensor([(t % 6, (t + 1) % 6) for t in range(tokens)], dtype=torch.int32).to(device)
+    stacks: Any = {"gate_up": Stack(gate_up, up_values), "down": Stack(down, down_values)}
+    experts = Experts(**stacks, count=4, first=1, total=6, top_k=2, renormalise=True, **kind)
+    backend = PackedMoeBackend(ops, grouped)
+    got = backend.routed(x, weights, ids, experts)
+    check(got, exact(x, weights, ids, experts), tolerance)
+    if grouped:
+        assert grouped.takes(x, gate_up, down, gate_of(experts)) == (form in GROUPED_FORMS)
+        assert torch.equal(backend.routed(x, weights, ids, experts), got)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [1, 2, MAX_ROWS, 11])
+def test_experts(form: str, tokens: int, ops: CudaOps, device: torch.device) -> None:
+    check_experts(form, tokens, ops, device)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("tokens", [1, MAX_ROWS, 11])
+def test_experts_with_biases_and_other_activations(
+    name: str, tokens: int, ops: CudaOps, device: torch.device
+) -> None:
+    """Kernels read the packed weights: dequantising gpt-oss's took 4 GiB more in each step."""
+    activation, has_bias = ACTIVATIONS[name]
+    biases: dict[str, Any] = {}
+    if has_bias:
+        biases["gate_up_bias"] = torch.randn(4, 256, device=device).to(DTYPE)
+        biases["down_bias"] = torch.randn(4, 128, device=device).to(DTYPE)
+    check_experts("MXFP4", tokens, ops, device, activation=activation, **biases)
+
+
+GROUPED_FORMS = ("fp8 rows", "fp8 blocks", "fp8 groups", "int8 rows", "int8 groups", "int4",
+                 "int4 rows", "int4 zeros of 128", "MXFP4", "NVFP4")  # fmt: skip
+"""Those that `PackedGrouped` reads. It leaves groups of 32 integers, and uint8, to Triton."""
+
+
+@pytest.fixture(scope="module")
+def grouped() -> PackedGrouped:
+    made = None if INTERPRET else on_hopper(PackedGrouped, "no grouped GEMMs")
+    if made is None:
+        pytest.skip("grouped GEMMs by packed weights are for Hopper")
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [9, 150, 1000])
+def test_grouped_gemms_of_experts(
+    form: str, tokens: int, device: torch.device, grouped: PackedGrouped
+) -> None:
+    """Tiles of one to eight columns of 16, rows of weights and inputs that do not fill a tile."""
+    check_experts(
+        form, tokens, CudaOps(), device,
+        hidden=448, inner=320, grouped=grouped, tolerance=TOLERANCE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gelu"])
+def test_grouped_gemms_with_biases_and_other_activations(
+    name: str, device: torch.device, grouped: PackedGrouped
+) -> None:
+    activation, has_bias = ACTIVATIONS[name]
+    biases: dict[str, Any] = {}
+    if has_bias:
+        biases["gate_up_bias"] = torch.randn(4, 640, device=device).to(DTYPE)
+        biases["down_bias"] = torch.randn(4, 448, device=device).to(DTYPE)
+    check_experts(
+        "MXFP4", 200, CudaOps(), device, hidden=448, inner=320, grouped=grouped,
+        tolerance=TOLERANCE, activation=activation, **biases,
+    )  # fmt: skip
