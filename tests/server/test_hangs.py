@@ -19,7 +19,7 @@ TIMEOUT_S = 4.0  # a busy machine may keep a process waiting for three
 
 @pytest.mark.parametrize(
     ("worker", "flags"),
-    [("tokenizer-0", ()), ("engine-1", ("--tp", "2"))],
+    [("engine", ()), ("tokenizer-0", ()), ("engine-1", ("--tp", "2"))],
 )
 def test_a_stopped_worker_ends_the_server(
     worker: str, flags: tuple[str, ...], endless: Path, tmp_path: Path
