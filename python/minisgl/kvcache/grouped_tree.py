@@ -49,9 +49,11 @@ class GroupedPrefixCache(RadixPrefixCache):
         row of `step` can resume, and the number of tokens where a row of a later step could."""
         parts = list(self._follow(self._root(namespace), ids))
         now, later = self._resume(parts, step), self._resume(parts, None)
+        if now == sum(num_tokens for _, num_tokens in parts):
+            end = self.match(ids, namespace)
+            return end, end, later
         resume = self.match(ids[:now], namespace)  # first: it may remove an empty end of an edge
-        end = self.match(ids, namespace)
-        return end, end if now == end.num_tokens else resume, later
+        return self.match(ids, namespace), resume, later
 
     def num_cached(self, ids: IdArray, namespace: str = "") -> int:
         return self._resume(list(self._follow(self._root(namespace), ids)), None)
