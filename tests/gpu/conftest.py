@@ -16,7 +16,7 @@ INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = (
     *("test_triton_ops.py", "test_sampling_ops.py", "test_gpu_moe.py", "test_kv_split.py"),
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py", "test_packed.py"),
-    "test_fp8_gemm.py",
+    *("test_packed_experts.py", "test_fp8_gemm.py"),
     *("test_recurrent_kernels.py", "test_gates.py", "test_sandwich.py"),
     "test_gpu_quantised_kv.py",
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,11 +13,14 @@ from helpers.moe_cases import ACTIVATIONS, exact
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
+from helpers.hopper_kernels import uncompiled
 from helpers.packed_forms import DTYPE, FORMS, INTERPRET, TOLERANCE, check, make
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.hopper import on_hopper
+from minisgl.kernel.grouped import Task
+from minisgl.kernel.hopper import Kernels, on_hopper
 from minisgl.kernel.packed_grouped import PackedGrouped
 from minisgl.kernel.packed_skinny import MAX_ROWS, PackedSkinny
+from minisgl.kernel.triton.moe import Gate
 from minisgl.kernel.triton.packed import Packed
 from minisgl.moe.base import Experts, SquaredRelu
 from minisgl.moe.fused import gate_of
@@ -63,7 +68,10 @@ def check_experts(
     got = backend.routed(x, weights, ids, experts)
     check(got, exact(x, weights, ids, experts), tolerance)
     if grouped:
-        assert grouped.takes(x, gate_up, down, gate_of(experts)) == (form in GROUPED_FORMS)
+        taken = grouped.experts(
+            x, gate_up, down, weights, ids, experts.first, gate_of(experts), experts.gate_up_bias
+        )
+        assert (taken is not None) == (form in GROUPED_FORMS)
         assert torch.equal(backend.routed(x, weights, ids, experts), got)
 
 
@@ -125,3 +133,39 @@ def test_grouped_gemms_with_biases_and_other_activations(
         "MXFP4", 200, CudaOps(), device, hidden=448, inner=320, grouped=grouped,
         tolerance=TOLERANCE, activation=activation, **biases,
     )  # fmt: skip
+
+
+@pytest.mark.skipif(not INTERPRET, reason="a GPU runs the kernels themselves")
+def test_what_grouped_gemms_are_handed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: both tasks, in order, with the memory and the blocks of a launch."""
+    tasks, blocks = [], []
+
+    def launch(kernel: int, num_blocks: int, *others: Any) -> None:
+        parameters = ctypes.cast(others[3], ctypes.POINTER(ctypes.c_int64 * 2)).contents
+        tasks.append(Task.from_buffer_copy(ctypes.string_at(parameters[1], ctypes.sizeof(Task))))
+        blocks.append((kernel, num_blocks))
+
+    library = Mock(kernel_launch=launch, tensor_map=lambda *numbers: bytes(128))
+    grouped = PackedGrouped.__new__(PackedGrouped)
+    grouped._kernels = uncompiled("", library)
+    made = iter((7, 8))
+    monkeypatch.setattr(Kernels, "make", lambda self, kind: next(made))
+    monkeypatch.setattr(Kernels, "begin_compiling", Mock())
+    monkeypatch.setattr(torch.cuda, "current_stream", Mock(return_value=Mock(cuda_stream=0)))
+    gate_up, _ = make((4, 640, 448), **FORMS["MXFP4"])
+    down, _ = make((4, 448, 320), **FORMS["MXFP4"])
+    ids = torch.tensor([[0, 1], [2, 5], [1, 3]], dtype=torch.int32)
+    x, weights, bias = torch.zeros(3, 448).bfloat16(), torch.rand(3, 2), torch.zeros(4, 640)
+    gate = Gate(alpha=1.702, limit=7.0)
+    out = grouped.experts(x, gate_up, down, weights, ids, 1, gate, bias)
+    assert out is not None
+    assert out.shape == (6, 448)
+    up, last = tasks
+    assert blocks == [(7, 132), (8, 132)]
+    assert [(t.inputs, t.outputs, t.width, t.groups, t.share) for t in tasks] == [
+        (512, 320, 384, 14, 2), (384, 448, 448, 10, 1),
+    ]  # fmt: skip
+    assert (up.scales, up.bias, up.limit) == (0, bias.data_ptr(), 7.0)
+    assert (last.x, last.out, last.scales) == (up.out, out.data_ptr(), weights.data_ptr())
+    assert (up.scale, last.scale) == (gate_up.scale.data_ptr(), down.scale.data_ptr())
+    assert grouped.experts(x.half(), gate_up, down, weights, ids, 1, gate, bias) is None

@@ -7,7 +7,6 @@ and it is cached on disk.
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
@@ -69,11 +68,6 @@ def shared_bytes(stage_bytes: int, most: int, num_experts: int) -> int:
     return stage_bytes + beside_bytes(most) + 8 * num_experts + 1024
 
 
-@functools.cache
-def _num_cores() -> int:
-    return int(torch.cuda.get_device_properties().multi_processor_count)
-
-
 def launch(
     kernels: Kernels[Any], kernel: int, weight_map: bytes, task: Task, shared_bytes: int
 ) -> None:
@@ -81,7 +75,7 @@ def launch(
     map_of_weights = ctypes.create_string_buffer(weight_map, 128)
     parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
     kernels.library.kernel_launch(
-        kernel, _num_cores(), NUM_THREADS, shared_bytes, 1, ctypes.addressof(parameters), True,
+        kernel, kernels.num_cores, NUM_THREADS, shared_bytes, 1, ctypes.addressof(parameters), True,
         torch.cuda.current_stream().cuda_stream,
     )  # fmt: skip
 

@@ -89,6 +89,7 @@ class Kernels(Generic[Kind]):
         """
         torch.zeros(1, device="cuda")  # makes the context that the driver's calls need
         self.library = load_library(CUDA)
+        self.num_cores = int(torch.cuda.get_device_properties().multi_processor_count)
         self._name, self._cubin, self._otherwise = name, cubin, otherwise
         self._prefer_shared = prefer_shared
         self._made: dict[Kind, int | None] = {}

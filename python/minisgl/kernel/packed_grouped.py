@@ -1,7 +1,7 @@
 """Grouped GEMMs of experts by weights of 4 or 8 bits on Hopper: the host side of
 `csrc/cuda/packed_grouped.cu`.
 
-Each format and activation has a kernel, which NVRTC compiles at its first use, in 8 to 14 s, and
+Each format and activation has a kernel, which NVRTC compiles at its first use, in 12 to 18 s, and
 which is cached on disk.
 
 Axes: L experts of this rank, T tokens, D inputs, F outputs, G = 2F, gate then up.
@@ -23,9 +23,9 @@ from minisgl.kernel.grouped import (
     shared_bytes,
 )
 from minisgl.kernel.hopper import Kernels, load_gemm
-from minisgl.kernel.packed_skinny import CHUNK_BYTES, KINDS, SCALES, format_macros
+from minisgl.kernel.packed_formats import CHUNK_BYTES, decodes, format_macros
 from minisgl.kernel.triton.arrange import PERIOD, arrange
-from minisgl.kernel.triton.moe import Gate
+from minisgl.kernel.triton.moe import Gate, place
 from minisgl.kernel.triton.packed import Packed
 
 MOST = 112
@@ -34,10 +34,11 @@ STAGES = {True: 4, False: 6}
 """By whether numbers have 4 bits: the turns that are fetched ahead fill shared memory."""
 X_UNIT = 2.0**60
 """What x is multiplied by for weights that are floats: their decoded numbers are tiny."""
+Macros = tuple[tuple[str, int], ...]
 HEADERS = ("decode.cuh", "gate.cuh", "grouped_tiles.cuh")
 
 
-def kernel_cubin(macros: tuple[tuple[str, int], ...]) -> bytes:
+def kernel_cubin(macros: Macros) -> bytes:
     """Return the compiled kernel. Raises JitUnavailable. macros: of `macros_of`."""
     columns = range(STEP, MOST + 1, STEP)
     numbers = dict(macros)
@@ -61,20 +62,16 @@ def takes(weight: Packed) -> bool:
     """Return whether a kernel reads this stack."""
     num_experts, outputs, inputs = weight.shape
     turn = inputs_of(weight)
-    if weight.kind not in KINDS or num_experts > MAX_EXPERTS or outputs % 16:
+    if not decodes(weight) or num_experts > MAX_EXPERTS or outputs % 16:
         return False
     if inputs % (turn // 4) or weight.numbers.data_ptr() % 16:  # the bulk copy engine's rows
         return False
-    if not weight.is_4_bit and (weight.zero is not None or weight.middle):
-        return False
-    if weight.scale is None:
-        return weight.kind != "fp4"
-    if weight.scale.dtype not in SCALES or outputs % weight.rows:
-        return False
-    return weight.group in (16, 32) if weight.kind == "fp4" else weight.group % turn == 0
+    if weight.scale is None or weight.kind == "fp4":
+        return True
+    return outputs % weight.rows == 0 and weight.group % turn == 0
 
 
-def macros_of(weight: Packed, gate: Gate | None) -> tuple[tuple[str, int], ...]:
+def macros_of(weight: Packed, gate: Gate | None) -> Macros:
     """Return the macros of a kernel for this format."""
     return tuple({
         **format_macros(weight, gate),
@@ -97,31 +94,32 @@ class PackedGrouped:
             "grouped_product", kernel_cubin, "experts' GEMMs by packed weights are Triton's"
         )
 
-    def takes(self, x: Tensor, gate_up: Packed, down: Packed, gate: Gate) -> bool:
-        """Return whether both GEMMs of these experts can be computed here. Compiles their
-        kernels."""
-        if x.dtype != torch.bfloat16 or gate.is_squared or gate_up.kind != down.kind:
-            return False
-        if not (takes(gate_up) and takes(down)):
-            return False
-        return self._kernels.get_all((macros_of(gate_up, gate), macros_of(down, None)))
-
     def experts(
         self,
         x_TD: Tensor,
         gate_up: Packed,
         down: Packed,
-        counts_L: Tensor,
-        rows_LT: Tensor,
         weights_TK: Tensor,
+        ids_TK: Tensor,
+        first: int,
         gate: Gate,
         bias_LG: Tensor | None,
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Return the outputs of each pair of a token and an expert, times its weight: [T * K, D].
-        Rows of pairs whose expert is on another rank are not written.
+        Rows of pairs whose expert is on another rank are not written. None if Triton should compute
+        them.
 
-        counts_L, rows_LT: of `minisgl.kernel.triton.moe.place`. bias_LG: of gate and up.
+        bias_LG: of gate and up.
         """
+        if x_TD.dtype != torch.bfloat16 or gate.is_squared or gate_up.kind != down.kind:
+            return None
+        if not (takes(gate_up) and takes(down)):
+            return None
+        up_macros, down_macros = macros_of(gate_up, gate), macros_of(down, None)
+        if not self._kernels.get_all((up_macros, down_macros)):
+            return None
+        counts_L = torch.zeros(len(down.numbers), dtype=torch.int32, device=x_TD.device)
+        rows_LT = place(ids_TK, counts_L, first)
         num_pairs, inner = weights_TK.numel(), down.shape[-1]
         act = x_TD.new_empty((num_pairs, -(-inner // PERIOD) * PERIOD))
         out = x_TD.new_empty((num_pairs, x_TD.shape[1]))
@@ -130,13 +128,14 @@ class PackedGrouped:
         task = make_task(x, counts_L, rows_LT, None, act, inner)
         task.bias = 0 if bias_LG is None else bias_LG.data_ptr()
         task.alpha, task.limit = gate.alpha, gate.limit
-        self._launch(task, gate_up, gate)
-        self._launch(make_task(act, counts_L, rows_LT, weights_TK, out, out.shape[1]), down, None)
+        self._launch(task, gate_up, up_macros)
+        task = make_task(act, counts_L, rows_LT, weights_TK, out, out.shape[1])
+        self._launch(task, down, down_macros)
         return out
 
-    def _launch(self, task: Task, weight: Packed, gate: Gate | None) -> None:
-        kernel = self._kernels.get(macros_of(weight, gate))
-        assert kernel is not None, "takes() was not asked"
+    def _launch(self, task: Task, weight: Packed, macros: Macros) -> None:
+        kernel = self._kernels.get(macros)
+        assert kernel is not None
         if weight.scale is not None:
             task.scale, task.groups = weight.scale.data_ptr(), weight.scale.shape[-1]
         task.zero = 0 if weight.zero is None else weight.zero.data_ptr()

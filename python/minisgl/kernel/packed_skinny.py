@@ -19,6 +19,7 @@ from torch import Tensor
 from minisgl.kernel.hopper import SHARED_BYTES, Kernels
 from minisgl.kernel.jit import load_cubin
 from minisgl.kernel.ops import Activation
+from minisgl.kernel.packed_formats import CHUNK_BYTES, decodes, format_macros
 from minisgl.kernel.triton.moe import Gate
 from minisgl.kernel.triton.packed import Packed
 
@@ -32,15 +33,6 @@ WARPS, MANY_WARPS = 8, 12
 """The warps of a block: WARPS with experts or more than four rows, else MANY_WARPS. With one row a
 layer of 14B takes 63.3 us in int4 with 8 warps, 58.3 with 12, 58.5 with 16; in fp8 93.3, 92.6 and
 93.5 (one H200)."""
-KINDS = {"int4": 0, "fp4": 1, "fp8": 2, "int8": 3}
-SCALES = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.float8_e4m3fn: 3,
-    torch.uint8: 4,
-}
-CHUNK_BYTES = 64  # the part of a row of weights that one instruction takes
 MAX_SIDES = 4
 """Rows of x up to which two chunks of a row of weights lie side by side in an instruction."""
 BESIDE_BYTES = {False: 1024, True: 3072}
@@ -103,36 +95,15 @@ class _Task(ctypes.Structure):
 
 def takes(weight: Packed) -> bool:
     """Return whether a kernel reads this format with so many inputs."""
-    if weight.kind not in KINDS or weight.shape[-1] % 32:
+    if not decodes(weight) or weight.shape[-1] % 32:
         return False
-    if not weight.is_4_bit and (weight.zero is not None or weight.middle):
-        return False
-    if weight.scale is None:
-        return weight.kind != "fp4"
-    if weight.scale.dtype not in SCALES:
-        return False
+    if weight.scale is None or weight.kind == "fp4":
+        return True
     if weight.rows != 1:
         row_bytes = weight.scale.shape[-1] * weight.scale.itemsize
         if weight.rows % 8 or row_bytes % 4:
             return False
-    if weight.kind == "fp4":
-        return weight.group in (16, 32)
     return weight.group >= (32 if weight.is_4_bit else CHUNK_BYTES)
-
-
-def format_macros(weight: Packed, gate: Gate | None) -> dict[str, int]:
-    """Return the macros of `decode.cuh` and `gate.cuh`, and others that name the format."""
-    return {
-        "BFLOAT16": 1,  # of x
-        "KIND": KINDS[weight.kind],
-        "GROUP": weight.group,
-        "SCALE": SCALES[weight.scale.dtype] if weight.scale is not None else 0,
-        "ROWS": weight.rows,
-        "ZEROS": int(weight.zero is not None),
-        "MIDDLE": weight.middle if weight.zero is None else 0,
-        "OUTER": int(weight.outer is not None),
-        "GATE": 0 if gate is None else 3 if gate.limit else 2 if gate.is_gelu else 1,
-    }
 
 
 def choose_config(
@@ -211,7 +182,6 @@ class PackedSkinny:
             "skinny GEMMs by packed weights are Triton's",
             prefer_shared=True,
         )
-        self._num_cores = torch.cuda.get_device_properties().multi_processor_count
 
     def norm_linear(
         self,
@@ -235,7 +205,7 @@ class PackedSkinny:
             weight,
             len(x_MD),
             Gate(is_gelu=gate == "gelu_tanh") if gate else None,
-            self._num_cores,
+            self._kernels.num_cores,
             is_plain=norm_weight is None and residual_MD is None,
         )
         if config is None or not self._kernels.get(config.numbers):
@@ -269,7 +239,11 @@ class PackedSkinny:
         if not (takes(gate_up) and takes(down)) or hidden % 16 or inner % 8:
             return None
         choose = partial(
-            choose_config, num_cores=self._num_cores, is_plain=True, tokens=num_tokens, pairs=pairs
+            choose_config,
+            num_cores=self._kernels.num_cores,
+            is_plain=True,
+            tokens=num_tokens,
+            pairs=pairs,
         )
         up_config = choose(gate_up, num_tokens, gate, experts=1)
         down_config = choose(down, pairs, None, experts=2)
@@ -298,7 +272,7 @@ class PackedSkinny:
         _fill(task, outer=weight.outer)
         task.outputs, task.inputs = out.shape[1], weight.shape[-1]
         task.most_tiles = config.most_tiles
-        num_blocks = self._num_cores * (2 if task.pairs else 1)
+        num_blocks = self._kernels.num_cores * (2 if task.pairs else 1)
         parameters = (ctypes.c_int64 * 1)(ctypes.addressof(task))
         self._kernels.library.kernel_launch(
             self._kernels.get(config.numbers), num_blocks, 32 * config.warps, config.shared_bytes,

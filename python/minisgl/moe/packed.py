@@ -20,7 +20,7 @@ from minisgl.moe.fused import FEW_TOKENS, gate_of
 FEWEST_8_BIT = 8
 """From this many pairs for each expert on, on average, our GEMMs for Hopper are faster than
 Triton's with 8 bits. With 4 bits they always are. A layer of Qwen3-30B-A3B in fp8 takes 197 and 180
-us with 64 tokens, 210 and 231 with 256 (one H200)."""
+us with 64 tokens, 210 and 231 with 256 (one H200); not measured between."""
 
 
 class PackedMoeBackend(BaseMoeBackend):
@@ -50,18 +50,16 @@ class PackedMoeBackend(BaseMoeBackend):
             return packed_gemv.experts_of_few(
                 x_TD, gate_up, down, weights_TK, ids_TK, experts.first
             )
-        counts_L = torch.zeros(experts.count, dtype=torch.int32, device=x_TD.device)
         mean = ids_TK.numel() / experts.total  # pairs that an expert gets
-        if (
-            self._grouped
-            and (gate_up.is_4_bit or mean >= FEWEST_8_BIT)
-            and self._grouped.takes(x_TD, gate_up, down, gate_of(experts))
-        ):
-            rows_LT = moe.place(ids_TK, counts_L, experts.first)
+        if self._grouped and (gate_up.is_4_bit or mean >= FEWEST_8_BIT):
             of_pairs = self._grouped.experts(
-                x_TD, gate_up, down, counts_L, rows_LT, weights_TK, gate_of(experts), biases[0]
+                x_TD, gate_up, down, weights_TK, ids_TK, experts.first, gate_of(experts), biases[0]
             )
-            return moe.total(of_pairs, weights_TK, ids_TK, experts.first, experts.count, biases[1])
+            if of_pairs is not None:
+                return moe.total(
+                    of_pairs, weights_TK, ids_TK, experts.first, experts.count, biases[1]
+                )
+        counts_L = torch.zeros(experts.count, dtype=torch.int32, device=x_TD.device)
         # Kernels take a packed stack where others take a tensor.
         stacks: tuple[Any, Any] = (gate_up, down)
         return moe.experts(
