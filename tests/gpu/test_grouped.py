@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
 
-from helpers.gemm_error import ROUNDOFF, exact_gemm, gated, rounding
+from helpers.gemm_error import ROUNDOFF, exact_gemm
+from helpers.grouped_gemm import check_pairs, make_rows
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -20,18 +22,6 @@ def gemms() -> GroupedGemms:
     return GroupedGemms(torch.bfloat16)
 
 
-def _rows(counts: list[int], top_k: int) -> tuple[Tensor, Tensor]:
-    """Return (counts [L], rows [L, most]): pairs in random order, then an index that must not be
-    read."""
-    most, total = max(counts, default=0), sum(counts)
-    order = torch.randperm(total, dtype=torch.int32)
-    rows = torch.full((len(counts), max(most, 1)), 2**30, dtype=torch.int32)
-    for expert, pairs in enumerate(order.split(counts)):
-        rows[expert, : len(pairs)] = pairs
-    assert total % top_k == 0
-    return torch.tensor(counts, dtype=torch.int32, device="cuda"), rows.cuda()
-
-
 def _check(
     gemms: GroupedGemms,
     counts: list[int],
@@ -43,35 +33,15 @@ def _check(
     is_gated: bool,
 ) -> None:
     torch.manual_seed(sum(counts) + outputs)
-    total, experts = sum(counts), len(counts)
-    counts_L, rows_LT = _rows(counts, top_k)
-    x = torch.randn(total // top_k if is_gated else total, inputs, device="cuda").to(dtype)
+    total, experts, share = sum(counts), len(counts), top_k if is_gated else 1
+    x = torch.randn(total // share, inputs, device="cuda").to(dtype)
     weight = torch.randn(experts, outputs * (1 + is_gated), inputs, device="cuda")
     weight = (weight * inputs**-0.5).to(dtype)
-    scales = None if is_gated else torch.rand(total, device="cuda")
-    guard = torch.full((total + 2, outputs), torch.nan, dtype=dtype, device="cuda")
-    out = guard[1:-1]
     assert gemms.takes(x, weight, weight)
-    gemms.gemm(x, weight, counts_L, rows_LT, scales, out)
-    assert guard[0].isnan().all()
-    assert guard[-1].isnan().all()
-    for expert, count in enumerate(counts):
-        if not count:
-            continue
-        pairs = rows_LT[expert, :count].long()
-        taken = x[pairs // top_k if is_gated else pairs]
-        want, error = exact_gemm(taken, weight[expert])
-        if scales is None:
-            want, error = gated(want, error, dtype)
-        else:
-            scale = scales[pairs, None].double()
-            want, error = want * scale, error * scale
-        error += rounding(want.abs() + error, dtype)
-        worst = ((out[pairs].double() - want).abs() / error).nan_to_num(torch.inf).amax()
-        assert worst <= 1, f"expert {expert}: {worst:.2f} of what rounding explains"
-    again = torch.empty_like(out)
-    gemms.gemm(x, weight, counts_L, rows_LT, scales, again)
-    assert torch.equal(again, out)
+    check_pairs(
+        partial(gemms.gemm, x, weight), lambda expert, rows: exact_gemm(x[rows], weight[expert]),
+        counts, outputs, share=share, dtype=dtype, is_gated=is_gated,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
@@ -103,7 +73,7 @@ def test_shapes(
 
 
 def test_no_pairs_write_nothing(gemms: GroupedGemms) -> None:
-    counts_L, rows_LT = _rows([0] * 8, 1)
+    counts_L, rows_LT = make_rows([0] * 8)
     x = torch.zeros(4, 64, device="cuda").bfloat16()  # all of them another rank's
     weight = torch.zeros(8, 128, 64, device="cuda").bfloat16()
     out = torch.full((4, 64), 7.0, device="cuda").bfloat16()

@@ -64,7 +64,7 @@ def check_experts(
     ids = torch.tensor([(t % 6, (t + 1) % 6) for t in range(tokens)], dtype=torch.int32).to(device)
     stacks: Any = {"gate_up": Stack(gate_up, up_values), "down": Stack(down, down_values)}
     experts = Experts(**stacks, count=4, first=1, total=6, top_k=2, renormalise=True, **kind)
-    backend = PackedMoeBackend(ops, grouped)
+    backend = PackedMoeBackend(ops, grouped=grouped)
     got = backend.routed(x, weights, ids, experts)
     check(got, exact(x, weights, ids, experts), tolerance)
     if grouped:

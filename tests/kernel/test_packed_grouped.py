@@ -1,17 +1,22 @@
-"""Which experts the grouped GEMMs by packed weights take, without a GPU."""
+"""Which experts the grouped GEMMs of packed weights take, without a GPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
+from minisgl.kernel import fp8_grouped
+from minisgl.kernel.fp8_grouped import FEWEST_TOKENS, Fp8Grouped
 from minisgl.kernel.grouped import MAX_EXPERTS, shared_bytes
 from minisgl.kernel.hopper import SHARED_BYTES
 from minisgl.kernel.packed_grouped import MOST, STAGES, stage_bytes, takes
+from minisgl.kernel.triton.moe import Gate
 from minisgl.kernel.triton.packed import Packed
 
 BITS = {torch.int32: 4, torch.float8_e4m3fn: 8, torch.int8: 8, torch.uint8: 8}
@@ -56,3 +61,44 @@ def test_stages_fit_in_shared_memory(weight: Packed) -> None:
     needed = stage_bytes(weight)
     assert needed // STAGES[weight.is_4_bit] % 1024 == 0  # the swizzle's alignment
     assert shared_bytes(needed, MOST, MAX_EXPERTS) <= SHARED_BYTES
+
+
+def blocks(**others: Any) -> Packed:
+    """Return a stack with a scale for each block of 128 x 128."""
+    weight = packed("fp8", torch.float8_e4m3fn, **{"outputs": 256, "group": 128} | others)
+    scale = torch.empty(len(weight.numbers), weight.shape[1] // 128, weight.shape[2] // 128)
+    return replace(weight, rows=128, scale=scale.to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("weight", "is_taken"),
+    [
+        (blocks(), True),
+        (blocks(experts=MAX_EXPERTS + 1), False),
+        (blocks(outputs=192), False),
+        (blocks(inputs=192), False),
+        (replace(blocks(), rows=1), False),
+        (replace(blocks(), outer=torch.ones(4, 256)), False),
+        (replace(blocks(), scale=blocks().scale.bfloat16()), False),
+        (packed("int8", torch.int8, group=128, rows=128), False),
+    ],
+)  # fmt: skip
+def test_formats_for_fp8_tensor_cores(
+    weight: Packed, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 1024)
+    gemms = Fp8Grouped.__new__(Fp8Grouped)
+    gemms._kernels = Mock(get_all=Mock(return_value=True))
+    x = torch.zeros(FEWEST_TOKENS, 256).bfloat16()
+    assert gemms.takes(x, weight, blocks(), Gate()) == is_taken
+    assert gemms.takes(x, blocks(), weight, Gate()) == is_taken
+    assert not gemms.takes(x[1:], weight, blocks(), Gate())
+    assert not gemms.takes(x.half(), weight, blocks(), Gate())
+    assert not gemms.takes(x, weight, blocks(), Gate(is_squared=True))
+
+
+def test_stages_of_fp8_fit_in_shared_memory() -> None:
+    each = fp8_grouped.STAGE_BYTES // fp8_grouped.STAGES
+    assert each % 1024 == 0
+    needed = shared_bytes(fp8_grouped.STAGE_BYTES, fp8_grouped.MOST, MAX_EXPERTS)
+    assert needed + fp8_grouped.SCALE_BYTES <= SHARED_BYTES

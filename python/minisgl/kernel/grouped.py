@@ -38,7 +38,8 @@ class Task(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in ("experts", "stride", "share", "inputs", "outputs", "width", "groups")
         ),
-        *((name, ctypes.c_int64) for name in ("scale", "zero", "outer", "bias")),
+        ("x_stride", ctypes.c_int32),
+        *((name, ctypes.c_int64) for name in ("scale", "zero", "outer", "bias", "x_scales")),
         *((name, ctypes.c_float) for name in ("alpha", "limit")),
     )
 
@@ -46,8 +47,8 @@ class Task(ctypes.Structure):
 def make_task(
     x: Tensor, counts_L: Tensor, rows_LT: Tensor, scales: Tensor | None, out: Tensor, outputs: int
 ) -> Task:
-    """Return the task of a GEMM whose weights have 16 bits. outputs: the columns of `out` that are
-    not padding."""
+    """Return the task of a GEMM without scales of weights and x, whose numbers have 16 bits.
+    outputs: the columns of `out` that are not padding."""
     (num_experts, num_tokens), (num_pairs, width) = rows_LT.shape, out.shape
     return Task(
         x.data_ptr(), out.data_ptr(), counts_L.data_ptr(), rows_LT.data_ptr(),
@@ -58,7 +59,7 @@ def make_task(
 
 def beside_bytes(most: int) -> int:
     """Return the shared memory beside the stages: `TilePairs` of two tiles of `most` pairs, outputs
-    that eight warps transpose, barriers."""
+    that two warpgroups transpose, barriers."""
     return 2 * (most * 8 + 20) + 8 * most * 32 + 160
 
 
@@ -85,7 +86,7 @@ def kernel_cubin(kind: tuple[torch.dtype, Activation | None]) -> bytes:
     JitUnavailable."""
     dtype, gate = kind
     numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": beside_bytes(MOST), "PACKED": 0}
-    numbers.update(INPUTS=INPUTS, ROW_BYTES=2 * INPUTS)
+    numbers.update(INPUTS=INPUTS, ROW_BYTES=2 * INPUTS, X_SCALES=0)
     numbers.update(GATED=gate is not None, GELU=gate == "gelu_tanh")
     columns = range(STEP, MOST + 1, STEP)
     return load_gemm("grouped", dtype, columns, numbers, ("grouped_tiles.cuh",))

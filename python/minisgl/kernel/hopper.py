@@ -24,29 +24,32 @@ SHARED_BYTES = 227 << 10  # that a block can have
 TYPES = (torch.bfloat16, torch.float16)
 
 
-def multiply_source(columns: int, dtype: torch.dtype, *, from_registers: bool = False) -> str:
+def multiply_source(columns: int, kind: str, *, from_registers: bool = False) -> str:
     """Return the source of `multiply`, the matrix instruction with `columns` columns, which has an
-    operand for each of a thread's sums.
+    operand for each of a thread's sums. It adds to them, or replaces them if `add` is 0.
 
-    from_registers: the left matrix is in registers; else both are in shared memory.
+    kind: bf16, f16 or e4m3, of both matrices. from_registers: the left matrix is in registers; else
+    both are in shared memory.
     """
-    name = "bf16" if dtype == torch.bfloat16 else "f16"
-    count = columns // 2
+    count, is_fp8 = columns // 2, kind == "e4m3"
     names = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     if from_registers:
-        kind, transposed = "const unsigned (&a)[4]", "0"
+        matrix, transposed = "const unsigned (&a)[4]", ", 0"
         words = ", ".join(f"%{count + i}" for i in range(4))
         left, inputs = f"{{{words}}}", "".join(f'"r"(a[{i}]), ' for i in range(4))
     else:
-        kind, transposed, left, inputs = "unsigned long long a", "0, 0", f"%{count}", '"l"(a), '
-    right = f"%{count + inputs.count(',')}"
+        matrix, transposed = "unsigned long long a", "" if is_fp8 else ", 0, 0"
+        left, inputs = f"%{count}", '"l"(a), '
+    right = count + inputs.count(",")
     return (
-        f"__device__ void multiply(float (&sums)[{count}], {kind}, unsigned long long b) {{\n"
-        '  asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;\\n"\n'
-        f'      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{name}.{name} "\n'
-        f'      "{{{names}}}, {left}, {right}, add, 1, 1, {transposed}; }}"\n'
-        f'      : {operands} : {inputs}"l"(b));\n}}\n'
+        f"__device__ void multiply(float (&sums)[{count}], {matrix}, unsigned long long b,\n"
+        "                         int add = 1) {\n"
+        f'  asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{right + 1}, 0;\\n"\n'
+        f'      "wgmma.mma_async.sync.aligned.m64n{columns}k{32 if is_fp8 else 16}"\n'
+        f'      ".f32.{kind}.{kind} {{{names}}}, "\n'
+        f'      "{left}, %{right}, add, 1, 1{transposed}; }}"\n'
+        f'      : {operands} : {inputs}"l"(b), "r"(add));\n}}\n'
     )
 
 
@@ -58,14 +61,17 @@ def load_gemm(
     headers: Iterable[str] = (),
     *,
     from_registers: bool = False,
+    is_fp8: bool = False,
 ) -> bytes:
     """Return the cubin of `csrc/cuda/NAME.cu` with matrix instructions of these columns.
 
-    headers: its files behind hopper.cuh. Raises JitUnavailable.
+    dtype: of activations and outputs. headers: its files behind hopper.cuh. is_fp8: both matrices
+    are fp8. Raises JitUnavailable.
     """
     defines = [f"{key}={int(value)}" for key, value in numbers.items()]
     defines.append(f"BFLOAT16={int(dtype == torch.bfloat16)}")
-    multiplies = "".join(multiply_source(n, dtype, from_registers=from_registers) for n in columns)
+    kind = "e4m3" if is_fp8 else "bf16" if dtype == torch.bfloat16 else "f16"
+    multiplies = "".join(multiply_source(n, kind, from_registers=from_registers) for n in columns)
     return load_cubin(name, "sm_90a", defines, ("hopper.cuh", *headers), multiplies)
 
 

@@ -40,5 +40,10 @@ def format_macros(weight: Packed, gate: Gate | None) -> dict[str, int]:
         "ZEROS": int(weight.zero is not None),
         "MIDDLE": weight.middle if weight.zero is None else 0,
         "OUTER": int(weight.outer is not None),
-        "GATE": 0 if gate is None else 3 if gate.limit else 2 if gate.is_gelu else 1,
+        "GATE": 0 if gate is None else gate_number(gate),
     }
+
+
+def gate_number(gate: Gate) -> int:
+    """Return GATE of gate.cuh."""
+    return 3 if gate.limit else 2 if gate.is_gelu else 1

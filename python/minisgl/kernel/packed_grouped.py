@@ -82,6 +82,7 @@ def macros_of(weight: Packed, gate: Gate | None) -> Macros:
         "BESIDE": beside_bytes(MOST),
         "INPUTS": inputs_of(weight),
         "ROW_BYTES": CHUNK_BYTES,
+        "X_SCALES": 0,
     }.items())  # fmt: skip
 
 

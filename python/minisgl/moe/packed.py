@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minisgl.kernel.fp8_grouped import Fp8Grouped
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.packed_grouped import PackedGrouped
 from minisgl.kernel.triton import moe, packed_gemv
@@ -26,13 +27,15 @@ us with 64 tokens, 210 and 231 with 256 (one H200); not measured between."""
 class PackedMoeBackend(BaseMoeBackend):
     """On Hopper, computes steps of few tokens with our skinny GEMMs
     (`minisgl.kernel.packed_skinny`) and others with our grouped ones
-    (`minisgl.kernel.packed_grouped`); elsewhere in Triton. Experts of a format without kernels are
-    computed in the loop over experts."""
+    (`minisgl.kernel.fp8_grouped`, `minisgl.kernel.packed_grouped`); elsewhere in Triton. Experts of
+    a format without kernels are computed in the loop over experts."""
 
-    def __init__(self, ops: Ops, grouped: PackedGrouped | None = None) -> None:
-        """grouped: our GEMMs for Hopper; None leaves them to Triton."""
+    def __init__(
+        self, ops: Ops, fp8: Fp8Grouped | None = None, grouped: PackedGrouped | None = None
+    ) -> None:
+        """fp8, grouped: our GEMMs for Hopper; None leaves them to Triton."""
         super().__init__(ops)
-        self._grouped = grouped
+        self._fp8, self._grouped = fp8, grouped
 
     def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
         gate_up = getattr(experts.gate_up, "packed_stack", None)
@@ -50,10 +53,16 @@ class PackedMoeBackend(BaseMoeBackend):
             return packed_gemv.experts_of_few(
                 x_TD, gate_up, down, weights_TK, ids_TK, experts.first
             )
+        gate = gate_of(experts)
         mean = ids_TK.numel() / experts.total  # pairs that an expert gets
-        if self._grouped and (gate_up.is_4_bit or mean >= FEWEST_8_BIT):
+        gemms: tuple[Any, Any] = (
+            partial(_up, mean=mean, ids_TK=ids_TK, experts=experts), partial(_down, mean=mean)
+        )  # fmt: skip
+        if self._fp8 and biases[0] is None and self._fp8.takes(x_TD, gate_up, down, gate):
+            gemms = (partial(self._fp8.gemm, gate=gate), self._fp8.gemm)
+        elif self._grouped and (gate_up.is_4_bit or mean >= FEWEST_8_BIT):
             of_pairs = self._grouped.experts(
-                x_TD, gate_up, down, weights_TK, ids_TK, experts.first, gate_of(experts), biases[0]
+                x_TD, gate_up, down, weights_TK, ids_TK, experts.first, gate, biases[0]
             )
             if of_pairs is not None:
                 return moe.total(
@@ -64,8 +73,7 @@ class PackedMoeBackend(BaseMoeBackend):
         stacks: tuple[Any, Any] = (gate_up, down)
         return moe.experts(
             x_TD, *stacks, weights_TK, ids_TK, experts.first, counts_L,
-            up=partial(_up, mean=mean, ids_TK=ids_TK, experts=experts),
-            down=partial(_down, mean=mean), down_bias_LD=experts.down_bias,
+            up=gemms[0], down=gemms[1], down_bias_LD=experts.down_bias,
         )  # fmt: skip
 
 

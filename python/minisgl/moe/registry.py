@@ -22,12 +22,15 @@ def create_moe_backend(
     """
     if not issubclass(weight, PlainWeight):
         if ops.name == "triton":
+            from minisgl.kernel.fp8_grouped import Fp8Grouped
             from minisgl.kernel.hopper import on_hopper
             from minisgl.kernel.packed_grouped import PackedGrouped
             from minisgl.moe.packed import PackedMoeBackend
 
             otherwise = "Triton computes the experts' GEMMs by packed weights"
-            return PackedMoeBackend(ops, on_hopper(PackedGrouped, otherwise))
+            return PackedMoeBackend(
+                ops, on_hopper(Fp8Grouped, otherwise), on_hopper(PackedGrouped, otherwise)
+            )
         return TorchMoeBackend(ops)
     if ops.name == "triton":
         from functools import partial

@@ -4,7 +4,7 @@
 template <int N>
 __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages, Stage& at,
                               const TilePairs& tile_pairs) {
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
+  const int group = threadIdx.x / 128;
   float first[N / 2], second[N / 2];  // sums of both halves
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) first[i] = second[i] = 0;
@@ -27,10 +27,9 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
   settle(first);
   settle(second);
 
-  const int output = tile_pairs.tile.block * OUTPUTS + group * 64 + warp % 4 * 16;
-  const unsigned transposed = shared_address(shared.transposed[warp]);
+  const int output = tile_pairs.tile.block * OUTPUTS + group * 64;
   if constexpr (GATED) {
-    store<N>(task, tile_pairs, transposed, output, [&](int i, int) {
+    store<N>(task, shared, tile_pairs, output, [&](int i, int) {
       return gated<GELU>(first[i], first[i + 1], second[i], second[i + 1]);
     });
   } else {
@@ -39,7 +38,7 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
         return round(sums[i] * tile_pairs.scales[column], sums[i + 1] * tile_pairs.scales[column + 1]);
       };
     };
-    store<N>(task, tile_pairs, transposed, output, scaled(first));
-    store<N>(task, tile_pairs, transposed, output + BOX, scaled(second));
+    store<N>(task, shared, tile_pairs, output, scaled(first));
+    store<N>(task, shared, tile_pairs, output + BOX, scaled(second));
   }
 }

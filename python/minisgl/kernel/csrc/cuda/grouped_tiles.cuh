@@ -1,5 +1,5 @@
-// The tiles of grouped GEMMs, how they are fetched and stored, and their kernel. grouped.cu and
-// packed_grouped.cu say how a tile is multiplied (multiply_tile). A pair is a token and one of its
+// The tiles of grouped GEMMs, how they are fetched and stored, and their kernel. grouped.cu,
+// packed_grouped.cu and fp8_grouped.cu say how a tile is multiplied (multiply_tile). A pair is a token and one of its
 // experts; each pair's row of x is multiplied by its expert's weights, w [experts, F, D]:
 //
 //   GATED      w has a gate and an up half, [2 F, D]: out[pair, F] = silu(gate) * up, or with
@@ -13,11 +13,14 @@
 //
 //   a warpgroup that fetches   INPUTS inputs a turn: weights by the bulk copy engine, the rows of x,
 //                              which lie anywhere, by 16 bytes (cp.async); it is turns or tiles ahead
-//   two that multiply          64 weight rows of each half, all pairs (wgmma); then they transpose
+//   two that multiply          64 weight rows of each half, all pairs (wgmma); then each transposes
 //                              the sums by stmatrix, so that a pair's outputs are contiguous
 //
+// Inputs and matrices of x are counted in units of 16 bits: in fp8, a unit is two inputs.
+//
 // Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED, INPUTS (64
-// or 128), PACKED, ROW_BYTES (of a row of weights in a turn) and BFLOAT16 defined.
+// or 128), PACKED, ROW_BYTES (of a row of weights in a turn), X_SCALES (x has a scale for each turn of
+// a row) and BFLOAT16 defined.
 
 constexpr int BOX = 128;           // rows of w that one copy brings
 constexpr int W_BYTES = 2 * BOX * ROW_BYTES;
@@ -31,7 +34,8 @@ constexpr int OUTPUTS = GATED ? BOX : 2 * BOX;  // of a tile
 constexpr int FETCHERS = 128;      // threads
 constexpr int FETCHED = MOST / STEP;  // rows of x of a fetching thread
 constexpr int PAIRS = (MOST + FETCHERS - 1) / FETCHERS;  // of a fetching thread, in TilePairs
-constexpr int TRANSPOSED_BYTES = MOST * 32;  // of a warp: 16 outputs of each pair
+constexpr int EMPTIED = X_SCALES ? 8 : 2;  // arrivals: of warps, whose threads read scales, or warpgroups
+constexpr int TRANSPOSED_BYTES = MOST * 128;  // of a warpgroup: 64 outputs of each pair
 
 struct Task {
   const unsigned short* x;
@@ -43,9 +47,11 @@ struct Task {
   int width;            // of a row of out, at least `outputs`
   // Of packed weights: scales [experts, F / ROWS, groups] and so on, see packed_grouped.cu.
   int groups;
+  int x_stride;  // of x_scales
   const unsigned char *scale, *zero;
   const float* outer;
   const unsigned short* bias;
+  const float* x_scales;  // [turns, x_stride]
   float alpha, limit;
 };
 
@@ -65,7 +71,8 @@ struct TilePairs {
 struct Shared {
   unsigned long long full[STAGES], empty[STAGES], written[2], read[2];
   TilePairs tile_pairs[2];
-  alignas(16) unsigned char transposed[8][TRANSPOSED_BYTES];
+  alignas(16) float x_scales[X_SCALES ? STAGES : 1][X_SCALES ? MOST : 1];
+  alignas(16) unsigned char transposed[2][TRANSPOSED_BYTES];
 
   // Behind this struct: for each expert the number of tiles of its pairs and those before it; then
   // its pairs.
@@ -73,6 +80,7 @@ struct Shared {
 };
 
 static_assert(sizeof(Shared) <= BESIDE, "grouped.py asks for less");
+static_assert(!X_SCALES || MOST <= FETCHERS, "a thread fetches one scale of a turn");
 
 // Returns a condition that has the same value in all threads of a warp. The compiler then knows that
 // they do not part, and keeps descriptors of matrices in uniform registers.
@@ -119,6 +127,10 @@ __device__ void count_tiles(const Task& task, Shared& shared) {
 
 __device__ void copy_16_bytes(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ void copy_4_bytes(unsigned to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Arrives at the barrier when all copies that this thread has begun have ended.
@@ -180,6 +192,10 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
       const int row = tile_pairs.pairs[thread / 8 + i * STEP] / task.share;
       rows[i] = task.x + (long long)row * task.inputs + chunk * 8;
     }
+    const float* x_scale = nullptr;
+    if (X_SCALES && thread < here.width) {
+      x_scale = task.x_scales + tile_pairs.pairs[thread] / task.share;
+    }
     tile += gridDim.x;
     look_ahead(tile);
     const int first = here.expert * task.outputs * (GATED ? 2 : 1) + here.block * OUTPUTS;
@@ -202,6 +218,10 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
           copy_16_bytes(stage + to + m * X_BYTES + i * STEP * 128, rows[i] + m * X_INPUTS);
         }
       }
+      if (X_SCALES && thread < here.width) {
+        copy_4_bytes(shared_address(&shared.x_scales[at.index][thread]), x_scale);
+        x_scale += task.x_stride;
+      }
       arrive_with_copies(full);
 #pragma unroll
       for (int i = 0; i < FETCHED; ++i) rows[i] += INPUTS;
@@ -209,39 +229,46 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
   }
 }
 
-// Writes 16 outputs of each of the 16 pairs from `column` on contiguously. words: matrices of 8
-// outputs by 8 pairs, two along the outputs by two along the pairs. The two halves of 16 bytes are
-// exchanged after every fourth pair, which avoids bank conflicts.
+// Writes a warp's 16 outputs of each of the 16 pairs from `column` on, among the 64 of its warpgroup.
+// words: matrices of 8 outputs by 8 pairs, two along the outputs by two along the pairs. The 16 bytes of
+// 8 outputs are swizzled, which avoids bank conflicts.
 __device__ void transpose(unsigned transposed, int column, const unsigned (&words)[4]) {
-  const int lane = threadIdx.x % 32, half = lane / 8 % 2 ^ lane / 4 % 2;
-  const unsigned to = transposed + (column + lane / 16 * 8 + lane % 8) * 32 + half * 16;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, chunk = warp * 2 + lane / 8 % 2;
+  const unsigned to = transposed + (column + lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ lane % 8) << 4);
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
-// Stores a warp's 16 outputs from `output` on of each pair. words_of(i, column): the word of a
-// thread's sums i and i + 1, which belong to pairs `column` and `column` + 1.
+// Waits for the other threads of this warpgroup that multiplies.
+__device__ void meet_warpgroup() {
+  asm volatile("bar.sync %0, 128;" ::"r"(2 + threadIdx.x / 128) : "memory");
+}
+
+// Stores a warpgroup's 64 outputs from `output` on of each pair: 128 bytes, a line of the cache.
+// words_of(i, column): the word of a thread's sums i and i + 1, which belong to pairs `column` and
+// `column` + 1.
 template <int N, typename WordsOf>
-__device__ void store(const Task& task, const TilePairs& tile_pairs, unsigned transposed, int output,
+__device__ void store(const Task& task, Shared& shared, const TilePairs& tile_pairs, int output,
                       WordsOf words_of) {
-  const int lane = threadIdx.x % 32, half = lane % 2, first = output + half * 8;
+  const unsigned transposed = shared_address(shared.transposed[threadIdx.x / 128]);
 #pragma unroll
   for (int column = 0; column < N; column += STEP) {  // 8 sums of a thread
     unsigned words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      words[i] = words_of(column / 2 + i * 2, column + i / 2 * 8 + lane % 4 * 2);
+      words[i] = words_of(column / 2 + i * 2, column + i / 2 * 8 + threadIdx.x % 4 * 2);
     }
     transpose(transposed, column, words);
   }
-  __syncwarp();
+  meet_warpgroup();
+  const int thread = threadIdx.x % 128, chunk = thread % 8, first = output + chunk * 8;
 #pragma unroll
-  for (int column = lane / 2; column < N; column += STEP) {
+  for (int column = thread / 8; column < N; column += STEP) {
     unsigned x[4];
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(transposed + column * 32 + (half ^ column / 4 % 2) * 16)
+                 : "r"(transposed + column * 128 + ((chunk ^ column % 8) << 4))
                  : "memory");
     if (first < task.width && column < tile_pairs.tile.count) {
       auto* at = task.out + (long long)tile_pairs.pairs[column] * task.width + first;
@@ -250,7 +277,7 @@ __device__ void store(const Task& task, const TilePairs& tile_pairs, unsigned tr
                    : "memory");
     }
   }
-  __syncwarp();
+  meet_warpgroup();
 }
 
 // Computes the sums of a tile of at most N pairs and stores its outputs.
@@ -280,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x == 256) {
     for (int stage = 0; stage < STAGES; ++stage) {
       make_barrier(shared_address(&shared.full[stage]), FETCHERS + 1);
-      make_barrier(shared_address(&shared.empty[stage]), 2);
+      make_barrier(shared_address(&shared.empty[stage]), EMPTIED);
     }
     for (int i = 0; i < 2; ++i) {
       make_barrier(shared_address(&shared.written[i]), 1);

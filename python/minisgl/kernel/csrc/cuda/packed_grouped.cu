@@ -167,7 +167,7 @@ __device__ __forceinline__ void rescale(float (&sums)[2][COUNT], float (&units)[
 template <int N>
 __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
                                               Stage& at, const TilePairs& tile_pairs) {
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32;
+  const int group = threadIdx.x / 128;
   const Rows rows(task, tile_pairs.tile);
   float sums[2][N / 2];  // of both halves
 #pragma unroll
@@ -227,15 +227,14 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
     units[i] *= UNIT;
     if (OUTER) units[i] *= task.outer[rows.number[i]];
   }
-  const int output = tile_pairs.tile.block * OUTPUTS + group * 64 + warp % 4 * 16;
-  const unsigned transposed = shared_address(shared.transposed[warp]);
+  const int output = tile_pairs.tile.block * OUTPUTS + group * 64;
   if constexpr (GATED) {
     float biases[4] = {};
     if (task.bias != nullptr) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) biases[i] = number(task.bias[rows.number[i]]);
     }
-    store<N>(task, tile_pairs, transposed, output, [&](int i, int) {
+    store<N>(task, shared, tile_pairs, output, [&](int i, int) {
       const int row = i / 2 % 2;
       if (rows.local[row] >= task.outputs) return 0u;
       auto output_of = [&](int j) {
@@ -248,7 +247,7 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      store<N>(task, tile_pairs, transposed, output + half * BOX, [&](int i, int column) {
+      store<N>(task, shared, tile_pairs, output + half * BOX, [&](int i, int column) {
         const float scale = units[half * 2 + i / 2 % 2];
         return round(sums[half][i] * scale * tile_pairs.scales[column],
                      sums[half][i + 1] * scale * tile_pairs.scales[column + 1]);
