@@ -6,10 +6,9 @@ context once.
 
     floor = prefill FLOPs / rate + max(decode bytes / bandwidth, decode FLOPs / rate)
 
-The bound holds for an engine that computes prompts in steps of their own and keeps what it has
-computed on the card. Steps with prompts and output tokens can hide the reading of weights behind
-the arithmetic of prompts. Computing keys and values again costs FLOPs, and storing them elsewhere
-costs the link to the host.
+The bound is for an engine that computes prompts in steps of their own and keeps what it has
+computed on the card. Steps with both prompt and output tokens can take less time, as prompts'
+arithmetic hides reads. Computing keys again costs FLOPs, and moving them to the host its link.
 """
 
 from __future__ import annotations
