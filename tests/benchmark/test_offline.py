@@ -9,7 +9,9 @@ import pytest
 
 from minisgl.benchmark import offline
 from minisgl.benchmark.compare import compare
+from minisgl.benchmark.floor import H200_MEMORY
 from minisgl.benchmark.lengths import Workload, offline_workloads
+from minisgl.benchmark.shapes import SHAPES, shape_of
 
 TINY = ["--shape", "tiny", "--repeats", "1", "--scale", "0.02"]
 WORKLOADS = ("throughput", "single", "prefill", "shared")
@@ -38,6 +40,21 @@ def test_both_doors_answer_the_workloads(tmp_path: Path) -> None:
     # A row of one door is not compared with a row of the other.
     names = {row.name for row in compare(result, result)}
     assert {"rows.single LLM.generate.seconds", "rows.single inner loop.seconds"} <= names
+
+
+def test_a_row_says_how_many_requests_fit_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(offline.Bench, "seconds", lambda *_: (100.0, 1.0))
+    monkeypatch.setattr(offline, "card_memory", lambda: int(H200_MEMORY))
+    bench = object.__new__(offline.Bench)
+    many, one = offline_workloads(["throughput", "single"])
+    shape = shape_of(SHAPES["gemma-4-31b"])
+    row = offline._measure(bench, "llm", many, 1, shape)
+    assert (row["floor_s"], row["of_floor"], row["rows_at_once"]) == (31.9776, 0.32, 118)
+    assert "floor 31.978 s, 0.32 of it, 118 requests fit at once" in capsys.readouterr().out
+    assert "rows_at_once" not in offline._measure(bench, "llm", one, 1, shape)
+    assert "fit at once" not in capsys.readouterr().out
 
 
 def test_different_greedy_ids_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

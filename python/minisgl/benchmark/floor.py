@@ -1,20 +1,32 @@
 """The least time in which a card can compute a workload, by its arithmetic and its bytes.
 
-Prefill is bound by arithmetic; decode by arithmetic or memory traffic, whichever is more. All
-requests count as one batch: each step reads the weights once, each output token its context once.
+Prefill is bound by arithmetic; decode by arithmetic or memory traffic, whichever is more. Requests
+decode as one batch as far as they fit: each step reads the weights once, each output token its
+context once.
 
     floor = prefill FLOPs / rate + max(decode bytes / bandwidth, decode FLOPs / rate)
+
+The bound is for an engine that computes prompts in steps of their own and keeps what it has
+computed on the card. Steps with both prompt and output tokens can take less time, as prompts'
+arithmetic hides reads. Computing keys again costs FLOPs, and moving them to the host its link.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+from minisgl.errors import ConfigError
 
 H200_FLOPS = 790e12
 """bf16 products of 8,192 cubed on random data, one H200."""
 H200_BANDWIDTH = 4.3e12
 """Bytes a second, between the measured copy (4.25) and read (4.38) rates of one H200."""
+H200_MEMORY = 150.1e9
+"""Bytes of one H200: 139.8 GiB."""
 
 
 def touched_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
@@ -33,9 +45,10 @@ class Shape:
     """A decoder's sizes, as config.json has them. With experts, each token takes top_k of
     num_experts, and intermediate_size is one expert's.
 
-    attention_layers: the number of layers that read the whole context; None for all. The windows of
-    other layers are left out, so the floor is a lower bound. q_heads_factor: 2 if attention has an
-    output gate. mixer_params: all weights of the linear-attention layers' mixers. state_bytes: a
+    attention_layers: the number of layers that read the whole context; None for all. Other layers
+    see the last `window` tokens. Their keys and values, of window_kv_bytes a token, take memory,
+    but reading them is left out, so the floor is a lower bound. q_heads_factor: 2 if attention has
+    an output gate. mixer_params: all weights of the linear-attention layers' mixers. state_bytes: a
     request's recurrent states, read for each token. shared_size: intermediate size of the expert
     that every token takes. weight_bytes, expert_bytes: bytes per weight; the LM head has
     `itemsize`. kv_itemsize: bytes of a number of the KV cache. flops_factor: the rate of the GEMMs
@@ -54,6 +67,8 @@ class Shape:
     itemsize: int = 2
     kv_itemsize: int = 2
     attention_layers: int | None = None
+    window: int = 0
+    window_kv_bytes: int = 0
     q_heads_factor: int = 1
     mixer_params: int = 0
     state_bytes: int = 0
@@ -102,9 +117,73 @@ class Shape:
         """Bytes of one token's keys and values."""
         return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * self.kv_itemsize
 
+    def held_bytes(self, num_tokens: int) -> int:
+        """Return the least bytes that a request holds after so many tokens of its own: keys and
+        values, those that the next token sees in layers with windows, and states."""
+        in_window = min(num_tokens, self.window - 1) if self.window else 0
+        return self.kv_bytes * num_tokens + self.window_kv_bytes * in_window + self.state_bytes
+
     def attention_flops(self, num_scores: float) -> float:
         """Return the FLOPs of `num_scores` pairs of a query and a key, in all layers and heads."""
         return 4.0 * num_scores * self.kv_layers * self.num_heads * self.head_dim
+
+
+def _held_bytes(shape: Shape, requests: Sequence[tuple[int, int]], shared: int) -> list[int]:
+    """Return, for each output token, the bytes that its request holds before that token's step. The
+    first token comes from the prompt's step, before which the request holds nothing."""
+    return [
+        shape.held_bytes(prompt - shared + i - 1) if i else 0
+        for prompt, output in requests
+        for i in range(output)
+    ]
+
+
+def _room(shape: Shape, shared: int, memory: float) -> float:
+    """Return the bytes for requests: those beside all weights and a common prefix. Embeddings that
+    are not the head's count as 0, because a step reads a few of their rows."""
+    weights = shape.read_bytes(math.inf) + shape.head_params * shape.itemsize
+    return memory - weights - shape.kv_bytes * shared
+
+
+def rows_at_once(
+    shape: Shape, requests: Sequence[tuple[int, int]], *, shared: int = 0, memory: float
+) -> int:
+    """Return how many of the requests fit, by the mean of what one holds over its tokens."""
+    held = _held_bytes(shape, requests, shared)
+    fitting = _room(shape, shared, memory) * len(held) / max(sum(held), 1)
+    return min(int(fitting), len(requests))
+
+
+def step_rows(
+    shape: Shape,
+    requests: Sequence[tuple[int, int]],
+    *,
+    shared: int = 0,
+    memory: float = math.inf,
+) -> list[int]:
+    """Return the rows of each decode step, for which no engine reads fewer bytes of weights.
+
+    memory: bytes. Raises ConfigError if the weights and one request take more.
+    """
+    held = sorted(_held_bytes(shape, requests, shared))
+    room = _room(shape, shared, memory)
+    if room < held[-1]:
+        raise ConfigError(
+            f"a request holds {held[-1] / 1e9:.1f} GB, and the weights leave {room / 1e9:.1f} of "
+            f"{memory / 1e9:.1f} GB"
+        )
+    # Any k steps have at most k tokens of a request, and hold k * room bytes: no more tokens than
+    # the smallest sizes in this sum. A step's bytes are concave in its rows, so their sum is least
+    # if for each k the first k steps have all the tokens that any k steps can have.
+    sums = list(accumulate(held))
+    rows: list[int] = []
+    done = as_one_batch = 0
+    while done < len(held):
+        as_one_batch += sum(output > len(rows) for _, output in requests)
+        most = min(as_one_batch, bisect_right(sums, (len(rows) + 1) * room))
+        rows.append(most - done)
+        done = most
+    return rows
 
 
 def floor_s(
@@ -112,12 +191,13 @@ def floor_s(
     requests: Sequence[tuple[int, int]],
     *,
     shared: int = 0,
-    flops: float = H200_FLOPS,
-    bandwidth: float = H200_BANDWIDTH,
+    cards: int = 1,
+    memory: float | None = None,
 ) -> float:
     """Return the least seconds for (prompt, output) lengths.
 
-    shared: the length of the common prefix, which is computed once and read once a step.
+    shared: the length of the common prefix, which is computed once and read once a step. cards:
+    H200s, whose communication takes no time. memory: bytes of a card; with None, all requests fit.
     """
     own = sum(prompt - shared for prompt, _ in requests)
     scores = shared**2 / 2 + sum(
@@ -126,15 +206,33 @@ def floor_s(
     prefill = 2.0 * shape.token_params * (own + shared) / shape.flops_factor
     prefill += 2.0 * shape.head_params * len(requests) + shape.attention_flops(scores)
 
-    steps = max(output for _, output in requests)
     tokens = sum(output for _, output in requests)
     contexts = sum(output * (prompt + output / 2) for prompt, output in requests)
-    # As if all requests ran as one batch: step i has the requests whose output is longer than i.
-    running = (sum(output > i for _, output in requests) for i in range(steps))
+    rows = step_rows(
+        shape, requests, shared=shared, memory=math.inf if memory is None else memory * cards
+    )
     head_bytes = shape.head_params * shape.itemsize
-    weights = sum(shape.read_bytes(rows) + head_bytes for rows in running)
-    own_contexts = contexts - shared * tokens
-    read = weights + shape.kv_bytes * (own_contexts + shared * steps) + shape.state_bytes * tokens
+    weights = sum(shape.read_bytes(count) + head_bytes for count in rows)
+    read = weights + shape.kv_bytes * (contexts - shared * tokens + shared * len(rows))
+    read += shape.state_bytes * tokens
     decode = 2.0 * (shape.token_params / shape.flops_factor + shape.head_params) * tokens
     decode += shape.attention_flops(contexts)
+    flops, bandwidth = H200_FLOPS * cards, H200_BANDWIDTH * cards
     return prefill / flops + max(read / bandwidth, decode / flops)
+
+
+def floor_fields(
+    shape: Shape,
+    requests: Sequence[tuple[int, int]],
+    seconds: float,
+    *,
+    shared: int = 0,
+    cards: int = 1,
+    memory: float,
+) -> dict[str, float]:
+    """Return a row's fields: floor_s, the share of_floor of the measured seconds, and rows_at_once
+    if not all requests fit at once. memory: bytes of a card."""
+    floor = floor_s(shape, requests, shared=shared, cards=cards, memory=memory)
+    fields = {"floor_s": round(floor, 4), "of_floor": round(floor / seconds, 3)}
+    rows = rows_at_once(shape, requests, shared=shared, memory=memory * cards)
+    return fields | ({"rows_at_once": rows} if rows < len(requests) else {})

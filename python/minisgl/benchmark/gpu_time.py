@@ -1,4 +1,4 @@
-"""Measures GPU times with CUDA events on the current stream, and the rates of a GPU."""
+"""Measures GPU times with CUDA events on the current stream, and the rates and memory of a GPU."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ def interleaved_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         {name: events_s(run, counts[name]) for name, run in runs.items()} for _ in range(ROUNDS)
     ]
     return {name: statistics.median(times[name] for times in rounds) for name in runs}
+
+
+def card_memory() -> int:
+    """Return the bytes of this GPU."""
+    return int(torch.cuda.get_device_properties(0).total_memory)
 
 
 def card_rates() -> dict[str, float]:

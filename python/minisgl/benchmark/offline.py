@@ -4,7 +4,8 @@ The model has a real shape and random weights, so nothing is downloaded. The tim
 `LLM.generate` on lists of token ids, with the texts of the answers. `--door loop` times the
 scheduler and the engine of the same `LLM` alone, in rows of their own. Each workload runs once,
 which may compile new shapes, then `--repeats` times with fresh ids that no prefix cache has; the
-median counts. On a GPU the floor of `minisgl.benchmark.floor` follows each time.
+median counts. On a GPU the floor of `minisgl.benchmark.floor` follows each time, and the number of
+requests whose keys, values and states fit this GPU at once, if it is not all.
 
 At the end both doors answer the same greedy prompts twice. Different ids are an error.
 """
@@ -33,8 +34,8 @@ from minisgl.benchmark.arguments import (
     take_word,
 )
 from minisgl.benchmark.checkpoint import write_checkpoint
-from minisgl.benchmark.floor import Shape, floor_s
-from minisgl.benchmark.gpu_time import card_rates
+from minisgl.benchmark.floor import Shape, floor_fields
+from minisgl.benchmark.gpu_time import card_memory, card_rates
 from minisgl.benchmark.lengths import Workload, offline_workloads
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import QUANTISED, SHAPES, shape_of
@@ -229,9 +230,13 @@ def _measure(
     }
     said = ""
     if shape:
-        floor = floor_s(shape, work.requests, shared=work.shared)
-        row |= {"floor_s": round(floor, 4), "of_floor": round(floor / seconds, 3)}
-        said = f"   floor {floor:.3f} s, {floor / seconds:.2f} of it"
+        floor = floor_fields(
+            shape, work.requests, seconds, shared=work.shared, memory=card_memory()
+        )
+        row |= floor
+        said = f"   floor {floor['floor_s']:.3f} s, {floor['of_floor']:.2f} of it"
+        if "rows_at_once" in floor:
+            said += f", {floor['rows_at_once']} requests fit at once"
     print(
         f"{work.name:<12}{DOORS[door]:<14}{seconds:9.3f} s {rate:12,.0f} tok/s{said}   "
         f"runs {row['all_seconds']}, first {first_s:.3f} s ({first_s / seconds:.2f} times)"

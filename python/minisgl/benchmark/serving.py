@@ -23,7 +23,7 @@ from minisgl.benchmark.arguments import add_json, benchmark_parser, natural
 from minisgl.benchmark.checkpoint import write_checkpoint
 from minisgl.benchmark.client import Target
 from minisgl.benchmark.counters import describe_server, difference, scrape
-from minisgl.benchmark.floor import H200_BANDWIDTH, H200_FLOPS, floor_s
+from minisgl.benchmark.floor import H200_MEMORY, floor_fields
 from minisgl.benchmark.lengths import lengths_of, ordinary_ids, temperature_of
 from minisgl.benchmark.report import machine_load, write_json
 from minisgl.benchmark.shapes import SHAPES, shape_of
@@ -110,12 +110,6 @@ def _measure(
 ) -> dict[str, Any]:
     runs = []
     target.extra["temperature"] = temperature_of(workload)
-    floor = floor_s(
-        shape_of(SHAPES[args.shape]),
-        lengths,
-        flops=H200_FLOPS * args.tp,
-        bandwidth=H200_BANDWIDTH * args.tp,
-    )
     for run in range(args.repeats + 1):
         sessions = _sessions(workload, lengths, SHAPES[args.shape]["vocab_size"], run)
         before = scrape(target.url)
@@ -125,20 +119,20 @@ def _measure(
         runs.append(summary)
     first, *rest = runs
     median = _median(rest)
-    share = floor / median["duration_s"]
+    shape = shape_of(SHAPES[args.shape])
+    floor = floor_fields(shape, lengths, median["duration_s"], cards=args.tp, memory=H200_MEMORY)
     ttft, itl = median["ttft_ms"], median["itl_ms"] or dict.fromkeys(("p50", "p99", "max"), 0.0)
     print(
         f"{workload:<12}{median['output_tokens_per_s']:10,.0f} tok/s out, "
         f"{median['total_tokens_per_s']:,.0f} with prompts, in {median['duration_s']:.2f} s, "
-        f"{share:.2f} of the floor; TTFT p50/p99 {ttft['p50']:.0f}/{ttft['p99']:.0f} ms; ITL "
-        f"p50/p99/max {itl['p50']:.2f}/{itl['p99']:.2f}/{itl['max']:.1f} ms; client "
+        f"{floor['of_floor']:.2f} of the floor; TTFT p50/p99 {ttft['p50']:.0f}/{ttft['p99']:.0f} "
+        f"ms; ITL p50/p99/max {itl['p50']:.2f}/{itl['p99']:.2f}/{itl['max']:.1f} ms; client "
         f"{median['client_busiest_share']:.2f}; all {[run['duration_s'] for run in rest]}, first "
         f"{first['duration_s']:.1f} s"
     )
     return {
         "workload": workload,
-        "floor_s": round(floor, 4),
-        "of_floor": round(share, 3),
+        **floor,
         "first_run_s": first["duration_s"],
         "median": median,
         "runs": rest,

@@ -190,9 +190,11 @@ def shape_of(
     if "quantization_config" in values:
         extra["expert_bytes"] = MXFP4_BYTES
     if "global_head_dim" in values:
-        values, extra = values | _wide(values), extra | _windows(values)
+        extra |= _windows(values, kv_itemsize)
+        values = values | _wide(values)
     elif "sliding_window" in values:
-        extra["attention_layers"] = values["num_hidden_layers"] // 2
+        half = values["num_hidden_layers"] // 2
+        extra |= {"attention_layers": half, **_window_kv(values, half, kv_itemsize)}
     if "linear_num_value_heads" in values:
         extra |= _hybrid(values)
     return Shape(
@@ -222,7 +224,13 @@ def _wide(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _windows(values: dict[str, Any]) -> dict[str, Any]:
+def _window_kv(values: dict[str, Any], num_layers: int, itemsize: int) -> dict[str, int]:
+    """Return the window, and a token's bytes in so many layers that have it."""
+    numbers = 2 * num_layers * values["num_key_value_heads"] * values["head_dim"]
+    return {"window": values["sliding_window"], "window_kv_bytes": numbers * itemsize}
+
+
+def _windows(values: dict[str, Any], kv_itemsize: int) -> dict[str, Any]:
     """Return Gemma 4's fields: layers with a window have other heads; elsewhere keys are values."""
     num_layers, hidden_size = values["num_hidden_layers"], values["hidden_size"]
     wide = num_layers // GEMMA4_PERIOD
@@ -231,6 +239,7 @@ def _windows(values: dict[str, Any]) -> dict[str, Any]:
     values_of_wide = wide * values["num_global_key_value_heads"] * values["global_head_dim"]
     return {
         "attention_layers": wide,
+        **_window_kv(values, num_layers - wide, kv_itemsize),
         "mixer_params": hidden_size * (with_window - values_of_wide),
         "shared_size": values["intermediate_size"],
     }
