@@ -51,8 +51,8 @@ def test_a_row_says_how_many_requests_fit_at_once(
     many, one = offline_workloads(["throughput", "single"])
     shape = shape_of(SHAPES["gemma-4-31b"])
     row = offline._measure(bench, "llm", many, 1, shape)
-    assert (row["floor_s"], row["of_floor"], row["rows_at_once"]) == (31.9776, 0.32, 118)
-    assert "floor 31.978 s, 0.32 of it, 118 requests fit at once" in capsys.readouterr().out
+    assert (row["floor_s"], row["of_floor"], row["rows_at_once"]) == (56.0747, 0.561, 118)
+    assert "floor 56.075 s, 0.56 of it, 118 requests fit at once" in capsys.readouterr().out
     assert "rows_at_once" not in offline._measure(bench, "llm", one, 1, shape)
     assert "fit at once" not in capsys.readouterr().out
 

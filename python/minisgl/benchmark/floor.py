@@ -45,10 +45,10 @@ class Shape:
     """A decoder's sizes, as config.json has them. With experts, each token takes top_k of
     num_experts, and intermediate_size is one expert's.
 
-    attention_layers: the number of layers that read the whole context; None for all. Other layers
-    see the last `window` tokens. Their keys and values, of window_kv_bytes a token, take memory,
-    but reading them is left out, so the floor is a lower bound. q_heads_factor: 2 if attention has
-    an output gate. mixer_params: all weights of the linear-attention layers' mixers. state_bytes: a
+    attention_layers: the number of layers that read the whole context; None for all. mixer_params:
+    all weights of the other layers' mixers, which are linear attention or see the last `window`
+    tokens. window_kv_bytes: a token's keys and values in all layers with windows. window_flops: of
+    a query and a key there. q_heads_factor: 2 if attention has an output gate. state_bytes: a
     request's recurrent states, read for each token. shared_size: intermediate size of the expert
     that every token takes. weight_bytes, expert_bytes: bytes per weight; the LM head has
     `itemsize`. kv_itemsize: bytes of a number of the KV cache. flops_factor: the rate of the GEMMs
@@ -69,6 +69,7 @@ class Shape:
     attention_layers: int | None = None
     window: int = 0
     window_kv_bytes: int = 0
+    window_flops: float = 0
     q_heads_factor: int = 1
     mixer_params: int = 0
     state_bytes: int = 0
@@ -123,9 +124,20 @@ class Shape:
         in_window = min(num_tokens, self.window - 1) if self.window else 0
         return self.kv_bytes * num_tokens + self.window_kv_bytes * in_window + self.state_bytes
 
-    def attention_flops(self, num_scores: float) -> float:
-        """Return the FLOPs of `num_scores` pairs of a query and a key, in all layers and heads."""
-        return 4.0 * num_scores * self.kv_layers * self.num_heads * self.head_dim
+    def attention_flops(self, num_scores: float, in_windows: float) -> float:
+        """Return the FLOPs of so many pairs of a query and a key in a layer and head that reads the
+        whole context, and in one with a window, in all layers and heads."""
+        whole = 4.0 * num_scores * self.kv_layers * self.num_heads * self.head_dim
+        return whole + in_windows * self.window_flops
+
+    def seen(self, start: int, end: int) -> float:
+        """Return how many keys the queries from position `start` to `end` see in a window."""
+
+        def until(position: int) -> float:
+            inside = min(position, self.window)
+            return inside**2 / 2 + (position - inside) * self.window
+
+        return until(end) - until(start)
 
 
 def _held_bytes(shape: Shape, requests: Sequence[tuple[int, int]], shared: int) -> list[int]:
@@ -203,20 +215,25 @@ def floor_s(
     scores = shared**2 / 2 + sum(
         (prompt - shared) * (shared + (prompt - shared) / 2) for prompt, _ in requests
     )
+    in_windows = shape.seen(0, shared) + sum(shape.seen(shared, prompt) for prompt, _ in requests)
     prefill = 2.0 * shape.token_params * (own + shared) / shape.flops_factor
-    prefill += 2.0 * shape.head_params * len(requests) + shape.attention_flops(scores)
+    prefill += 2.0 * shape.head_params * len(requests) + shape.attention_flops(scores, in_windows)
 
     tokens = sum(output for _, output in requests)
     contexts = sum(output * (prompt + output / 2) for prompt, output in requests)
+    # What a window sees of the common prefix may be read once for all rows, and counts as 0.
+    in_windows = sum(
+        shape.seen(prompt - shared, prompt - shared + output) for prompt, output in requests
+    )
     rows = step_rows(
         shape, requests, shared=shared, memory=math.inf if memory is None else memory * cards
     )
     head_bytes = shape.head_params * shape.itemsize
     weights = sum(shape.read_bytes(count) + head_bytes for count in rows)
     read = weights + shape.kv_bytes * (contexts - shared * tokens + shared * len(rows))
-    read += shape.state_bytes * tokens
+    read += shape.window_kv_bytes * in_windows + shape.state_bytes * tokens
     decode = 2.0 * (shape.token_params / shape.flops_factor + shape.head_params) * tokens
-    decode += shape.attention_flops(contexts)
+    decode += shape.attention_flops(contexts, in_windows)
     flops, bandwidth = H200_FLOPS * cards, H200_BANDWIDTH * cards
     return prefill / flops + max(read / bandwidth, decode / flops)
 

@@ -194,7 +194,12 @@ def shape_of(
         values = values | _wide(values)
     elif "sliding_window" in values:
         half = values["num_hidden_layers"] // 2
-        extra |= {"attention_layers": half, **_window_kv(values, half, kv_itemsize)}
+        heads = 2 * (values["num_attention_heads"] + values["num_key_value_heads"])
+        extra |= {
+            "attention_layers": half,
+            **_window(values, half, kv_itemsize),
+            "mixer_params": half * values["hidden_size"] * heads * values["head_dim"],
+        }
     if "linear_num_value_heads" in values:
         extra |= _hybrid(values)
     return Shape(
@@ -224,10 +229,14 @@ def _wide(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _window_kv(values: dict[str, Any], num_layers: int, itemsize: int) -> dict[str, int]:
-    """Return the window, and a token's bytes in so many layers that have it."""
-    numbers = 2 * num_layers * values["num_key_value_heads"] * values["head_dim"]
-    return {"window": values["sliding_window"], "window_kv_bytes": numbers * itemsize}
+def _window(values: dict[str, Any], num_layers: int, itemsize: int) -> dict[str, int]:
+    """Return the fields of so many layers with a window."""
+    size = num_layers * values["head_dim"]
+    return {
+        "window": values["sliding_window"],
+        "window_kv_bytes": 2 * size * values["num_key_value_heads"] * itemsize,
+        "window_flops": 4 * size * values["num_attention_heads"],
+    }
 
 
 def _windows(values: dict[str, Any], kv_itemsize: int) -> dict[str, Any]:
@@ -239,7 +248,7 @@ def _windows(values: dict[str, Any], kv_itemsize: int) -> dict[str, Any]:
     values_of_wide = wide * values["num_global_key_value_heads"] * values["global_head_dim"]
     return {
         "attention_layers": wide,
-        **_window_kv(values, num_layers - wide, kv_itemsize),
+        **_window(values, num_layers - wide, kv_itemsize),
         "mixer_params": hidden_size * (with_window - values_of_wide),
         "shared_size": values["intermediate_size"],
     }
