@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minisgl.builtin import model_path
-from minisgl.core.groups import FULL, STATE_TOKENS
+from minisgl.core.groups import FULL, REQUEST_TOKENS
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.errors import ConfigError
@@ -43,14 +43,15 @@ def test_pool_is_no_larger_than_it_can_be_filled() -> None:
 
 
 def test_rows_are_planned_for_as_many_requests_as_states() -> None:
-    """Two requests for three states, where memory is short: else for all that may run."""
+    """As many as the full pool suffices for, where memory is short: else all that may run."""
     large = {"groups": (FULL, *GROUPS), "group_page_bytes": (MIB, 36 * MIB, 147 * MIB)}
     sizes = {group.kind: group.num_pages for group in plan(**large, free_bytes=80 * GIB).groups}
-    held = sizes["full"] * 16 // STATE_TOKENS
-    assert 100 < held < 256
-    assert sizes["rows"] == (2 * held // 3 + 2) * 64 // 16
+    running = sizes["full"] * 16 // REQUEST_TOKENS + 1
+    assert 100 < running < 256
+    assert sizes["rows"] == 3 * running + 8  # three quarters of an interval's four pages for each
+    assert sizes["state"] > 9 * running // 8
     few = {group.kind: group.num_pages for group in plan(**large, max_running=4).groups}
-    assert few["rows"] == 5 * 64 // 16
+    assert few["rows"] == 3 * 4 + 8
 
 
 def test_explicit_pages_win() -> None:

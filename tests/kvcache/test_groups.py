@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,17 +47,19 @@ def test_where_a_group_reads() -> None:
     state = CacheGroup(kind="state", interval=4)
     assert [state.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 3]
     # Up to position 9: the state at 8 is the newest, and the page of index 4 ends at no multiple.
-    assert [index for index in range(5) if state.takes_page(index, 9, 2)] == [3]
-    assert [index for index in range(6) if state.takes_page(index, 11, 2)] == [3, 5]
+    assert list(state.new_pages(0, 0, 9, 2)) == [3]
+    assert list(state.new_pages(6, 11, 12, 2)) == [5]
+    assert [list(state.new_pages(6, start, start + 1, 2)) for start in (8, 9, 10)] == [[], [], []]
     rows = CacheGroup(kind="rows", interval=4)
     assert [rows.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 2, 2, 4]
-    assert [index for index in range(6) if rows.takes_page(index, 11, 2)] == [4, 5]
-    assert [index for index in range(6) if rows.takes_page(index, 12, 2)] == []
+    assert list(rows.new_pages(0, 0, 11, 2)) == [4, 5]
+    assert list(rows.new_pages(5, 10, 11, 2)) == [5]
+    assert list(rows.new_pages(0, 0, 12, 2)) == []
 
 
 def test_a_group_that_no_request_fits_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a state group needs at least 3 pages, got 2"):
-        CacheGroup(kind="state", interval=4, num_pages=2).most_tokens(8, 2)
+    with pytest.raises(ConfigError, match="a state group needs at least 2 pages, got 1"):
+        CacheGroup(kind="state", interval=4, num_pages=1).most_tokens(8, 2)
     with pytest.raises(ConfigError, match="a rows group needs at least 4 pages, got 3"):
         CacheGroup(kind="rows", interval=4, num_pages=3).most_tokens(8, 2)
     window = CacheGroup(kind="window", window=5, num_pages=7)
@@ -263,5 +266,53 @@ def test_there_is_room_only_if_others_can_grow_in_each_group() -> None:
     req = request(list(range(8)))
     assert cache.attach(req, req.prompt[:7], 0) == 0
     num_others = (20 - window.most_pages(9, 8, PAGE_SIZE)) // 2  # 4 tokens are 2 pages
-    assert cache.has_room(req, 9, (), num_others, growth=4)
-    assert not cache.has_room(req, 9, (), num_others + 1, growth=4)
+    assert cache.has_room(req, 9, (), [req] * num_others, growth=4)
+    assert not cache.has_room(req, 9, (), [req] * (num_others + 1), growth=4)
+
+
+@pytest.mark.parametrize("kind", ["state", "rows"])
+def test_the_peak_of_decoding_requests_is_what_they_hold(kind: Any) -> None:
+    """Requests decode a token each in a step, planned in any order: the most pages that they hold
+    at once are the peak, at most."""
+    rng = random.Random(7)
+    for _ in range(40):
+        interval = PAGE_SIZE * rng.choice([1, 2, 4])
+        group = CacheGroup(kind=kind, interval=interval, num_pages=1000)
+        others = [CacheGroup(kind="state", interval=interval, num_pages=1000)]
+        cache = make(CacheGroup(num_pages=1000), *(others if kind == "rows" else []), group)
+        tail = cache._tails[-1]
+        reqs = [request([uid] * rng.randint(2 * interval, 40), uid) for uid in range(8)]
+        for req in reqs:
+            assert cache.attach(req, req.prompt[:1], 0) == 0
+            compute(cache, req, req.num_known, 0)
+        peak = tail.peak([req.num_computed + 1 for req in reqs])
+        most = 0
+        for step in range(1, 3 * interval):
+            rng.shuffle(reqs)
+            for req in reqs:
+                req.num_known += 1
+                assert cache.extend(req, req.num_computed, req.num_computed + 1, [])
+                req.num_computed += 1
+                if step > interval:
+                    most = max(most, group.num_pages - tail.num_available)
+        assert len(reqs) <= most <= peak
+
+
+def test_requests_start_only_if_states_last_an_interval() -> None:
+    """In step with each other, all write a state at once; apart, a few."""
+    state = CacheGroup(kind="state", interval=64, num_pages=40)
+    rows = CacheGroup(kind="rows", interval=64, num_pages=60 * 64 // PAGE_SIZE)
+    cache = make(CacheGroup(num_pages=10_000), state, rows)
+    req = request([1] * 100)
+    assert cache.attach(req, req.prompt[:1], 0) == 0
+
+    def fitting(phases: list[int]) -> int:
+        running = [request([1] * (64 + phase)) for phase in phases]
+        return next(
+            count
+            for count in range(len(running) + 1)
+            if count == len(running) or not cache.has_room(req, 101, (), running[:count], growth=4)
+        )
+
+    apart, together = fitting([(index * 21) % 64 for index in range(60)]), fitting([5] * 60)
+    assert (apart, together) == (37, 20)

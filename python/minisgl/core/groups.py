@@ -10,10 +10,10 @@ size in tokens is the same for all groups, so a position means the same page ind
     position     0                               start  end
 
 A window page is freed as soon as no later query sees it. A state page holds the state of a
-recurrent layer after the last token of its page index. It is written once, and exists only at page
-indices that end at a multiple of `interval`. Rows pages hold the layer's keys and updates for the
-tokens after the newest state. The state and these rows together give the state after any token
-(docs/decisions/0024).
+recurrent layer after the last token of its page index. It is written once, by the step that takes
+it, and exists only at page indices that end at a multiple of `interval`. Rows pages hold the
+layer's keys and updates for the tokens after the newest state. The state and these rows together
+give the state after any token (docs/decisions/0024).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Literal
 
 from minisgl.errors import ConfigError
 
-STATE_TOKENS = 512
-"""The memory plan expects one state page per this many tokens of running requests."""
+REQUEST_TOKENS = 1024
+"""The memory plan expects this many tokens of a running request, on average, for the states."""
 GroupKind = Literal["full", "window", "state", "rows"]
 
 
@@ -53,22 +53,28 @@ class CacheGroup:
         """Return the last multiple of the interval up to `position`."""
         return position // self.interval * self.interval
 
-    def takes_page(self, index: int, end: int, page_size: int) -> bool:
-        """Return whether a row that computes up to `end` needs page `index`, which begins below
-        `end`."""
-        if not self.interval:
-            return True
-        page_end = (index + 1) * page_size
-        if self.kind == "rows":
-            return page_end > self.newest(end)
-        # The newest state that the row writes, or the next one, which a later row writes.
-        return page_end % self.interval == 0 and page_end >= self.newest(end)
+    def new_pages(self, num_listed: int, start: int, end: int, page_size: int) -> range:
+        """Return the page indices that a row which computes [start, end) takes. num_listed: the
+        indices below it were considered by earlier rows."""
+        after = -(-end // page_size)
+        if self.kind == "state":
+            last = self.newest(end) // page_size
+            return range(last - (self.newest(end) > start), last)
+        first = self.newest(end) // page_size if self.kind == "rows" else 0
+        return range(max(first, num_listed), after)
+
+    def held_pages(self, phase: int, page_size: int) -> int:
+        """Return the pages that a decoding request holds in a step. phase: the step's end, modulo
+        the interval. Pages that the step frees count, because others may take pages before."""
+        if self.kind == "state":
+            return 2 if phase <= 1 else 1
+        return self.interval // page_size if phase <= 1 else -(-phase // page_size)
 
     def most_pages(self, num_tokens: int, chunk: int, page_size: int) -> int:
         """Return the most pages that a request of `num_tokens` holds at once, if a step computes at
         most `chunk` of them."""
         if self.kind == "state":
-            return min(3, num_tokens // self.interval + 1)  # read, written, and the next one
+            return min(2, num_tokens // self.interval)  # read, and written
         pages = -(-num_tokens // page_size)
         if self.kind == "rows":  # those that a chunk reads, and those that it writes
             return min(pages, 2 * self.interval // page_size)
@@ -87,12 +93,13 @@ class CacheGroup:
         if self.kind == "full":
             return num_pages
         tokens = num_pages * page_size
-        held = min(tokens // STATE_TOKENS, 2 * running)  # at most 2 states a request
-        if self.kind == "state":
-            return held + tokens // saved_every + 3
-        if self.kind == "rows":  # for the requests that hold these states, 1.5 states each
-            running = min(running, 2 * held // 3 + 1)
-            return min(num_pages, (running + 1) * self.interval // page_size)
+        if self.interval:
+            running = min(running, tokens // REQUEST_TOKENS + 1)
+        if self.kind == "state":  # an eighth of the requests writes one in a step, at most
+            return running + -(-running // 8) + tokens // saved_every + 2
+        if self.kind == "rows":  # a request has half an interval and half a page, on average
+            each = self.interval // page_size
+            return min(num_pages, running * each * 3 // 4 + 2 * each)
         each = -(-self.window // page_size) + 2
         return min(num_pages, running * each + -(-chunk // page_size))
 

@@ -84,7 +84,7 @@ class PageGuard:
             if number != group:
                 continue
             tables.setdefault(table_idx, {})[index] = page
-            if index * self._page_size >= starts[table_idx]:
+            if (index + 1) * self._page_size > starts[table_idx]:
                 fresh.append(page)
                 holders[page] = {table_idx}
             else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import gcd, lcm
 
 from minisgl.core.plan import NewPage
 from minisgl.core.req import IdArray, Req
@@ -52,7 +52,7 @@ class GroupedCacheManager(CacheManager):
         self._tails = tree.tails
         self._chunk = chunk
         intervals = [tail.group.interval for tail in tree.tails if tail.group.kind == "state"]
-        self._saves_states = bool(intervals)
+        self.interval = gcd(*intervals)
         self._multiple = lcm(self.page_size, *intervals)
 
     @property
@@ -93,25 +93,33 @@ class GroupedCacheManager(CacheManager):
         return num_tokens
 
     def has_room(
-        self, req: Req, end: int, unfinished: Sequence[Req], others: int, growth: int
+        self, req: Req, end: int, unfinished: Sequence[Req], running: Sequence[Req], growth: int
     ) -> bool:
-        if self._tree.full and not super().has_room(req, end, unfinished, others, growth):
+        """In groups of states and rows, the pages of the requests that decode go up and down, so
+        these must suffice at each step until all have passed an interval (`Tail.peak`)."""
+        if self._tree.full and not super().has_room(req, end, unfinished, running, growth):
             return False
-        ends = [(req, end), *((other, other.num_known + 1) for other in unfinished)]
+        prompts = [(req, end), *((other, other.num_known + 1) for other in unfinished)]
         for tail in self._tails:
-            need = 0
-            for request, num_tokens in ends:
+            group, need, most = tail.group, 0, 0
+            for request, num_tokens in prompts:
                 pages = request.handle.tails[tail.column] if request.handle else ()
                 held = sum(page >= 0 for page in pages)
-                most = tail.group.most_pages(num_tokens, self._chunk, self.page_size)
-                need += max(most - held, 0)
-            each = 1 if tail.group.kind == "state" else self.pages_for(growth)
-            if need + others * each > tail.num_available:
+                each = group.most_pages(num_tokens, self._chunk, self.page_size)
+                need += max(each - held, 0)
+                most += each // 2  # the other half is in the peak
+            if group.interval:
+                ends = [other.num_known for other in running]
+                if most + tail.peak([*ends, end]) > group.num_pages:
+                    return False
+            else:
+                need += len(running) * self.pages_for(growth)
+            if need > tail.num_available:
                 return False
         return True
 
     def chunk_end(self, req: Req, start: int, end: int) -> int:
-        if self._saves_states:  # where prompts diverge
+        if self.interval:  # where prompts diverge
             holding: _GroupedHolding = req.handle
             parting = holding.position.num_tokens // self._multiple * self._multiple
             if start < parting < end:
@@ -145,13 +153,7 @@ class GroupedCacheManager(CacheManager):
         wanted = []
         for tail, pages in zip(self._tails, holding.tails, strict=True):
             self._let_go_before(holding, tail, tail.group.first_page(start, self.page_size))
-            wanted.append(
-                [
-                    index
-                    for index in range(len(pages), num_pages)
-                    if tail.group.takes_page(index, end, self.page_size)
-                ]
-            )
+            wanted.append(tail.group.new_pages(len(pages), start, end, self.page_size))
             if len(wanted[-1]) > tail.num_available:
                 return False
         if self._tree.full:

@@ -42,7 +42,9 @@ class GroupedPrefixCache(RadixPrefixCache):
         self.shares = shares
         self.full = groups[0] if groups[0].kind == "full" else None
         tails = [(index, group) for index, group in enumerate(groups) if group.kind != "full"]
-        self.tails = [Tail(index, column, group) for column, (index, group) in enumerate(tails)]
+        self.tails = [
+            Tail(index, column, group, page_size) for column, (index, group) in enumerate(tails)
+        ]
 
     def find(self, ids: IdArray, namespace: str, step: int) -> tuple[RadixHandle, RadixHandle, int]:
         """Return three positions on the path of `ids`: the end of the full group's match, where a

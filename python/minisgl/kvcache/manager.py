@@ -41,6 +41,7 @@ class CacheManager:
         self._allocator = PageAllocator(num_pages)
         self._prefix_cache = prefix_cache
         self.page_size = prefix_cache.page_size
+        self.interval = 0  # of states: a request takes a page where it computes a multiple of it
         self.shares = prefix_cache.shares
 
     @property
@@ -96,14 +97,14 @@ class CacheManager:
         return position.num_tokens
 
     def has_room(
-        self, req: Req, end: int, unfinished: Sequence[Req], others: int, growth: int
+        self, req: Req, end: int, unfinished: Sequence[Req], running: Sequence[Req], growth: int
     ) -> bool:
         """Return whether the pages suffice for all of these: `req` with `end` tokens, the known
-        tokens of `unfinished` requests, and `growth` more tokens for each of `others` requests."""
+        tokens of `unfinished` requests, and `growth` more tokens for each of the `running` ones."""
         need = self.pages_for(end) - len(req.pages)
         for other in unfinished:
             need += max(self.pages_for(other.num_known + 1) - len(other.pages), 0)
-        return need + others * self.pages_for(growth) <= self._num_available
+        return need + len(running) * self.pages_for(growth) <= self._num_available
 
     def chunk_end(self, req: Req, start: int, end: int) -> int:
         """Return where a chunk from `start` to at most `end` should end. A chunk that is not the

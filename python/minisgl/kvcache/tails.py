@@ -16,7 +16,12 @@ MLSys 2025, also weighs states by the work that they save, and keeps those at su
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from minisgl.core.groups import CacheGroup
 from minisgl.kvcache.pages import PageAllocator
@@ -58,10 +63,12 @@ class Entry:
 
 
 class Tail:
-    """The pages of one window or state group. Mutable. `column` is its index in `_Node.tails`."""
+    """The pages of one window, state or rows group. Mutable. `column` is its index in
+    `_Node.tails`."""
 
-    def __init__(self, index: int, column: int, group: CacheGroup) -> None:
+    def __init__(self, index: int, column: int, group: CacheGroup, page_size: int) -> None:
         self.index, self.column, self.group = index, column, group
+        self._page_size = page_size
         self.allocator = PageAllocator(group.num_pages)
         self.entries: dict[int, Entry] = {}  # the tree's pages
         self.num_idle = 0  # those without holders
@@ -72,6 +79,20 @@ class Tail:
     @property
     def num_available(self) -> int:
         return self.allocator.num_free + self.num_idle
+
+    @cached_property
+    def _held_pages(self) -> npt.NDArray[np.int32]:
+        """[t, p]: what a request of phase p holds t steps later (`CacheGroup.held_pages`)."""
+        phases = range(interval := self.group.interval)
+        held = [self.group.held_pages(phase, self._page_size) for phase in phases]
+        return np.array([np.roll(held, -t) for t in range(interval)], dtype=np.int32)
+
+    def peak(self, ends: Sequence[int]) -> int:
+        """Return the most pages that decoding requests hold at once before any of them ends, if
+        each step computes a token of each. ends: where their next steps end."""
+        interval = self.group.interval
+        counts = np.bincount([end % interval for end in ends], minlength=interval)
+        return int((self._held_pages @ counts).max())
 
     def hold(self, page: int) -> None:
         entry = self.entries[page]

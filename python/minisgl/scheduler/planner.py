@@ -60,7 +60,7 @@ class Planner:
 
     def _plan_decodes(self, plan: PlanBuilder) -> None:
         """Plan one token for each running request that is up to date; the others are unfinished."""
-        page_size = self.config.page_size
+        page_size, interval = self.config.page_size, self._requests.cache.interval
         unfinished: list[Req] = []
         for req in self._requests.running[:]:
             start, known = req.num_computed, req.num_known
@@ -69,7 +69,10 @@ class Planner:
             if known - start != 1:
                 unfinished.append(req)
                 continue
-            if start >= len(req.pages) * page_size and not self._make_room(plan, req, start + 1):
+            takes_page = start >= len(req.pages) * page_size
+            if interval and not known % interval:
+                takes_page = True  # it writes a state
+            if takes_page and not self._make_room(plan, req, known):
                 continue
             num_prompt, output = len(req.prompt), req.output
             if known != num_prompt + len(output):
@@ -213,8 +216,8 @@ class Planner:
     def has_room(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether the free pages suffice for `req`, for the `unfinished` requests, and for
         the next tokens of all running ones."""
-        others, growth = len(self._requests.running), self.config.watermark_tokens
-        return self._requests.cache.has_room(req, req.num_known + 1, unfinished, others, growth)
+        running, growth = self._requests.running, self.config.watermark_tokens
+        return self._requests.cache.has_room(req, req.num_known + 1, unfinished, running, growth)
 
     def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether `req` should wait for pages that a running request is computing.
