@@ -46,8 +46,8 @@ def test_rows_are_planned_for_as_many_requests_as_states() -> None:
     """As many as the full pool suffices for, where memory is short: else all that may run."""
     large = {"groups": (FULL, *GROUPS), "group_page_bytes": (MIB, 36 * MIB, 147 * MIB)}
     sizes = {group.kind: group.num_pages for group in plan(**large, free_bytes=80 * GIB).groups}
-    running = sizes["full"] * 16 // REQUEST_TOKENS + 1
-    assert 100 < running < 256
+    running = sizes["full"] * 16 // min(1000, REQUEST_TOKENS) + 1
+    assert 50 < running < 256
     assert sizes["rows"] == 3 * running + 8  # three quarters of an interval's four pages for each
     assert sizes["state"] > 9 * running // 8
     few = {group.kind: group.num_pages for group in plan(**large, max_running=4).groups}

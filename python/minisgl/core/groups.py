@@ -23,8 +23,9 @@ from typing import Literal
 
 from minisgl.errors import ConfigError
 
-REQUEST_TOKENS = 1024
-"""The memory plan expects this many tokens of a running request, on average, for the states."""
+REQUEST_TOKENS = 2048
+"""The memory plan gives states, rows and windows to as many requests of this length, or of the
+longest possible, as the full group has room for."""
 GroupKind = Literal["full", "window", "state", "rows"]
 
 
@@ -83,25 +84,34 @@ class CacheGroup:
         return pages
 
     def pool_pages(
-        self, num_pages: int, running: int, chunk: int, page_size: int, saved_every: int
+        self,
+        num_pages: int,
+        running: int,
+        longest: int,
+        chunk: int,
+        page_size: int,
+        saved_every: int,
     ) -> int:
-        """Return how many pages the group needs so that a full group of `num_pages` runs out first.
+        """Return how many pages the group gets beside a full group of `num_pages`: enough that the
+        full group runs out first, if running requests have `REQUEST_TOKENS` or more on average.
 
-        running: the most running requests. chunk: the most prompt tokens of a step. saved_every:
-        the tokens of the full group for each saved state of a state group.
+        running: the most running requests. longest: the most tokens of a request. chunk: the most
+        prompt tokens of a step. saved_every: the tokens of the full group for each saved state of a
+        state group.
         """
         if self.kind == "full":
             return num_pages
         tokens = num_pages * page_size
-        if self.interval:
-            running = min(running, tokens // REQUEST_TOKENS + 1)
+        expected = min(running, tokens // min(REQUEST_TOKENS, longest) + 1)
         if self.kind == "state":  # an eighth of the requests writes one in a step, at most
-            return running + -(-running // 8) + tokens // saved_every + 2
+            return expected + -(-expected // 8) + tokens // saved_every + 2
         if self.kind == "rows":  # a request has half an interval and half a page, on average
             each = self.interval // page_size
-            return min(num_pages, running * each * 3 // 4 + 2 * each)
+            return min(num_pages, expected * each * 3 // 4 + 2 * each)
         each = -(-self.window // page_size) + 2
-        return min(num_pages, running * each + -(-chunk // page_size))
+        # Of requests shorter than the window, half as many tokens fit as in the full group.
+        held = min(running * each, max(expected * each, num_pages // 2))
+        return min(num_pages, held + -(-chunk // page_size))
 
     def most_tokens(self, chunk: int, page_size: int) -> int | None:
         """Return the most tokens of a request that fits the group's pages when it runs alone; None

@@ -80,7 +80,12 @@ class MemoryPlan:
         for group, page_bytes in zip(self.groups, self.group_page_bytes, strict=True):
             saved_every = 2 * page_bytes * self.page_size // self.group_page_bytes[0] + 1
             count = group.pool_pages(
-                num_pages, self.max_running, self.chunk, self.page_size, saved_every
+                num_pages,
+                self.max_running,
+                self.max_seq_len,
+                self.chunk,
+                self.page_size,
+                saved_every,
             )
             groups.append(replace(group, num_pages=count))
         if groups[0].kind == "window":  # all pages; those that no request needs cache prefixes
