@@ -120,6 +120,23 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
     assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
 
 
+def test_servers_have_threads_folders_and_keys_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[tuple[str, ServerArgs, dict[str, str]]] = []
+    monkeypatch.setattr(local, "ServerProcess", lambda *given: started.append(given))
+    monkeypatch.setattr(local, "num_cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    args = ServerArgs(device="cpu", dp=2, api_key="a", profile_dir="p")
+    servers = local._Servers(args)
+    assert [variables for *_, variables in started] == [{"OMP_NUM_THREADS": "3"}] * 2
+    assert [given.profile_dir for _, given, _ in started] == ["p/replica-0", "p/replica-1"]
+    assert [given.api_key for _, given, _ in started] == [f"a,{servers.key}"] * 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the operator's number stays
+    local._Servers(args)
+    assert started[-1][2] == {"OMP_NUM_THREADS": "5"}
+
+
 def test_pauses_between_failed_starts_double_until_a_start_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
