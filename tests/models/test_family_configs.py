@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, MiniMaxM2Config, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GemmaConfig, MiniMaxM2Config, PreTrainedConfig
 
 from helpers.family_cases import CASES, SIZES
 from helpers.model_harness import to_old_spelling
@@ -21,6 +21,7 @@ from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
 from minisgl.models.build import open_checkpoint
 from minisgl.models.config import Fields
+from minisgl.models.scaled import ScaledDecoder
 
 CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
 """Config class -> (changes, page size, old spelling) of its first case."""
@@ -140,3 +141,13 @@ def build(case: str, changes: dict[str, Any], folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     open_checkpoint(folder, config)
+
+
+def test_the_scale_of_embeddings_is_rounded_to_their_dtype(tmp_path: Path) -> None:
+    """As in transformers; the square root of the hidden size is 6.928."""
+    save(GemmaConfig(**SIZES), tmp_path)
+    model = build_model(
+        ModelConfig.from_folder(tmp_path), dtype=torch.bfloat16, ops=Ops(), comm=SingleRank()
+    )
+    assert isinstance(model, ScaledDecoder)
+    assert model.embedding_scale == 6.9375
