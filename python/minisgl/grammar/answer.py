@@ -53,6 +53,7 @@ class AnswerGrammar:
         """Return Lark for reasoning of at most `budget` tokens, between `begin` and `end`.
 
         is_open: whether the prompt ends within reasoning. If not, the answer may have none.
+        Where `end` is text and there is a budget, reasoning has no character like `end`'s first.
         """
         limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
         body, closing = TEXT, self.literal(end)
