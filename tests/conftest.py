@@ -20,8 +20,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,17 +58,31 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def builtin(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningServer]":
+def builtin() -> "Iterator[RunningServer]":
     """A server with the built-in model, for all tests that only send requests: its start takes 3 s
     of CPU time. Its prefix cache is not empty, because other tests use it, too. It finds no counter
     of energy."""
     from helpers.running_server import RunningServer
 
-    folder = tmp_path_factory.mktemp("builtin")
-    server = RunningServer(folder, MINISGL_POWERCAP=str(folder / "none"))
-    assert server.url
-    yield server
-    server.close()
+    with RunningServer(MINISGL_POWERCAP="/none") as server:
+        assert server.url
+        yield server
+
+
+@pytest.fixture
+def launch() -> "Iterator[Callable[..., RunningServer]]":
+    """Starts a server with these flags and environment variables. All end with the test."""
+    from helpers.running_server import RunningServer
+
+    with ExitStack() as servers:
+        yield lambda *flags, **env: servers.enter_context(RunningServer(*flags, **env))
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """An empty folder with a short name: `tmp_path` may be too long for unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="s-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def pytest_collection_finish() -> None:

@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
-from benchmarks.stub import Script
-from helpers.stub_thread import StubThread
+from benchmarks.stub import Script, StubServer
+from helpers.loop_thread import LoopThread
 
 
 @pytest.fixture
-def start_stub() -> Iterator[Callable[[Script], StubThread]]:
-    threads: list[StubThread] = []
-
-    def start(script: Script) -> StubThread:
-        threads.append(StubThread(script))
-        return threads[-1]
-
-    yield start
-    for thread in threads:
-        thread.close()
+def start_stub() -> Iterator[Callable[[Script], StubServer]]:
+    """Starts a stub beside code that runs its own event loop."""
+    with ExitStack() as stack:
+        yield lambda script: stack.enter_context(LoopThread(StubServer(script)))

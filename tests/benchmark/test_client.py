@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks import stub as stub_module
 from benchmarks.stub import Script, StubServer
-from helpers.stub_thread import StubThread
 from helpers.virtual_time import VirtualLoop, run_virtually
 from minisgl.benchmark import client as client_module
 from minisgl.benchmark import workload
@@ -136,7 +135,7 @@ def test_a_conversation_sends_what_was_said_before() -> None:
     assert stub.bodies[1]["prompt"].startswith(stub.bodies[0]["prompt"])
 
 
-def test_processes_share_the_work(start_stub: Callable[[Script], StubThread]) -> None:
+def test_processes_share_the_work(start_stub: Callable[[Script], StubServer]) -> None:
     stub = start_stub(Script(ttft_s=0.002))
     seen: list[int] = []
     records, cpu_s = run_sharded(
@@ -160,7 +159,7 @@ def test_conversations_of_ids_need_the_answers_ids() -> None:
 
 
 def test_the_stub_speaks_as_the_official_client_expects(
-    start_stub: Callable[[Script], StubThread],
+    start_stub: Callable[[Script], StubServer],
 ) -> None:
     stub = start_stub(Script(tokens_per_chunk=2))
     with openai.OpenAI(base_url=f"{stub.url}/v1", api_key="none", max_retries=0) as client:

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from benchmarks import moe, plots, scheduler
-from benchmarks.stub import Script
+from benchmarks.stub import Script, StubServer
 from helpers.benchmark_commands import LINES, PACKAGES, main, online_json
-from helpers.stub_thread import StubThread
 from minisgl.benchmark import compare, counters, online, report
 from minisgl.benchmark.__main__ import benchmarks
 from minisgl.benchmark.__main__ import main as run_main
@@ -27,7 +26,7 @@ from minisgl.errors import ConfigError
 
 
 def test_a_sweep_finds_where_the_goodput_breaks(
-    start_stub: Callable[[Script], StubThread], tmp_path: Path
+    start_stub: Callable[[Script], StubServer], tmp_path: Path
 ) -> None:
     stub = start_stub(Script(itl_s=0.002))
     path = online_json(tmp_path, stub, "s", "--sweep", "100,50", "--slo", "ttft=60000")
@@ -141,7 +140,7 @@ def test_names_of_a_mixture_that_are_wrong_are_reported(
 
 
 def test_a_trace_that_is_not_there_is_reported(
-    start_stub: Callable[[Script], StubThread], capsys: pytest.CaptureFixture[str]
+    start_stub: Callable[[Script], StubServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--workload", "trace", "--trace", "/no/such/trace"]
     assert main(["online", "--url", start_stub(Script()).url, *flags]) == 2
@@ -298,7 +297,7 @@ def test_a_package_that_is_missing_is_a_sentence(
 
 
 def test_no_proxy_is_asked_for_this_machine(
-    start_stub: Callable[[Script], StubThread], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_stub: Callable[[Script], StubServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = start_stub(Script(itl_s=0.001))
     for proxy in ("http://127.0.0.1:9", "socks5://127.0.0.1:9"):

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from benchmarks import plots
-from benchmarks.stub import Script
+from benchmarks.stub import Script, StubServer
 from helpers.benchmark_commands import PACKAGES, main, online_json
-from helpers.stub_thread import StubThread
 from minisgl.benchmark import compare, report
 from minisgl.benchmark.table import RESULTS
 
@@ -33,7 +32,7 @@ def timed(content: dict[str, Any], itl_ms: float) -> dict[str, Any]:
 
 
 def test_online_results_are_compared_and_drawn(
-    start_stub: Callable[[Script], StubThread], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start_stub: Callable[[Script], StubServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub = start_stub(Script(itl_s=0.001))
     a = online_json(tmp_path, stub, "fast", "--concurrency", "3", "--repeat", "2")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +17,6 @@ import openai
 import psutil
 import pytest
 
-from helpers.running_server import RunningServer
 from minisgl.core import SamplingParams
 from minisgl.deploy import local
 from minisgl.deploy.local import _devices, with_share_of_memory
@@ -31,19 +29,10 @@ from minisgl.server.flags import parse_args
 KEY = "a-key"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    running = RunningServer(
-        tmp_path, "--dp", "2", "--num-pages", "512", "--served-model-name", "m", "--api-key", KEY,
-        wait_s=150,
+def test_a_server_that_dies_is_replaced_and_no_request_fails(launch: Any) -> None:
+    server = launch(
+        "--dp", "2", "--num-pages", "512", "--served-model-name", "m", "--api-key", KEY
     )  # fmt: skip
-    try:
-        yield running
-    finally:
-        running.close()
-
-
-def test_a_server_that_dies_is_replaced_and_no_request_fails(server: RunningServer) -> None:
     url = server.wait_for(r"Routing (http://\S+) to 2 servers, of which 2 are up")
     children = psutil.Process(server.process.pid).children()
     supervisors = [child for child in children if child.children()]  # not the resource tracker
@@ -75,10 +64,10 @@ def test_a_server_that_dies_is_replaced_and_no_request_fails(server: RunningServ
     assert not alive, "no process is left"
 
 
-def test_a_missing_model_ends_the_command(tmp_path: Path) -> None:
-    running = RunningServer(tmp_path, "--dp", "2", "--model", str(tmp_path / "none"))
-    assert running.ended(60) == 1
-    assert "none" in running.output["err"]
+def test_a_missing_model_ends_the_command(launch: Any, tmp_path: Path) -> None:
+    server = launch("--dp", "2", "--model", str(tmp_path / "none"))
+    assert server.ended(60) == 1
+    assert "none" in server.output["err"]
 
 
 PARENT = """
@@ -92,11 +81,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
+def test_a_server_ends_with_its_killed_parent(tmp_path: Path, sockets: Path) -> None:
     """No process is left but the parent's script."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "TMPDIR": str(sockets), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:
         assert parent.stdout
@@ -109,7 +98,7 @@ def test_a_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
         for process in alive:
             process.kill()
     assert not alive
-    assert [*tmp_path.iterdir()] == [script]
+    assert [*sockets.iterdir()] == []
 
 
 @pytest.mark.parametrize("other", ["--nnodes 2", "--shell", "--dry-run", "--record f"])
@@ -129,6 +118,23 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
     local._Servers(ServerArgs(model="a/b", dp=2, device="cpu"))
     asked = [(args.model, args.served_model_name) for args in started]
     assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
+
+
+def test_servers_have_threads_folders_and_keys_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[tuple[str, ServerArgs, dict[str, str]]] = []
+    monkeypatch.setattr(local, "ServerProcess", lambda *given: started.append(given))
+    monkeypatch.setattr(local, "num_cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    args = ServerArgs(device="cpu", dp=2, api_key="a", profile_dir="p")
+    servers = local._Servers(args)
+    assert [variables for *_, variables in started] == [{"OMP_NUM_THREADS": "3"}] * 2
+    assert [given.profile_dir for _, given, _ in started] == ["p/replica-0", "p/replica-1"]
+    assert [given.api_key for _, given, _ in started] == [f"a,{servers.key}"] * 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the operator's number stays
+    local._Servers(args)
+    assert started[-1][2] == {"OMP_NUM_THREADS": "5"}
 
 
 def test_pauses_between_failed_starts_double_until_a_start_succeeds(

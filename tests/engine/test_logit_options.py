@@ -22,9 +22,10 @@ from helpers.engine_runs import (
     prompts,
 )
 from helpers.replay import replay_steps
-from helpers.step_plans import arrays_of, make_plan
+from helpers.step_plans import MAX_RUNNING, arrays_of, make_plan
 from minisgl.core import Failed, SamplingParams
-from minisgl.engine import Engine
+from minisgl.engine import Engine, logit_options
+from minisgl.engine.logit_options import LogitOptions
 from minisgl.message import UserMsg, ids_to_bytes
 
 NUM_TOKENS = 40
@@ -153,16 +154,42 @@ def test_a_bad_word_that_alone_is_allowed_is_sampled(engine: Engine) -> None:
     assert drive(engine, [([1, 2], params)]) == [[7, 7, 7]]
 
 
+def test_penalties_follow_the_sign_of_a_logit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seen token becomes less likely whatever its sign. Token 0 pads shorter rows, and is not
+    seen for that. Two of the three rows are counted at once."""
+    monkeypatch.setattr(logit_options, "ROWS_AT_ONCE", 2)
+    plan = make_plan(3, [], last_samples=True)
+    penalty = SamplingParams(repetition_penalty=2.0, max_tokens=8)
+    plan.begins = [(table_idx, penalty) for table_idx in plan.table_idxs]
+    plan.option_rows, plan.output_idxs = [0, 1, 2], [0, 0, 0]
+    prompts = [[1, 2, 2, 1], [3], [0]]
+    plan.histories = [
+        (table_idx, len(ids), (), ids_to_bytes(ids))
+        for table_idx, ids in zip(plan.table_idxs, prompts, strict=True)
+    ]
+    options = LogitOptions(torch.device("cpu"), MAX_RUNNING, vocab_size=4)
+    options.begin(plan)
+    logits = torch.tensor([[4.0, 4.0, -4.0, -4.0]] * 3)
+    penalised = options.apply(logits, plan).tolist()
+    assert penalised == [[4, 2, -8, -4], [4, 4, -4, -8], [2, 4, -4, -4]]
+
+
 def test_no_stop_token_before_min_tokens(engine: Engine) -> None:
     prompt = prompts(1)[0]
     plain = SamplingParams(temperature=0.0, max_tokens=12)
     (ids,) = drive(engine, [(prompt, plain)])
     stop = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(ids[0],))
     assert drive(engine, [(prompt, stop)]) == [ids[:1]]
-    later = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(ids[0],), min_tokens=5)
+    later = SamplingParams(
+        temperature=0.0,
+        max_tokens=12,
+        stop_token_ids=(ids[0],),
+        min_tokens=5,
+        logit_bias={ids[0]: 100.0},  # it is sampled as soon as it may
+    )
     (longer,) = drive(engine, [(prompt, later)])
-    assert len(longer) >= 5
-    assert ids[0] not in longer[:5]
+    assert longer.index(ids[0]) == 5
+    assert len(longer) == 6
 
 
 @pytest.mark.parametrize(

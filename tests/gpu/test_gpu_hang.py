@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from helpers.endless import endless_answer, endless_flags, save_endless
-from helpers.running_server import RunningServer
 from minisgl.builtin import model_path
 
 MOST_S = 12.0
@@ -62,18 +61,18 @@ sys.meta_path.insert(0, Plant())
 
 @pytest.mark.parametrize("how", ["endless step", "stopped process"])
 @pytest.mark.parametrize(("num_ranks", "rank"), [(1, 0), (2, 0), (2, 1)])
-def test_every_client_has_an_end(num_ranks: int, rank: int, how: str, tmp_path: Path) -> None:
+def test_every_client_has_an_end(
+    num_ranks: int, rank: int, how: str, launch: Any, tmp_path: Path
+) -> None:
     if torch.cuda.device_count() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs")
-    sockets, planted = tmp_path / "sockets", tmp_path / "planted"
-    sockets.mkdir()
+    planted = tmp_path / "planted"
     planted.mkdir()
     (planted / "sitecustomize.py").write_text(PLANT)
     hang, model = tmp_path / "hang", save_endless(tmp_path / "endless")
     config = json.loads((model_path() / "config.json").read_text())  # shapes that kernels take
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**17}))
-    server = RunningServer(
-        sockets,
+    server = launch(
         *endless_flags(model),
         *("--device", "cuda", "--tp", str(num_ranks)),
         PYTHONPATH=os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -89,24 +88,21 @@ def test_every_client_has_an_end(num_ranks: int, rank: int, how: str, tmp_path: 
             list(answer)
         return time.monotonic()
 
-    try:
-        with server.client() as client, ThreadPoolExecutor(NUM_CLIENTS) as pool:
-            family = server.family()
-            answers = [endless_answer(client) for _ in range(NUM_CLIENTS)]
-            began = time.monotonic()
-            if how == "endless step":
-                hang.touch()
-            else:
-                os.kill(server.pid(engine), signal.SIGSTOP)
-            seconds = [end - began for end in pool.map(wait_for_the_end, answers)]
-        print(
-            f"{how} of rank {rank} of {num_ranks}: {NUM_CLIENTS} clients ended after "
-            f"{min(seconds):.1f} to {max(seconds):.1f} s"
-        )
-        assert max(seconds) <= MOST_S
-        assert server.ended() == 1
-        _, alive = psutil.wait_procs(family, timeout=30)
-        assert not alive
-        assert list(sockets.iterdir()) == []
-    finally:
-        server.close()
+    with server.client() as client, ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        family = server.family()
+        answers = [endless_answer(client) for _ in range(NUM_CLIENTS)]
+        began = time.monotonic()
+        if how == "endless step":
+            hang.touch()
+        else:
+            os.kill(server.pid(engine), signal.SIGSTOP)
+        seconds = [end - began for end in pool.map(wait_for_the_end, answers)]
+    print(
+        f"{how} of rank {rank} of {num_ranks}: {NUM_CLIENTS} clients ended after "
+        f"{min(seconds):.1f} to {max(seconds):.1f} s"
+    )
+    assert max(seconds) <= MOST_S
+    assert server.ended() == 1
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+    assert list(server.sockets.iterdir()) == []

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from transformers import (
 )
 
 from helpers.model_harness import make_reference
-from helpers.running_server import RunningServer
 from minisgl.builtin import model_path
 from minisgl.errors import MinisglError
 from minisgl.llm import LLM, RequestOutput, SamplingParams
@@ -172,11 +170,11 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_server(rank: int, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_server(rank: int, launch: Any) -> None:
     needs(2)
     flags = ("--tp", "2", "--device", "cuda", "--num-pages", "1024")
-    server = RunningServer(tmp_path, *flags, wait_s=150)  # a first start compiles
-    with closing(server), server.client() as client:
+    server = launch(*flags)
+    with server.client() as client:
         stream = client.completions.create(
             model="minisgl-builtin",
             prompt="a",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.stub_thread import StubThread
+from benchmarks.stub import StubServer
 from minisgl.benchmark import online
 from minisgl.benchmark.__main__ import benchmarks
 from minisgl.benchmark.__main__ import main as run_main
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     return run_main(argv, PACKAGES.get(argv[0], "minisgl.benchmark"))
 
 
-def online_json(tmp_path: Path, stub: StubThread, name: str, *flags: str) -> Path:
+def online_json(tmp_path: Path, stub: StubServer, name: str, *flags: str) -> Path:
     """Run `online` against the stub in small. Returns the file of its result."""
     path = tmp_path / f"{name}.json"
     sizes = ["--requests", "6", "--input", "4:8", "--output", "5", "--json", str(path)]

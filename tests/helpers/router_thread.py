@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
+from helpers.loop_thread import LoopThread
 from minisgl.router.fleet import Fleet
 from minisgl.router.serve import Router
 from minisgl.runtime.signals import Signals
@@ -13,31 +15,38 @@ from minisgl.server.address import bind, url_of
 
 
 class RouterThread:
-    """Runs a router. Mutable: it starts and ends. fleet: its replicas."""
+    """Runs a router. Mutable: it starts and ends. fleet: its replicas. ended: set when `serve`
+    has returned."""
 
     def __init__(self, urls: Sequence[str], key: str | None = None, drain_s: float = 5.0) -> None:
         self.fleet = Fleet(urls, key)
         self._bound = bind("127.0.0.1", 0)
         self.url = url_of(self._bound)
         self._router = Router(self.fleet, self._bound, None, drain_s)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._started = threading.Event()
+        self.ended = threading.Event()
+        self._thread = LoopThread(self._serving())
 
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        await self._router.serve(Signals(), self._started.set)
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        started = asyncio.Event()
+        serving = asyncio.create_task(self._router.serve(Signals(), started.set))
+        serving.add_done_callback(lambda _: self.ended.set())
+        await started.wait()
+        yield
+        self._router.end(False)
+        await serving
+
+    def call(self, action: Callable[..., object], *args: object) -> None:
+        """Let the router's thread call `action`; do not wait for it."""
+        self._thread.call(action, *args)
+
+    def drain(self) -> None:
+        self.call(self._router.end, True)
 
     def __enter__(self) -> RouterThread:
-        self._thread.start()
-        assert self._started.wait(60)
+        self._thread.__enter__()
         return self
 
-    def end(self, *, drain: bool) -> None:
-        self._loop.call_soon_threadsafe(self._router.end, drain)
-
     def __exit__(self, *exc_info: object) -> None:
-        if self._thread.is_alive():
-            self.end(drain=False)
-        self._thread.join(60)
-        assert not self._thread.is_alive()
+        self._thread.__exit__()
         self._bound.close()

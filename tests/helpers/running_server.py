@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -35,23 +36,28 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
+WAIT_S = 150  # the longest time that a test waits for a line of a server
+
 # 1,024 tokens: less than the built-in model's context, so that the pool is a limit of its own.
 POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
 
 
 class RunningServer:
-    """``python -m minisgl`` as a child process with a socket folder of its own."""
+    """``python -m minisgl`` as a child process.
 
-    def __init__(self, folder: Path, *args: str, wait_s: float = 150, **env: str) -> None:
-        """wait_s: the longest time of `wait_for`."""
-        self.sockets, self._wait_s = folder, wait_s
+    sockets: the folder of its sockets. Its name is short, whatever pytest's folders are called.
+    """
+
+    def __init__(self, *args: str, **env: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="s-", ignore_cleanup_errors=True)
+        self.sockets = Path(self._folder.name)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minisgl", "--port", "0", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", **env},
+            env={**os.environ, "TMPDIR": self._folder.name, "OMP_NUM_THREADS": "1", **env},
         )
         self.output = {"out": "", "err": ""}
         self._readers = [
@@ -66,7 +72,7 @@ class RunningServer:
             self.output[name] += line
 
     def wait_for(self, pattern: str, where: str = "out") -> str:
-        deadline = time.monotonic() + self._wait_s
+        deadline = time.monotonic() + WAIT_S
         while not (found := re.search(pattern, self.output[where])):
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output
@@ -85,7 +91,7 @@ class RunningServer:
 
     def wait_open(self, num: int) -> None:
         """Wait until `num` prompts are open."""
-        deadline = time.monotonic() + self._wait_s
+        deadline = time.monotonic() + WAIT_S
         while f"minisgl_requests_open {num}.0" not in httpx.get(f"{self.url}/metrics").text:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -105,6 +111,13 @@ class RunningServer:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)  # SIGTERM would wait for open streams
             self.ended()
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+        self._folder.cleanup()
 
 
 def assert_nothing_left(server: RunningServer, family: list[psutil.Process]) -> None:

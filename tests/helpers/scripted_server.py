@@ -13,11 +13,12 @@ import dataclasses
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from helpers.loop_thread import LoopThread
 from minisgl.builtin import model_path
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import EngineError
@@ -131,23 +132,18 @@ class ScriptedServer:
             defaults=defaults or SamplingParams(temperature=0.25),
             created=1,
         )
-        self._threads = [
-            threading.Thread(target=self._pipeline),
-            threading.Thread(target=lambda: asyncio.run(self._serve())),
-        ]
-        self._started = threading.Event()
+        self._api, self._pipeline = LoopThread(self._serving()), threading.Thread(target=self._run)
 
     def __enter__(self) -> ScriptedServer:
-        for thread in self._threads:
-            thread.start()
-        assert self._started.wait(60)
+        self._pipeline.start()
+        self._api.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._ended.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
+        self._api.__exit__()
+        self._pipeline.join(60)
+        assert not self._pipeline.is_alive()
         self._inbox.close()
         self._outbox.close()
         self._bound.close()
@@ -163,7 +159,7 @@ class ScriptedServer:
 
     def fail(self, error: EngineError) -> None:
         """Fail as the supervisor does when a worker is gone."""
-        self._loop.call_soon_threadsafe(self._frontend.fail_all, error)
+        self._api.call(self._frontend.fail_all, error)
 
     def wait_aborted(self, num: int, timeout_s: float = 60) -> list[int]:
         deadline = time.monotonic() + timeout_s
@@ -176,8 +172,8 @@ class ScriptedServer:
     def num_open(self) -> int:
         return self._frontend.num_open
 
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    @contextlib.asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
         tokenizer = PushQueue(self._endpoints.tokenizer(0))
         replies: AsyncPullQueue[UserReply] = AsyncPullQueue(self._endpoints.api, UserReply)
         self._frontend = Frontend(
@@ -191,9 +187,10 @@ class ScriptedServer:
         http = HttpServer(app, self._tls)
         dispatch = asyncio.create_task(self._frontend.run())
         listen(self._bound)
-        serving = asyncio.create_task(http.serve_on(self._bound, self._started.set))
-        while not self._ended.is_set():
-            await asyncio.sleep(0.02)
+        started = asyncio.Event()
+        serving = asyncio.create_task(http.serve_on(self._bound, started.set))
+        await started.wait()
+        yield
         http.should_exit = True
         await serving
         dispatch.cancel()
@@ -202,7 +199,7 @@ class ScriptedServer:
         tokenizer.close()
         replies.close()
 
-    def _pipeline(self) -> None:
+    def _run(self) -> None:
         running: dict[int, Iterator[UserReply]] = {}
         while not self._ended.is_set():
             for message in self._inbox.get(0.001 if running else 0.02):

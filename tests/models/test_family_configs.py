@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, MiniMaxM2Config, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    MiniMaxM2Config,
+    PreTrainedConfig,
+)
 
 from helpers.family_cases import CASES, SIZES
 from helpers.model_harness import to_old_spelling
@@ -21,6 +27,7 @@ from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
 from minisgl.models.build import open_checkpoint
 from minisgl.models.config import Fields
+from minisgl.models.scaled import ScaledDecoder
 
 CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
 """Config class -> (changes, page size, old spelling) of its first case."""
@@ -140,3 +147,27 @@ def build(case: str, changes: dict[str, Any], folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     open_checkpoint(folder, config)
+
+
+def test_the_scale_of_embeddings_is_rounded_to_their_dtype(tmp_path: Path) -> None:
+    """As in transformers; the square root of the hidden size is 6.928."""
+    save(GemmaConfig(**SIZES), tmp_path)
+    model = build_model(
+        ModelConfig.from_folder(tmp_path), dtype=torch.bfloat16, ops=Ops(), comm=SingleRank()
+    )
+    assert isinstance(model, ScaledDecoder)
+    assert model.embedding_scale == 6.9375
+
+
+def test_layers_with_a_window_are_not_stretched(tmp_path: Path) -> None:
+    """Gemma 3 as it was released: `rope_scaling` is that of the layers without a window."""
+    values = save(Gemma3TextConfig(**SIZES, sliding_window_pattern=2), tmp_path)
+    values |= {"rope_parameters": None, "layer_types": None, "sliding_window_pattern": 2}
+    values |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
+    values["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = ModelConfig.from_folder(tmp_path)
+    layers = config.family.spec(config).layers
+    ropes = [(each.window, each.rope or config.rope) for each in layers]
+    found = [(window, rope.rope_type, rope.theta, rope.factor) for window, rope in ropes]
+    assert found == [(4096, "default", 1e4, 1.0), (None, "linear", 1e6, 8.0)]

@@ -20,9 +20,10 @@ from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models.config import ModelConfig
 from minisgl.models.gguf.checkpoint import GgufCheckpoint
-from minisgl.utils.gguf.config import config_of
+from minisgl.utils.gguf.config import _ends, config_of
 from minisgl.utils.gguf.families import FAMILIES
 from minisgl.utils.gguf.folder import gguf_folder
+from minisgl.utils.gguf.values import CONTROL, GgufValues
 
 GOLDEN = Path(__file__).parent / "gguf_golden.zip"
 POSITIONS = [19, 39]
@@ -75,6 +76,44 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     parts[0].rename(tmp_path / "m.gguf")
     with pytest.raises(ConfigError, match="one of 3 parts by its metadata, but one of 1 by its"):
         gguf_folder(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers", "divisor"),
+    [("gemma2", 46, 144), ("gemma2", 26, 128), ("gemma3", 62, 144), ("gemma3", 26, 128)],
+)
+def test_the_largest_gemma_scales_queries_by_its_width(
+    arch: str, layers: int, divisor: int
+) -> None:
+    values = {
+        "block_count": layers,
+        "embedding_length": 4608,
+        "attention.head_count": 32,
+        "attention.key_length": 128,
+        "attention.sliding_window": 4096,
+    }
+    file = GgufValues(
+        {"general.architecture": arch, **{f"{arch}.{key}": x for key, x in values.items()}},
+        {},
+        Path("m.gguf"),
+    )
+    assert FAMILIES[arch][1](file)["query_pre_attn_scalar"] == divisor
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<|end|>", "<|return|>", "<|call|>"], [1, 2]),  # harmony: it ends a message
+        (["<|end|>", "<|return|>", "a"], [0, 1]),
+        (["a", "<|im_end|>", "</s>"], [1, 2]),
+    ],
+)
+def test_tokens_that_end_an_answer(tokens: list[str], ends: list[int]) -> None:
+    values = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL] * len(tokens),
+    }
+    assert _ends(values) == ends
 
 
 def test_a_vision_glm_is_refused(tmp_path: Path) -> None:

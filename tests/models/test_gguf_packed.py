@@ -16,6 +16,7 @@ from helpers.model_harness import load
 from minisgl import env
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
+from minisgl.models.gguf.tensors import Dequantised, Stack
 from minisgl.quantization.gguf import BlockWeight
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import Weight
@@ -63,6 +64,16 @@ def quantise(source: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_rows_of_several_experts_are_joined() -> None:
+    """Rows 1 to 5 of two experts, of tensors with 3 rows and 4 rows."""
+    whole = np.arange(3 * 7 * 2, dtype=np.float32).reshape(3, 7, 2)
+    stack = Stack([Dequantised(whole[:, a:b], Kind.F32) for a, b in ((0, 3), (3, 7))])
+    assert stack.get_shape() == [3, 7, 2]
+    for experts in (slice(1, 3), 1):
+        rows = stack[(experts, slice(1, 6), slice(None))]
+        assert rows.tolist() == whole[experts, 1:6].tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)

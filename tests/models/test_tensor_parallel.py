@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,9 @@ def test_ranks_may_keep_shares_of_the_residual(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", [name for name in CASES if "moe" in name or "mixtral" in name])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if re.search("moe|mixtral|gpt-oss$|experts|nemotron-3", name)]
+)
 def test_ranks_may_share_the_experts(name: str, size: int, tmp_path: Path) -> None:
     config_class, changes, page_size, _ = CASES[name]
     stacked = name.endswith("stacked")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from helpers.browser import CHROMIUM, chromium
-from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 
 
@@ -43,21 +42,6 @@ def tab(browser: Any) -> Iterator[Any]:
     yield tab
     context.close()
     assert not wrong
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
-    """Starts a server of the test's own, with these flags. All end with the test."""
-    servers: list[RunningServer] = []
-
-    def started(*flags: str) -> RunningServer:
-        servers.append(RunningServer(tmp_path, *flags))
-        assert servers[-1].url
-        return servers[-1]
-
-    yield started
-    for server in servers:
-        server.close()
 
 
 @pytest.fixture(scope="session")

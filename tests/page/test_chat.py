@@ -239,9 +239,9 @@ def test_failures_are_reported_and_can_be_tried_again(tab: Any, scripted: Script
 
 
 def test_a_killed_engine_is_reported_and_the_page_recovers(
-    tab: Any, start: Callable[..., RunningServer]
+    tab: Any, launch: Callable[..., RunningServer]
 ) -> None:
-    first = start()
+    first = launch()
     port = first.url.rpartition(":")[2]
     tab.goto(first.url)
     tab.click("#open-settings")
@@ -256,7 +256,7 @@ def test_a_killed_engine_is_reported_and_the_page_recovers(
     assert tab.text_content(".note.error")
     first.ended()
     tab.wait_for_selector("#banner:not([hidden])")
-    start("--port", port)
+    launch("--port", port)
     tab.wait_for_selector("#banner", state="hidden")
     tab.unroute("**/v1/chat/completions")
     tab.click(".note button")

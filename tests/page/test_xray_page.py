@@ -197,11 +197,11 @@ def test_ten_thousand_rows_are_drawn_in_a_frame(tab: Any, builtin: RunningServer
 
 
 def test_a_recording_opens_and_is_replayed(
-    tab: Any, tmp_path: Path, start: Callable[..., RunningServer]
+    tab: Any, tmp_path: Path, launch: Callable[..., RunningServer]
 ) -> None:
     """`--record`, the X-ray of the file, and `minisgl replay`."""
     file = tmp_path / "flight"
-    server = start("--record", str(file))
+    server = launch("--record", str(file))
     messages = [{"role": "user", "content": "What is a radix cache?"}]
     for _ in range(3):
         answer = httpx.post(
@@ -235,9 +235,9 @@ def test_a_recording_opens_and_is_replayed(
 
 
 def test_texts_of_the_tree_are_shown_where_the_operator_asks(
-    tab: Any, start: Callable[..., RunningServer]
+    tab: Any, launch: Callable[..., RunningServer]
 ) -> None:
-    server = start("--xray-text")
+    server = launch("--xray-text")
     prompt = "What is a radix cache, and what does it keep for whom? " * 3
     body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True}
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()

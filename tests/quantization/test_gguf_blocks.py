@@ -27,7 +27,7 @@ from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Ops
 from minisgl.models import BaseLLMModel
 from minisgl.quantization.gguf import BLOCKS, BlockWeight, FileTypes, MergedWeight
-from minisgl.quantization.gguf_blocks import LAYOUTS
+from minisgl.quantization.gguf_blocks import LAYOUTS, PIECE
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 from minisgl.utils.gguf.folder import gguf_folder
@@ -60,6 +60,15 @@ def draw(kind: str, seed: int, shape: tuple[int, ...] = (OUT, IN)) -> tuple[Tens
     rows = blocks.reshape(*shape[:-1], -1)
     values = gguf.quants.dequantize(rows, Kind[kind]).astype(np.float32)
     return torch.from_numpy(rows), torch.from_numpy(values)
+
+
+def test_a_large_matrix_is_read_in_pieces() -> None:
+    """Of two rows each; the last has one."""
+    rows, _ = draw("Q4_K", 0, (3, PIECE // 2))
+    layout = LAYOUTS["Q4_K"]
+    for field in layout.form.fields:
+        whole = torch.cat([layout.read(row[None], field) for row in rows])
+        assert torch.equal(layout.read(rows, field), whole)
 
 
 def fill(weight: Weight, blocks: dict[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from transformers import (
     FalconH1Config,
@@ -23,7 +24,7 @@ from transformers import (
 
 from helpers.family_cases import MOE, SIZES
 from helpers.model_harness import load, relative_error
-from helpers.packed_groups import AUTO_ROUND, AWQ, GPTQ, GROUP, compressed, grouped
+from helpers.packed_groups import AUTO_ROUND, AWQ, GPTQ, GROUP, compressed, grouped, pack
 from helpers.quantised import (
     TOLERANCE,
     Quantise,
@@ -36,7 +37,7 @@ from helpers.quantised import (
 from minisgl.errors import ConfigError
 from minisgl.quantization import PLAIN
 from minisgl.quantization.config import read_formats
-from minisgl.quantization.grouped import GroupedWeight
+from minisgl.quantization.grouped import Grouped, GroupedWeight, _packed_rows, _zeros
 
 NOTICED = 0.02
 LARGE: dict[str, Any] = {
@@ -238,6 +239,27 @@ def test_other_formats_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=f"config.json: quantization_config.*{message}"):
         read_formats(quantization, "config.json")
+
+
+def test_zero_points_are_unpacked() -> None:
+    """Version 1 of GPTQ stores zero - 1, so a zero point of 0 as the largest number. The last word
+    of compressed-tensors may be partly filled."""
+    stored = torch.tensor([[15, 0, 7, 14, 1, 2, 3, 4]])
+    packed = pack(stored, 4)
+    assert _zeros(packed, 4, "gptq")[:, 0].tolist() == [0, 1, 8, 15, 2, 3, 4, 5]
+    assert _zeros(packed, 4, "gptq_v2")[:, 0].tolist() == stored[0].tolist()
+    zeros = torch.arange(10).view(5, 2)
+    assert _packed_rows(pack(zeros.T, 4).T, 4, 5).tolist() == zeros.tolist()
+
+
+@pytest.mark.parametrize(
+    ("actorder", "is_kept"), [("group", True), ("dynamic", True), ("weight", False), (None, False)]
+)
+def test_groups_are_out_of_order_by_actorder(actorder: str | None, is_kept: bool) -> None:
+    formats = read_formats(compressed(actorder=actorder), "config.json")
+    weight = formats.of(["model.layers.0.mlp.down_proj"], "Linear").weight
+    assert isinstance(weight, Grouped)
+    assert weight.act_order == is_kept
 
 
 def test_gptq_s_lists_choose_modules() -> None:

@@ -30,7 +30,7 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.llm import LLM, SamplingParams
 from minisgl.models import ModelConfig
-from minisgl.quantization.online import Kind
+from minisgl.quantization.online import Kind, Loss, _packed, _scales
 from minisgl.runtime.dry_run import dry_run
 from minisgl.utils.text import size_of
 
@@ -168,6 +168,16 @@ def test_the_head_is_int8_where_the_cpu_multiplies_it(
         folder=tmp_path, device="cpu", dtype="bfloat16", quantization="int4", num_pages=8
     )
     assert size_of(model.num_weight_bytes) in dry_run(config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_unit_of_zeros_has_the_scale_1(kind: Kind) -> None:
+    assert _scales(torch.zeros(3, 130), kind).unique().tolist() == [1.0]
+
+
+def test_the_last_of_an_odd_number_of_inputs_is_in_the_low_bits() -> None:
+    packed = _packed(torch.tensor([[7.0, -7.0, 3.0]]), Loss("a matrix"))
+    assert packed.tolist() == [[15 | 1 << 4, 11]]
 
 
 def test_dry_run_says_what_it_saves(tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ def test_a_full_replica_starts_a_request_when_others_end() -> None:
         num_running=4, max_running=4, num_waiting=2, finished_per_s=0.5, prefill_tokens_per_s=1000
     )
     assert expected_s(full, 100, 0) == pytest.approx((2 + 1) / 0.5)
+    full.num_waiting = 0
+    assert expected_s(full, 100, 0) == pytest.approx(1 / 0.5)
+    full.num_running = 3  # a place is free
+    assert expected_s(full, 100, 0) == pytest.approx(0.1)
     no_pages = Load(num_free_pages=10, page_size=16, finished_per_s=2.0, prefill_tokens_per_s=1000)
     assert expected_s(no_pages, 160, 0) == pytest.approx(0.16)
     assert expected_s(no_pages, 161, 0) == pytest.approx(0.5)

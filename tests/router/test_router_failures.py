@@ -43,7 +43,7 @@ def test_a_replica_that_was_down_gets_requests_again(two: Setup) -> None:
         two.router.fleet.lost(replica, "the test says so")
         reasons.append((replica.down, replica.view.state))
 
-    two.router._loop.call_soon_threadsafe(lose)
+    two.router.call(lose)
     until(lambda: reasons == [("the test says so", None)])  # its cache will be empty
     until(lambda: replica.down is None)
     two.set_state(1, queued_tokens=1000)
@@ -159,7 +159,7 @@ def test_draining_finishes_open_requests_and_refuses_new_ones(two: Setup) -> Non
     reader = threading.Thread(target=read)
     reader.start()
     until(lambda: any(server.received for server in two.servers))
-    two.router.end(drain=True)
+    two.router.drain()
     until(lambda: httpx.get(f"{two.url}/ready").status_code == 503)
     refused = complete(two.url, "more")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
@@ -169,15 +169,18 @@ def test_draining_finishes_open_requests_and_refuses_new_ones(two: Setup) -> Non
     assert texts[0].endswith("data: [DONE]\n\n")
 
 
-def test_draining_ends_after_its_timeout() -> None:
-    with ScriptedServer() as server, RouterThread([server.url], drain_s=0.3) as router:
+@pytest.mark.parametrize("drain_s", [0.3, 0.0])
+def test_draining_ends_after_its_timeout(drain_s: float, caplog: pytest.LogCaptureFixture) -> None:
+    """A server drains by the same function."""
+    caplog.set_level("INFO", "minisgl")
+    with ScriptedServer() as server, RouterThread([server.url], drain_s=drain_s) as router:
         body = {"model": MODEL, "prompt": "!forever", "stream": True}
         with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as stream:
             lines = stream.iter_lines()  # its end would close the connection
             next(lines)
-            router.end(drain=True)
-            router._thread.join(30)
-            assert not router._thread.is_alive()
+            router.drain()
+            assert router.ended.wait(30)
+    assert ("1 requests did not finish within --drain-timeout" in caplog.text) == bool(drain_s)
 
 
 def test_a_server_of_another_model_gets_no_requests() -> None:

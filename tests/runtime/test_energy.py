@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -101,7 +102,7 @@ def test_power_is_unknown_after_the_meter_has_failed(caplog: pytest.LogCaptureFi
 
 
 @pytest.fixture
-def powered(tmp_path: Path) -> Iterator[RunningServer]:
+def powered(launch: Any, tmp_path: Path) -> Iterator[RunningServer]:
     """A server whose CPU counter grows by a watt."""
     zone = make_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     (zone / "max_energy_range_uj").write_text("1000000000000\n")
@@ -115,13 +116,9 @@ def powered(tmp_path: Path) -> Iterator[RunningServer]:
 
     thread = threading.Thread(target=grow)
     thread.start()
-    server = RunningServer(tmp_path, "--log-requests", MINISGL_POWERCAP=str(tmp_path))
-    try:
-        yield server
-    finally:
-        server.close()
-        ended.set()
-        thread.join()
+    yield launch("--log-requests", MINISGL_POWERCAP=str(tmp_path))
+    ended.set()
+    thread.join()
 
 
 def test_a_server_reports_device_time_and_energy(powered: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""A scripted server for a module, servers that a test starts, calls in the background.
+"""A scripted server for a module, calls in the background.
 
 With $MINISGL_TEST_ROUTER set, clients ask it through a router.
 The router has a second server, which is too busy to get a request:
@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -21,7 +19,6 @@ import pytest
 
 from helpers.background import Background
 from helpers.router_thread import RouterThread
-from helpers.running_server import RunningServer
 from helpers.scripted_server import STATE, ScriptedServer
 from minisgl.message.replica import ReplicaState
 
@@ -50,19 +47,6 @@ def http(server: ScriptedServer) -> Iterator[httpx.Client]:
 def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Any]:
-    servers: list[RunningServer] = []
-
-    def start(*args: str) -> RunningServer:
-        servers.append(RunningServer(tmp_path, *args))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 @pytest.fixture

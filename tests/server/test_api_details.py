@@ -10,8 +10,10 @@ import pytest
 
 from helpers.api_requests import chat, events
 from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.core import Finished
 from minisgl.message import TokenText
 from minisgl.server.api.logprobs import TextLogprobs
+from minisgl.server.api.schema import PromptTokensDetails, RunningUsage, Usage
 
 
 def test_chat_logprobs(client: openai.OpenAI, server: ScriptedServer) -> None:
@@ -146,3 +148,24 @@ def test_timings_beside_usage(client: openai.OpenAI) -> None:
             told = [chunk.model_extra.get("timings") for chunk in stream]
             last = [timings] * (2 if options else 1)
             assert told == [None] * (len(told) - len(last)) + last
+
+
+def test_a_prompt_counts_once_for_all_of_its_choices() -> None:
+    """Two prompts with two choices each; then a stream of one prompt so far."""
+    ends = [
+        Finished(
+            uid=uid,
+            reason="stop",
+            num_prompt_tokens=10,
+            num_output_tokens=2,
+            num_cached_tokens=num_cached,
+        )
+        for uid, num_cached in enumerate((8, 0, 4, 6))
+    ]
+    usage = Usage.of(ends, num_choices=2)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (20, 8, 28)
+    assert usage.prompt_tokens_details == PromptTokensDetails(cached_tokens=0 + 4)
+    running = RunningUsage(num_choices=2)
+    running.begin(2 * 10)
+    running.add(3)
+    assert running.usage == Usage(prompt_tokens=10, completion_tokens=3, total_tokens=13)

@@ -15,16 +15,13 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from helpers.endless import NUM_TOKENS, endless_flags
-from helpers.running_server import RunningServer
+from helpers.running_server import POOL, assert_nothing_left
 from helpers.scripted_server import ScriptedServer
 from minisgl.server import http as http_module
 from minisgl.server import respond as respond_module
-
-POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256")
 
 
 def post(server: ScriptedServer, prompt: str, **fields: Any) -> httpx.Response:
@@ -233,21 +230,19 @@ def test_a_timeout_ends_with_its_answer(
 # --- the queue, and the end ----------------------------------------------------------------------
 
 
-def test_a_request_that_waits_too_long_in_the_queue(endless: Path, tmp_path: Path) -> None:
+def test_a_request_that_waits_too_long_in_the_queue(endless: Path, launch: Any) -> None:
     flags = ("--max-running-requests", "1", "--max-queue-wait", "0.5", "--tp", "2")
-    server = RunningServer(tmp_path, *endless_flags(endless), *flags)
-    try:
-        with server.client() as client:
-            reader = Reader(client, NUM_TOKENS)
-            assert reader.begun.wait(60)
-            with pytest.raises(openai.InternalServerError, match="--max-queue-wait") as late:
-                client.completions.create(model="endless", prompt="b", max_tokens=1)
-            assert late.value.status_code == 503
-            assert late.value.response.headers["retry-after"] == "1"
-            assert not reader.error
-            assert reader.is_alive()
-    finally:
-        server.close()
+    server = launch(*endless_flags(endless), *flags)
+    with server.client() as client:
+        reader = Reader(client, NUM_TOKENS)
+        assert reader.begun.wait(60)
+        with pytest.raises(openai.InternalServerError, match="--max-queue-wait") as late:
+            client.completions.create(model="endless", prompt="b", max_tokens=1)
+        assert late.value.status_code == 503
+        assert late.value.response.headers["retry-after"] == "1"
+        assert not reader.error
+        assert reader.is_alive()
+    server.close()
     reader.join(60)
     assert "Traceback" not in server.output["err"]
 
@@ -281,49 +276,39 @@ class Reader(threading.Thread):
             self.begun.set()
 
 
-def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, *POOL, "--drain-timeout", "600", "--hang-timeout", "600")
-    try:
-        with server.client() as client:
-            family = server.family()
-            os.kill(server.pid("detokenizer"), signal.SIGSTOP)  # no answer goes on
-            reader = Reader(client, 600)
-            server.wait_open(1)
-            server.process.terminate()
-            server.wait_for("(draining: 1 requests)", "err")
-            refused = httpx.get(f"{server.url}/ready")
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-            assert httpx.get(f"{server.url}/health").status_code == 200
-            with pytest.raises(openai.InternalServerError, match="accepts no new ones") as late:
-                client.completions.create(model="minisgl-builtin", prompt="b", max_tokens=1)
-            assert late.value.response.headers["retry-after"] == "1"
-            os.kill(server.pid("detokenizer"), signal.SIGCONT)
-            reader.join(120)
-        assert (reader.error, reader.tokens) == ("", 600)
-        assert server.ended() == 0
-    finally:
-        server.close()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-    assert list(tmp_path.iterdir()) == []
+def test_sigterm_lets_running_requests_finish(launch: Any) -> None:
+    server = launch(*POOL, "--drain-timeout", "600", "--hang-timeout", "600")
+    with server.client() as client:
+        family = server.family()
+        os.kill(server.pid("detokenizer"), signal.SIGSTOP)  # no answer goes on
+        reader = Reader(client, 600)
+        server.wait_open(1)
+        server.process.terminate()
+        server.wait_for("(draining: 1 requests)", "err")
+        refused = httpx.get(f"{server.url}/ready")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        with pytest.raises(openai.InternalServerError, match="accepts no new ones") as late:
+            client.completions.create(model="minisgl-builtin", prompt="b", max_tokens=1)
+        assert late.value.response.headers["retry-after"] == "1"
+        os.kill(server.pid("detokenizer"), signal.SIGCONT)
+        reader.join(120)
+    assert (reader.error, reader.tokens) == ("", 600)
+    assert server.ended() == 0
+    assert_nothing_left(server, family)
 
 
-def test_a_second_signal_ends_a_drain_at_once(endless: Path, tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_drain_at_once(endless: Path, launch: Any) -> None:
     """A drain that ends in time: test_processes.py."""
-    server = RunningServer(tmp_path, *endless_flags(endless), "--drain-timeout", "600")
-    try:
-        with server.client() as client:
-            family = server.family()
-            reader = Reader(client, NUM_TOKENS)
-            assert reader.begun.wait(60)
-            server.process.terminate()
-            server.wait_for("(draining)", "err")
-            server.process.terminate()
-            reader.join(60)
-            assert server.ended() == 128 + signal.SIGTERM
-            assert reader.error
-    finally:
-        server.close()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-    assert list(tmp_path.iterdir()) == []
+    server = launch(*endless_flags(endless), "--drain-timeout", "600")
+    with server.client() as client:
+        family = server.family()
+        reader = Reader(client, NUM_TOKENS)
+        assert reader.begun.wait(60)
+        server.process.terminate()
+        server.wait_for("(draining)", "err")
+        server.process.terminate()
+        reader.join(60)
+        assert server.ended() == 128 + signal.SIGTERM
+        assert reader.error
+    assert_nothing_left(server, family)

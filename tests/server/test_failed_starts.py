@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helpers.running_server import POOL, RunningServer, assert_nothing_left
+from helpers.running_server import POOL, assert_nothing_left
 from minisgl.builtin import model_path
 
 DRY = ("--dry-run",)
@@ -30,7 +30,7 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(launch: Any) -> No
     assert "starting the engine" not in server.output["err"]
 
 
-def test_a_missing_model(launch: Any, tmp_path: Path) -> None:
+def test_a_missing_model(launch: Any) -> None:
     server = launch("--model", "/no/such/model")
     assert server.ended() == 1
     assert "there is no folder /no/such/model" in server.output["err"]
@@ -87,7 +87,7 @@ def test_errors_of_small_files_are_reported_before_any_process_starts(
 
 
 @pytest.mark.parametrize("flags", [DRY, POOL])
-def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], sockets: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     server = subprocess.Popen(
@@ -95,7 +95,7 @@ def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: P
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(sockets)},
     )
     os.close(writer)
     assert server.stderr
@@ -112,8 +112,8 @@ def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], tmp_path: P
     assert (server.returncode, "Traceback" in log + rest) == (0, False), log + rest
 
 
-def test_a_wrong_environment_variable(tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, MINISGL_DISABLE_JIT="yes", MINISGL_LOG_LEVEL="")
+def test_a_wrong_environment_variable(launch: Any) -> None:
+    server = launch(MINISGL_DISABLE_JIT="yes", MINISGL_LOG_LEVEL="")
     assert server.ended(150) == 1
     assert "MINISGL_DISABLE_JIT must be 0 or 1, got 'yes'" in server.output["err"]
     assert "Serving" not in server.output["out"]

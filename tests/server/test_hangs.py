@@ -6,13 +6,13 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
-import psutil
 import pytest
 
 from helpers.endless import endless_answer, endless_flags
-from helpers.running_server import RunningServer
+from helpers.running_server import assert_nothing_left
 
 TIMEOUT_S = 4.0  # a busy machine may keep a process waiting for three
 
@@ -22,51 +22,40 @@ TIMEOUT_S = 4.0  # a busy machine may keep a process waiting for three
     [("engine", ()), ("tokenizer-0", ()), ("engine-1", ("--tp", "2"))],
 )
 def test_a_stopped_worker_ends_the_server(
-    worker: str, flags: tuple[str, ...], endless: Path, tmp_path: Path
+    worker: str, flags: tuple[str, ...], endless: Path, launch: Any
 ) -> None:
-    flags = (*endless_flags(endless), *flags)
-    server = RunningServer(tmp_path, *flags, "--hang-timeout", str(TIMEOUT_S))
-    try:
-        with server.client() as client:
-            family = server.family()
-            answer = endless_answer(client)
-            os.kill(server.pid(worker), signal.SIGSTOP)
-            # A tokenizer is not on the way of a running stream: the next request waits for it.
-            if worker == "tokenizer-0":
-                answer.close()
-            with pytest.raises(openai.APIError, match=f"the {worker} process has given no sign"):
-                list(endless_answer(client) if worker == "tokenizer-0" else answer)
-        assert server.ended() == 1
-    finally:
-        server.close()
-    assert f"the {worker} process has given no sign of life" in server.output["err"]
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-    assert list(tmp_path.iterdir()) == []
-    assert "Traceback" not in server.output["err"], server.output["err"]
-
-
-def test_workers_that_are_continued_in_time_go_on(endless: Path, tmp_path: Path) -> None:
-    """With two ranks there is every kind of worker."""
-    flags = (*endless_flags(endless), "--tp", "2")
-    server = RunningServer(tmp_path, *flags, "--hang-timeout", "6")
-    try:
-        with server.client() as client:
-            answer = endless_answer(client)
-            workers = psutil.Process(server.process.pid).children(recursive=True)
-            for worker in workers:
-                os.kill(worker.pid, signal.SIGSTOP)
-                time.sleep(0.5)
-                os.kill(worker.pid, signal.SIGCONT)
-            # All of it, as by a laptop's sleep: for longer than the timeout.
-            os.killpg(server.process.pid, signal.SIGSTOP)
-            time.sleep(8.0)
-            os.killpg(server.process.pid, signal.SIGCONT)
-            time.sleep(1.0)
-            next(iter(answer))
+    server = launch(*endless_flags(endless), *flags, "--hang-timeout", str(TIMEOUT_S))
+    with server.client() as client:
+        family = server.family()
+        answer = endless_answer(client)
+        os.kill(server.pid(worker), signal.SIGSTOP)
+        # A tokenizer is not on the way of a running stream: the next request waits for it.
+        if worker == "tokenizer-0":
             answer.close()
-            endless_answer(client).close()
-        assert server.process.poll() is None
-    finally:
-        server.close()
+        with pytest.raises(openai.APIError, match=f"the {worker} process has given no sign"):
+            list(endless_answer(client) if worker == "tokenizer-0" else answer)
+    assert server.ended() == 1
+    assert f"the {worker} process has given no sign of life" in server.output["err"]
+    assert_nothing_left(server, family)
+
+
+def test_workers_that_are_continued_in_time_go_on(endless: Path, launch: Any) -> None:
+    """With two ranks there is every kind of worker."""
+    server = launch(*endless_flags(endless), "--tp", "2", "--hang-timeout", "6")
+    with server.client() as client:
+        answer = endless_answer(client)
+        for worker in server.family()[1:]:
+            os.kill(worker.pid, signal.SIGSTOP)
+            time.sleep(0.5)
+            os.kill(worker.pid, signal.SIGCONT)
+        # All of it, as by a laptop's sleep: for longer than the timeout.
+        os.killpg(server.process.pid, signal.SIGSTOP)
+        time.sleep(8.0)
+        os.killpg(server.process.pid, signal.SIGCONT)
+        time.sleep(1.0)
+        next(iter(answer))
+        answer.close()
+        endless_answer(client).close()
+    assert server.process.poll() is None
+    server.close()
     assert server.ended() == 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.key_files import FILE, OTHER, SECRET, Clock, key_file
-from helpers.running_server import RunningServer
 from minisgl.errors import ConfigError
 from minisgl.server.errors import RateLimited, error_response
 from minisgl.server.keys import KeyRing
@@ -99,9 +99,9 @@ def test_a_wrong_key_file(tmp_path: Path, text: str, says: str) -> None:
 
 @pytest.mark.parametrize("flags", [("--api-key", SECRET + " x"), ("--api-key-file", "/none")])
 def test_wrong_keys_are_refused_before_any_process_starts(
-    tmp_path: Path, flags: tuple[str, str]
+    launch: Any, flags: tuple[str, str]
 ) -> None:
-    server = RunningServer(tmp_path, *flags)
+    server = launch(*flags)
     assert server.ended(60) == 1
     assert flags[0] in server.output["err"]
     assert "starting the engine" not in server.output["err"]

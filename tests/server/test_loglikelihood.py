@@ -18,11 +18,12 @@ PROMPTS = [[5, 6, 7, 8, 300, 20], list(range(40, 90)), [9]]
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    server = RunningServer(tmp_path_factory.mktemp("server"), "--dtype", "float32")
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+def http() -> Iterator[httpx.Client]:
+    with (
+        RunningServer("--dtype", "float32") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         yield client
-    server.close()
 
 
 @pytest.fixture(scope="module")

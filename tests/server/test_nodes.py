@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from helpers.background import Background
-from helpers.running_server import RunningServer, free_ports
+from helpers.running_server import RunningServer, assert_nothing_left, free_ports
 from minisgl.llm import LLM, SamplingParams
 
 PROMPTS = ["The quick brown fox", "One rank counts pages and the other counts them too. " * 4]
@@ -21,29 +20,19 @@ LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
+def nodes(launch: Any) -> list[RunningServer]:
     """Started in the wrong order."""
     address = f"{LOOPBACK}:{free_ports(3)}"
     flags = ("--tp", "2", "--nnodes", "2", "--dist-init-addr", address, "--num-pages", "96")
     flags += ("--hang-timeout", "600")
     started = [
-        RunningServer(
-            tmp_path_factory.mktemp("n"),
+        launch(
             *(*flags, "--dtype", "float32", "--node-rank", str(node)),
             MINISGL_CHECK_PLANS="1",
         )
         for node in (1, 0)
     ]
-    yield started[::-1]
-    for server in started:
-        server.close()
-
-
-def assert_nothing_left(servers: list[RunningServer], family: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-    for server in servers:
-        assert "Traceback" not in server.output["err"], server.output["err"]
+    return started[::-1]
 
 
 def test_two_nodes_compute_the_tokens_of_one_rank(nodes: list[RunningServer]) -> None:
@@ -67,8 +56,8 @@ def test_two_nodes_compute_the_tokens_of_one_rank(nodes: list[RunningServer]) ->
         "only node 0 uses --port; this node does not" in node.output["err"] for node in nodes
     ]
     assert is_told == [False, True]
-    assert_nothing_left(nodes, family)
-    assert all(list(node.sockets.iterdir()) == [] for node in nodes)
+    for node in nodes:
+        assert_nothing_left(node, family)
 
 
 @pytest.mark.parametrize("victim", ["supervisor of node 1", "engine-1", "supervisor of node 0"])
@@ -91,7 +80,8 @@ def test_nodes_end_together(nodes: list[RunningServer], victim: str, pool: Backg
             os.kill(detokenizer, signal.SIGCONT)
         survivors = [node for node in nodes if node.process.pid != pid]
         assert [node.ended() for node in survivors] == [1] * len(survivors)
-    assert_nothing_left(survivors, family)
+    for node in survivors:
+        assert_nothing_left(node, family)
     if victim == "engine-1":
         assert "the engine-1 process was killed by signal 9" in nodes[1].output["err"]
     elif victim == "supervisor of node 0":

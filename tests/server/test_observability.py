@@ -31,11 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[RunningServer]:
+def server(folder: Path) -> Iterator[RunningServer]:
     files = ["--log-steps", str(folder / "steps"), "--profile-dir", str(folder / "profiles")]
-    server = RunningServer(tmp_path_factory.mktemp("s"), *FLAGS.split(), *files)
-    yield server
-    server.close()
+    with RunningServer(*FLAGS.split(), *files) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

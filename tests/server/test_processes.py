@@ -23,10 +23,9 @@ from minisgl.builtin import model_path
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    server = RunningServer(tmp_path_factory.mktemp("s"), *POOL)
-    yield server
-    server.close()
+def server() -> Iterator[RunningServer]:
+    with RunningServer(*POOL) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,13 @@ import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import pytest
 
-from helpers.running_server import RunningServer
+from helpers.running_server import RunningServer, assert_nothing_left
 from minisgl.benchmark.counters import scrape
 from minisgl.llm import LLM, SamplingParams
 
@@ -87,9 +85,8 @@ def complete(client: openai.OpenAI, prompt: Any, **fields: Any) -> Any:
     return client.completions.create(model=MODEL, prompt=prompt, **(settings | fields))
 
 
-def test_a_rank_that_is_killed_during_the_start(tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, *FLAGS)
-    with closing(server):
+def test_a_rank_that_is_killed_during_the_start() -> None:
+    with RunningServer(*FLAGS) as server:
         server.wait_for("(starting )", "err")
         # A child that is stopped before it runs its own program holds up its parent for ever.
         while len(workers := [p for p in server.family()[1:] if "-c" in p.cmdline()]) < 3:
@@ -102,21 +99,20 @@ def test_a_rank_that_is_killed_during_the_start(tmp_path: Path) -> None:
         *_, last = server.output["err"].splitlines()
         assert "E [server] the engine-1 process was killed by signal 9, as the system" in last
         assert "engine-0" not in server.output["err"]
-        assert not psutil.wait_procs([helper, engine_0], timeout=60)[1]
-        assert list(tmp_path.iterdir()) == []
+        assert_nothing_left(server, [helper, engine_0])
 
 
 @pytest.mark.parametrize(("overlap_off", "rank"), [("0", 1), ("1", 0)])
 def test_ranks_serve_as_one_and_end_together(
-    overlap_off: str, rank: int, alone: list[str], tmp_path: Path
+    overlap_off: str, rank: int, alone: list[str], launch: Any, tmp_path: Path
 ) -> None:
     """One test for one start of a server. rank: the one that is killed at the end."""
     environment = {
         "MINISGL_CHECK_PLANS": "1",
         "MINISGL_DISABLE_OVERLAP_SCHEDULING": overlap_off,
     }
-    server = RunningServer(tmp_path, *FLAGS, "--profile-dir", str(tmp_path), **environment)
-    with closing(server), server.client() as client:
+    server = launch(*FLAGS, "--profile-dir", str(tmp_path), **environment)
+    with server.client() as client:
         # Together: chunked prefill, prefix hits, decodes beside chunks.
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             answers = list(pool.map(lambda prompt: complete(client, prompt), PROMPTS))
@@ -165,9 +161,4 @@ def test_ranks_serve_as_one_and_end_together(
                     answer.result()
         assert server.ended() == 1
         assert f"the engine-{rank} process was killed by signal 9" in server.output["err"]
-        _, alive = psutil.wait_procs(family, timeout=60)
-        assert not alive
-        left = [path.name for path in server.sockets.iterdir()]
-        # Sockets are in minisgl-...; the traces belong here, and the profiler leaves a folder.
-        assert not any(name.startswith("minisgl-") for name in left), left
-        assert "Traceback" not in server.output["err"], server.output["err"]
+    assert_nothing_left(server, family)

@@ -7,107 +7,91 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from helpers.endless import endless_answer, endless_flags
-from helpers.running_server import RunningServer
+from helpers.running_server import POOL, RunningServer, assert_nothing_left
 from minisgl.builtin import model_path
 
-POOL = ("--num-pages", "64", "--page-size", "16", "--max-prefill-length", "256", "--restart")
+FLAGS = (*POOL, "--restart")
 
 
 def last_pid(server: RunningServer, worker: str) -> int:
     return int(re.findall(rf"the {worker} is ready .* \(pid (\d+)\)", server.output["err"])[-1])
 
 
-def test_the_engine_starts_again_behind_the_same_port(endless: Path, tmp_path: Path) -> None:
+def test_the_engine_starts_again_behind_the_same_port(endless: Path, launch: Any) -> None:
     flags = (*endless_flags(endless), "--restart", "--max-restarts", "2", "--hang-timeout", "4")
-    server = RunningServer(tmp_path, *flags)
-    try:
-        with server.client() as client, httpx.Client(base_url=server.url, timeout=150) as http:
-            for number, (worker, sent, says) in enumerate(
-                [
-                    ("engine", signal.SIGKILL, "the engine process was killed by signal 9"),
-                    ("detokenizer", signal.SIGSTOP, "the detokenizer process has given no sign"),
-                ],
-                start=1,
-            ):
-                answer = endless_answer(client)
-                os.kill(last_pid(server, worker), sent)
-                with pytest.raises(openai.APIError, match=says):
-                    list(answer)
-                refused = http.post("/v1/completions", json={"prompt": "a"})
-                assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "restarting"
-                assert says in refused.json()["error"]["message"]
-                assert int(refused.headers["retry-after"]) >= 1
-                assert http.get("/health").json() == {"status": "ok"}
-                assert http.get("/ready").json()["error"]["code"] == "restarting"
-                server.wait_for(f"(?:started again[^$]*){{{number}}}()", "err")
-                assert http.get("/ready").json() == {"status": "ready"}
-                whole = client.completions.create(
-                    model="endless",
-                    prompt="a",
-                    max_tokens=3,
-                    extra_body={"ignore_eos": True},
-                )
-                assert whole.usage
-                assert whole.usage.completion_tokens == 3
-                page = http.get("/metrics").text
-                assert f"minisgl_restarts_total {number}.0" in page
-                assert "minisgl_requests_open 0.0" in page
-            family = server.family()
-            os.kill(last_pid(server, "engine"), signal.SIGKILL)
-        assert server.ended() == 1
-    finally:
-        server.close()
-    assert "there were 2 restarts within an hour already" in server.output["err"]
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-    assert list(tmp_path.iterdir()) == []
-    assert "Traceback" not in server.output["err"], server.output["err"]
-
-
-def test_a_signal_during_a_restart(tmp_path: Path) -> None:
-    server = RunningServer(tmp_path, *POOL)
-    try:
-        assert server.url
-        os.kill(server.pid("engine"), signal.SIGKILL)
-        server.wait_for("(starting it again)", "err")
+    server = launch(*flags)
+    with server.client() as client, httpx.Client(base_url=server.url, timeout=150) as http:
+        for number, (worker, sent, says) in enumerate(
+            [
+                ("engine", signal.SIGKILL, "the engine process was killed by signal 9"),
+                ("detokenizer", signal.SIGSTOP, "the detokenizer process has given no sign"),
+            ],
+            start=1,
+        ):
+            answer = endless_answer(client)
+            os.kill(last_pid(server, worker), sent)
+            with pytest.raises(openai.APIError, match=says):
+                list(answer)
+            refused = http.post("/v1/completions", json={"prompt": "a"})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "restarting"
+            assert says in refused.json()["error"]["message"]
+            assert int(refused.headers["retry-after"]) >= 1
+            assert http.get("/health").json() == {"status": "ok"}
+            assert http.get("/ready").json()["error"]["code"] == "restarting"
+            server.wait_for(f"(?:started again[^$]*){{{number}}}()", "err")
+            assert http.get("/ready").json() == {"status": "ready"}
+            whole = client.completions.create(
+                model="endless",
+                prompt="a",
+                max_tokens=3,
+                extra_body={"ignore_eos": True},
+            )
+            assert whole.usage
+            assert whole.usage.completion_tokens == 3
+            page = http.get("/metrics").text
+            assert f"minisgl_restarts_total {number}.0" in page
+            assert "minisgl_requests_open 0.0" in page
         family = server.family()
-        server.process.terminate()
-        assert server.ended() == 0
-    finally:
-        server.close()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert not alive
-    assert list(tmp_path.iterdir()) == []
+        os.kill(last_pid(server, "engine"), signal.SIGKILL)
+    assert server.ended() == 1
+    assert "there were 2 restarts within an hour already" in server.output["err"]
+    assert_nothing_left(server, family)
+
+
+def test_a_signal_during_a_restart(launch: Any) -> None:
+    server = launch(*FLAGS)
+    assert server.url
+    os.kill(server.pid("engine"), signal.SIGKILL)
+    server.wait_for("(starting it again)", "err")
+    family = server.family()
+    server.process.terminate()
+    assert server.ended() == 0
+    assert_nothing_left(server, family)
 
 
 @pytest.mark.parametrize("broken", ["weights", "folder of the sockets"])
-def test_a_failed_restart_ends_the_server(
-    broken: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    sockets, folder = tmp_path_factory.mktemp("s"), tmp_path / "model"
+def test_a_failed_restart_ends_the_server(broken: str, launch: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
     shutil.copytree(model_path(), folder)
-    server = RunningServer(sockets, *POOL, "--model", str(folder))
-    try:
-        assert server.url
-        if broken == "weights":
-            (folder / "model.safetensors").write_bytes(b"")
-        else:
-            shutil.rmtree(sockets)
-        os.kill(server.pid("engine"), signal.SIGKILL)
-        assert server.ended(150) == 1
-    finally:
-        server.close()
+    server = launch(*FLAGS, "--model", str(folder))
+    assert server.url
+    if broken == "weights":
+        (folder / "model.safetensors").write_bytes(b"")
+    else:
+        shutil.rmtree(server.sockets)
+    os.kill(server.pid("engine"), signal.SIGKILL)
+    assert server.ended(150) == 1
     assert "it did not start again: " in server.output["err"]
     if broken == "weights":
         assert "model.safetensors is damaged or incomplete" in server.output["err"]
-        assert list(sockets.iterdir()) == []
+        assert list(server.sockets.iterdir()) == []
     else:
-        assert f"no socket can be made at {sockets}: No such file" in server.output["err"]
+        assert f"no socket can be made at {server.sockets}: No such file" in server.output["err"]

@@ -189,3 +189,14 @@ def test_what_an_answer_did_not_take_is_not_owed(tmp_path: Path) -> None:
     first.count(TextReply(uid=0, text="", token_ids=[1] * 10))
     first.end()
     assert key.begin(prompt, params, counts_prompt=False).share[0] == 110
+
+
+def test_what_is_owed_is_divided_by_the_weight() -> None:
+    """The tag of a request is the tokens served and still expected, by the key's weight."""
+    heavy = Share(Shares())
+    heavy.weight = 2.0
+    first = heavy.begin(100)
+    heavy.serve(40, expected=40)
+    assert (first, heavy.begin(100)) == (0, (40 + 60) // 2)
+    heavy.end(first, left=60)
+    assert heavy.begin(1) == (40 + 100) // 2

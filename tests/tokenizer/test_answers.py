@@ -149,6 +149,7 @@ def test_pairs_follow_the_schema(tokenizer: Tokenizer) -> None:
             "mode": {"enum": ["fast", 3, None, {"a": ["b"]}]},
             "limit": {"type": ["integer", "null"], "minimum": 0, "maximum": 99},
             "free": {"type": "object"},
+            "one": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
         },
         "required": ["places", "mode", "limit"],
         "additionalProperties": False,
@@ -182,9 +183,51 @@ def test_optional_arguments_may_be_missing(names: str) -> None:
     values = {"city": "Bonn", "unit": "C", "days": "3", "spots": "[true]"}
     items = [f"<parameter={name}>\n{values[name]}\n</parameter>\n" for name in names.split()]
     text = f"<tool_call>\n<function=get_weather>\n{''.join(items)}</function>\n</tool_call>"
+    assert matches(grammar, text) == ("city" in names)
+
+
+def matches(grammar: str, text: str) -> bool:
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
-    is_call = matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
-    assert is_call == ("city" in names)
+    return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "go", "arguments": {"to": VALUE}}</tool_call>'),
+        ("mistral_v3", '[TOOL_CALLS][{"name": "go", "arguments": {"to": VALUE}}]'),
+        ("mistral", '[TOOL_CALLS]go[ARGS]{"to": VALUE}'),
+        ("glm", "<tool_call>go\n<arg_key>to</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>"),
+        ("gemma", "<start_function_call>call:go{to:VALUE}<end_function_call>"),
+    ],
+)
+def test_arguments_may_refer_to_definitions(name: str, text: str) -> None:
+    """The name of the definition has both characters that a reference escapes."""
+    schema = {
+        "type": "object",
+        "properties": {"to": {"$ref": "#/$defs/a~01~1b"}},
+        "required": ["to"],
+        "additionalProperties": False,
+        "$defs": {"a~1/b": {"type": "integer"}},
+    }
+    plan = AnswerPlan(form=AnswerForm(calls=name), tools=(("go", schema),), choice="go")
+    grammar, _ = plan.resolve(SamplingParams(), without_marks())
+    assert matches(grammar, text.replace("VALUE", "7"))
+    assert not matches(grammar, text.replace("VALUE", "true"))
+
+
+@pytest.mark.parametrize("budget", [None, 20])
+def test_reasoning_ends_at_the_first_mark_that_is_text(budget: int | None) -> None:
+    form = AnswerForm(reasoning="think", is_open=True)
+    plan = AnswerPlan(form=form, thinking_budget=budget)
+    sampling = SamplingParams(structured_outputs={"regex": "[0-9]"})
+    grammar, _ = plan.resolve(sampling, without_marks())
+    assert matches(grammar, "Hm</think>\n7")
+    assert matches(grammar, "</think>7")
+    assert not matches(grammar, "Hm</think>Hm</think>7")
+    assert matches(grammar, "Is 1 < 2?</think>7") == (budget is None)
+    assert matches(grammar, f"{'a' * 20}</think>7")
+    assert matches(grammar, f"{'a' * 21}</think>7") == (budget is None)
 
 
 @pytest.mark.parametrize("is_open", [True, False])

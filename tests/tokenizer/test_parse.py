@@ -158,9 +158,10 @@ def test_harmony_channels() -> None:
     answer = check(AnswerForm(calls="harmony", reasoning="harmony", types=TYPES), text)
     assert (answer.reasoning, answer.content) == ("Think é.", "I will call.")
     assert json.loads(answer.calls[0].arguments) == WEATHER[1]
-    final = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>42"
-    answer = check(AnswerForm(reasoning="harmony"), final)
-    assert (answer.reasoning, answer.content) == ("Hm", "42")
+    for end in ("<|end|>", ""):  # a message that the model does not end
+        begin = f"<|channel|>analysis<|message|>Hm{end}<|start|>assistant"
+        answer = check(AnswerForm(reasoning="harmony"), f"{begin}<|channel|>final<|message|>42")
+        assert (answer.reasoning, answer.content) == ("Hm", "42")
 
 
 def test_is_reasoning_follows_the_text() -> None:

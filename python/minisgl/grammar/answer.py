@@ -53,17 +53,21 @@ class AnswerGrammar:
         """Return Lark for reasoning of at most `budget` tokens, between `begin` and `end`.
 
         is_open: whether the prompt ends within reasoning. If not, the answer may have none.
+        Where `end` is text and there is a budget, reasoning has no character like `end`'s first.
         """
         limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
-        body = TEXT
-        if self.token_id(end) is None:  # `end` is text, which reasoning must not contain
-            body = f"{TEXT} & ~/(.|\\n)*{escaped(end)}(.|\\n)*/"
-            self.rule("THINKING", body)
-            body = "THINKING"
+        body, closing = TEXT, self.literal(end)
+        if all(self.token_id(piece) is None for piece in _MARK.split(end)):
+            # `end` is text, and a lexeme takes all text that it can.
+            if budget is None:
+                self.rule("BEFORE", f"{TEXT} & ~/(.|\\n)*{escaped(end)}(.|\\n)*/")
+                body, closing = self.rule("THINKING", f"BEFORE {closing}"), ""
+            else:  # which may cut the lexeme anywhere, so `end` is not a part of it
+                body = f"/[^{escaped(end[0])}]*/"
         thinking = self.rule(f"thinking{limits}", body)
         if budget == 0:
             thinking = ""
-        closed = f"{thinking} {self.literal(end)} /[ \\n]{{0,4}}/"
+        closed = f"{thinking} {closing} /[ \\n]{{0,4}}/"
         return closed if is_open else f"({self.literal(begin)} {closed})?"
 
     def harmony_reasoning(self, budget: int | None) -> str:

@@ -20,9 +20,8 @@ def object_call(
 
     keys: the key of the name, and that of the arguments.
     """
-    calls = [grammar.sub(json_grammar(_object(name, schema, *keys))) for name, schema in tools]
-    line = '("\\n")?' if begin else ""
-    return f"{grammar.literal(begin)} {line} ({' | '.join(calls)}) {line} {grammar.literal(end)}"
+    calls, line = _objects(grammar, tools, keys), '("\\n")?' if begin else ""
+    return f"{grammar.literal(begin)} {line} {calls} {line} {grammar.literal(end)}"
 
 
 def list_of_calls(
@@ -31,18 +30,16 @@ def list_of_calls(
     keys: tuple[str, str],
     begin: str,
     end: str,
-    most: int | None,
+    *,
+    is_one: bool,
 ) -> str:
     """Return Lark for a list of objects as in `object_call`, between `begin` and `end`.
 
-    most: the largest number of calls; None is no limit.
+    is_one: whether the list has one call; else it has one or more.
     """
-    items = {"anyOf": [_object(name, schema, *keys) for name, schema in tools]}
-    schema = {"type": "array", "items": items, "minItems": 1}
-    if most:
-        schema["maxItems"] = most
-    closing = grammar.literal(end) if end else ""
-    return f'{grammar.literal(begin)} (" ")? {grammar.sub(json_grammar(schema))} {closing}'
+    calls = _objects(grammar, tools, keys)
+    others = "" if is_one else f"(/, ?/ {calls})*"
+    return f'{grammar.literal(begin)} (" ")? "[" {calls} {others} "]" {grammar.literal(end)}'
 
 
 def named_call(grammar: AnswerGrammar, tools: Sequence[Tool], header: str, footer: str) -> str:
@@ -91,6 +88,13 @@ def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], aft
             return f"{TEXT} {grammar.literal(after.lstrip())}"
         return f"/[^<]*{escaped(after)}/"
     return f"{grammar.sub(json_grammar({**definitions, **schema}))} {closing}"
+
+
+def _objects(grammar: AnswerGrammar, tools: Sequence[Tool], keys: tuple[str, str]) -> str:
+    """Return Lark for an object of one of the tools. Each schema has its own definitions, so each
+    is a grammar of its own."""
+    calls = [grammar.sub(json_grammar(_object(name, schema, *keys))) for name, schema in tools]
+    return f"({' | '.join(calls)})"
 
 
 def _object(name: str, schema: dict[str, Any], name_key: str, key: str) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class _Values:
         if most == 0:
             return '"[" "]"'
         most_more = "" if most is None else most - 1
-        items = f'{item} ("," {item}){{{max(least - 1, 0)},{most_more}}}'
+        more = f'("," {item}){{{max(least - 1, 0)},{most_more}}}' if most != 1 else ""
+        items = f"{item} {more}"
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
     def _pairs(self, schema: Mapping[str, Any]) -> str:

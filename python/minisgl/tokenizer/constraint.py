@@ -78,7 +78,7 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
     form = call_format(name)
     begin, end, keys = form.begin, form.end, (form.name_key, form.key)
     if form.is_list:
-        return calls.list_of_calls(grammar, tools, keys, begin, end, 1 if is_one else None)
+        return calls.list_of_calls(grammar, tools, keys, begin, end, is_one=is_one)
     if form.is_bare:
         return calls.object_call(grammar, tools, keys, "", "")
     if form.syntax == "object":
