@@ -96,10 +96,14 @@ class GroupedCacheManager(CacheManager):
         self, req: Req, end: int, unfinished: Sequence[Req], running: Sequence[Req], growth: int
     ) -> bool:
         """In groups of states and rows, the pages of the requests that decode go up and down, so
-        these must suffice at each step until all have passed an interval (`Tail.peak`)."""
+        these must suffice at each step until all have passed an interval (`Tail.peak`): beside the
+        prompts, and when these decode, too."""
         if self._tree.full and not super().has_room(req, end, unfinished, running, growth):
             return False
         prompts = [(req, end), *((other, other.num_known + 1) for other in unfinished)]
+        unfinished_uids = {other.uid for other in unfinished}
+        decoding = [other.num_known for other in running if other.uid not in unfinished_uids]
+        decoding_later = [*decoding, *(num_tokens for _, num_tokens in prompts)]
         for tail in self._tails:
             group, need, most = tail.group, 0, 0
             for request, num_tokens in prompts:
@@ -107,10 +111,10 @@ class GroupedCacheManager(CacheManager):
                 held = sum(page >= 0 for page in pages)
                 each = group.most_pages(num_tokens, self._chunk, self.page_size)
                 need += max(each - held, 0)
-                most += each // 2  # the other half is in the peak
+                most += each
             if group.interval:
-                ends = [other.num_known for other in running]
-                if most + tail.peak([*ends, end]) > group.num_pages:
+                peak = max(most + tail.peak(decoding), tail.peak(decoding_later))
+                if peak > group.num_pages:
                     return False
             else:
                 need += len(running) * self.pages_for(growth)
