@@ -81,18 +81,18 @@ class Tail:
         return self.allocator.num_free + self.num_idle
 
     @cached_property
-    def _held_pages(self) -> npt.NDArray[np.int32]:
+    def _held_pages(self) -> npt.NDArray[np.float32]:
         """[t, p]: what a request of phase p holds t steps later (`CacheGroup.held_pages`)."""
         phases = range(interval := self.group.interval)
         held = [self.group.held_pages(phase, self._page_size) for phase in phases]
-        return np.array([np.roll(held, -t) for t in range(interval)], dtype=np.int32)
+        return np.array([np.roll(held, -t) for t in range(interval)], dtype=np.float32)
 
     def peak(self, ends: Sequence[int]) -> int:
         """Return the most pages that decoding requests hold at once before any of them ends, if
         each step computes a token of each. ends: where their next steps end."""
         interval = self.group.interval
-        counts = np.bincount([end % interval for end in ends], minlength=interval)
-        return int((self._held_pages @ counts).max())
+        counts = np.bincount(np.array(ends, np.int64) % interval, minlength=interval)
+        return int((self._held_pages @ counts.astype(np.float32)).max())
 
     def hold(self, page: int) -> None:
         entry = self.entries[page]
