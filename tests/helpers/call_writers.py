@@ -107,6 +107,18 @@ def harmony(*calls: Any) -> str:
     )
 
 
+def muse_glimmer(*calls: Any) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        texts = {k: v if isinstance(v, str) else dumped(v) for k, v in arguments.items()}
+        lines = [f'<atem:parameter name="{k}">{v}</atem:parameter>' for k, v in texts.items()]
+        return "\n".join([f'<atem:invoke name="{name}">', *lines, "</atem:invoke>\n"])
+
+    return "<|eom|><|start|>assistant".join(
+        f" to={n}<|message|><atem:function_calls>\n{one(n, a)}</atem:function_calls>"
+        for n, a in calls
+    )
+
+
 def seed(*calls: Any) -> str:
     return coder(*calls).replace("tool_call>", "seed:tool_call>")
 
@@ -160,6 +172,6 @@ WRITERS = {
     "seed": seed, "cohere": cohere, "phi4": phi4, "granite": granite,
     "hermes": hermes, "qwen3_coder": coder, "glm": glm, "deepseek_v3": deepseek_v3,
     "deepseek_v31": deepseek_v31, "mistral": mistral, "mistral_v3": mistral_v3, "gemma": gemma,
-    "gemma4": gemma4, "llama3": llama3, "harmony": harmony,
+    "gemma4": gemma4, "llama3": llama3, "harmony": harmony, "muse_glimmer": muse_glimmer,
 }  # fmt: skip
 CALLS = [[WEATHER], [NOW], [SEARCH], [WEATHER, NOW, SEARCH]]

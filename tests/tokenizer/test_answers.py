@@ -25,7 +25,7 @@ from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
 from minisgl.tokenizer.answers import AnswerPlan, _types
 from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.parse import AnswerForm, collect
-from minisgl.tokenizer.parse.formats import CALLS, PARSERS, REASONING, special_texts
+from minisgl.tokenizer.parse.formats import CALLS, MESSAGES, PARSERS, REASONING, special_texts
 from minisgl.tokenizer.template import ChatTemplate
 
 EOS = 2
@@ -104,10 +104,10 @@ def answer(tokenizer: Tokenizer, form: str, output: list[int]) -> tuple[Any, Fin
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tokenizer) -> None:
     if not has_tokens:
-        if name == "harmony":
+        if name in MESSAGES:
             return
         tokenizer = without_marks()
-    form = AnswerForm(calls=name, types=TYPES, reasoning="harmony" if name == "harmony" else "")
+    form = AnswerForm(calls=name, types=TYPES, reasoning=name if name in MESSAGES else "")
     tools = tuple(tool for tool in TOOLS if choice in ("required", tool[0]))
     plan = AnswerPlan(form=form, tools=tools, choice=choice)
     grammar, encoded = plan.resolve(SamplingParams(), tokenizer)
@@ -123,10 +123,8 @@ def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tok
         for call in found.calls:
             assert choice in ("required", call.name)
             arguments = json.loads(call.arguments)
-            if name != "harmony" and CALLS[name].syntax in (
-                "tags",
-                "pairs",
-            ):  # texts without their bounds
+            inside = MESSAGES[name].calls if name in MESSAGES else CALLS[name]
+            if inside and inside.syntax in ("tags", "pairs"):  # texts without their bounds
                 arguments |= {key: text[:8] for key, text in arguments.items() if key == "city"}
             jsonschema.validate(arguments, dict(TOOLS)[call.name])
         if choice != "required":
@@ -230,6 +228,30 @@ def test_reasoning_ends_at_the_first_mark_that_is_text(budget: int | None) -> No
     assert matches(grammar, f"{'a' * 21}</think>7") == (budget is None)
 
 
+@pytest.mark.parametrize("budget", [None, 20])
+@pytest.mark.parametrize(
+    ("name", "thought", "final"),
+    [
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant",
+            "<|channel|>final",
+        ),
+        ("muse_glimmer", " to=self<|message|>Hm<|eom|><|start|>assistant", " to=user"),
+    ],
+)
+def test_a_form_applies_to_the_final_message(
+    name: str, thought: str, final: str, budget: int | None
+) -> None:
+    plan = AnswerPlan(form=AnswerForm(reasoning=name), thinking_budget=budget)
+    sampling = SamplingParams(structured_outputs={"regex": "[0-9]"})
+    grammar, _ = plan.resolve(sampling, without_marks())
+    assert matches(grammar, f"{thought}{final}<|message|>7")
+    assert matches(grammar, f"{final}<|message|>7")
+    assert not matches(grammar, f"{thought}{final}<|message|>seven")
+    assert not matches(grammar, f"{thought}7")
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("budget", [None, 0, 5])
 @pytest.mark.parametrize("content", [{"json": WEATHER}, None])
@@ -270,6 +292,9 @@ TEMPLATES = {
     "{% else %}<think></think>{% endif %}",
     "hybrid": "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined "
     "and not enable_thinking %}<think>\n\n</think>{% endif %}",
+    "muse": "{% if tools %}{{ tools }}<atem:function_calls>{% endif %}"
+    "Strength {{ reasoning_strength }}.{% for m in messages %}<|start|>{{ m.role }}<|message|>"
+    "{{ m.content }}<|eom|>{% endfor %}<|start|>assistant",
 }
 
 
@@ -316,6 +341,22 @@ def test_plans(tokenizer: Tokenizer) -> None:
     plan, _ = planned("hybrid", tokenizer, template_args={"reasoning_effort": "high"})
     assert plan
     assert plan.form == AnswerForm(reasoning="think")
+
+
+@pytest.mark.parametrize(
+    ("effort", "strength"), [("high", "high"), ("low", "low"), ("none", "low"), ("minimal", "low")]
+)
+def test_muse_glimmer_has_strengths(effort: str, strength: str, tokenizer: Tokenizer) -> None:
+    """They cannot be switched off."""
+    name = "muse_glimmer"
+    plan, text = planned("muse", tokenizer, template_args={"reasoning_effort": effort})
+    assert plan
+    assert plan.form == AnswerForm(reasoning=name)
+    assert f"Strength {strength}." in text
+    plan, text = planned("muse", tokenizer, tools=[tool("now")])
+    assert plan
+    assert plan.form == AnswerForm(calls=name, reasoning=name, types={"now": {}})
+    assert "You can call functions" not in text
 
 
 @pytest.mark.parametrize(

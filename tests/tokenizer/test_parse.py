@@ -19,11 +19,12 @@ from helpers.call_writers import (
     harmony,
     hermes,
     llama3,
+    muse_glimmer,
 )
 from minisgl.server.args import ToolCallParser
 from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
 from minisgl.tokenizer.parse.answer import Part
-from minisgl.tokenizer.parse.formats import PARSERS, detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.formats import MESSAGES, PARSERS, detect_calls, detect_reasoning
 from minisgl.tokenizer.parse.reader import Reader
 
 
@@ -71,7 +72,9 @@ def test_calls(name: str, calls: list[Any]) -> None:
     assert answer.content == ""
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("llama3", "harmony")])
+@pytest.mark.parametrize(
+    "name", [name for name in WRITERS if name != "llama3" and name not in MESSAGES]
+)
 def test_content_before_calls(name: str) -> None:
     text = "Let me look at [it] <b>now</b>.\n\n" + WRITERS[name](WEATHER)
     answer = check(AnswerForm(calls=name, types=TYPES), text)
@@ -162,6 +165,34 @@ def test_harmony_channels() -> None:
         begin = f"<|channel|>analysis<|message|>Hm{end}<|start|>assistant"
         answer = check(AnswerForm(reasoning="harmony"), f"{begin}<|channel|>final<|message|>42")
         assert (answer.reasoning, answer.content) == ("Hm", "42")
+
+
+def test_messages_of_muse_glimmer() -> None:
+    form = AnswerForm(calls="muse_glimmer", reasoning="muse_glimmer", types=TYPES)
+    thinking = ' to=self<|message|>Think <atem:invoke name="now">.<|eom|><|start|>assistant'
+    prose = " to=user<|message|>I will call.<|eom|><|start|>assistant"
+    answer = check(form, f"{thinking}{prose}{muse_glimmer(WEATHER, NOW)}<|eot|>")
+    assert answer.reasoning == 'Think <atem:invoke name="now">.'
+    assert answer.content == "I will call."
+    assert [call.name for call in answer.calls] == ["get_weather", "now"]
+    assert json.loads(answer.calls[0].arguments) == WEATHER[1]
+    both = muse_glimmer(WEATHER).removesuffix("</atem:function_calls>")
+    answer = check(form, f'{both}<atem:invoke name="now"></atem:invoke></atem:function_calls>')
+    assert [call.name for call in answer.calls] == ["get_weather", "now"]
+    # The model may leave a message without its end; a text may have what looks like its header.
+    call = muse_glimmer(WEATHER)
+    answer = check(form, f" to=self<|message|>Go\n to=b now.{call}<|eot|>")
+    assert answer.reasoning == "Go\n to=b now."
+    assert [call.name for call in answer.calls] == ["get_weather"]
+    # A call that a message cuts off does not take the next one.
+    cut = ' to=now<|message|><atem:function_calls><atem:invoke name="now">\n<atem:parameter name="a'
+    answer = check(form, f"{cut}<|eom|><|start|>assistant{muse_glimmer(WEATHER)}")
+    assert [call.name for call in answer.calls] == ["now", "get_weather"]
+    assert json.loads(answer.calls[1].arguments) == WEATHER[1]
+    for text in (" to=user<|message|>42<|eot|>", "<|message|>42", "42", f"{thinking}42"):
+        assert check(AnswerForm(reasoning="muse_glimmer"), text).content == (
+            "42" if text != f"{thinking}42" else ""
+        )
 
 
 def test_is_reasoning_follows_the_text() -> None:

@@ -53,8 +53,17 @@ class AnswerGrammar:
         """Return Lark for reasoning of at most `budget` tokens, between `begin` and `end`.
 
         is_open: whether the prompt ends within reasoning. If not, the answer may have none.
-        Where `end` is text and there is a budget, reasoning has no character like `end`'s first.
         """
+        closed = f"{self._thinking(end, budget)} /[ \\n]{{0,4}}/"
+        return closed if is_open else f"({self.literal(begin)} {closed})?"
+
+    def message(self, begin: str, end: str, *, budget: int | None) -> str:
+        """Return Lark for an optional message of reasoning, of at most `budget` tokens."""
+        return f"({self.literal(begin)} {self._thinking(end, budget)})?"
+
+    def _thinking(self, end: str, budget: int | None) -> str:
+        """Return Lark for at most `budget` tokens, and `end`. If `end` is text and there is a
+        budget, these tokens have no character like `end`'s first."""
         limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
         body, closing = TEXT, self.literal(end)
         if all(self.token_id(piece) is None for piece in _MARK.split(end)):
@@ -65,17 +74,7 @@ class AnswerGrammar:
             else:  # which may cut the lexeme anywhere, so `end` is not a part of it
                 body = f"/[^{escaped(end[0])}]*/"
         thinking = self.rule(f"thinking{limits}", body)
-        if budget == 0:
-            thinking = ""
-        closed = f"{thinking} {closing} /[ \\n]{{0,4}}/"
-        return closed if is_open else f"({self.literal(begin)} {closed})?"
-
-    def harmony_reasoning(self, budget: int | None) -> str:
-        """Return Lark for an optional message of the channel `analysis`."""
-        limits = "" if budget is None else f"[max_tokens={max(budget, 1)}]"
-        thinking = self.rule(f"thinking{limits}", TEXT)
-        begin = self.literal("<|channel|>analysis<|message|>")
-        return f"({begin} {thinking} {self.literal('<|end|><|start|>assistant')})?"
+        return closing if budget == 0 else f"{thinking} {closing}"
 
     def finish(self, start: str) -> str:
         """Return the grammar's text. start: the Lark of the whole answer."""

@@ -22,7 +22,7 @@ from minisgl.grammar.calls import Tool
 from minisgl.grammar.compile import compiled
 from minisgl.message import ChatPrompt, ids_to_bytes
 from minisgl.tokenizer.parse.formats import (
-    HARMONY,
+    MESSAGES,
     Calls,
     detect_calls,
     detect_reasoning,
@@ -48,6 +48,10 @@ ANY_TOOL: Final = ("auto", "required")
 """Values of `tool_choice` that allow each tool."""
 SWITCH: Final = "enable_thinking"
 """Clients switch reasoning on and off by this name. A template may have another name for it."""
+
+
+STRENGTH: Final = "reasoning_strength"
+"""Muse Glimmer's name for `reasoning_effort`, from low on: it cannot be switched off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +121,7 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     messages, args = list(prompt.messages), _template_args(prompt, template)
     if takes:
         args["tools"] = whole_tools(prompt.tools, encoder.template)
-    own = ResponseFormats() if detect_calls(template) == HARMONY else _own(encoder.folder)
+    own = ResponseFormats() if detect_calls(template) in MESSAGES else _own(encoder.folder)
     detected = own.calls or detect_calls(template)
     if prompt.tools or any(message.get("tool_calls") for message in messages):
         calls = encoder.tool_call_parser or detected
@@ -146,6 +150,9 @@ def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
     """
     args = dict(prompt.template_args)
     effort, switch = args.get("reasoning_effort"), detect_switch(template)
+    if effort is not None and STRENGTH in template:
+        args.setdefault(STRENGTH, "low" if effort in ("none", "minimal") else effort)
+        return args
     if switch and SWITCH in args:
         args.setdefault(switch, args[SWITCH])
     if effort is not None and "reasoning_effort" not in template:
@@ -190,11 +197,11 @@ def _form(
     calls. own: the formats of the response_template.
     """
     calls = parser if tools else ""
-    is_harmony = HARMONY in (parser, detect_calls(template))
-    known = HARMONY if is_harmony else own.reasoning or detect_reasoning(template)
+    of_messages = [name for name in (parser, detect_calls(template)) if name in MESSAGES]
+    known = next(iter(of_messages), own.reasoning or detect_reasoning(template))
     reasoning = known
     is_open = False
-    if reasoning and reasoning != HARMONY:
+    if reasoning and reasoning not in MESSAGES:
         begin, end = reasoning_marks(reasoning)
         tail = text.rstrip()
         is_open = tail.endswith(begin)

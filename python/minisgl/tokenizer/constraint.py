@@ -11,7 +11,12 @@ from minisgl.grammar.answer import AnswerGrammar
 from minisgl.grammar.compile import answer_grammar, checked_schema, compiled, problem
 from minisgl.grammar.pairs import pairs_call
 from minisgl.tokenizer.answers import AnswerPlan
-from minisgl.tokenizer.parse.formats import HARMONY, Calls, call_format, reasoning_marks
+from minisgl.tokenizer.parse.formats import (
+    Calls,
+    call_format,
+    message_format,
+    reasoning_marks,
+)
 from minisgl.tokenizer.parse.parser import AnswerForm
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -35,8 +40,9 @@ def constraint(
                 )
     grammar = AnswerGrammar(token_id=partial(added_token_id, tokenizer))
     lead = ""
-    if form.reasoning == HARMONY:
-        lead = grammar.harmony_reasoning(plan.thinking_budget)
+    messages = message_format(form.reasoning)
+    if messages:
+        lead = grammar.message(*messages.thinking, budget=plan.thinking_budget)
     elif form.reasoning:
         begin, end = reasoning_marks(form.reasoning)
         lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
@@ -46,8 +52,8 @@ def constraint(
         body = _calls(grammar, plan, form.calls)
     elif content:
         body = grammar.sub(answer_grammar(content))
-        if form.reasoning == HARMONY:
-            body = f"{grammar.literal('<|channel|>final<|message|>')} {body}"
+        if messages:
+            body = f"{grammar.literal(messages.answer)} {body}"
     else:
         body = "<[*]>*"
     text = grammar.finish(f"{lead} {body}")
@@ -72,9 +78,12 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
     no tool."""
     tools = plan.tools
     is_one = not plan.is_parallel or plan.choice != "required"
-    if name == HARMONY:
-        header = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
-        return calls.named_call(grammar, tools, header, "")
+    if messages := message_format(name):  # one call: another would be in a message of its own
+        if messages.argument:
+            return calls.tagged_call(
+                grammar, tools, messages.header, messages.argument, messages.footer
+            )
+        return calls.named_call(grammar, tools, messages.header, messages.footer)
     form = call_format(name)
     begin, end, keys = form.begin, form.end, (form.name_key, form.key)
     if form.is_list:

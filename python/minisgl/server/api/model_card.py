@@ -11,7 +11,7 @@ from typing import Any
 
 from minisgl.errors import CheckpointError
 from minisgl.tokenizer.parse.formats import (
-    HARMONY,
+    MESSAGES,
     detect_calls,
     detect_reasoning,
     detect_switch,
@@ -40,12 +40,13 @@ class ModelCard:
     @property
     def has_reasoning(self) -> bool:
         """Whether the chat template has a place for reasoning."""
-        return bool(detect_reasoning(self.template)) or detect_calls(self.template) == HARMONY
+        return bool(detect_reasoning(self.template)) or detect_calls(self.template) in MESSAGES
 
     @property
     def has_efforts(self) -> bool:
         """Whether the chat template reads an effort, or a switch that an effort can set."""
-        return "reasoning_effort" in self.template or bool(detect_switch(self.template))
+        names = ("reasoning_effort", "reasoning_strength")
+        return any(name in self.template for name in names) or bool(detect_switch(self.template))
 
     @property
     def capabilities(self) -> list[str]:

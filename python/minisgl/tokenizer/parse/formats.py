@@ -209,10 +209,9 @@ CALLS: Final[dict[str, CallFormat]] = {
         is_bare=True,
     ),
 }
-"""Name -> format. `--tool-call-parser` has these names and "harmony", which is no `CallFormat`
-(`minisgl.tokenizer.parse.harmony`). If a template has the texts of several formats, the first one
-counts. Grammars describe JSON, so they write calls in Python's syntax as a list of objects, which
-LFM2 also writes where it is asked to."""
+"""Name -> format. `--tool-call-parser` has these names and those of `MESSAGES`. If a template has
+the texts of several formats, the first one counts. Grammars describe JSON, so they write calls in
+Python's syntax as a list of objects, which LFM2 also writes where it is asked to."""
 
 REASONING: Final[dict[str, tuple[str, str]]] = {
     "think": ("<think>", "</think>"),
@@ -223,17 +222,87 @@ REASONING: Final[dict[str, tuple[str, str]]] = {
 }
 """Name -> (the text before reasoning, the text behind it)."""
 
-HARMONY: Final = "harmony"
-PARSERS: Final = (*CALLS, HARMONY)
-HARMONY_MARKERS: Final = (
-    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>",
-)  # fmt: skip
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFormat:
+    """How a family writes an answer of several messages, each a header, <|message|> and a text.
+
+    markers: its special tokens. detected_by: those that every template with this format has. ends:
+    the texts behind a message. bare: how a header begins that follows a text without an end, with a
+    name behind it; "" if models write none. call, reasoning: regexes that the header of a call, and
+    of reasoning, has; any other message is content. calls: how a call's message writes calls; with
+    None it has the arguments of one as JSON, and the first group of `call` is the name.
+
+    A grammar writes, where the prompt ends in a header: header, footer, argument: of a call, as in
+    `CallFormat`. thinking: the texts before and behind reasoning. answer: that before content.
+    """
+
+    markers: tuple[str, ...]
+    detected_by: tuple[str, ...]
+    ends: tuple[str, ...]
+    bare: str = ""
+    call: str
+    reasoning: str
+    calls: CallFormat | None = None
+    header: str
+    footer: str = ""
+    argument: str = ""
+    thinking: tuple[str, str]
+    answer: str
+
+
+MESSAGES: Final[dict[str, MessageFormat]] = {
+    "harmony": MessageFormat(
+        markers=(
+            *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"),
+            *("<|end|>", "<|call|>", "<|return|>"),
+        ),
+        detected_by=("<|channel|>", "<|message|>", "<|call|>"),
+        ends=("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
+        call=r"to=functions\.([\w.-]+)",
+        reasoning=r"<\|channel\|>analysis",
+        header="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        thinking=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        answer="<|channel|>final<|message|>",
+    ),
+    "muse_glimmer": MessageFormat(
+        markers=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        detected_by=("<|message|>", "<|eom|>", "<atem:function_calls>"),
+        ends=("<|eom|>", "<|eot|>", "<|start|>"),
+        bare=" to=",
+        call=r"to=(?!(?:self|user)\b)",
+        reasoning=r"to=self\b",
+        calls=CallFormat(
+            begin='<atem:invoke name="',
+            end="</atem:invoke>",
+            syntax="tags",
+            name=r'\s*(.*?)"\s*>\s*',
+            key='<atem:parameter name="',
+            key_end='">',
+            value_end="</atem:parameter>",
+            section=("<atem:function_calls>", "</atem:function_calls>"),
+        ),
+        header=' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',
+        footer="</atem:invoke>\n</atem:function_calls>",
+        argument='<atem:parameter name="KEY">VALUE</atem:parameter>\n',
+        thinking=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+        answer=" to=user<|message|>",
+    ),
+}
+"""Name -> format, for calls and reasoning. Sources: OpenAI's description of harmony
+(cookbook.openai.com); of Muse Glimmer's, what projects that serve it say of its chat template."""
+PARSERS: Final = (*CALLS, *MESSAGES)
 _TOKEN: Final = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
 
 Calls = str | CallFormat
-"""A name in `CALLS` or "harmony", or a format that a checkpoint describes; "" for none."""
+"""A name in `PARSERS`, or a format that a checkpoint describes; "" for none."""
 Marks = str | tuple[str, str]
-"""A name in `REASONING` or "harmony", or the texts that a checkpoint describes; "" for none."""
+"""A name in `REASONING` or `MESSAGES`, or the texts that a checkpoint describes; "" for none."""
+
+
+def message_format(*names: Calls | Marks) -> MessageFormat | None:
+    """Return the first format of `MESSAGES` among `names`."""
+    return next((MESSAGES[name] for name in names if name in MESSAGES), None)
 
 
 def call_format(calls: Calls) -> CallFormat:
@@ -241,16 +310,15 @@ def call_format(calls: Calls) -> CallFormat:
 
 
 def reasoning_marks(reasoning: Marks) -> tuple[str, str]:
-    """Return the texts before and behind reasoning of a format other than harmony."""
+    """Return the texts before and behind reasoning of a format that is not in `MESSAGES`."""
     return REASONING[reasoning] if isinstance(reasoning, str) else reasoning
 
 
 @lru_cache(4)
 def detect_calls(template: str) -> str:
     """Return the name of the call format of a chat template, "" if it has none that is known."""
-    if all(marker in template for marker in ("<|channel|>", "<|message|>", "<|call|>")):
-        return HARMONY
-    found = (name for name, form in CALLS.items() if all(t in template for t in form.detected_by))
+    formats: dict[str, MessageFormat | CallFormat] = {**MESSAGES, **CALLS}
+    found = (name for name, form in formats.items() if all(t in template for t in form.detected_by))
     return next(found, "")
 
 
@@ -272,8 +340,9 @@ def detect_switch(template: str) -> str:
 
 def special_texts(calls: Calls, reasoning: Marks) -> tuple[str, ...]:
     """Return the texts of these formats that may be special tokens."""
-    if HARMONY in (calls, reasoning):
-        return HARMONY_MARKERS
+    if form := message_format(calls, reasoning):
+        inside = form.calls.texts if form.calls else ()
+        return form.markers + tuple(token for text in inside for token in _TOKEN.findall(text))
     texts = [
         *(call_format(calls).texts if calls else ()),
         *(reasoning_marks(reasoning) if reasoning else ()),

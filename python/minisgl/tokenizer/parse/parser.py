@@ -7,17 +7,16 @@ from typing import Final
 import msgspec
 
 from minisgl.tokenizer.parse.answer import Part
+from minisgl.tokenizer.parse.content import read_content
 from minisgl.tokenizer.parse.formats import (
-    HARMONY,
-    CallFormat,
     Calls,
     Marks,
     call_format,
+    message_format,
     reasoning_marks,
 )
-from minisgl.tokenizer.parse.harmony import read_harmony
+from minisgl.tokenizer.parse.messages import read_messages
 from minisgl.tokenizer.parse.reader import Reader, Reading
-from minisgl.tokenizer.parse.syntax import READERS
 
 _NO_TYPES: Final[dict[str, dict[str, str]]] = {}
 
@@ -42,8 +41,8 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         self._reader = Reader()
         self._is_open = form.is_open
-        if HARMONY in (form.calls, form.reasoning):
-            self._reading = read_harmony(self._reader, self._set_reasoning)
+        if messages := message_format(form.calls, form.reasoning):
+            self._reading = read_messages(self._reader, messages, form.types, self._set_reasoning)
         else:
             self._reading = self._read(form)
         self.is_reasoning = False
@@ -77,7 +76,7 @@ class AnswerParser:
             begin, end = reasoning_marks(form.reasoning)
             yield from self._read_reasoning(begin, end)
         if form.calls:
-            yield from read_content(reader, call_format(form.calls), form)
+            yield from read_content(reader, call_format(form.calls), form.types)
         else:
             yield from reader.until(kind="content")
 
@@ -96,51 +95,3 @@ class AnswerParser:
         yield from reader.until(end, kind="reasoning")
         self.is_reasoning = False
         yield from reader.skip_space()
-
-
-def read_content(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
-    """Read content and tool calls. Text that begins like a call but is none is content."""
-    marks = [mark for mark in (calls.begin, calls.section[0]) if mark]
-    if calls.is_bare:
-        reader.record("")
-        yield from reader.skip_space()
-        if (yield from reader.peek()) == "{":
-            yield from _read_calls(reader, calls, form)
-        else:
-            reader.give_up()
-    while True:
-        _, mark = yield from reader.until(*marks, kind="content")
-        if not mark:
-            return
-        if mark == calls.begin:
-            reader.record(mark)
-            yield from _read_calls(reader, calls, form)
-        else:
-            yield from reader.skip_space()
-
-
-def _read_calls(reader: Reader, calls: CallFormat, form: AnswerForm) -> Reading[None]:
-    """Read the calls behind one `begin`: a call, or a list of calls."""
-    yield from reader.skip_space()
-    is_list = calls.syntax == "object" and (yield from reader.starts_with("["))
-    while True:
-        yield from reader.skip_space()
-        if not (yield from READERS[calls.syntax](reader, calls, form.types)):
-            reader.give_up()
-            return
-        reader.record("")
-        yield from reader.skip_space()
-        if is_list and (yield from reader.starts_with(",")):
-            continue
-        if calls.is_bare and (yield from reader.starts_with(";")):
-            continue
-        break
-    reader.taken = None
-    if is_list:
-        yield from reader.starts_with("]")
-    if calls.end:
-        yield from reader.until(calls.end)
-    if calls.section[1]:
-        yield from reader.skip_space()
-        yield from reader.starts_with(calls.section[1])
-    yield from reader.skip_space()

@@ -6,8 +6,9 @@ acts only on text that no later piece can change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from minisgl.tokenizer.parse.answer import Kind, Part
 
@@ -16,6 +17,7 @@ Reading = Generator[None, None, T]
 """A method that is suspended until more text arrives or the text ends."""
 
 SPACE = " \t\r\n"
+_WORD: Final = re.compile(r"^[\w.-]+")
 
 
 class Reader:
@@ -66,6 +68,16 @@ class Reader:
             self.take(len(self.buffer) - len(self.buffer.lstrip(SPACE)))
             if self.buffer or self.has_ended:
                 return
+            yield
+
+    def word(self) -> Reading[str]:
+        """Take letters, digits and _.- until something else comes."""
+        word = ""
+        while True:
+            rest = _WORD.sub("", self.buffer, count=1)
+            word += self.take(len(self.buffer) - len(rest))
+            if self.buffer or self.has_ended:
+                return word
             yield
 
     def starts_with(self, text: str) -> Reading[bool]:

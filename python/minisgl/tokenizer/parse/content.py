@@ -1,0 +1,55 @@
+"""Reads content with tool calls in it."""
+
+from __future__ import annotations
+
+from minisgl.tokenizer.parse.formats import CallFormat
+from minisgl.tokenizer.parse.reader import Reader, Reading
+from minisgl.tokenizer.parse.syntax import READERS, Types
+
+
+def read_content(reader: Reader, calls: CallFormat, types: Types) -> Reading[None]:
+    """Read content and tool calls. Text that begins like a call but is none is content."""
+    marks = [mark for mark in (calls.begin, calls.section[0]) if mark]
+    if calls.is_bare:
+        reader.record("")
+        yield from reader.skip_space()
+        if (yield from reader.peek()) == "{":
+            yield from _read_calls(reader, calls, types)
+        else:
+            reader.give_up()
+    while True:
+        _, mark = yield from reader.until(*marks, kind="content")
+        if not mark:
+            return
+        if mark == calls.begin:
+            reader.record(mark)
+            yield from _read_calls(reader, calls, types)
+        else:
+            yield from reader.skip_space()
+
+
+def _read_calls(reader: Reader, calls: CallFormat, types: Types) -> Reading[None]:
+    """Read the calls behind one `begin`: a call, or a list of calls."""
+    yield from reader.skip_space()
+    is_list = calls.syntax == "object" and (yield from reader.starts_with("["))
+    while True:
+        yield from reader.skip_space()
+        if not (yield from READERS[calls.syntax](reader, calls, types)):
+            reader.give_up()
+            return
+        reader.record("")
+        yield from reader.skip_space()
+        if is_list and (yield from reader.starts_with(",")):
+            continue
+        if calls.is_bare and (yield from reader.starts_with(";")):
+            continue
+        break
+    reader.taken = None
+    if is_list:
+        yield from reader.starts_with("]")
+    if calls.end:
+        yield from reader.until(calls.end)
+    if calls.section[1]:
+        yield from reader.skip_space()
+        yield from reader.starts_with(calls.section[1])
+    yield from reader.skip_space()
