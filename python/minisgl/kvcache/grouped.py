@@ -110,8 +110,8 @@ class GroupedCacheManager(CacheManager):
                 most += each // 2  # the other half is in the peak
             if group.interval:
                 ends = [other.num_known for other in running]
-                if most + tail.peak([*ends, end]) > group.num_pages:
-                    return False
+                if running and most + tail.peak([*ends, end]) > group.num_pages:
+                    return False  # alone, a request needs the pages of `most_pages`
             else:
                 need += len(running) * self.pages_for(growth)
             if need > tail.num_available:
