@@ -115,16 +115,14 @@ class CacheGroup:
 
     def most_tokens(self, chunk: int, page_size: int) -> int | None:
         """Return the most tokens of a request that fits the group's pages when it runs alone; None
-        if any length fits. Raises ConfigError if none fits.
+        if any length fits. Raises ConfigError for a state group that cannot hold the state that a
+        step reads beside the one that it writes.
         """
         any_length = 1 << 40
-        if self.most_pages(any_length, chunk, page_size) <= self.num_pages:
+        if (least := self.most_pages(any_length, chunk, page_size)) <= self.num_pages:
             return None
-        if self.interval:
-            least = self.most_pages(any_length, chunk, page_size)
-            raise ConfigError(
-                f"a {self.kind} group needs at least {least} pages, got {self.num_pages}"
-            )
+        if self.kind == "state":
+            raise ConfigError(f"a state group needs at least {least} pages, got {self.num_pages}")
         return self.num_pages * page_size
 
 

@@ -62,11 +62,11 @@ class MemoryPlan:
     @property
     def num_requests(self) -> int:
         """The number of requests of `max_seq_len` tokens that fit."""
+        size = self.max_seq_len, self.chunk, self.page_size
         return min(
-            self.num_tokens // self.max_seq_len
-            if group.kind == "full"
-            else group.num_pages // group.most_pages(self.max_seq_len, self.chunk, self.page_size)
+            self.num_tokens // self.max_seq_len if group.kind == "full" else group.num_pages // most
             for group in self.groups
+            if (most := group.most_pages(*size))  # shorter requests than an interval have no state
         )
 
     def with_pages(self, num_pages: int) -> MemoryPlan:
