@@ -72,9 +72,8 @@ class MemoryPlan:
     def with_pages(self, num_pages: int) -> MemoryPlan:
         """Return the plan with `num_pages` pages of the first group.
 
-        Each other group gets as many pages as it needs not to run out before the first
-        (`CacheGroup.pool_pages`). Saved states take about half as many bytes as the first group
-        (docs/decisions/0024).
+        `CacheGroup.pool_pages` says how many each other group gets. Saved states take about half as
+        many bytes as the first group (docs/decisions/0024).
         """
         groups = []
         for group, page_bytes in zip(self.groups, self.group_page_bytes, strict=True):

@@ -95,23 +95,24 @@ class GroupedCacheManager(CacheManager):
     def has_room(
         self, req: Req, end: int, unfinished: Sequence[Req], running: Sequence[Req], growth: int
     ) -> bool:
-        """In groups of states and rows, the pages of the requests that decode go up and down, so
-        these must suffice at each step until all have passed an interval (`Tail.peak`)."""
+        """See `CacheManager.has_room`. A request that decodes holds more and fewer pages of states
+        and rows in turn. So these groups' pages must suffice in each step of the next interval
+        (`Tail.peak`)."""
         if self._tree.full and not super().has_room(req, end, unfinished, running, growth):
             return False
         prompts = [(req, end), *((other, other.num_known + 1) for other in unfinished)]
         for tail in self._tails:
-            group, need, most = tail.group, 0, 0
+            group, need, extra = tail.group, 0, 0
             for request, num_tokens in prompts:
                 pages = request.handle.tails[tail.column] if request.handle else ()
                 held = sum(page >= 0 for page in pages)
-                each = group.most_pages(num_tokens, self._chunk, self.page_size)
-                need += max(each - held, 0)
-                most += each // 2  # the other half is in the peak
+                most = group.most_pages(num_tokens, self._chunk, self.page_size)
+                need += max(most - held, 0)
+                extra += most // 2  # the peak counts the other half, as if it decoded
             if group.interval:
                 ends = [other.num_known for other in running]
-                if running and most + tail.peak([*ends, end]) > group.num_pages:
-                    return False  # alone, a request needs the pages of `most_pages`
+                if running and extra + tail.peak([*ends, end]) > group.num_pages:
+                    return False  # `most_pages` suffice for a request alone
             else:
                 need += len(running) * self.pages_for(growth)
             if need > tail.num_available:
