@@ -54,6 +54,20 @@ def test_rows_are_planned_for_as_many_requests_as_states() -> None:
     assert few["rows"] == 3 * 4 + 8
 
 
+def test_requests_shorter_than_two_intervals_fit_their_rows() -> None:
+    groups = {"groups": (FULL, *GROUPS), "group_page_bytes": (1, 1, 1)}
+    memory = plan(**groups, max_seq_len=100, max_running=1)
+    limits = [group.most_tokens(memory.chunk, memory.page_size) for group in memory.groups]
+    assert limits == [112, 112, None]
+
+
+def test_requests_shorter_than_an_interval_need_no_states() -> None:
+    groups = {"groups": (FULL, *GROUPS), "group_page_bytes": (1, 1, 1)}
+    memory = plan(**groups, max_seq_len=60, max_running=9)
+    assert memory.num_requests == 8  # 36 pages of the full group hold nine, 35 of rows eight
+    assert "requests at full length" in str(memory)
+
+
 def test_explicit_pages_win() -> None:
     memory = plan(num_pages=7)
     assert memory.num_tokens == 7 * 16

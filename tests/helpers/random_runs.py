@@ -175,7 +175,7 @@ def random_groups(rng: random.Random, config: SchedulerConfig) -> SchedulerConfi
             rows = CacheGroup(kind="window", window=interval)
             least = rows.most_pages(1 << 20, chunk, page_size)
             groups.append(replace(rows, num_pages=least + rng.randrange(2 * least)))
-        groups.append(CacheGroup(kind="state", interval=interval, num_pages=rng.randint(2, 20)))
+        groups.append(CacheGroup(kind="state", interval=interval, num_pages=rng.randint(2, 19)))
     return replace(config, num_pages=0, groups=tuple(groups))
 
 

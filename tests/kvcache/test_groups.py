@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ def test_where_a_group_reads() -> None:
 def test_a_group_that_no_request_fits_is_refused() -> None:
     with pytest.raises(ConfigError, match="a state group needs at least 2 pages, got 1"):
         CacheGroup(kind="state", interval=4, num_pages=1).most_tokens(8, 2)
-    with pytest.raises(ConfigError, match="a rows group needs at least 4 pages, got 3"):
-        CacheGroup(kind="rows", interval=4, num_pages=3).most_tokens(8, 2)
+    rows = CacheGroup(kind="rows", interval=4, num_pages=3)
+    assert rows.most_tokens(8, 2) == 6  # 4 pages hold the rows that a chunk reads and writes
     window = CacheGroup(kind="window", window=5, num_pages=7)
     assert window.most_tokens(8, 2) == 14  # 8 pages hold a window, a chunk and a page begun
     assert CacheGroup(kind="window", window=5, num_pages=8).most_tokens(8, 2) is None
@@ -268,6 +269,31 @@ def test_there_is_room_only_if_others_can_grow_in_each_group() -> None:
     num_others = (20 - window.most_pages(9, 8, PAGE_SIZE)) // 2  # 4 tokens are 2 pages
     assert cache.has_room(req, 9, (), [req] * num_others, growth=4)
     assert not cache.has_room(req, 9, (), [req] * (num_others + 1), growth=4)
+
+
+def test_a_request_alone_starts_in_the_fewest_pages() -> None:
+    groups = [CacheGroup(kind=kind, interval=4) for kind in ("rows", "state")]
+    least = [replace(x, num_pages=x.most_pages(1000, 8, PAGE_SIZE)) for x in groups]
+    assert all(group.most_tokens(8, PAGE_SIZE) is None for group in least)
+    cache = make(CacheGroup(num_pages=50), *least)
+    req = request([1] * 30)
+    assert cache.attach(req, req.prompt[:29], 0) == 0
+    assert cache.has_room(req, 31, (), (), growth=4)
+    for step, end in enumerate(range(8, 31)):
+        compute(cache, req, end, step)
+    assert not cache.has_room(request([2] * 30, uid=1), 31, (), [req], growth=4)
+
+
+def test_no_node_without_pages_is_left_by_a_failed_step() -> None:
+    cache = make(CacheGroup(kind="state", interval=2, num_pages=2))
+    req = request([1] * 6)
+    assert cache.attach(req, req.prompt[:5], 0) == 0
+    for step, end in enumerate((2, 4, 6)):  # three nodes; the third state takes the first's page
+        compute(cache, req, end, step)
+    cache.release(req)
+    cache.drop(1)
+    cache.check([])
+    assert cache.num_cached_pages == 0
 
 
 @pytest.mark.parametrize("kind", ["state", "rows"])

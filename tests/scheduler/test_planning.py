@@ -8,6 +8,7 @@ from minisgl.core import (
     SamplingParams,
     Token,
 )
+from minisgl.core.groups import CacheGroup
 from minisgl.core.step_times import StepTimes
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler.budget import prompt_budget
@@ -34,6 +35,19 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
     assert plan is not None
     assert plan.sample_rows == [0]
     assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
+
+
+def test_the_first_decode_frees_the_state_before_the_prompts() -> None:
+    states = CacheGroup(kind="state", interval=8, num_pages=9)
+    groups = (CacheGroup(num_pages=50), states)
+    scheduler = make(num_pages=0, groups=groups, max_prefill_tokens=12)
+    add(scheduler, 0, [1] * 18)
+    assert spans(scheduler.plan()) == [(0, 0, 8)]
+    assert spans(scheduler.plan()) == [(0, 8, 18)]  # it reads the state at 8, and writes that at 16
+    holding = scheduler.requests.by_uid[0].handle
+    assert [index for index, page in enumerate(holding.tails[0]) if page >= 0] == [1, 3]
+    assert spans(scheduler.plan()) == [(0, 18, 19)]
+    assert [index for index, page in enumerate(holding.tails[0]) if page >= 0] == [3]
 
 
 def test_a_stall_bound_counts_only_beside_decode_rows() -> None:

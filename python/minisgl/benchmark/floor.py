@@ -151,8 +151,8 @@ def _held_bytes(shape: Shape, requests: Sequence[tuple[int, int]], shared: int) 
 
 
 def _room(shape: Shape, shared: int, memory: float) -> float:
-    """Return the bytes for requests: those beside all weights and a common prefix. Embeddings that
-    are not the head's count as 0, because a step reads a few of their rows."""
+    """Return the bytes that all weights and the common prefix leave for requests, at most:
+    embeddings that are not the head's are left out."""
     weights = shape.read_bytes(math.inf) + shape.head_params * shape.itemsize
     return memory - weights - shape.kv_bytes * shared
 
@@ -160,7 +160,7 @@ def _room(shape: Shape, shared: int, memory: float) -> float:
 def rows_at_once(
     shape: Shape, requests: Sequence[tuple[int, int]], *, shared: int = 0, memory: float
 ) -> int:
-    """Return how many of the requests fit, by the mean of what one holds over its tokens."""
+    """Return how many of the requests fit at once, if each holds the mean over all tokens."""
     held = _held_bytes(shape, requests, shared)
     fitting = _room(shape, shared, memory) * len(held) / max(sum(held), 1)
     return min(int(fitting), len(requests))
@@ -173,7 +173,7 @@ def step_rows(
     shared: int = 0,
     memory: float = math.inf,
 ) -> list[int]:
-    """Return the rows of each decode step, for which no engine reads fewer bytes of weights.
+    """Return how many rows each decode step has, in steps that read the fewest bytes of weights.
 
     memory: bytes. Raises ConfigError if the weights and one request take more.
     """
@@ -184,9 +184,10 @@ def step_rows(
             f"a request holds {held[-1] / 1e9:.1f} GB, and the weights leave {room / 1e9:.1f} of "
             f"{memory / 1e9:.1f} GB"
         )
-    # Any k steps have at most k tokens of a request, and hold k * room bytes: no more tokens than
-    # the smallest sizes in this sum. A step's bytes are concave in its rows, so their sum is least
-    # if for each k the first k steps have all the tokens that any k steps can have.
+    # Any k steps compute at most k tokens of a request, and their rows hold at most k * room bytes.
+    # So they have no more tokens than the smallest sizes with this sum. A step's bytes are concave
+    # in its rows, so all steps read the fewest bytes if, for each k, the first k steps have all the
+    # tokens that any k steps can have.
     sums = list(accumulate(held))
     rows: list[int] = []
     done = as_one_batch = 0

@@ -24,8 +24,8 @@ from typing import Literal
 from minisgl.errors import ConfigError
 
 REQUEST_TOKENS = 2048
-"""The memory plan gives states, rows and windows to as many requests of this length, or of the
-longest possible, as the full group has room for."""
+"""Tokens of a running request on average, by which the memory plan counts how many fit the full
+group. If no request can be as long, it counts by the longest."""
 GroupKind = Literal["full", "window", "state", "rows"]
 
 
@@ -103,28 +103,26 @@ class CacheGroup:
             return num_pages
         tokens = num_pages * page_size
         expected = min(running, tokens // min(REQUEST_TOKENS, longest) + 1)
-        if self.kind == "state":  # an eighth of the requests writes one in a step, at most
+        if self.kind == "state":  # an eighth of the requests can write one in the same step
             return expected + -(-expected // 8) + tokens // saved_every + 2
         if self.kind == "rows":  # a request has half an interval and half a page, on average
             each = self.interval // page_size
             return min(num_pages, expected * each * 3 // 4 + 2 * each)
         each = -(-self.window // page_size) + 2
-        # Of requests shorter than the window, half as many tokens fit as in the full group.
+        # At least half as many tokens of short requests fit as in the full group.
         held = min(running * each, max(expected * each, num_pages // 2))
         return min(num_pages, held + -(-chunk // page_size))
 
     def most_tokens(self, chunk: int, page_size: int) -> int | None:
         """Return the most tokens of a request that fits the group's pages when it runs alone; None
-        if any length fits. Raises ConfigError if none fits.
+        if any length fits. Raises ConfigError for a state group that cannot hold the state that a
+        step reads beside the one that it writes.
         """
         any_length = 1 << 40
-        if self.most_pages(any_length, chunk, page_size) <= self.num_pages:
+        if (least := self.most_pages(any_length, chunk, page_size)) <= self.num_pages:
             return None
-        if self.interval:
-            least = self.most_pages(any_length, chunk, page_size)
-            raise ConfigError(
-                f"a {self.kind} group needs at least {least} pages, got {self.num_pages}"
-            )
+        if self.kind == "state":
+            raise ConfigError(f"a state group needs at least {least} pages, got {self.num_pages}")
         return self.num_pages * page_size
 
 

@@ -62,19 +62,18 @@ class MemoryPlan:
     @property
     def num_requests(self) -> int:
         """The number of requests of `max_seq_len` tokens that fit."""
+        size = self.max_seq_len, self.chunk, self.page_size
         return min(
-            self.num_tokens // self.max_seq_len
-            if group.kind == "full"
-            else group.num_pages // group.most_pages(self.max_seq_len, self.chunk, self.page_size)
+            self.num_tokens // self.max_seq_len if group.kind == "full" else group.num_pages // most
             for group in self.groups
+            if (most := group.most_pages(*size))  # shorter requests than an interval have no state
         )
 
     def with_pages(self, num_pages: int) -> MemoryPlan:
         """Return the plan with `num_pages` pages of the first group.
 
-        Each other group gets as many pages as it needs not to run out before the first
-        (`CacheGroup.pool_pages`). Saved states take about half as many bytes as the first group
-        (docs/decisions/0024).
+        `CacheGroup.pool_pages` says how many each other group gets. Saved states take about half as
+        many bytes as the first group (docs/decisions/0024).
         """
         groups = []
         for group, page_bytes in zip(self.groups, self.group_page_bytes, strict=True):

@@ -1,9 +1,9 @@
 """Grouped GEMMs of experts on fp8 tensor cores of Hopper: the host side of
 `csrc/cuda/fp8_grouped.cu`.
 
-Weights have a scale for each block of 128 x 128, activations are rounded to fp8 with a scale for
+Weights have a scale for each block of 128 x 128. Activations are rounded to fp8 with a scale for
 each 128 of a row, as in `minisgl.kernel.triton.fp8`. There is a kernel for each activation of a
-gate, which takes all sizes.
+gate, and one for outputs without a gate; each takes all sizes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from minisgl.kernel.grouped import (
     shared_bytes,
 )
 from minisgl.kernel.hopper import INPUTS, Kernels, load_gemm
+from minisgl.kernel.packed import MAX_FP8
 from minisgl.kernel.packed_formats import gate_number
 from minisgl.kernel.triton.fp8 import BLOCK, quantise
 from minisgl.kernel.triton.moe import SILU, Gate
@@ -31,8 +32,8 @@ MOST = 128
 STAGES = 3
 STAGE_BYTES = STAGES * (2 * BOX + MOST) * BLOCK  # of all stages
 SCALE_BYTES = STAGES * MOST * 4  # of the scales of x beside them
-FEWEST_TOKENS = 17
-"""With fewer, activations are not rounded, as in other GEMMs (`minisgl.kernel.packed.MAX_FP8`)."""
+FEWEST_TOKENS = MAX_FP8 + 1
+"""With fewer, activations are not rounded, as in dense layers."""
 
 
 def kernel_cubin(gate: int | None) -> bytes:
@@ -56,8 +57,8 @@ class Fp8Grouped:
         )
 
     def takes(self, x: Tensor, gate_up: Packed, down: Packed, gate: Gate) -> bool:
-        """Return whether both GEMMs of these experts, which have no biases of gate and up, can be
-        computed here. Compiles their kernels."""
+        """Return whether both GEMMs of these experts can be computed here, if gate and up have no
+        biases. Compiles their kernels."""
         if len(x) < FEWEST_TOKENS or x.dtype != torch.bfloat16 or gate.is_squared:
             return False
         if not (_has_blocks(gate_up) and _has_blocks(down)):
@@ -93,6 +94,7 @@ class Fp8Grouped:
 
 
 def _has_blocks(weight: Packed) -> bool:
+    """Return whether this is a stack of fp8 with blocks of 128 x 128 that a kernel reads."""
     num_experts, outputs, inputs = weight.shape
     if weight.kind != "fp8" or weight.outer is not None or num_experts > MAX_EXPERTS:
         return False

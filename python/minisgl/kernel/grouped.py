@@ -60,7 +60,7 @@ def make_task(
 def beside_bytes(most: int) -> int:
     """Return the shared memory beside the stages: `TilePairs` of two tiles of `most` pairs, outputs
     that two warpgroups transpose, barriers."""
-    return 2 * (most * 8 + 20) + 8 * most * 32 + 160
+    return 2 * (most * 8 + 20) + 2 * most * 128 + 160
 
 
 def shared_bytes(stage_bytes: int, most: int, num_experts: int) -> int:

@@ -1,6 +1,5 @@
-"""The host side that our GEMMs on Hopper share (`skinny.py`, `grouped.py`, `packed_skinny.py`).
-
-The kernels of the first two share `csrc/cuda/hopper.cuh`.
+"""The host side that our GEMMs on Hopper share: the skinny and the grouped ones, by plain weights
+and by packed ones. Their kernels share `csrc/cuda/hopper.cuh`.
 """
 
 from __future__ import annotations

@@ -95,9 +95,9 @@ class GroupedCacheManager(CacheManager):
     def has_room(
         self, req: Req, end: int, unfinished: Sequence[Req], running: Sequence[Req], growth: int
     ) -> bool:
-        """In groups of states and rows, the pages of the requests that decode go up and down, so
-        these must suffice at each step until all have passed an interval (`Tail.peak`): beside the
-        prompts, and when these decode, too."""
+        """See `CacheManager.has_room`. A request that decodes holds more and fewer pages of states
+        and rows in turn. So these groups' pages must suffice in each step of the next interval
+        (`Tail.peak`), beside the prompts, and when these decode, too."""
         if self._tree.full and not super().has_room(req, end, unfinished, running, growth):
             return False
         prompts = [(req, end), *((other, other.num_known + 1) for other in unfinished)]

@@ -151,6 +151,8 @@ class GroupedPrefixCache(RadixPrefixCache):
             for page, entry in list(tail.entries.items()):
                 if entry.step >= step:
                     self._blank(tail, page)
+        for node in list(self._nodes()):  # some have lost their children
+            self.prune(node)
         return dropped
 
     def _blank(self, tail: Tail, page: int) -> None:

@@ -69,10 +69,10 @@ class Planner:
             if known - start != 1:
                 unfinished.append(req)
                 continue
-            takes_page = start >= len(req.pages) * page_size
-            if interval and not known % interval:
-                takes_page = True  # it writes a state
-            if takes_page and not self._make_room(plan, req, known):
+            changes_pages = start >= len(req.pages) * page_size
+            if interval and (not known % interval or not req.output):
+                changes_pages = True  # it writes a state, or frees the one before its prompt's
+            if changes_pages and not self._make_room(plan, req, known):
                 continue
             num_prompt, output = len(req.prompt), req.output
             if known != num_prompt + len(output):

@@ -9,7 +9,8 @@
 
 constexpr int SCALE_BLOCK = 128;
 
-// The scales of a half's weights, which are one for each turn: 128 rows of weights have the same.
+// Returns the scales of a half's weights, one for each turn: 128 rows of weights have the same. A half
+// behind the last row gets the last scales.
 __device__ const float* scales_of(const Task& task, int row) {
   const int blocks = task.outputs * (GATED ? 2 : 1) / SCALE_BLOCK * task.experts;
   return (const float*)task.scale + (long long)min(row / SCALE_BLOCK, blocks - 1) * task.groups;

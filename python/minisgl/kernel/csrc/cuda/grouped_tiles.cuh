@@ -1,6 +1,6 @@
 // The tiles of grouped GEMMs, how they are fetched and stored, and their kernel. grouped.cu,
-// packed_grouped.cu and fp8_grouped.cu say how a tile is multiplied (multiply_tile). A pair is a token and one of its
-// experts; each pair's row of x is multiplied by its expert's weights, w [experts, F, D]:
+// packed_grouped.cu and fp8_grouped.cu say how a tile is multiplied (multiply_tile). A pair is a token
+// and one of its experts; each pair's row of x is multiplied by its expert's weights, w [experts, F, D]:
 //
 //   GATED      w has a gate and an up half, [2 F, D]: out[pair, F] = silu(gate) * up, or with
 //              another activation
