@@ -61,13 +61,17 @@ class MemoryPlan:
 
     @property
     def num_requests(self) -> int:
-        """The number of requests of `max_seq_len` tokens that fit."""
-        return min(
-            self.num_tokens // self.max_seq_len
-            if group.kind == "full"
-            else group.num_pages // group.most_pages(self.max_seq_len, self.chunk, self.page_size)
-            for group in self.groups
-        )
+        """The number of requests of `max_seq_len` tokens that fit at once, whatever their phases:
+        one computes a chunk, the others decode."""
+        size, longest = self.page_size, self.max_seq_len
+        fitting = self.max_running
+        for group in self.groups:
+            most = group.most_pages(longest, self.chunk, size)
+            each = (
+                group.held_pages(0, size) if group.interval else group.most_pages(longest, 1, size)
+            )
+            fitting = min(fitting, 1 + (group.num_pages - most) // each)
+        return max(fitting, 0)
 
     def with_pages(self, num_pages: int) -> MemoryPlan:
         """Return the plan with `num_pages` pages of the first group.

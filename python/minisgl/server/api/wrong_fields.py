@@ -97,7 +97,7 @@ def _similar(given: str, known: Sequence[str]) -> str:
 
 
 def _accepted(types: Iterable[inspect.Type]) -> str:
-    """Return "; it may be text, json_object or json_schema" for the values that a field may have."""
+    """Return "; it may be text, json_object or json_schema", or "" if any value is right."""
     values: list[str] = []
     has_object = False
     for each in types:
