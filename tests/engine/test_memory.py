@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minisgl.builtin import model_path
-from minisgl.core.groups import FULL, REQUEST_TOKENS
+from minisgl.core.groups import FULL, REQUEST_TOKENS, CacheGroup
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.errors import ConfigError
@@ -66,6 +66,21 @@ def test_requests_shorter_than_an_interval_need_no_states() -> None:
     memory = plan(**groups, max_seq_len=60, max_running=9)
     assert memory.num_requests == 8  # 36 pages of the full group hold nine, 35 of rows eight
     assert "requests at full length" in str(memory)
+
+
+def test_requests_at_full_length_are_those_that_fit_at_once() -> None:
+    """One computes a chunk of 512 tokens. The others hold a window and two pages, or the rows of a
+    whole interval: the plan has three quarters of that for each."""
+    window = CacheGroup(kind="window", window=64)
+    sizes = {"group_page_bytes": (MIB, 7 * MIB), "max_seq_len": 512, "max_running": 64}
+    assert plan(groups=(FULL, window), num_pages=64 * 32, **sizes).num_requests == 64
+    assert plan(groups=(FULL, window), num_pages=10 * 32, **sizes).num_requests == 10
+    few = plan(groups=(FULL, window), num_pages=31, **sizes)
+    assert few.num_requests == 0
+    assert "requests at full length            0  of 512 tokens" in str(few)
+    hybrid = sizes | {"group_page_bytes": (MIB, MIB, MIB)}
+    memory = plan(groups=(FULL, *GROUPS), num_pages=64 * 32, **hybrid, free_bytes=80 * GIB)
+    assert memory.num_requests == 1 + (3 * 64 + 8 - 8) // 4
 
 
 def test_explicit_pages_win() -> None:

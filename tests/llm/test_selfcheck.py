@@ -20,6 +20,7 @@ from minisgl.builtin import model_path
 from minisgl.core.args import EngineArgs
 from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.kvcache.manager import CacheManager
+from minisgl.llm.comparer import ROUNDING
 from minisgl.llm.selfcheck import Condition, SelfCheck
 from minisgl.models.decoder import Decoder
 
@@ -65,6 +66,12 @@ def test_the_builtin_model_passes() -> None:
     assert ", 0 tokens" not in conditions["cached"].note
     assert ", 0 requests" not in conditions["beside aborts"].note
     assert ", 0 retractions" not in conditions["retracted"].note
+
+
+def test_a_cache_of_8_bits_may_round_a_key_to_the_next_number() -> None:
+    conditions = check(num_requests=16, num_tokens=32, kv_cache_dtype="fp8")
+    assert not any(condition.differences for condition in conditions.values())
+    assert max(condition.max_drift for condition in conditions.values()) > 2 * ROUNDING["float32"]
 
 
 def test_the_reference_prefers_its_own_token_to_any_other() -> None:

@@ -9,7 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers.api_requests import CHAT, GENERATE, HELLO, TEXT, hello, refused
+from helpers.api_requests import (
+    CHAT,
+    GENERATE,
+    HELLO,
+    RESPONSES,
+    TEXT,
+    hello,
+    refused,
+)
 from helpers.scripted_server import ScriptedServer
 
 
@@ -49,6 +57,28 @@ from helpers.scripted_server import ScriptedServer
         ),
         (CHAT, hello(temprature=1), "temprature", "did you mean temperature?"),
         (CHAT, hello(guided_yaml={}), "guided_yaml", "not known"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "contents": "a"}]},
+            "messages[0].contents",
+            "did you mean content?",
+        ),
+        (CHAT, hello(tools=[{"name": "a"}]), "tools[0].name", "known are type, function, cache"),
+        (CHAT, hello(tools=[{"type": "a"}]), "tools[0].type", "it may be function"),
+        (CHAT, hello(tool_choice="must"), "tool_choice", "auto, none, required or an object"),
+        (
+            CHAT,
+            hello(response_format={"type": "yaml"}),
+            "response_format.type",
+            "it may be json_object, json_schema or text",
+        ),
+        (RESPONSES, {"input": "a", "tools": [{"type": "function"}]}, "tools[0].name", "missing"),
+        (
+            RESPONSES,
+            {"input": "a", "tool_choice": {"type": "function"}},
+            "tool_choice.name",
+            "missing",
+        ),
         (CHAT, hello(max_new_tokens=1), "max_new_tokens", "did you mean max_tokens?"),
         (CHAT, hello(temperature=-1), "temperature", "between 0 and 2"),
         (CHAT, hello(temperature=2.5), "temperature", "between 0 and 2"),

@@ -61,13 +61,19 @@ class MemoryPlan:
 
     @property
     def num_requests(self) -> int:
-        """The number of requests of `max_seq_len` tokens that fit."""
-        size = self.max_seq_len, self.chunk, self.page_size
-        return min(
-            self.num_tokens // self.max_seq_len if group.kind == "full" else group.num_pages // most
-            for group in self.groups
-            if (most := group.most_pages(*size))  # shorter requests than an interval have no state
-        )
+        """The number of requests of `max_seq_len` tokens that fit at once, whatever their phases:
+        one computes a chunk, the others decode."""
+        size, longest = self.page_size, self.max_seq_len
+        fitting = self.max_running
+        for group in self.groups:
+            most = group.most_pages(longest, self.chunk, size)
+            if not most:
+                continue  # shorter requests than an interval have no state
+            each = (
+                group.held_pages(0, size) if group.interval else group.most_pages(longest, 1, size)
+            )
+            fitting = min(fitting, 1 + (group.num_pages - most) // each)
+        return max(fitting, 0)
 
     def with_pages(self, num_pages: int) -> MemoryPlan:
         """Return the plan with `num_pages` pages of the first group.

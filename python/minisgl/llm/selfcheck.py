@@ -25,7 +25,7 @@ from minisgl.core.args import EngineArgs, options_of
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.kernel.philox import gumbel_noise
-from minisgl.llm.comparer import ROUNDING, Comparer, Condition
+from minisgl.llm.comparer import ROUNDING, ROUNDING_8_BIT, Comparer, Condition
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.llm import LLM
 from minisgl.llm.output import RequestOutput
@@ -62,6 +62,8 @@ class SelfCheck:
         stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
         dtype = args.dtype if args.dtype != "auto" else stored.removeprefix("torch.")
         self.rounding = ROUNDING.get(dtype, ROUNDING["bfloat16"])
+        if args.kv_cache_dtype != "auto":
+            self.rounding = max(self.rounding, ROUNDING_8_BIT)
         self._batches = batches
         self._say = say
         self._num_namespaces = 0

@@ -18,7 +18,7 @@ from minisgl.server.api.left_out import UNREADABLE, Omission
 from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction, joined
 from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, TopK, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
-from minisgl.server.api.tools import tool_choice_of, tools_of
+from minisgl.server.api.tools import tool_choice_of
 
 _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
@@ -259,7 +259,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
             response_format=(
                 ResponseFormat(type="json_schema", json_schema=schema) if schema else None
             ),
-            tools=tools_of(tools),
+            tools=tools,
             tool_choice=tool_choice_of(choice.for_chat) if tools or must_call else None,
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             enable_thinking=None if thinking.type == "adaptive" else thinking.type == "enabled",

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.schema import Json, ignored, only
+from minisgl.server.api.tools import Function, Tool, decoded
 from minisgl.utils.text import brief
 
 _NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without marks."
@@ -53,7 +54,7 @@ class AnthropicTool(Json, frozen=True, kw_only=True):
         kind = self.type or ""
         return next((name[:-1] for name in HOSTED_BY_DEFAULT if kind.startswith(name)), "")
 
-    def for_chat(self, path: str) -> dict[str, Any]:
+    def for_chat(self, path: str) -> Tool:
         """Return the tool in the form of chat completions. Raises InvalidRequest."""
         self.refuse_unsupported(f"{path}.")
         if self.type not in (None, "custom"):
@@ -70,7 +71,7 @@ class AnthropicTool(Json, frozen=True, kw_only=True):
         about = [self.description or "", *(f"Example of its input: {each}" for each in examples)]
         if text := "\n".join(filter(None, about)):
             function["description"] = text
-        return {"type": "function", "function": function}
+        return Tool(function=decoded(function, Function, path))
 
 
 class AnthropicChoice(Json, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ import msgspec
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.tools import Tool, call_input, tool_of
+from minisgl.server.api.tools import Function, Tool, call_input, decoded
 from minisgl.utils.text import brief
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")
@@ -106,10 +106,10 @@ def _add(offered: OfferedTools, tool: dict[str, Any], path: str) -> None:
             raise InvalidRequest(f"{path}.{key} must be {shown}", param=f"{path}.{key}")
     if kind == "custom":
         given = _function_of(given, path)
-    function = tool_of({"type": "function", "function": given}, path)
-    offered.functions.append(function)
+    function = decoded(given, Function, path)
+    offered.functions.append(Tool(function=function))
     if kind == "custom":
-        offered.custom.add(function.function.name)
+        offered.custom.add(function.name)
 
 
 def _function_of(tool: dict[str, Any], path: str) -> dict[str, Any]:

@@ -198,6 +198,8 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") in ("function", "custom"):
+        if "name" not in choice:
+            raise InvalidRequest("the field tool_choice.name is missing", param="tool_choice.name")
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
         allowed = {

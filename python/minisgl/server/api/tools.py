@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import check_depth
 from minisgl.server.api.strict import Json, ignored
+from minisgl.server.api.wrong_fields import field_error
 from minisgl.tokenizer.parse import ToolCall as ParsedCall
 from minisgl.utils.text import brief
 
@@ -102,24 +103,21 @@ class CallDelta(Json, frozen=True, kw_only=True, omit_defaults=True):
 
 def tools_of(values: Sequence[Any]) -> list[Tool]:
     """Decode tools in the form of chat completions. Raises InvalidRequest with the index."""
-    return [tool_of(value, f"tools[{index}]") for index, value in enumerate(values)]
-
-
-def tool_of(value: Any, path: str) -> Tool:
-    """Decode a tool in the form of chat completions. Raises InvalidRequest."""
-    try:
-        return msgspec.convert(value, Tool)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{path}: {error}", param=path) from None
+    return [decoded(value, Tool, f"tools[{index}]") for index, value in enumerate(values)]
 
 
 def tool_choice_of(value: Any) -> ToolChoice | None:
     """Decode a choice in the form of chat completions. Raises InvalidRequest."""
-    try:
-        choice: ToolChoice | None = msgspec.convert(value, ToolChoice | None)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from None
+    choice: ToolChoice | None = decoded(value, ToolChoice | None, "tool_choice")
     return choice
+
+
+def decoded(value: Any, kind: Any, path: str) -> Any:
+    """Decode a value of type `kind` at `path` of the body. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise field_error(str(error), kind, path) from None
 
 
 def new_call_id() -> str:
