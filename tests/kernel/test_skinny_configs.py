@@ -74,10 +74,16 @@ def test_sizes_count_gate_and_up() -> None:
 
 
 def test_the_instruction_has_an_operand_for_each_sum() -> None:
-    source = multiply_source(48, torch.float16)
-    assert "m64n48k16.f32.f16.f16" in source
+    """And two for the matrices, and one that says whether it adds to the sums."""
+    source = multiply_source(48, "f16")
+    text = "".join(source.split('"')[1::2])
+    assert "m64n48k16.f32.f16.f16" in text
     assert source.count('"+f"') == 24
-    assert "%24, %25, add" in source
+    assert "%24, %25, add, 1, 1, 0, 0" in text
+    assert "setp.ne.b32 add, %26, 0" in text
+    text = "".join(multiply_source(48, "e4m3").split('"')[1::2])
+    assert "m64n48k32.f32.e4m3.e4m3" in text
+    assert "%24, %25, add, 1, 1;" in text
 
 
 @pytest.fixture
