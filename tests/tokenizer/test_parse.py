@@ -24,7 +24,8 @@ from helpers.call_writers import (
 from minisgl.server.args import ToolCallParser
 from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
 from minisgl.tokenizer.parse.answer import Part
-from minisgl.tokenizer.parse.formats import MESSAGES, PARSERS, detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.formats import MESSAGES, PARSERS
 from minisgl.tokenizer.parse.reader import Reader
 
 

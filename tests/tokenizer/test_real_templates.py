@@ -20,7 +20,7 @@ from minisgl.tokenizer import PromptEncoder, Tokenizer
 from minisgl.tokenizer.answers import plan_of
 from minisgl.tokenizer.chat import ChatEncoder
 from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
-from minisgl.tokenizer.parse.formats import detect_calls, detect_reasoning
+from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning
 from minisgl.tokenizer.template import ChatTemplate
 from minisgl.tokenizer.tool_text import plain_messages, takes_tools
 

@@ -21,14 +21,8 @@ from minisgl.errors import InvalidRequest, InvalidSampling
 from minisgl.grammar.calls import Tool
 from minisgl.grammar.compile import compiled
 from minisgl.message import ChatPrompt, ids_to_bytes
-from minisgl.tokenizer.parse.formats import (
-    MESSAGES,
-    Calls,
-    detect_calls,
-    detect_reasoning,
-    detect_switch,
-    reasoning_marks,
-)
+from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning, detect_switch
+from minisgl.tokenizer.parse.formats import MESSAGES, Calls, reasoning_marks
 from minisgl.tokenizer.parse.parser import AnswerForm
 from minisgl.tokenizer.parse.response_template import (
     ResponseFormats,

@@ -10,12 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.errors import CheckpointError
-from minisgl.tokenizer.parse.formats import (
-    MESSAGES,
-    detect_calls,
-    detect_reasoning,
-    detect_switch,
-)
+from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning, detect_switch
+from minisgl.tokenizer.parse.formats import MESSAGES
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
 from minisgl.utils.hf import weight_files
 

@@ -1,14 +1,13 @@
 """How model families write reasoning and tool calls, as data.
 
-A checkpoint's format is found in its chat template: the template writes earlier calls and reasoning
-as the model does. The facts are from the templates of these families' checkpoints.
+The facts are from the chat templates of these families' checkpoints.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final, Literal
 
 Syntax = Literal["object", "named", "tags", "pairs", "python"]
@@ -77,6 +76,7 @@ _FUNCTION_TAGS: Final = partial(
     key_end=">",
     value_end="</parameter>",
 )
+_INVOKE_TAGS: Final = partial(CallFormat, syntax="tags", name=r'\s*(.*?)"\s*>\s*', key_end='">')
 _DEEPSEEK: Final = partial(
     CallFormat,
     begin="<｜tool▁call▁begin｜>",
@@ -114,14 +114,11 @@ CALLS: Final[dict[str, CallFormat]] = {
         footer="</tool_call>",
         argument="<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
     ),
-    "minimax": CallFormat(
+    "minimax": _INVOKE_TAGS(
         begin='<invoke name="',
         end="</invoke>",
         detected_by=("<minimax:tool_call>",),
-        syntax="tags",
-        name=r'\s*(.*?)"\s*>\s*',
         key='<parameter name="',
-        key_end='">',
         value_end="</parameter>",
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
         header='\n<invoke name="NAME">\n',
@@ -272,13 +269,10 @@ MESSAGES: Final[dict[str, MessageFormat]] = {
         bare=" to=",
         call=r"to=(?!(?:self|user)\b)",
         reasoning=r"to=self\b",
-        calls=CallFormat(
+        calls=_INVOKE_TAGS(
             begin='<atem:invoke name="',
             end="</atem:invoke>",
-            syntax="tags",
-            name=r'\s*(.*?)"\s*>\s*',
             key='<atem:parameter name="',
-            key_end='">',
             value_end="</atem:parameter>",
             section=("<atem:function_calls>", "</atem:function_calls>"),
         ),
@@ -312,30 +306,6 @@ def call_format(calls: Calls) -> CallFormat:
 def reasoning_marks(reasoning: Marks) -> tuple[str, str]:
     """Return the texts before and behind reasoning of a format that is not in `MESSAGES`."""
     return REASONING[reasoning] if isinstance(reasoning, str) else reasoning
-
-
-@lru_cache(4)
-def detect_calls(template: str) -> str:
-    """Return the name of the call format of a chat template, "" if it has none that is known."""
-    formats: dict[str, MessageFormat | CallFormat] = {**MESSAGES, **CALLS}
-    found = (name for name, form in formats.items() if all(t in template for t in form.detected_by))
-    return next(found, "")
-
-
-@lru_cache(4)
-def detect_reasoning(template: str) -> str:
-    """Return the name of the reasoning format of a chat template, "" if it has none."""
-    return next((name for name, (_, end) in REASONING.items() if end in template), "")
-
-
-@lru_cache(4)
-def detect_switch(template: str) -> str:
-    """Return the variable of a chat template that switches reasoning on and off, "" for none."""
-    if "enable_thinking" in template:
-        return "enable_thinking"
-    statements = " ".join(re.findall(r"\{%.*?%\}", template, re.DOTALL))
-    code = re.sub(r"'[^']*'|\"[^\"]*\"", "", statements)
-    return "thinking" if re.search(r"(?<![\w.])thinking(?!\w)", code) else ""
 
 
 def special_texts(calls: Calls, reasoning: Marks) -> tuple[str, ...]:
