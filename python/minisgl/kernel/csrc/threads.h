@@ -22,7 +22,7 @@
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
+#include <pthread.h>
 #endif
 
 class Workers {
@@ -53,7 +53,7 @@ class Workers {
       stop_ = true;
     }
     wake_.notify_all();
-    for (std::thread& thread : threads_) is_fork() ? thread.detach() : thread.join();
+    for (std::thread& thread : threads_) thread.join();
   }
 
  private:
@@ -122,18 +122,6 @@ class Workers {
     return is_true();
   }
 
-  // A fork has the object and not its threads.
-  bool is_fork() const {
-#if defined(__unix__) || defined(__APPLE__)
-    return getpid() != process_;
-#else
-    return false;
-#endif
-  }
-#if defined(__unix__) || defined(__APPLE__)
-  const pid_t process_ = getpid();
-#endif
-
   void (*task_)(void*, int) = nullptr;
   void* context_ = nullptr;
   int count_ = 0;
@@ -147,9 +135,16 @@ class Workers {
   std::vector<std::thread> threads_;
 };
 
+inline thread_local std::unique_ptr<Workers> own_workers;
+
+#if defined(__unix__) || defined(__APPLE__)
+// A fork has the object and not its threads, which may have held its mutex: the fork forgets it.
+inline const int forgets_in_forks = pthread_atfork(nullptr, nullptr, [] { (void)own_workers.release(); });
+#endif
+
 inline Workers& workers() {
-  static thread_local Workers own;
-  return own;
+  if (!own_workers) own_workers = std::make_unique<Workers>();
+  return *own_workers;
 }
 
 // Calls f(item) for items 0 to count - 1. A thread takes those of an equal share in order, so that it
