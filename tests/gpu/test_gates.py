@@ -99,3 +99,5 @@ def test_output(
     taken = torch.arange(0, num_tokens, 2, device=device)
     got, want = (gates.output(x[taken], gate[taken]) for gates in (FAST, REFERENCE))
     check(got, want)
+    of_heads = gate[:, :, :1]
+    check(FAST.output(x, of_heads), REFERENCE.output(x, of_heads))

@@ -16,7 +16,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
 
-NAMES = ("qwen3.5", "qwen3-next-moe", "lfm2", "nemotron-h", "nemotron-3", "falcon-h1")
+NAMES = ("qwen3.5", "qwen3-next-moe", "lfm2", "lfm3", "nemotron-h", "nemotron-3", "falcon-h1")
 
 
 def save(name: str, folder: Path) -> None:

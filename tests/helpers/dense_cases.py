@@ -16,10 +16,12 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     GemmaConfig,
     Glm4Config,
     GlmConfig,
     GraniteConfig,
+    GraniteSWAConfig,
     HunYuanDenseV1Config,
     Ministral3Config,
     MinistralConfig,
@@ -50,6 +52,14 @@ GEMMA4: dict[str, Any] = {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "final_logit_softcapping": 3.0,
+}
+GRANITE_SWA: dict[str, Any] = {
+    "sliding_window": 9,
+    "num_hidden_layers": 5,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 8.0,
 }
 CWM: dict[str, Any] = {"sliding_window": 9, "bos_token_id": 1}
 GEMMA = {"sliding_window": 9, "head_dim": 16, "query_pre_attn_scalar": 20}
@@ -155,6 +165,21 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
             "tie_word_embeddings": True,
             "residual_multiplier": 0.5,
             "logits_scaling": 3.0,
+        },
+        1,
+        True,
+    ),
+    "granite-swa": (GraniteSWAConfig, GRANITE_SWA, 4, False),
+    "granite-swa-thetas-old": (
+        GraniteSWAConfig,
+        {
+            **GRANITE_SWA,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_rope_theta": [10_000.0, 0, 500.0],
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
         },
         1,
         True,
@@ -269,6 +294,12 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
             "final_logit_softcapping": None,
             "tie_word_embeddings": False,
         },
+        4,
+        False,
+    ),
+    "gemma4-unified": (
+        Gemma4UnifiedTextConfig,
+        {**GEMMA4, "attention_k_eq_v": True, "final_logit_softcapping": None},
         4,
         False,
     ),

@@ -12,6 +12,7 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     GraniteMoeConfig,
+    GraniteMoeSWAConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MistralConfig,
@@ -26,7 +27,7 @@ from transformers import (
 )
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-from helpers.dense_cases import DENSE_CASES
+from helpers.dense_cases import DENSE_CASES, GRANITE_SWA
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import (
     VOCAB,
@@ -255,6 +256,24 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
     "granite-moe-stacked": (
         GraniteMoeConfig,
         {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_bias": True},
+        1,
+        False,
+    ),
+    "granite-moe-swa": (
+        GraniteMoeSWAConfig,
+        {**GRANITE_SWA, "num_local_experts": 5, "num_experts_per_tok": 3},
+        4,
+        False,
+    ),
+    "granite-moe-swa-shared-expert": (
+        GraniteMoeSWAConfig,
+        {
+            **GRANITE_SWA,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "shared_intermediate_size": 40,
+            "layer_rope_theta": [500.0, 0, 0, 10_000.0, 500.0],
+        },
         1,
         False,
     ),

@@ -9,6 +9,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    Lfm3Config,
     NemotronHConfig,
     PreTrainedConfig,
     Qwen3_5MoeTextConfig,
@@ -31,6 +32,7 @@ EXPERTS = {
     "shared_expert_intermediate_size": 40,
 }
 FULL, LINEAR, CONV = "full_attention", "linear_attention", "conv"
+SLIDING = "sliding_attention"
 
 LFM2_MOE = {
     "num_experts": 9,
@@ -140,6 +142,39 @@ HYBRID_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]
     "lfm2-moe-stacked": (
         Lfm2MoeConfig,
         {**LFM2_MOE, "norm_topk_prob": False, "routed_scaling_factor": 1.7},
+        16,
+        False,
+    ),
+    "lfm3": (
+        Lfm3Config,
+        {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 9},
+        4,
+        False,
+    ),
+    "lfm3-bias-untied-stacked": (
+        Lfm3Config,
+        {
+            "layer_types": [SLIDING, CONV, FULL],
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "sliding_window": 13,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": False,
+        },
+        1,
+        False,
+    ),
+    "lfm3-neither-gates-nor-norms": (
+        Lfm3Config,
+        {
+            "layer_types": [CONV, FULL, SLIDING],
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+        },
         16,
         False,
     ),

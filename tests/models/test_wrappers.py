@@ -16,7 +16,9 @@ from transformers import (
     Gemma3Config,
     Gemma3TextConfig,
     Gemma4Config,
+    Gemma4UnifiedConfig,
     Lfm2VlConfig,
+    Lfm3VlConfig,
     Mistral3Config,
     MuseGlimmerConfig,
     Phi3Config,
@@ -74,6 +76,16 @@ def wrapped(kind: str) -> PreTrainedConfig:
         heads = {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
         text = {**SIZES, **GEMMA4, "pad_token_id": 0}
         return Gemma4Config(text_config=text, vision_config={**GEMMA4_VISION, **heads})
+    if kind == "gemma4_unified":
+        text = {**SIZES, **GEMMA4, "pad_token_id": 0}
+        patches = {"mm_embed_dim": 16, "mm_posemb_size": 4, "output_proj_dims": 16, "patch_size": 2}
+        audio = {"audio_embed_dim": 16}
+        return Gemma4UnifiedConfig(text_config=text, vision_config=patches, audio_config=audio)
+    if kind == "lfm3":
+        text = {**SIZES, **HYBRID_CASES["lfm3"][1], "model_type": kind}
+        heads = {"num_key_value_heads": 2, "patch_size": 8}
+        vision = {name: VISION[name] for name in VISION if name != "image_size"} | heads
+        return Lfm3VlConfig(text_config=text, vision_config=vision, projector_hidden_size=16)
     if kind == "muse_glimmer":
         text = {**SIZES, "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 9}
         vision = {"pos_emb_height": 4, "pos_emb_width": 4}
@@ -100,7 +112,10 @@ def rename(folder: Path, prefix: str, new: str) -> None:
     save_file({name.replace(prefix, new): tensor for name, tensor in tensors.items()}, file)
 
 
-WRAPPED = ("gemma3", "gemma4", "mistral", "ministral3", "muse_glimmer", "lfm2")
+WRAPPED = (
+    *("gemma3", "gemma4", "gemma4_unified"),
+    *("mistral", "ministral3", "muse_glimmer", "lfm2", "lfm3"),
+)
 
 
 @pytest.mark.parametrize("released", [False, True], ids=["transformers-5", "released"])
@@ -120,7 +135,7 @@ def test_the_text_model_of_a_wrapper_is_served(
         model = load(tmp_path)
     lines = [line for line in caplog.messages if "only the text model is served" in line]
     assert len(lines) == 1
-    assert "vision_tower" in lines[0]
+    assert ("vision_embedder" if kind == "gemma4_unified" else "vision_tower") in lines[0]
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import (
     CohereConfig,
     Lfm2Config,
+    Lfm3Config,
     LlamaConfig,
     NemotronHConfig,
     PreTrainedConfig,
@@ -44,6 +45,12 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     # Blocks begin where a part of `in_proj` begins, here with a block of the whole.
     "lfm2": Lfm2Config(
         **{**HALF_BLOCKS, "hidden_size": 256}, layer_types=["conv", "full_attention"]
+    ),
+    # Gates are a part of four rows, beside queries, keys and values.
+    "lfm3": Lfm3Config(
+        **{**HALF_BLOCKS, "hidden_size": 256},
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=9,
     ),
     "nemotron-h": NemotronHConfig(
         **{**HALF_BLOCKS, **MAMBA},

@@ -3,7 +3,7 @@
 `Gates` is to `minisgl.kernel.triton.gates` as `Ops` is to its twins: the specification, the
 fallback and the oracle. Rounding follows Hugging Face transformers step by step.
 
-Axes: T tokens, N heads, H head dim, V value dim, D hidden size.
+Axes: T tokens, N heads, H head dim, G gates of a head, V value dim, D hidden size.
 """
 
 from __future__ import annotations
@@ -56,9 +56,13 @@ class Gates:
         """
         return x_TD + torch.sigmoid(gate.linear(h_TD)) * y_TD
 
-    def output(self, x: Tensor, gate_TNH: Tensor) -> Tensor:
-        """Return x * sigmoid(gate), [T, N * H]; the sigmoid is rounded to the tensors' dtype."""
-        return x * torch.sigmoid(gate_TNH).flatten(1)
+    def output(self, x: Tensor, gate_TNG: Tensor) -> Tensor:
+        """Return x * sigmoid(gate), [T, N * H]; the sigmoid is rounded to the tensors' dtype.
+
+        gate: one for each element of x (G = H), or one for each head (G = 1).
+        """
+        x_TNH = x.reshape(*gate_TNG.shape[:2], -1)
+        return (x_TNH * torch.sigmoid(gate_TNG)).flatten(1)
 
 
 def create_gates(ops: Ops) -> Gates:

@@ -1,6 +1,7 @@
 """The projection of attention whose output is multiplied by a gate: it also computes the gate.
 
-Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
+Axes: T tokens, N query heads, K key/value heads (both of this rank), H head dim, G gates of
+a head.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from minisgl.quantization import Part
 
 
 class LinearGatedQKV(Linear):
-    """`LinearQKVMerged` with a gate for each query head.
+    """`LinearQKVMerged` with gates for each query head.
 
     gate: the name of the gates' tensor; None if the query tensor has a query and a gate for each
-    head.
+    head. gate_size: the gates of a head, G: the head dim, or 1.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class LinearGatedQKV(Linear):
         bias: bool,
         prefix: str,
         gate: str | None,
+        gate_size: int,
     ) -> None:
         heads = split_heads(num_q_heads, num_kv_heads, build.comm.size)[build.comm.rank]
         self.num_q_heads, self.num_kv_heads = len(heads.q), len(heads.kv)
@@ -42,23 +44,23 @@ class LinearGatedQKV(Linear):
             name = f"{prefix}.{name}.weight"
             return Part(name=name, shape=shape, axis=0, share=times(share, size))
 
-        q_size = head_dim if gate else 2 * head_dim
+        q_size = head_dim if gate else head_dim + gate_size
         super().__init__(
             build,
             rows("q_proj", num_q_heads, heads.q, q_size),
             rows("k_proj", num_kv_heads, heads.kv),
             rows("v_proj", num_kv_heads, heads.kv),
-            *([rows(gate, num_q_heads, heads.q)] if gate else []),
+            *([rows(gate, num_q_heads, heads.q, gate_size)] if gate else []),
             bias=bias,
         )
 
     def split_gate(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, (2N + 2K) * H] -> q, k and v side by side, [T, (N + 2K) * H], and the gates,
-        [T, N, H], as a view."""
+        """Return q, k and v side by side, [T, (N + 2K) * H], and the gates, [T, N, G], as a view.
+        projected: the output, [T, (N + 2K) * H + N * G]."""
         if self._is_gate_apart:
             width = (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
             qkv, gate = projected.tensor_split([width], dim=-1)
-            return qkv.contiguous(), gate.view(len(gate), self.num_q_heads, self.head_dim)
+            return qkv.contiguous(), gate.view(len(gate), self.num_q_heads, -1)
         gated_q, kv = projected.tensor_split([2 * self.num_q_heads * self.head_dim], dim=-1)
         shape = (len(projected), self.num_q_heads, 2, self.head_dim)
         q_TNH, gate_TNH = gated_q.reshape(shape).unbind(2)

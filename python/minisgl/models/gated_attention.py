@@ -1,6 +1,6 @@
 """Attention whose output is multiplied by the sigmoid of a gate.
 
-Axes: T tokens of this step, S rows that sample, D hidden size, N query heads, H head dim.
+Axes: T tokens of this step, S rows that sample, D hidden size, N query heads, G gates of a head.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 
 class GatedAttention(Attention):
-    """One GEMM computes queries, keys, values and gates. gate_name: see `LinearGatedQKV`."""
+    """One GEMM computes queries, keys, values and gates. gate_name, gate_size: `gate` and its size
+    in `LinearGatedQKV`; 0 is the head dim."""
 
     gate_name: ClassVar[str | None] = None
+    gate_size: ClassVar[int] = 0
 
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
@@ -36,6 +38,7 @@ class GatedAttention(Attention):
             bias=spec.qkv_bias,
             prefix=f"{layer.prefix}.self_attn",
             gate=self.gate_name,
+            gate_size=self.gate_size or layer.head_dim,
         )
         del self.qkv
         self.gates = create_gates(at.build.ops)
@@ -49,7 +52,7 @@ class GatedAttention(Attention):
         rows_S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         projected, residual_TD = self.gated_qkv.forward_normed(norm, x_TD, residual_TD)
-        qkv, gate_TNH = self.gated_qkv.split_gate(projected)
+        qkv, gate_TNG = self.gated_qkv.split_gate(projected)
         attended = self.attend.forward(qkv, batch)
-        residual_TD, attended, gate_TNH = norm.select(rows_S, residual_TD, attended, gate_TNH)
-        return self.out.forward(self.gates.output(attended, gate_TNH)), residual_TD
+        residual_TD, attended, gate_TNG = norm.select(rows_S, residual_TD, attended, gate_TNG)
+        return self.out.forward(self.gates.output(attended, gate_TNG)), residual_TD

@@ -16,6 +16,7 @@ from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
+    from minisgl.models.mixture import MoeSpec
     from minisgl.models.view import CheckpointView
 
 
@@ -25,16 +26,21 @@ def spec(config: ModelConfig) -> ModelSpec:
         config = replace(config, rope=no_rotation(config))
     moe = None
     if fields.integer("num_local_experts", 8, minimum=0):
-        width = fields.integer("shared_intermediate_size")
-        shared = {"shared_size": width, "shared": UngatedExpert}
-        moe = mixture_in_each_layer(config, granite_names, **shared)
+        moe = granite_mixture(config)
     else:
         config = replace(config, intermediate_size=fields.integer("shared_intermediate_size"))
     plain = granite.spec(config)
     return replace(plain, moe=moe, layers=granite_layers(config, plain.layers))
 
 
-def _separate_mlp(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+def granite_mixture(config: ModelConfig) -> MoeSpec:
+    """Return Granite's mixture, with an expert that every token takes if its width is above 0."""
+    width = config.fields.integer("shared_intermediate_size", minimum=0)
+    shared = {"shared_size": width, "shared": UngatedExpert} if width else {}
+    return mixture_in_each_layer(config, granite_names, **shared)
+
+
+def separate_mlp(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     """Split the tensor of gate and up, and name the MLP as the layers do."""
     fields = config.fields
     mlp = "mlp.shared_experts" if fields.integer("num_local_experts", 8, minimum=0) else "mlp"
@@ -48,7 +54,7 @@ FAMILY = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     spec=spec,
     names={**NAMES, ".mamba.norm.": ".mamba.gated_norm."},
-    view=_separate_mlp,
+    view=separate_mlp,
     defaults={
         "max_position_embeddings": 2048,
         "num_experts_per_tok": 2,

@@ -101,6 +101,20 @@ def conv_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
         if not isinstance(full, list):
             raise fields.error("full_attn_idxs", "a list of layers' numbers")
         types = tuple(FULL if index in full else CONV for index in range(count))
+    return with_convs(config, layers_of(config), types)
+
+
+def with_convs(
+    config: ModelConfig,
+    layers: Sequence[LayerSpec],
+    types: Sequence[str],
+    block: type[Block] = ConvBlock,
+) -> tuple[LayerSpec, ...]:
+    """Return `layers`, with a short convolution in each of type CONV.
+
+    block: the class of these layers. Raises ConfigError.
+    """
+    fields = config.fields
     if FULL not in types:
         raise fields.error("layer_types", f"a list with one or more {FULL}")
     if config.hidden_size % config.num_heads:
@@ -111,10 +125,10 @@ def conv_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
     conv_fields: dict[str, Any] = {
         "num_kv_heads": config.num_heads,
         "head_dim": config.hidden_size // config.num_heads,
-        "block": ConvBlock,
+        "block": block,
         "recurrent": conv,
     }
     return tuple(
-        layer if kind == FULL else replace(layer, **conv_fields)
-        for layer, kind in zip(layers_of(config), types, strict=True)
+        replace(layer, **conv_fields) if kind == CONV else layer
+        for layer, kind in zip(layers, types, strict=True)
     )

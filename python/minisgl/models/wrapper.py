@@ -11,8 +11,10 @@ from minisgl.models.registry import supported_architectures
 TEXT_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForCausalLM",
@@ -24,7 +26,9 @@ TEXT_MODELS = {
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
+    "Gemma4UnifiedForConditionalGeneration": ("gemma4_unified_text",),
     "Lfm2VlForConditionalGeneration": ("lfm2", "lfm2_moe"),
+    "Lfm3VlForConditionalGeneration": ("lfm3",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
     "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
@@ -37,7 +41,7 @@ _COMMON_FIELDS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embed
 """Fields that may be beside text_config. They replace those inside it, as in Hugging Face."""
 OTHER_PARTS = (
     *("vision_tower", "multi_modal_projector", "visual", "mtp"),
-    *("audio_tower", "embed_vision", "embed_audio"),
+    *("audio_tower", "embed_vision", "embed_audio", "vision_embedder"),
     *("vision_adapter", "vision_projection"),
 )
 """Modules beside the text model. Their tensors are not read. mtp is multi-token prediction."""

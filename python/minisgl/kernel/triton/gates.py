@@ -60,8 +60,12 @@ class TritonGates(Gates):
         )  # fmt: skip
         return out_TD
 
-    def output(self, x: Tensor, gate_TNH: Tensor) -> Tensor:
+    def output(self, x: Tensor, gate_TNG: Tensor) -> Tensor:
         num_tokens, size = x.shape
+        num_heads, is_of_head = gate_TNG.shape[1], gate_TNG.shape[2] == 1
+        gate_TNH = (
+            gate_TNG.expand(-1, -1, size // num_heads).contiguous() if is_of_head else gate_TNG
+        )
         out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
         _launch_output(
             (num_tokens, -(-size // BLOCK), 1), (x, gate_TNH, out),
