@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from transformers import (
+    ExaoneMoeConfig,
     Glm4MoeConfig,
     GptOssConfig,
     GraniteMoeConfig,
     GraniteMoeSWAConfig,
     LlamaConfig,
+    MellumConfig,
     MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
@@ -24,6 +26,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SolarOpenConfig,
 )
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
@@ -75,6 +78,8 @@ GLM4_MOE: dict[str, Any] = {
     "num_hidden_layers": 3,
     "routed_scaling_factor": 1.7,
 }
+SOLAR = {name: value for name, value in GLM4_MOE.items() if name != "num_hidden_layers"}
+EXAONE_MOE: dict[str, Any] = {**MOE, "head_dim": 16, "sliding_window": 9}
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
@@ -275,6 +280,51 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
             "layer_rope_theta": [500.0, 0, 0, 10_000.0, 500.0],
         },
         1,
+        False,
+    ),
+    "mellum-moe": (
+        MellumConfig,
+        {
+            **MOE,
+            "head_dim": 16,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_hidden_layers": 3,
+            "sliding_window": 9,
+        },
+        4,
+        False,
+    ),
+    "mellum-moe-stacked": (
+        MellumConfig,
+        {**MOE, "head_dim": 16, "norm_topk_prob": False},
+        1,
+        False,
+    ),
+    "solar-open-moe": (SolarOpenConfig, SOLAR, 4, False),
+    "solar-open-moe-groups-old": (
+        SolarOpenConfig,
+        {
+            **SOLAR,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+        },
+        1,
+        True,
+    ),
+    "exaone-moe": (ExaoneMoeConfig, {**EXAONE_MOE, "num_hidden_layers": 5}, 4, False),
+    "exaone-moe-types-stacked": (
+        ExaoneMoeConfig,
+        {
+            **EXAONE_MOE,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_shared_experts": 2,
+        },
+        16,
         False,
     ),
     "gpt-oss": (GptOssConfig, GPT_OSS, 4, False),

@@ -193,7 +193,12 @@ def test_the_text_model_of_qwen3_vl(tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [("glm4-moe", "model.layers.3.eh_proj.weight"), ("nemotron-3", "mtp.layers.0.eh_proj.weight")],
+    [
+        ("glm4-moe", "model.layers.3.eh_proj.weight"),
+        ("nemotron-3", "mtp.layers.0.eh_proj.weight"),
+        ("mellum-moe", "mtp.layers.0.input_layernorm.weight"),
+        ("exaone-moe", "mtp.layers.0.input_layernorm.weight"),
+    ],
 )
 def test_layers_that_draft_are_skipped(
     name: str, draft: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -12,9 +12,16 @@ from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import Block
+    from minisgl.models.spec import LayerSpec
 
 
 def spec(config: ModelConfig) -> ModelSpec:
+    layers = exaone_layers(config, PostNormBlock)
+    return ModelSpec(config=config, layers=layers, qk_norm=True)
+
+
+def exaone_layers(config: ModelConfig, block: type[Block]) -> tuple[LayerSpec, ...]:
     fields = config.fields
     window = fields.optional_integer("sliding_window")
     types = (FULL,) * config.num_layers
@@ -26,11 +33,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         types = layer_types(config, period)
         none = no_rotation(config)
         ropes = [config.rope if kind == SLIDING else none for kind in types]
-    return ModelSpec(
-        config=config,
-        layers=layers_of_types(config, types, ropes=ropes, block=PostNormBlock),
-        qk_norm=True,
-    )
+    return layers_of_types(config, types, ropes=ropes, block=block)
 
 
 FAMILY = Family(

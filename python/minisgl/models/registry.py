@@ -12,6 +12,7 @@ _MODULES = {
     "CwmForCausalLM": "cwm",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Exaone4ForCausalLM": "exaone4",
+    "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconH1ForCausalLM": "falcon_h1",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
@@ -32,6 +33,7 @@ _MODULES = {
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "Lfm3ForCausalLM": "lfm3",
     "LlamaForCausalLM": "llama",
+    "MellumForCausalLM": "mellum",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "Ministral3ForCausalLM": "ministral3",
     "MinistralForCausalLM": "ministral",
@@ -52,6 +54,7 @@ _MODULES = {
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
+    "SolarOpenForCausalLM": "solar_open",
 }
 """architecture -> the module of this package that has its `FAMILY`."""
 
