@@ -43,6 +43,8 @@ RUNS = (
     "gpt-oss",
     "granite-moe-swa",
     "glm4-moe",
+    "deepseek-v3-moe-groups-old",
+    "glm4-lite-moe",
     "qwen3.5",
     "qwen3.5-moe",
     "qwen3-next-moe",

@@ -25,7 +25,7 @@ from minisgl.testing import InstantExecutor
 
 NAMES = (
     *("llama", "phi3-window-old", "gemma3", "gemma4-shared", "gemma4-experts", "gpt-oss"),
-    *("qwen3-moe", "glm4-moe", "qwen3.5", "qwen3.5-moe", "lfm3", "nemotron-3", "falcon-h1"),
+    *("qwen3-moe", "glm4-lite-moe", "qwen3.5", "qwen3.5-moe", "lfm3", "nemotron-3", "falcon-h1"),
 )
 BIG = {"vocab_size": 4001, "hidden_size": 256, "max_position_embeddings": 1024}
 """So large that page tables and the like are less than a hundredth."""

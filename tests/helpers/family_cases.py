@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
     ExaoneMoeConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteMoeConfig,
     GraniteMoeSWAConfig,
@@ -80,6 +82,21 @@ GLM4_MOE: dict[str, Any] = {
 }
 SOLAR = {name: value for name, value in GLM4_MOE.items() if name != "num_hidden_layers"}
 EXAONE_MOE: dict[str, Any] = {**MOE, "head_dim": 16, "sliding_window": 9}
+DEEPSEEK: dict[str, Any] = {
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
@@ -327,6 +344,22 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         16,
         False,
     ),
+    "deepseek-v3-moe": (DeepseekV3Config, DEEPSEEK, 4, False),
+    "deepseek-v3-moe-groups-old": (
+        DeepseekV3Config,
+        {
+            **DEEPSEEK,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5},
+        },
+        1,
+        True,
+    ),
+    "glm4-lite-moe": (Glm4MoeLiteConfig, {**DEEPSEEK, "v_head_dim": 24}, 16, False),
     "gpt-oss": (GptOssConfig, GPT_OSS, 4, False),
     "gpt-oss-old": (
         GptOssConfig,

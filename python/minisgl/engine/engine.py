@@ -149,6 +149,7 @@ class Engine:
                 dtype=kv_dtype,
                 device=self.device.torch_device,
                 zeroed=group.kind == "window",
+                values_are_keys=pool.values_are_keys,
             ),
             page_table=self._tables.group_table(pool.group),
             attn=create_attention_backend(

@@ -61,7 +61,8 @@ class Gates:
 
         gate: one for each element of x (G = H), or one for each head (G = 1).
         """
-        x_TNH = x.reshape(*gate_TNG.shape[:2], -1)
+        num_heads = gate_TNG.shape[1]
+        x_TNH = x.reshape(len(x), num_heads, x.shape[1] // num_heads)
         return (x_TNH * torch.sigmoid(gate_TNG)).flatten(1)
 
 

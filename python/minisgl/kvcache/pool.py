@@ -5,7 +5,7 @@ initialised, because a slot is read only after a step has stored into it. The po
 are an exception and start as zeros: some attention kernels read blocks that begin before the
 window, mask their scores, and multiply their values by 0, so the values must not be NaN.
 
-Axes: L layers, 2 keys and values, P pages, Z page size, K local key/value heads, H head dim.
+Axes: P pages, Z page size, K local key/value heads, H head dim.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from torch import Tensor
 class LayerPool:
     """One layer's cache. k, v: [P, Z, K, H], contiguous; token slot = page * Z + offset.
 
-    k_scale, v_scale: of numbers of 8 bits, see `minisgl.kvcache.quantised`.
+    If keys are the values, too, k and v are one tensor. k_scale, v_scale: of numbers of 8 bits, see
+    `minisgl.kvcache.quantised`.
     """
 
     k: Tensor
@@ -67,14 +68,17 @@ class MHAKVCache(BaseKVCachePool):
         dtype: torch.dtype,
         device: torch.device,
         zeroed: bool = False,
+        values_are_keys: bool = False,
     ) -> None:
         self.page_size = page_size
-        shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
+        num_vectors = 1 if values_are_keys else 2
+        shape = (num_layers, num_vectors, num_pages, page_size, num_kv_heads, head_dim)
         create = torch.zeros if zeroed else torch.empty
         make_layer: Callable[..., LayerPool] = LayerPool
         if dtype.itemsize == 1:
             from minisgl.kvcache.quantised import quantised_layer as make_layer
-        self._layers = [make_layer(k=k, v=v) for k, v in create(shape, dtype=dtype, device=device)]
+        layers = create(shape, dtype=dtype, device=device).unbind()
+        self._layers = [make_layer(k=layer[0], v=layer[-1]) for layer in layers]
 
     def layer(self, layer_id: int) -> LayerPool:
         return self._layers[layer_id]

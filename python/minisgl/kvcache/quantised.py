@@ -50,11 +50,12 @@ class QuantisedLayerPool(LayerPool):
 
 def quantised_layer(*, k: Tensor, v: Tensor) -> LayerPool:
     """A layer's pool. The scales of fp8 are 1, those of int8 belong to no token yet."""
+    num_vectors = 1 if k.data_ptr() == v.data_ptr() else 2
     if k.dtype == torch.int8:
-        scales = torch.zeros((2, *k.shape[:3]), device=k.device)
+        scales = torch.zeros((num_vectors, *k.shape[:3]), device=k.device)
     else:
-        scales = torch.ones((2, k.shape[2]), device=k.device)
-    return QuantisedLayerPool(k=k, v=v, k_scale=scales[0], v_scale=scales[1])
+        scales = torch.ones((num_vectors, k.shape[2]), device=k.device)
+    return QuantisedLayerPool(k=k, v=v, k_scale=scales[0], v_scale=scales[-1])
 
 
 def scale_of(x_TKH: Tensor) -> Tensor:

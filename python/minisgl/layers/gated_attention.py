@@ -37,7 +37,7 @@ class LinearGatedQKV(Linear):
     ) -> None:
         heads = split_heads(num_q_heads, num_kv_heads, build.comm.size)[build.comm.rank]
         self.num_q_heads, self.num_kv_heads = len(heads.q), len(heads.kv)
-        self.head_dim, self._is_gate_apart = head_dim, gate is not None
+        self.head_dim, self.gate_size, self._is_gate_apart = head_dim, gate_size, gate is not None
 
         def rows(name: str, num_heads: int, share: range, size: int = head_dim) -> Part:
             shape = (num_heads * size, in_size)
@@ -60,7 +60,7 @@ class LinearGatedQKV(Linear):
         if self._is_gate_apart:
             width = (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
             qkv, gate = projected.tensor_split([width], dim=-1)
-            return qkv.contiguous(), gate.view(len(gate), self.num_q_heads, -1)
+            return qkv.contiguous(), gate.view(len(gate), self.num_q_heads, self.gate_size)
         gated_q, kv = projected.tensor_split([2 * self.num_q_heads * self.head_dim], dim=-1)
         shape = (len(projected), self.num_q_heads, 2, self.head_dim)
         q_TNH, gate_TNH = gated_q.reshape(shape).unbind(2)

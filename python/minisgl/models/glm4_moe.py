@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
 from minisgl.models.sigmoid_experts import SigmoidExperts
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
@@ -17,26 +17,30 @@ if TYPE_CHECKING:
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    fields = config.fields
-    num_experts, top_k = read_experts(config, "n_routed_experts")
-    num_dense = fields.integer("first_k_dense_replace", 1, minimum=0)
-    inner_size = fields.integer("moe_intermediate_size", 1408)
     return ModelSpec(
         config=config,
         layers=layers_of(config),
-        qkv_bias=fields.flag("attention_bias", False),
-        qk_norm=fields.flag("use_qk_norm", False),
-        moe=MoeSpec(
-            num_experts=num_experts,
-            top_k=top_k,
-            inner_size=inner_size,
-            renormalise=fields.flag("norm_topk_prob", True),
-            is_sparse=tuple(index >= num_dense for index in range(config.num_layers)),
-            names=names_in_mlp,
-            layer=partial(SigmoidExperts, config=config),
-            shared=UngatedExpert,
-            shared_size=inner_size * fields.integer("n_shared_experts", 1, minimum=0),
-        ),
+        qkv_bias=config.fields.flag("attention_bias", False),
+        qk_norm=config.fields.flag("use_qk_norm", False),
+        moe=sigmoid_mixture(config),
+    )
+
+
+def sigmoid_mixture(config: ModelConfig) -> MoeSpec:
+    """Return the mixture of all layers but the first ones. Raises ConfigError."""
+    fields = config.fields
+    num_experts, top_k = read_experts(config, "n_routed_experts")
+    inner_size = fields.integer("moe_intermediate_size", 1408)
+    return MoeSpec(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner_size=inner_size,
+        renormalise=fields.flag("norm_topk_prob", True),
+        is_sparse=sparse_layers(config, fields.integer("first_k_dense_replace", 1, minimum=0)),
+        names=names_in_mlp,
+        layer=partial(SigmoidExperts, config=config),
+        shared=UngatedExpert,
+        shared_size=inner_size * fields.integer("n_shared_experts", 1, minimum=0),
     )
 
 

@@ -33,8 +33,9 @@ class LayerSpec:
     sees, the token's own included; None is all. num_heads, num_kv_heads: those of all ranks
     together. rope: the rotation of queries and keys. scale: multiplies q @ k; None is head_dim **
     -0.5. block: the class to build; None is `decoder.Block`. shares: the index of the layer whose
-    keys and values this layer reads; None if it has its own. recurrent: further sizes of a layer
-    without attention; its class says what num_heads, num_kv_heads and head_dim mean then.
+    keys and values this layer reads; None if it has its own. values_are_keys: the cached keys are
+    the values, too. recurrent: further sizes of a layer without attention; its class says what
+    num_heads, num_kv_heads and head_dim mean then.
     """
 
     prefix: str
@@ -47,6 +48,7 @@ class LayerSpec:
     block: type[Block] | None = None
     recurrent: RecurrentSpec | None = None
     shares: int | None = None
+    values_are_keys: bool = False
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -67,7 +69,11 @@ class LayerSpec:
             return self.recurrent.pool(self, groups)
         group = groups.index(self.groups[0])
         return PoolSpec(
-            group=group, num_layers=0, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+            group=group,
+            num_layers=0,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            values_are_keys=self.values_are_keys,
         )
 
 
@@ -96,13 +102,14 @@ class PoolSpec:
     an attention backend.
 
     group: the group's index. num_kv_heads: in a `CacheLayout` the heads of all ranks, in
-    `BaseLLMModel.pools` those of this rank.
+    `BaseLLMModel.pools` those of this rank. values_are_keys: see `LayerSpec`.
     """
 
     group: int
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    values_are_keys: bool = False
 
     is_recurrent: ClassVar[bool] = False
 
@@ -114,7 +121,8 @@ class PoolSpec:
         dtype: see `minisgl.kvcache.pool.MHAKVCache`."""
         # An integer's scale is a float32 for each token and head.
         head_bytes = self.head_dim * dtype.itemsize + 4 * (not dtype.is_floating_point)
-        per_token = 2 * self.num_layers * self.num_kv_heads * head_bytes
+        num_vectors = self.num_kv_heads * (1 if self.values_are_keys else 2)
+        per_token = self.num_layers * num_vectors * head_bytes
         return per_token * page_size if group == self.group else 0
 
 
