@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.dense_cases import DENSE_CASES
 from helpers.engine_runs import Reference, drive, greedy, make_engine, make_scheduler, prompts
-from helpers.family_cases import SIZES
+from helpers.family_cases import CASES, SIZES
 from helpers.model_harness import (
     Runner,
     Sequence,
@@ -23,7 +22,7 @@ from helpers.model_harness import (
     random_ids,
     relative_error,
 )
-from helpers.quantised_kv import KV_DTYPES, RoundedCache
+from helpers.quantised_kv import KV_DTYPES, RoundedCache, RoundedLatents
 from minisgl.attention import create_attention_backend
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
@@ -64,9 +63,10 @@ def test_logits_are_those_of_rounded_keys_and_values(
 
 
 @pytest.mark.parametrize("attn", ["torch", "cpu"])
-@pytest.mark.parametrize("case", ["gemma4", "gemma4-shared"])
+@pytest.mark.parametrize("case", ["gemma4", "gemma4-shared", "glm4-lite-moe"])
 def test_keys_that_are_values_or_another_layer_s(case: str, attn: str, tmp_path: Path) -> None:
-    make, fields, _, _ = DENSE_CASES[case]
+    make, fields, _, _ = CASES[case]
+    cache = RoundedLatents if case == "glm4-lite-moe" else RoundedCache
     theirs = make_reference(make(**{**SIZES, **fields}))
     theirs.save_pretrained(tmp_path)
     model = load(tmp_path)
@@ -76,7 +76,7 @@ def test_keys_that_are_values_or_another_layer_s(case: str, attn: str, tmp_path:
         runner.generate([sequence], chunk=17)  # a window has 9 tokens
         ids = torch.tensor([sequence.ids[:-1]])
         with torch.inference_mode():
-            want = theirs(ids, past_key_values=RoundedCache(BY_NAME[name])).logits[0]
+            want = theirs(ids, past_key_values=cache(BY_NAME[name])).logits[0]
         assert relative_error(torch.cat(sequence.logits), want) <= TOLERANCE[name]
 
 

@@ -105,3 +105,14 @@ class RoundedCache(DynamicCache):
             for x, scale in zip((key_states, value_states), self.scales, strict=True)
         ]
         return super().update(*made, *args, **kwargs)
+
+
+class RoundedLatents(RoundedCache):
+    """transformers keeps latents where keys belong, and the rotating parts in the values' place.
+    Here they are one key."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        both = torch.cat((key_states, value_states), -1)[0].transpose(0, 1)
+        made = rounded(both, self.kv_dtype, torch.ones(1)).to(both.dtype).transpose(0, 1)[None]
+        parts = made.tensor_split([key_states.shape[-1]], -1)
+        return DynamicCache.update(self, *parts, *args, **kwargs)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     CohereConfig,
+    DeepseekV3Config,
     Lfm2Config,
     Lfm3Config,
     LlamaConfig,
@@ -51,6 +52,21 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **{**HALF_BLOCKS, "hidden_size": 256},
         layer_types=["sliding_attention", "full_attention"],
         sliding_window=9,
+    ),
+    # The product of latents stays plain.
+    "deepseek-v3": DeepseekV3Config(
+        **HALF_BLOCKS,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=192,
+        first_k_dense_replace=1,
+        q_lora_rank=128,
+        kv_lora_rank=96,
+        qk_nope_head_dim=48,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
     ),
     "nemotron-h": NemotronHConfig(
         **{**HALF_BLOCKS, **MAMBA},
@@ -98,7 +114,7 @@ def save(config: PreTrainedConfig, kind: str, folder: Path) -> None:
     file = folder / "float32" / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():
-        if is_linear(name, tensor):
+        if is_linear(name, tensor) and "kv_b_proj" not in name:
             tensors[name] = dequantised(kind, tensor)
     save_file(tensors, file, metadata={"format": "pt"})
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from helpers.family_cases import CASES as FAMILIES
 from helpers.family_cases import SIZES
-from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import relative_error
 from helpers.quantised import TOLERANCE, is_linear, run, run_ranks, save_both
 from minisgl.errors import ConfigError
@@ -25,7 +25,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def case(name: str) -> PreTrainedConfig:
-    config_class, changes, *_ = HYBRID_CASES[name]
+    config_class, changes, *_ = FAMILIES[name]
     return config_class(**{**SIZES, **changes})
 
 
@@ -58,6 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("layers.0.mixer.in_proj", "layers.3."),
     ),
     "nemotron-3": (modelopt("backbone.layers.*.mixer.gate"), ("mixer.gate.",)),
+    "deepseek-v3-moe": (compressed(r"re:.*mlp\.gate$"), ("mlp.gate.",)),
 }
 
 

@@ -17,8 +17,9 @@ from minisgl.core import Plan, PoolBatch
 SINKS: Final = "sinks"
 SOFTCAP: Final = "softcap"
 KV_SHARING: Final = "layer that reads another's keys and values"
-"""What some models need of a backend. The backends cpu, torch and triton serve all needs;
-`minisgl.attention.cuda.SERVED` lists the needs that others serve."""
+LATENTS: Final = "attention to latents"
+"""What some models need of a backend. The backends cpu and torch serve all needs;
+`minisgl.attention.cuda.SERVED` says what the others serve."""
 
 
 class Sinks(Protocol):

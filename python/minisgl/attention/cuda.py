@@ -15,7 +15,6 @@ from minisgl.attention.flash_attn2 import FlashAttention2Backend
 from minisgl.attention.flash_infer import FlashInferBackend
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend, unusable
 from minisgl.attention.registry import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
-from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.attention.trtllm import TensorRTLLMBackend
 from minisgl.errors import ConfigError
@@ -27,7 +26,8 @@ logger = get_logger(__name__)
 
 
 SERVED = {"fa": (SINKS,)}
-"""Backend -> the needs (`minisgl.attention.base`) that it serves. triton serves all."""
+"""Backend -> the needs (`minisgl.attention.base`) that it serves. triton serves all but LATENTS,
+which `create_attention_backend` refuses."""
 
 
 def create_cuda_backend(
@@ -39,7 +39,7 @@ def create_cuda_backend(
     page_size: int,
     needs: Sequence[str],
 ) -> BaseAttnBackend:
-    """See `create_attention_backend`. "torch" is the reference; no graph can capture it."""
+    """See `create_attention_backend`. `name` is not torch."""
 
     def check(part: str) -> None:
         """Raise ConfigError if a backend other than triton does not serve the model."""
@@ -77,8 +77,6 @@ def create_cuda_backend(
             return TensorRTLLMBackend(ops, device, dtype, head_dim, page_size)
         return create(part)
 
-    if name == "torch":
-        return TorchAttnBackend(ops)
     if dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability(device) < (8, 9):
         raise ConfigError(
             "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more; choose int8"

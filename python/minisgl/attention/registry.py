@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from minisgl.attention.base import BaseAttnBackend
+from minisgl.attention.base import LATENTS, BaseAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.library import JitUnavailable, load_cpu_library
@@ -36,13 +36,21 @@ def create_attention_backend(
     page_size: int = 16,
     needs: Sequence[str] = (),
 ) -> BaseAttnBackend:
-    """Return the backend called `name` on `device`; "auto" is the fastest that works here.
+    """Return the backend called `name` on `device`; "auto" is the fastest that works here. "torch"
+    is the reference; no graph of a GPU can capture it.
 
     dtype, head_dim, page_size: of the KV pool; not every backend supports all values. needs: see
     `ModelSpec.attention`. Raises ConfigError for a name that does not exist on the device, or a
     backend that does not work here.
     """
+    if name == "torch":
+        return TorchAttnBackend(ops)
     if device.type == "cuda":
+        if LATENTS in needs:
+            raise ConfigError(
+                f"this model needs {LATENTS}, for which there are no GPU kernels; choose "
+                "--device cpu, or --attn torch, which is slow"
+            )
         from minisgl.attention.cuda import create_cuda_backend
 
         return create_cuda_backend(name, ops, device, dtype, head_dim, page_size, needs)
@@ -53,8 +61,6 @@ def create_attention_backend(
         else:
             wrong = f"unknown attention backend {name!r};"
         raise ConfigError(f"{wrong} choose one of {', '.join(ATTENTION_BACKENDS)}")
-    if name == "torch":
-        return TorchAttnBackend(ops)
     try:
         library = getattr(ops, "calls", None) or load_cpu_library()
     except JitUnavailable as error:

@@ -51,8 +51,9 @@ class LatentHeads(BaseOP):
     def values(self, sums_TNL: Tensor) -> Tensor:
         """Return the heads' outputs side by side, [T, N * V]. sums: their sums of latents."""
         values_NVL = self.plain.tensor.view(self.shape)[:, self.key_size :]
-        out_NTV = torch.bmm(sums_TNL.transpose(0, 1), values_NVL.transpose(1, 2))
-        return out_NTV.transpose(0, 1).flatten(1)
+        # In this order one token takes a third of the other order's time on a CPU.
+        out_NVT = torch.bmm(values_NVL, sums_TNL.permute(1, 2, 0))
+        return out_NVT.permute(2, 0, 1).flatten(1)
 
 
 class Dense(BaseOP):

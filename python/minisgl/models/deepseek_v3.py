@@ -1,11 +1,12 @@
-"""DeepSeek-V3, R1 and V3.1, Kimi K2, Moonlight: attention to latents; all but the first layers have
-GLM-4.5's mixture."""
+"""DeepSeek-V3, R1 and V3.1, Kimi K2, Moonlight: attention to latents (on a GPU only by `--attn
+torch`); all but the first layers have GLM-4.5's mixture."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.attention.base import LATENTS
 from minisgl.models import glm4_moe
 from minisgl.models.latent_attention import latent_layers
 from minisgl.models.spec import ModelSpec
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 def spec(config: ModelConfig) -> ModelSpec:
     return ModelSpec(
-        config=config, layers=latent_layers(config), moe=glm4_moe.sigmoid_mixture(config)
+        config=config,
+        layers=latent_layers(config),
+        attention=(LATENTS,),
+        moe=glm4_moe.sigmoid_mixture(config),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which weights `--quantization` quantises: all linear layers except routers and `GATES`.
+"""Which weights `--quantization` quantises: all linear layers except routers and `LEFT`.
 
 If the CPU's kernels multiply the LM head, it becomes int8, whatever the other weights become: each
 step reads it, and it is 26 % of Qwen3-0.6B's bytes. A tied embedding is the same table. On other
@@ -31,8 +31,9 @@ from minisgl.quantization.weight import (
 if TYPE_CHECKING:
     from minisgl.kernel.cpu import CpuOps
 
-GATES: Final = re.compile(r"\.in_proj_(a|b|ba)$")
-"""Projections of recurrent layers with few rows: how fast the state fades and what it takes up."""
+LEFT: Final = re.compile(r"\.(in_proj_(a|b|ba)|kv_b_proj)$")
+"""Projections of recurrent layers with few rows (how fast the state fades and what it takes up),
+and those of latents, which are used as tensors (`minisgl.layers.latent`)."""
 HEAD: Final = "lm_head"
 
 
@@ -55,7 +56,7 @@ class OnlineFormats(Formats):
     def of(self, modules: Sequence[str], target: Target) -> Format:
         if target == "Embedding" or any(module.endswith(HEAD) for module in modules):
             return TABLE
-        if any(ROUTERS.search(module) or GATES.search(module) for module in modules):
+        if any(ROUTERS.search(module) or LEFT.search(module) for module in modules):
             return PLAIN
         return self.format
 
