@@ -1,10 +1,11 @@
 """Makes tests/models/gguf_golden.zip: small random models of each family, as llama.cpp's own
 converter writes them, with the logits of llama.cpp and of transformers.
 
-    PYTHONPATH=tests python scripts/gguf_golden.py LLAMA_CPP
+    PYTHONPATH=tests python scripts/gguf_golden.py LLAMA_CPP [NAME ...]
 
-LLAMA_CPP is a source folder of llama.cpp; needs the package llama-cpp-python, too. Also writes
-benchmarks/results/gguf_families.json: the largest difference between the logits of both.
+LLAMA_CPP is a source folder of llama.cpp; needs the package llama-cpp-python, too. With names, only
+these models are made, and the others stay. Also writes benchmarks/results/gguf_families.json: the
+largest difference between the logits of both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
     print(__doc__)
     sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
 SOURCE = Path(sys.argv[1])
@@ -76,6 +77,8 @@ def as_released(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "rope_parameters": {**THETA, "rope_type": "default", "mrope_section": [3, 3, 2]},
         },
         "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
+        "deepseek2": {"scoring_func": "sigmoid", "first_k_dense_replace": 1},
+        "deepseek2-yarn": {"scoring_func": "sigmoid"},
     }
     return {**config, **extra.get(name, {})}
 
@@ -132,16 +135,26 @@ def silent(level: int, text: bytes, data: object) -> None:
 
 def main() -> None:
     llama_cpp.llama_log_set(silent, None)
-    errors: dict[str, Any] = {}
     root = Path(__file__).parents[1]
+    names, file = sys.argv[2:], root / "benchmarks/results/gguf_families.json"
+    before = json.loads(file.read_text()) if names else {"errors": {}, "made_later": {}}
+    errors: dict[str, Any] = before["errors"]
     ids = np.random.default_rng(3).integers(3, VOCAB, POSITIONS[-1] + 1).tolist()
     target = root / "tests/models/gguf_golden.zip"
+    others: dict[str, bytes] = {}
+    if names:
+        with zipfile.ZipFile(target) as golden:
+            others = {name: golden.read(name) for name in golden.namelist()}
     with (
         zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as golden,
         tempfile.TemporaryDirectory() as temporary,
         torch.inference_mode(),
     ):
-        for name, (kind, fields) in CASES.items():
+        for name, content in others.items():
+            if name.rpartition(".")[0] not in names and name != "ids":
+                golden.writestr(name, content)
+        for name in names or CASES:
+            kind, fields = CASES[name]
             folder, path = Path(temporary, name), Path(temporary, f"{name}.gguf")
             model = transformers.AutoModelForCausalLM.from_config(
                 getattr(transformers, kind)(**{**SIZES, **fields}),
@@ -172,13 +185,14 @@ def main() -> None:
     versions = {
         name: importlib.metadata.version(name) for name in ("llama-cpp-python", "transformers")
     }
-    result = {"what": "largest difference of logits over the largest, llama.cpp to transformers"}
-    (root / "benchmarks/results/gguf_families.json").write_text(
-        json.dumps(
-            {**result, "versions": versions, "cpus": os.cpu_count(), "errors": errors}, indent=1
-        )
-        + "\n"
-    )
+    result = {
+        "what": "largest difference of logits over the largest, llama.cpp to transformers",
+        "versions": before.get("versions", versions),
+        "made_later": before.get("made_later", {}) | dict.fromkeys(names, versions),
+        "cpus": os.cpu_count(),
+        "errors": errors,
+    }
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 main()

@@ -101,7 +101,35 @@ LONG = {
     "partial_rotary_factor": 0.75,
     **THETA,
 }
+LATENTS = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek2": ("Glm4MoeLiteConfig", LATENTS),
+    "deepseek2-yarn": (
+        "DeepseekV3Config",
+        {
+            **LATENTS,
+            "first_k_dense_replace": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": {
+                **YARN,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 0.8,
+                "mscale_all_dim": 0.8,
+            },
+        },
+    ),
     "llama": ("LlamaConfig", {}),
     "mixtral": ("MixtralConfig", LOCAL),
     "mistral3": (

@@ -1,6 +1,7 @@
 """The weights of a GGUF file, under the names that our layers declare.
 
-In the file, the experts of a layer are three stacks: gate, up and down. Other differences are in
+In the file, the experts of a layer are three stacks: gate, up and down; W_k and W_v of latents are
+two tensors. Other differences are in
 `minisgl.models.gguf.changes`.
 """
 
@@ -9,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minisgl.models.gguf.names import EXPERT_KINDS, STACKED
+from minisgl.models.gguf.names import EXPERT_KINDS, LATENT_HEADS, STACKED
 from minisgl.models.gguf.places import Places, split_name
-from minisgl.models.gguf.tensors import Blocks, Dequantised, MxBytes, Stack
+from minisgl.models.gguf.tensors import Blocks, Dequantised, LatentHeads, MxBytes, Stack
 from minisgl.models.weight import Checkpoint
 from minisgl.quantization.gguf import BLOCKS
 from minisgl.quantization.gguf_blocks import LAYOUTS
@@ -33,11 +34,15 @@ class GgufCheckpoint(Checkpoint):
         unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
         self._file_of = {}
         stacks: dict[str, dict[str, Any]] = {}
+        heads: dict[str, dict[str, Dequantised]] = {}
         for tensor in tensors:
             layer, part = split_name(tensor.name)
             if tensor.name.startswith("rope_") or layer in unread:
                 continue  # config.json has the former; multi-token prediction is not served
-            if part.partition(".")[0] in EXPERT_KINDS and arch in STACKED:
+            if part in LATENT_HEADS:
+                made = Dequantised(tensor.data, tensor.tensor_type)
+                heads.setdefault(f"{layer}self_attn.kv_b_proj.weight", {})[part] = made
+            elif part.partition(".")[0] in EXPERT_KINDS and arch in STACKED:
                 stacks.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
             else:
                 for place in places.of(tensor.name, tensor.data.shape):
@@ -45,6 +50,8 @@ class GgufCheckpoint(Checkpoint):
                     self._file_of[place.name] = Dequantised(data, kind, place.change)
                     if kind.name in LAYOUTS:
                         self._file_of[place.name + BLOCKS] = Blocks(data, place.change)
+        for name, each in heads.items():
+            self._file_of[name] = LatentHeads(*(each[part] for part in LATENT_HEADS))
         for prefix, parts in stacks.items():
             self._file_of |= {prefix + name: stack for name, stack in _stacks(parts).items()}
         self.names = set(self._file_of)

@@ -45,6 +45,16 @@ QWEN_SHARED_EXPERT: Final = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
 }
+LATENTS: Final = {
+    **SHARED_EXPERTS,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",  # in older files; later ones have two tensors
+}
+LATENT_HEADS: Final = ("attn_k_b.weight", "attn_v_b.weight")
 DELTA: Final = {
     **AFTER,
     **QWEN_SHARED_EXPERT,
@@ -108,6 +118,7 @@ ARCHITECTURE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    "deepseek2": LATENTS,
     "glm4moe": {**AFTER, **SHARED_EXPERTS},
     "qwen2moe": QWEN_SHARED_EXPERT,
     "qwen3next": DELTA,

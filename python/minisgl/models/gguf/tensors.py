@@ -1,6 +1,6 @@
 """Memory-mapped tensors of a GGUF file, which are indexed like slices of safetensors.
 
-Axes: E experts, O outputs, I inputs.
+Axes: E experts, O outputs, I inputs; N heads, K dims of a key, V of a value, L of a latent.
 """
 
 from __future__ import annotations
@@ -70,6 +70,29 @@ class Dequantised:
     def _values(self, data: Any) -> Tensor:
         values = np.ascontiguousarray(self._dequantise(data, self._kind), dtype=np.float32)
         return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+class LatentHeads:
+    """W_k and W_v of all heads (`minisgl.layers.latent`) as one matrix [N * (K + V), L]. keys: [N,
+    L, K]. values: [N, V, L]."""
+
+    def __init__(self, keys: Dequantised, values: Dequantised) -> None:
+        self._keys, self._values = keys, values
+
+    def get_slice(self, name: str) -> LatentHeads:
+        return self
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def get_shape(self) -> list[int]:
+        heads, latent, key_size = self._keys.get_shape()
+        return [heads * (key_size + self._values.get_shape()[1]), latent]
+
+    def __getitem__(self, index: Index) -> Tensor:
+        whole = (slice(None),) * 3
+        keys_NKL, values_NVL = self._keys[whole].transpose(1, 2), self._values[whole]
+        return torch.cat((keys_NKL, values_NVL), 1).flatten(0, 1)[index]
 
 
 class Blocks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from minisgl.errors import ConfigError
 from minisgl.utils.gguf.hybrids import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen35
 from minisgl.utils.gguf.values import (
     Fields,
@@ -196,6 +197,31 @@ def _glm4_moe(file: GgufValues) -> Fields:
     }
 
 
+def _deepseek2(file: GgufValues) -> Fields:
+    """Models with latents. DeepSeek-V2's router has softmax and no correction."""
+    num_dense, rotated = file.get("leading_dense_block_count", 0), file.get("rope.dimension_count")
+    if not file.has(f"blk.{num_dense}.exp_probs_b.bias"):
+        raise ConfigError(f"{file.path}: DeepSeek-V2 and models without experts are not supported")
+    key_size = file.get("attention.key_length_mla", file.get("attention.key_length"))
+    fields: Fields = {
+        **grouped_experts(file, num_shared=0),
+        "norm_topk_prob": file.get("expert_weights_norm", False),
+        "first_k_dense_replace": num_dense,
+        "head_dim": rotated,
+        "partial_rotary_factor": 1.0,
+        "q_lora_rank": file.get("attention.q_lora_rank", None),
+        "kv_lora_rank": file.get("attention.kv_lora_rank"),
+        "qk_nope_head_dim": key_size - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": file.get("attention.value_length_mla", file.get("attention.value_length")),
+    }
+    if over_all := file.get("rope.scaling.yarn_log_multiplier", 0.0):
+        scale = 10 * over_all  # this architecture's key has a tenth of the field
+        scaling = {**(file.rope_scaling() or {}), "mscale": scale, "mscale_all_dim": scale}
+        fields["rope_scaling"] = scaling
+    return fields
+
+
 def _exaone4(file: GgufValues) -> Fields:
     window = file.get("attention.sliding_window", None)
     if not window:
@@ -261,6 +287,7 @@ FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
     "chatglm": ("GlmForCausalLM", _plain),
     "glm4": ("Glm4ForCausalLM", _plain),
     "glm4moe": ("Glm4MoeForCausalLM", _glm4_moe),
+    "deepseek2": ("DeepseekV3ForCausalLM", _deepseek2),
     "exaone4": ("Exaone4ForCausalLM", _exaone4),
     "seed_oss": ("SeedOssForCausalLM", _seed_oss),
     "command-r": ("CohereForCausalLM", _cohere),
