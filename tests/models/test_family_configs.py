@@ -124,6 +124,11 @@ def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path)
         ("glm4-moe", {"n_group": 3, "topk_group": 4}, "topk_group must be from 1 to 3, as a token"),
         ("lfm2", {"layer_types": None, "full_attn_idxs": 5}, "full_attn_idxs must be a list of"),
         ("falcon-h1", {"mlp_multipliers": [float("nan"), 1.0]}, "a list of 2 positive numbers"),
+        ("glm4-lite-moe", {"kv_lora_rank": 1017}, "kv_lora_rank must be at most 1016, got 1017"),
+        ("deepseek-v3-moe", {"attention_bias": True}, "biases of attention are not supported"),
+        ("mellum-moe", {"mlp_layer_types": ["sparse"] * 2}, "a list of 3, each dense or sparse"),
+        ("lfm3", {"layer_types": ["conv"] * 5}, "a list with one or more full_attention"),
+        ("granite-swa", {"layer_rope_theta": [1e4] * 4}, "a list of 5 numbers, none below 0"),
     ],
 )
 def test_values_that_fail_late_are_refused_before_the_weights_are_read(

@@ -4,8 +4,7 @@ Head n's key is W_k[n] @ latent, and its value is W_v[n] @ latent. So its score 
 latent, and its output is W_v[n] @ (the weighted sum of latents): attention of all heads to one key,
 the latent, which is also the value. Only latents are cached.
 
-Axes: T tokens, N query heads of this rank, K dims of a head's key, V of its value, L of
-the latent.
+Axes: T tokens, N query heads of this rank, K dims of a head's key, V of its value, L of a latent.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from minisgl.layers.base import BaseOP
 from minisgl.layers.latent import LatentHeads
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.config import rotary_config
+from minisgl.models.config import MAX_HEAD_DIM, rotary_config
 from minisgl.models.decoder import Block
 from minisgl.models.rotation import rope_fields
 from minisgl.models.spec import layers_of
@@ -66,6 +66,8 @@ def latent_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
     fields, sizes = config.fields, LatentSizes.of(config)
     if fields.flag("attention_bias", False):
         raise fields.error("attention_bias", "false: biases of attention are not supported")
+    if (cached := sizes.latent + sizes.rotated) > MAX_HEAD_DIM:
+        raise fields.error("kv_lora_rank", f"at most {MAX_HEAD_DIM - sizes.rotated}")
     rope = rotary_config(fields, sizes.rotated)
     scale = (sizes.plain + sizes.rotated) ** -0.5
     if rope.rope_type != "default" and rope.factor > 1:
@@ -74,7 +76,7 @@ def latent_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return layers_of(
         config,
         num_kv_heads=1,
-        head_dim=sizes.latent + sizes.rotated,
+        head_dim=cached,
         rope=rope,
         scale=scale,
         block=LatentBlock,
@@ -118,13 +120,14 @@ class LatentAttention(BaseOP):
             latent_size=sizes.latent,
             name=f"{prefix}.kv_b_proj.weight",
         )
+        assert layer.scale is not None
         self.layer = AttnLayer(
             pool=at.place[0],
             layer_id=at.place[1],
             num_q_heads=len(heads),
             num_kv_heads=1,
             head_dim=layer.head_dim,
-            scale=layer.scale or 0.0,
+            scale=layer.scale,
         )
         self.out = LinearRowParallel(
             build,

@@ -25,6 +25,7 @@ class HeadGatedAttention(GatedAttention):
 
 
 def _mixer(at: LayerBuild) -> Attention | ShortConv:
+    """Return what a block has in the place of attention."""
     if at.layer.recurrent:
         return ConvBlock.attention_type(at)
     is_gated = at.spec.config.fields.flag("use_attention_gate", True)
