@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import psutil
 import pytest
@@ -17,19 +18,20 @@ from torch import Tensor
 from minisgl.kernel.jit import load_library
 
 BF16 = torch.bfloat16
+library = cache(load_library)  # each call of it reads the library's file
 
 
 @pytest.fixture(scope="module")
 def weight() -> Tensor:
     torch.manual_seed(0)
     packed = torch.randn(512, 256).to(BF16)
-    load_library().pack(packed, 1)
+    library().pack(packed, 1)
     return packed
 
 
 def linear(x: Tensor, weight: Tensor, num_threads: int) -> Tensor:
     out = torch.full((len(x), len(weight)), torch.nan, dtype=BF16)
-    load_library().packed_linear(x, weight, None, 0, out, num_threads)
+    library().packed_linear(x, weight, None, 0, out, num_threads)
     return out
 
 
