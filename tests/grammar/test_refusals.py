@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import threading
 import time
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from minisgl.core import SamplingParams
 from minisgl.core.structured import MAX_CHARACTERS
 from minisgl.errors import InvalidSampling
+from minisgl.grammar import trial
 from minisgl.grammar.compile import compiled
 
 
@@ -158,3 +162,26 @@ def test_after_a_hostile_grammar_others_compile() -> None:
     for _ in range(2):
         assert "more than 0.3 s" in refusal({"json": PATTERNS}).message
         assert compiled({"regex": "a+"})
+
+
+def test_after_ctrl_c_the_next_grammar_gets_its_own_answer() -> None:
+    assert compiled({"regex": "a+"})
+    process = trial._helper(os.getpid())._process
+    assert process
+    process.send_signal(signal.SIGSTOP)
+    main = threading.main_thread().ident
+    assert main
+    threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        compiled({"regex": "(("})
+    process.send_signal(signal.SIGCONT)
+    assert compiled({"regex": "a+"})
+
+
+def test_the_end_of_the_helper_refuses_no_grammar() -> None:
+    assert compiled({"regex": "a+"})
+    process = trial._helper(os.getpid())._process
+    assert process
+    process.kill()
+    process.wait(timeout=60)
+    assert compiled({"regex": "a+"})

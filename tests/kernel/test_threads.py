@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import psutil
 import pytest
@@ -15,19 +18,20 @@ from torch import Tensor
 from minisgl.kernel.jit import load_library
 
 BF16 = torch.bfloat16
+library = cache(load_library)  # each call of it reads the library's file
 
 
 @pytest.fixture(scope="module")
 def weight() -> Tensor:
     torch.manual_seed(0)
     packed = torch.randn(512, 256).to(BF16)
-    load_library().pack(packed, 1)
+    library().pack(packed, 1)
     return packed
 
 
 def linear(x: Tensor, weight: Tensor, num_threads: int) -> Tensor:
     out = torch.full((len(x), len(weight)), torch.nan, dtype=BF16)
-    load_library().packed_linear(x, weight, None, 0, out, num_threads)
+    library().packed_linear(x, weight, None, 0, out, num_threads)
     return out
 
 
@@ -91,3 +95,62 @@ def test_a_fork_has_workers_of_its_own(weight: Tensor) -> None:
         except psutil.TimeoutExpired:
             process.kill()
             raise
+
+
+LITTLE_MEMORY = """
+import resource, torch
+from minisgl.kernel.jit import load_library
+
+def take_at_most(num_bytes):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, resource.RLIM_INFINITY))
+
+def linear(num_threads):
+    out = torch.full((9, 512), torch.nan, dtype=torch.bfloat16)
+    library.packed_linear(x, weight, None, 0, out, num_threads)
+    return out
+
+torch.manual_seed(0)
+library = load_library()
+x, weight = torch.randn(9, 256).bfloat16(), torch.randn(512, 256).bfloat16()
+alone = linear(1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux limits the memory of a process")
+@pytest.mark.parametrize(
+    "code",
+    [
+        """
+take_at_most(1 << 20)  # less than the stack of a thread
+assert torch.equal(linear(5), alone)
+""",
+        """
+from minisgl.engine.cpu import CpuDevice
+
+device = CpuDevice()
+panels = torch.zeros(32, 1 << 17, dtype=torch.bfloat16)  # to pack one takes 4 MiB
+assert torch.equal(linear(2), alone)
+take_at_most(6 << 20)  # for one of two threads
+failed = 0
+for _ in range(10_000):
+    try:
+        library.pack(panels, 2)
+    except RuntimeError as error:
+        assert device.is_out_of_memory(error)
+        failed += 1
+        if failed == 5:
+            break
+assert failed == 5
+assert torch.equal(linear(2), alone)
+""",
+    ],
+    ids=["a thread", "memory in a thread"],
+)
+def test_what_the_system_refuses_does_not_end_the_process(code: str) -> None:
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "100000"}  # malloc then keeps no memory
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY + code],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

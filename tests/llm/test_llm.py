@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -276,6 +279,60 @@ def test_calls_of_a_closed_llm_are_refused() -> None:
     llm.close()
     with pytest.raises(ConfigError, match="closed"):
         llm.generate("a")
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """The handler of SIGUSR1 is as before after the test."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("handled")
+def test_a_signal_handler_may_close_it() -> None:
+    llm = LLM(progress=False, num_pages=64)
+    launch = llm._engine.engine.launch
+    num_steps = 0
+
+    def signalled(plan: object) -> object:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 5:
+            signal.raise_signal(signal.SIGUSR1)
+        return launch(plan)
+
+    llm._engine.engine.launch = signalled
+    signal.signal(signal.SIGUSR1, lambda *_: llm.close())
+    with pytest.raises(ConfigError, match="closed while it computed"):
+        llm.generate("a", SamplingParams(max_tokens=200, ignore_eos=True))
+    assert not hasattr(llm._engine.engine, "model")  # its memory is released
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_is_refused(llm: LLM) -> None:
+    llm.generate("a", GREEDY)
+    stream = llm.stream("a", GREEDY)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            del stream
+            llm.generate("a", GREEDY)
+        except ConfigError as error:
+            llm.close()
+            code = 0 if "was forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    process = psutil.Process(child)
+    try:
+        assert process.wait(timeout=60) == 0
+    except psutil.TimeoutExpired:
+        process.kill()
+        raise
+    assert list(stream)[-1].finish_reason == "stop"
 
 
 def test_an_error_inside_the_loop_closes_it() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -203,3 +205,42 @@ async def _late_answer() -> tuple[int, str]:
 
 def test_an_answer_that_comes_after_its_replica_was_removed_changes_nothing() -> None:
     assert asyncio.run(_late_answer()) == (0, "")
+
+
+CUT_CABLE = """
+import asyncio, socket, subprocess
+from minisgl.router import upstream
+
+def set_cable(state):
+    subprocess.run(["ip", "link", "set", "lo", state], check=True)
+
+async def ask():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        replica = upstream.Upstream(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        request = asyncio.create_task(replica.request("POST", "/generate", body=b"{}"))
+        connection, _ = await asyncio.to_thread(listening.accept)
+        await asyncio.to_thread(connection.recv, 1000)
+        set_cable("down")
+        try:
+            await asyncio.wait_for(request, 40)
+        except upstream.ReplicaFailed as error:
+            print(error)
+
+upstream.KEEPALIVE = (1, 1, 2)
+set_cable("up")
+asyncio.run(ask())
+"""
+IN_A_NETWORK = ("unshare", "--net", "--map-root-user")
+
+
+def has_networks() -> bool:
+    with suppress(OSError):
+        return subprocess.run([*IN_A_NETWORK, "ip", "link"], capture_output=True).returncode == 0
+    return False
+
+
+@pytest.mark.skipif(not has_networks(), reason="no networks of its own for a process")
+def test_a_request_ends_when_the_replicas_machine_is_gone() -> None:
+    code = [*IN_A_NETWORK, sys.executable, "-c", CUT_CABLE]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=100)
+    assert "timed out" in done.stdout, done.stderr

@@ -95,8 +95,11 @@ class CpuDevice(Device):
         torch.set_num_threads(default)  # for threads that start later
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        # torch's CPU allocator has no exception class of its own.
-        return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+        # Errors of torch's CPU allocator and of the C++ kernels have no class of their own.
+        said = str(error)
+        return (
+            isinstance(error, MemoryError) or "can't allocate memory" in said or "bad_alloc" in said
+        )
 
     def describe(self) -> str:
         # For a single rank, `engine.startup.threads` logs the number of threads.

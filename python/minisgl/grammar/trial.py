@@ -58,10 +58,11 @@ class _Helper:
 
     def ask(self, grammar: str) -> str:
         with self._lock:
-            if self._process is None:
+            if self._process is None or self._process.poll() is not None:
                 self._process = _started()
             timer = threading.Timer(_BUSY_S, self._process.kill)
             timer.start()
+            line = ""
             try:
                 assert self._process.stdin
                 assert self._process.stdout
@@ -69,14 +70,14 @@ class _Helper:
                 self._process.stdin.flush()
                 line = self._process.stdout.readline()
             except BrokenPipeError:
-                line = ""
+                pass
             finally:
                 timer.cancel()
-            if line:
-                return str(json.loads(line))
-            self._process.communicate()
-            self._process = _started()  # now, so that the next grammar does not wait for it
-            return TOO_LONG
+                if not line:  # it has ended; or after Ctrl-C, the next grammar would get its answer
+                    self._process.kill()
+                    self._process.communicate()
+                    self._process = _started()  # now, so that the next grammar does not wait for it
+            return str(json.loads(line)) if line else TOO_LONG
 
 
 def _started() -> subprocess.Popen[str]:

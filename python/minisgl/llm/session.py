@@ -6,6 +6,7 @@ the loop for all calls until its own call is over. Then another waiting thread i
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -111,10 +112,18 @@ class Session:
         self._num_requests = 0
         self._is_closed = False
         self._leader: Call | Streams | None = None
+        self._thread: int | None = None  # the leader's
+        self._pid = os.getpid()
         self.changed = threading.Condition()  # guards all of this; notified when a call is over
 
     def submit(self, messages: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> Call:
-        """Let the loop run these requests, each under a new uid. Raises ConfigError if closed."""
+        """Let the loop run these requests, each under a new uid. Raises ConfigError if closed, or
+        in a fork."""
+        if self._is_forked:
+            raise ConfigError(
+                "this process was forked from the one that made this LLM, and lacks its threads; "
+                "start processes with multiprocessing's spawn or forkserver, and make an LLM there"
+            )
         with self.changed:
             if self._is_closed:
                 raise ConfigError("this LLM is closed; make a new one")
@@ -127,7 +136,9 @@ class Session:
         return call
 
     def abort(self, call: Call, error: BaseException) -> None:
-        """End the call with `error`, unless it has failed already."""
+        """End the call with `error`, unless it has failed already. In a fork do nothing."""
+        if self._is_forked:
+            return
         with self.changed:
             call.error = call.error or error
             self._put([AbortMsg(uid=uid) for uid in sorted(call.open)])
@@ -142,7 +153,7 @@ class Session:
                 self.changed.wait_for(lambda: waited.is_over or self._leader is None)
                 if waited.is_over:
                     return
-                self._leader = waited
+                self._leader, self._thread = waited, threading.get_ident()
             error: BaseException | None = None
             try:
                 self._engine.run(self)
@@ -151,20 +162,35 @@ class Session:
                 raise
             finally:
                 with self.changed:
-                    self._leader = None
-                    if error:
-                        self._end(error)
+                    self._leader = self._thread = None
+                    if error or self._is_closed:
+                        self._end(error or _closed())
                     self.changed.notify_all()
 
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a fork of the one that made the engine. The lock may be taken
+        here by a thread that the fork does not have."""
+        return os.getpid() != self._pid
+
     def close(self) -> None:
-        """Abort the open calls and release the engine. A second call does nothing."""
+        """Abort the open calls and release the engine. A second call does nothing.
+
+        A signal handler may call this in the thread that runs the loop: then this returns at once,
+        and the engine is released when the loop has ended.
+        """
+        if self._is_forked:
+            return
         with self.changed:
-            if not self._is_closed:
-                self._is_closed = True
-                for call in set(self._calls.values()):
-                    self.abort(call, ConfigError("this LLM was closed while it computed"))
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for call in set(self._calls.values()):
+                self.abort(call, _closed())
+            if not self._leader:
+                self._end(_closed())
+            elif self._thread != threading.get_ident():
                 self.changed.wait_for(lambda: not self._leader)
-                self._end(ConfigError("this LLM was closed"))
 
     def _put(self, messages: Sequence[SchedulerMsg]) -> None:
         self._outgoing += messages
@@ -237,3 +263,7 @@ class Session:
             yield
         finally:
             signal.signal(signal.SIGINT, previous)
+
+
+def _closed() -> ConfigError:
+    return ConfigError("this LLM was closed while it computed")

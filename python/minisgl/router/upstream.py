@@ -17,10 +17,14 @@ from urllib.parse import urlsplit
 import httptools
 
 from minisgl.errors import ConfigError
+from minisgl.utils.keepalive import keep_alive
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 CONNECT_S: Final = 5.0
+KEEPALIVE: Final = (10, 5, 4)
+"""See `keep_alive`: requests at a replica whose machine is gone fail after 30 s."""
+
 IDLE_S: Final = 20.0
 """How long a connection is kept. The server closes an unused one after 30 s."""
 
@@ -162,9 +166,10 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     _Connection, self._host, self._port, ssl=self._tls
                 )
+            keep_alive(transport.get_extra_info("socket"), *KEEPALIVE)
         except OSError as error:  # also a TimeoutError or an SSLError
             reason = error.strerror or str(error) or f"no connection within {CONNECT_S:g} s"
             raise Unreachable(reason) from error

@@ -16,12 +16,13 @@ from typing import Final
 import msgspec
 
 from minisgl.errors import EngineError
+from minisgl.utils.keepalive import keep_alive
 
 HELLO_S: Final = 5.0  # a connection that is silent for this long does not come from a node
 MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of settings
-# Seconds of silence until the kernel asks, then between three questions: a cut cable is noticed
-# after 5 s, and all has ended within 6 (scripts/try_two_nodes.sh).
-KEEPALIVE: Final = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+# See `keep_alive`. A cut cable is noticed after 5 s, and all has ended within 6
+# (scripts/try_two_nodes.sh).
+KEEPALIVE: Final = (2, 1, 3)
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -65,10 +66,7 @@ class NodeLink:
         self.name = name
         self.address = str(connected.getpeername()[0])
         self.own_address = str(connected.getsockname()[0])
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE.items():
-            if hasattr(socket, option):  # macOS has none
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        keep_alive(connected, *KEEPALIVE)
         connected.settimeout(None)
         # A timeout for each read: half of a record must not block forever.
         limit = struct.pack("@ll", int(HELLO_S), int(HELLO_S % 1 * 1e6))

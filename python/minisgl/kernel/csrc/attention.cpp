@@ -61,7 +61,7 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
   s.num_tokens = num_tokens, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
   s.page_size = k_pool.size(1), s.scale = scale, s.softcap = softcap;
   s.sinks = sinks ? data<float>(*sinks) : nullptr;
-  s.window = int(std::min<int64_t>(window, std::numeric_limits<int>::max()));
+  s.window = int(std::min<int64_t>(window, std::numeric_limits<int>::max() / 2));  // minus a position
   int64_t tokens = 0;
   for (int row = 0; row < s.num_rows; row++) tokens += s.lengths[row];
   CHECK(tokens == num_tokens,

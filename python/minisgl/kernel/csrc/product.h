@@ -182,9 +182,10 @@ struct Product {
 template <class K>
 const typename K::X* as_inputs(const bf16* x, int64_t rows, int64_t inputs, bool room,
                                std::vector<typename K::X>& buffer) {
-  const int64_t count = rows * inputs;
   if (std::is_same_v<typename K::X, bf16> && !room) return (const typename K::X*)x;
-  buffer.resize(count + (room ? PADDING * inputs : 0));
-  each(x, int(count), [&](VF v, int i) { store_until(buffer.data(), i, int(count), v); });
+  buffer.resize((rows + (room ? PADDING : 0)) * inputs);
+  const int n = int(inputs);
+  for (int64_t at = 0; at < rows * inputs; at += inputs)  // all together may be more than an int counts
+    each(x + at, n, [&](VF v, int i) { store_until(buffer.data() + at, i, n, v); });
   return buffer.data();
 }

@@ -16,9 +16,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -27,15 +30,19 @@
 
 class Workers {
  public:
-  // Calls f(0) here and f(1) to f(count - 1) in workers, those that come in time.
+  // Calls f(0) here and f(1) to f(count - 1) in workers, those that come in time. Throws what f throws.
   template <class F>
   void run(int count, F& f) {
     while (int(threads_.size()) < count - 1) {
       const int index = int(threads_.size()) + 1;
-      threads_.emplace_back([this, index, seen = call_.load()] { serve(index, seen); });
+      try {
+        threads_.emplace_back([this, index, seen = call_.load()] { serve(index, seen); });
+      } catch (const std::system_error&) {  // no more threads or no memory for them: fewer do the work
+        break;
+      }
     }
     task_ = [](void* f, int index) { (*static_cast<F*>(f))(index); };
-    context_ = &f, count_ = count;
+    context_ = &f, count_ = count, error_ = nullptr;
     if (num_crowded_ > 0) num_crowded_--;
     gate_.store(0, std::memory_order_release);
     call_.fetch_add(1);
@@ -43,8 +50,11 @@ class Workers {
       { std::lock_guard<std::mutex> lock(mutex_); }
       wake_.notify_all();
     }
-    const Closing closing{*this};
-    f(0);
+    {
+      const Closing closing{*this};
+      f(0);
+    }
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
   ~Workers() {
@@ -97,7 +107,12 @@ class Workers {
       int inside = gate_.load();
       while (!(inside & CLOSED) && !gate_.compare_exchange_weak(inside, inside + 1)) continue;
       if (inside & CLOSED) continue;
-      if (index < count_) task_(context_, index);
+      try {
+        if (index < count_) task_(context_, index);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        error_ = std::current_exception();
+      }
       if (gate_.fetch_sub(1) == CLOSED + 1 && waits_) {
         { std::lock_guard<std::mutex> lock(mutex_); }
         left_.notify_one();
@@ -125,6 +140,7 @@ class Workers {
   void (*task_)(void*, int) = nullptr;
   void* context_ = nullptr;
   int count_ = 0;
+  std::exception_ptr error_;  // of a worker
   alignas(64) std::atomic<uint32_t> call_{0};
   alignas(64) std::atomic<int> gate_{CLOSED};  // how many workers are in the call, and CLOSED after it
   std::atomic<int> num_asleep_{0}, num_crowded_{0};
