@@ -7,6 +7,7 @@ import random
 from itertools import pairwise
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from helpers.call_writers import (
@@ -21,6 +22,7 @@ from helpers.call_writers import (
     llama3,
     muse_glimmer,
 )
+from minisgl.message import TextReply
 from minisgl.server.args import ToolCallParser
 from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
 from minisgl.tokenizer.parse.answer import Part
@@ -109,7 +111,17 @@ def test_calls_in_python(body: str, wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["f(1)", "[f(a=b)]", "[f(**{})]", "f", "[f(a=1), 2]", "x = f(a=1)", "1e999"]
+    "body",
+    [
+        '[{"name": 1, "arguments": {}}]',
+        "f(1)",
+        "[f(a=b)]",
+        "[f(**{})]",
+        "f",
+        "[f(a=1), 2]",
+        "x = f(a=1)",
+        "1e999",
+    ],
 )
 def test_text_that_is_no_call_in_python_is_content(body: str) -> None:
     text = f"<|tool_call_start|>{body}<|tool_call_end|>"
@@ -260,6 +272,25 @@ def test_a_string_that_ends_in_a_backslash_ends(cut: int) -> None:
         except StopIteration as ended:
             taken = ended.value
     assert taken == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", r'<tool_call>{"name": "f\ud800", "arguments": {"a": "\ud800"}}</tool_call>'),
+        ("hermes", r'<tool_call>{"name": "f", "arguments": "\udfff"}</tool_call>'),
+        ("lfm2", r'<|tool_call_start|>[{"name": "\ud800", "arguments": 1}]<|tool_call_end|>'),
+        ("lfm2", r"<|tool_call_start|>[f(a='\ud800')]<|tool_call_end|>"),
+        ("qwen3_coder", '<tool_call><function=f><parameter=a>"\\ud800"</parameter></tool_call>'),
+        ("gemma4", r'<|tool_call>call:f{a:"\ud800"}<tool_call|>'),
+    ],
+)
+def test_half_of_a_surrogate_pair_can_be_sent(name: str, text: str) -> None:
+    """Else the detokenizer could not send the answer, and would end, and with it the server."""
+    answer = check(AnswerForm(calls=name), text)
+    assert len(answer.calls) == 1
+    reply = TextReply(uid=0, text="", token_ids=[], parts=parsed(AnswerForm(calls=name), [text]))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=TextReply) == reply
 
 
 def test_a_text_argument_keeps_its_own_line_breaks() -> None:
