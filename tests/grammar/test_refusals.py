@@ -31,7 +31,8 @@ UNIQUE = {"type": "array", "uniqueItems": True}
 @pytest.mark.parametrize(
     ("schema", "path", "says"),
     [
-        (UNIQUE, "", "uniqueItems"),
+        (UNIQUE, "", "a schema cannot have uniqueItems here; leave that out, and check"),
+        ({"if": {}, "then": {}}, "", "a schema cannot have if, then here"),
         (in_object(a={"type": "integer"}, b=UNIQUE), ".properties.b", "uniqueItems"),
         (in_object(a=in_object(b={"items": UNIQUE})), ".properties.a.properties.b.items", "unique"),
         ({"anyOf": [{"type": "null"}, in_object(b=UNIQUE)]}, ".anyOf.1.properties.b", "uniqueIt"),
