@@ -307,6 +307,14 @@ def test_reasoning_comes_first(
         assert is_open or not thinking or end.num_reasoning_tokens > 0
 
 
+def test_a_budget_of_reasoning_needs_all_tokens(tokenizer: Tokenizer) -> None:
+    """Where the budget ends, only the end of the reasoning is allowed."""
+    form = AnswerForm(reasoning="think", is_open=True)
+    plan = AnswerPlan(form=form, thinking_budget=3)
+    with pytest.raises(RequestError, match="cannot be combined with thinking_budget"):
+        plan.resolve(SamplingParams(allowed_token_ids=(5,)), tokenizer)
+
+
 TEMPLATES = {
     "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
     "hermes": "{% if tools %}<tool_call>{{ tools | tojson }} arguments{% endif %}"
