@@ -66,7 +66,7 @@ def definitions_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 def text_literal(text: str) -> str:
     """Return `text` as a literal of llguidance's Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def regex_literal(regex: str) -> str:
