@@ -12,6 +12,7 @@ import pytest
 from minisgl.core import SamplingParams
 from minisgl.core.structured import MAX_CHARACTERS
 from minisgl.errors import InvalidSampling
+from minisgl.grammar import trial
 from minisgl.grammar.compile import compiled
 
 
@@ -159,3 +160,22 @@ def test_after_a_hostile_grammar_others_compile() -> None:
     for _ in range(2):
         assert "more than 0.3 s" in refusal({"json": PATTERNS}).message
         assert compiled({"regex": "a+"})
+
+
+def test_a_helper_that_did_not_start_is_started_by_the_next_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine without memory for a process once, when a hostile grammar had ended the helper."""
+
+    def cannot_start() -> None:
+        raise OSError("no memory")
+
+    helper = trial._Helper()
+    assert helper.ask("start: /a/") == ""
+    assert helper._process
+    helper._process.kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "_started", cannot_start)
+        with pytest.raises(OSError, match="no memory"):
+            helper.ask("start: /a/")
+    assert helper.ask("start: /b/") == ""

@@ -75,6 +75,12 @@ def namespace(**member: Any) -> dict[str, Any]:
         ),
         (CHAT, hello(tools=[{"name": "a"}]), "tools[0].name", "known are type, function, cache"),
         (CHAT, hello(tools=[{"type": "a"}]), "tools[0].type", "it may be function"),
+        (
+            CHAT,
+            hello(tool_choice={"type": "function", "other": 1, "function": {"name": "f"}}),
+            "tool_choice.other",
+            "are type, function, allowed_tools",
+        ),
         (CHAT, hello(tool_choice="must"), "tool_choice", "auto, none, required or an object"),
         (
             CHAT,

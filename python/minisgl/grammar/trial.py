@@ -75,6 +75,7 @@ class _Helper:
             if line:
                 return str(json.loads(line))
             self._process.communicate()
+            self._process = None  # in case no other one can start
             self._process = _started()  # now, so that the next grammar does not wait for it
             return TOO_LONG
 
