@@ -216,3 +216,17 @@ def test_a_merge_of_unknown_tokens_is_an_error_of_the_file(tmp_path: Path) -> No
     write(tmp_path / "m.gguf", "llama", change=damage)
     with pytest.raises(CheckpointError, match=r"m\.gguf .* `no` out of vocabulary"):
         gguf_folder(tmp_path / "m.gguf")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The error was that of an unreadable model."""
+    path = tmp_path / "m.gguf"
+    write(path, "llama")
+    (tmp_path / "cache").touch()
+    with pytest.raises(ConfigError, match=r"cache/gguf cannot hold .*; MINISGL_CACHE_DIR names"):
+        resolve_checkpoint(str(path))
+    (tmp_path / "cache").unlink()
+    folder = gguf_folder(path)
+    (folder / "config.json").unlink()  # as if another process were making the folder
+    assert gguf_folder(path) == folder
+    assert list((tmp_path / "cache/gguf").iterdir()) == [folder]
