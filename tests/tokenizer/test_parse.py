@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -317,3 +318,12 @@ def test_a_value_that_is_not_json_is_a_string(value: str) -> None:
             assert json.loads(found.calls[0].arguments) == {"a": value}
         elif name == "hermes":
             assert found.calls == []
+
+
+def test_whitespace_without_end_takes_linear_time() -> None:
+    """A call may follow, so it is held back. Each piece used to look at all of it again."""
+    parser = AnswerParser(AnswerForm(calls="hermes"))
+    start = time.process_time()
+    assert not any(parser.feed(" ") for _ in range(50_000))
+    assert time.process_time() - start < 10  # 0.2 s here; it was a minute
+    assert parser.feed("a") == [("content", " " * 50_000 + "a")]
