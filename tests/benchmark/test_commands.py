@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -218,6 +220,27 @@ def test_a_port_of_another_is_reported(capsys: pytest.CaptureFixture[str]) -> No
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["stub", "--port", str(taken.getsockname()[1])]) == 1
     assert "Address already in use" in capsys.readouterr().err
+
+
+def test_counters_of_a_server_with_keys() -> None:
+    """The page is empty without the key, and the result then had no counters, in silence."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_allowed = self.headers["Authorization"] == "Bearer secret"
+            self.send_response(200 if is_allowed else 401)
+            self.end_headers()
+            self.wfile.write(b"steps_total 3\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert counters.scrape(url) == {}
+        assert counters.scrape(url, "secret") == {"steps_total": 3.0}
+        server.shutdown()
 
 
 def test_prometheus_counters_gain() -> None:

@@ -65,6 +65,8 @@ def test_options_of_a_command_line_and_of_a_file(monkeypatch: pytest.MonkeyPatch
     assert (options.gpus, options.key, options.is_scaled) == (2.0, "a", False)
     cpu = deploy_options({"replicas": 1, "max_replicas": 4, "wait_s": 0.5})
     assert (cpu.gpus, cpu.server.memory_ratio, cpu.is_scaled) == (0.0, 0.125, True)
+    names = ("replicas", "max_replicas", "wait_s", "cpus", "gpus", "ingresses")
+    assert deploy_options(dict.fromkeys(names)) == deploy_options({})  # nothing behind the colon
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,9 @@ def test_options_of_a_command_line_and_of_a_file(monkeypatch: pytest.MonkeyPatch
     [
         ({"replicas": 0}, "replicas must be a whole number of 1 or more, got 0"),
         ({"replicas": "two"}, "got 'two'"),
+        ({"replicas": 2.5}, "replicas must be a whole number of 1 or more, got 2.5"),
+        ({"replicas": float("inf")}, "replicas must be a whole number of 1 or more, got inf"),
+        ({"wait_s": 10**400}, "wait_s must be a number of 0.001 or more, got 1000"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas must be a whole number of 3 or more"),
         ({"tp": "none"}, "tp must be"),
         ({"port": 80}, "port: not an option of minisgl.deploy"),

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -24,9 +25,11 @@ from helpers.engine_runs import (
 from helpers.replay import replay_steps
 from helpers.step_plans import MAX_RUNNING, arrays_of, make_plan
 from minisgl.core import Failed, SamplingParams
+from minisgl.core.args import EngineArgs
 from minisgl.engine import Engine, logit_options
 from minisgl.engine.logit_options import LogitOptions
 from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.runtime.scheduler_config import scheduler_config
 
 NUM_TOKENS = 40
 OPTIONS: list[dict[str, Any]] = [
@@ -190,6 +193,26 @@ def test_no_stop_token_before_min_tokens(engine: Engine) -> None:
     (longer,) = drive(engine, [(prompt, later)])
     assert longer.index(ids[0]) == 5
     assert len(longer) == 6
+
+
+def test_a_grammar_may_leave_only_a_stop_token_before_min_tokens() -> None:
+    """Else no token is left, the request fails, and the requests beside it are computed again."""
+    plan = make_plan(1, [], last_samples=True)
+    params = SamplingParams(stop_token_ids=(3,), min_tokens=5, bad_words_ids=((2,),))
+    params = msgspec.structs.replace(params, max_tokens=9)
+    plan.begins, plan.option_rows, plan.output_idxs = [(plan.table_idxs[0], params)], [0], [0]
+    plan.histories = [(plan.table_idxs[0], 1, (3,), ids_to_bytes([1]))]
+    options = LogitOptions(torch.device("cpu"), MAX_RUNNING, vocab_size=4)
+    options.begin(plan)
+    (logits,) = options.apply(torch.tensor([[0.0, 1.0, 9.0, 9.0]]), plan)
+    assert logits.isfinite().all()
+    assert logits.argsort().tolist() == [3, 2, 0, 1]
+
+
+def test_an_end_of_sequence_that_the_model_lacks_is_left_out(engine: Engine) -> None:
+    """Else `min_tokens` would write beyond the logits, and the step would fail."""
+    config = scheduler_config(EngineArgs(), engine, frozenset((3, VOCAB)))
+    assert config.eos_ids == {3}
 
 
 @pytest.mark.parametrize(

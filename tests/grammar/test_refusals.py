@@ -35,7 +35,8 @@ UNIQUE = {"type": "array", "uniqueItems": True}
 @pytest.mark.parametrize(
     ("schema", "path", "says"),
     [
-        (UNIQUE, "", "uniqueItems"),
+        (UNIQUE, "", "a schema cannot have uniqueItems here; leave that out, and check"),
+        ({"if": {}, "then": {}}, "", "a schema cannot have if, then here"),
         (in_object(a={"type": "integer"}, b=UNIQUE), ".properties.b", "uniqueItems"),
         (in_object(a=in_object(b={"items": UNIQUE})), ".properties.a.properties.b.items", "unique"),
         ({"anyOf": [{"type": "null"}, in_object(b=UNIQUE)]}, ".anyOf.1.properties.b", "uniqueIt"),
@@ -185,3 +186,22 @@ def test_the_end_of_the_helper_refuses_no_grammar() -> None:
     process.kill()
     process.wait(timeout=60)
     assert compiled({"regex": "a+"})
+
+
+def test_a_helper_that_did_not_start_is_started_by_the_next_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine without memory for a process once, when a hostile grammar had ended the helper."""
+
+    def cannot_start() -> None:
+        raise OSError("no memory")
+
+    helper = trial._Helper()
+    assert helper.ask("start: /a/") == ""
+    assert helper._process
+    helper._process.kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "_started", cannot_start)
+        with pytest.raises(OSError, match="no memory"):
+            helper.ask("start: /a/")
+    assert helper.ask("start: /b/") == ""

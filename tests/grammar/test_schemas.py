@@ -68,8 +68,8 @@ def test_every_answer_is_valid(name: str, maskers: Maskers, tokenizer: Tokenizer
         ({"regex": r"\d{3}-[a-z]{2}"}, r"\d{3}-[a-z]{2}"),
         ({"regex": "(a/b|\\n|é+)!"}, "(a/b|\\n|é+)!"),
         (
-            {"choice": ["yes", 'no "way"', "\\ back", "new\nline"]},
-            'yes|no "way"|\\\\ back|new\nline',
+            {"choice": ["yes", 'no "way"', "\\ back", "new\nline", "\x7f"]},
+            'yes|no "way"|\\\\ back|new\nline|\x7f',
         ),
         ({"grammar": 'start: "x" N\nN: /[0-9]{1,4}/'}, "x[0-9]{1,4}"),
         ({"grammar": 'root ::= "x" [0-9] [0-9]?'}, "x[0-9]{1,2}"),

@@ -156,8 +156,13 @@ def random_config(rng: random.Random) -> SchedulerConfig:
     )
 
 
-def random_groups(rng: random.Random, config: SchedulerConfig) -> SchedulerConfig:
-    """The same with window and state groups, beside a full one or without."""
+def random_groups(
+    rng: random.Random, config: SchedulerConfig, intervals: Sequence[int] = ()
+) -> SchedulerConfig:
+    """The same with window and state groups, beside a full one or without.
+
+    intervals: in pages, of the states; () for one or none.
+    """
     page_size, chunk = config.page_size, config.max_prefill_tokens
     groups = [CacheGroup(num_pages=config.num_pages)] if rng.random() < 0.7 else []
     for _ in range(rng.choice([1, 1, 2]) - (len(groups) and rng.random() < 0.3)):
@@ -165,8 +170,9 @@ def random_groups(rng: random.Random, config: SchedulerConfig) -> SchedulerConfi
         least = group.most_pages(1 << 20, chunk, page_size)
         num_pages = least + rng.randrange(3 * least) if rng.random() < 0.7 else rng.randint(3, 40)
         groups.append(replace(group, num_pages=num_pages))
-    if rng.random() < 0.6:
-        interval = page_size * rng.choice([1, 1, 2, 4])
+    if not intervals and rng.random() < 0.6:
+        intervals = [rng.choice([1, 1, 2, 4])]
+    for interval in (page_size * pages for pages in intervals):
         if rng.random() < 0.5:
             rows = CacheGroup(kind="rows", interval=interval)
             least = rows.most_pages(1 << 20, chunk, page_size)
@@ -218,10 +224,13 @@ def check_prompt_logprobs(case: Case, events: Sequence[Event], *, whole: bool) -
     assert tops == [[(i, 0.0)] * 2 for i in range(1, len(logprobs) + 1)]
 
 
-def run_once(rng: random.Random, *, fail: bool, grouped: bool = False) -> None:
+def run_once(
+    rng: random.Random, *, fail: bool, grouped: bool = False, intervals: Sequence[int] = ()
+) -> None:
+    """grouped, intervals: see `random_groups`."""
     config = random_config(rng)
     if grouped:
-        config = random_groups(rng, config)
+        config = random_groups(rng, config, intervals)
     cases = random_cases(rng, config)
     overlap = rng.random() < 0.7
     fail_steps = {rng.randint(0, 30): rng.randint(1, 3) for _ in range(3)} if fail else None

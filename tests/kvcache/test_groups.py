@@ -139,6 +139,15 @@ def test_prompts_that_part_save_a_state_there(interval: int) -> None:
     cache.check([first, second, third])
 
 
+def test_chunks_end_where_every_group_has_a_state() -> None:
+    states = (CacheGroup(kind="state", interval=n * PAGE_SIZE, num_pages=9) for n in (2, 3))
+    cache = make(CacheGroup(num_pages=50), *states)
+    req = request(list(range(40)))
+    assert cache.attach(req, req.prompt[:39], 0) == 0
+    assert cache.chunk_end(req, 0, 14 * PAGE_SIZE) == 12 * PAGE_SIZE
+    assert cache.interval == PAGE_SIZE, "each step that may write a state"
+
+
 GROUPS: dict[str, tuple[CacheGroup, ...]] = {
     "full and window": (
         CacheGroup(num_pages=30), CacheGroup(kind="window", window=5, num_pages=14)
@@ -155,6 +164,11 @@ GROUPS: dict[str, tuple[CacheGroup, ...]] = {
     "full, rows and state": (
         CacheGroup(num_pages=40), CacheGroup(kind="rows", interval=4, num_pages=20),
         CacheGroup(kind="state", interval=4, num_pages=10),
+    ),
+    "two intervals": (
+        CacheGroup(num_pages=40), CacheGroup(kind="rows", interval=4, num_pages=20),
+        CacheGroup(kind="state", interval=4, num_pages=10),
+        CacheGroup(kind="state", interval=6, num_pages=10),
     ),
 }  # fmt: skip
 

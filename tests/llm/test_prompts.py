@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from minisgl.errors import InvalidRequest
-from minisgl.llm.prompts import as_batch, ids_of_prompt
+from minisgl.llm.prompts import as_batch, chat_records, ids_of_prompt
+from minisgl.message import ChatPrompt
 
 IDS = [5, 0, 1, 2**31 - 1, 77]
 DATA = np.array(IDS, "<i4").tobytes()
@@ -75,6 +76,42 @@ def test_a_matrix_is_a_batch() -> None:
 def test_wrong_ids_are_refused_by_value(prompt: Any, named: str) -> None:
     with pytest.raises(InvalidRequest, match=f"a text or a list of token ids, got .*{named}"):
         ids_of_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "f()",
+        5,
+        [1],
+        [{}],
+        [{"function": None}],
+        [{"function": "f"}],
+        [{"function": {"arguments": "{}"}}],
+        [{"function": {"name": 1}}],
+        [{"function": {"name": "f"}}, None],
+    ],
+)
+def test_calls_of_a_wrong_form_are_refused(calls: Any) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls}]
+    records, _ = chat_records([turns], {}, None, "auto")
+    with pytest.raises(InvalidRequest, match=r"messages\[1\].tool_calls must be a list") as refused:
+        list(records)
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize("calls", [None, [], ({"function": {"name": "f", "arguments": {}}},)])
+def test_calls_in_openai_form(calls: Any) -> None:
+    turn = {"role": "assistant", "content": "a", "tool_calls": calls}
+    records, _ = chat_records([turn], {}, None, "auto")
+    assert [record.messages for record in records if isinstance(record, ChatPrompt)] == [[turn]]
+
+
+def test_variables_of_the_template_are_a_dict() -> None:
+    turn = {"role": "user", "content": "a"}
+    wrong: Any = ["enable_thinking"]
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs must be a dict, got"):
+        chat_records([turn], wrong, None, "auto")
 
 
 def test_ids_are_checked_as_one_array() -> None:

@@ -123,6 +123,7 @@ def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path)
         ("glm4-moe", {"n_group": 9, "topk_group": 9}, "with 2 or more in each group, got 9"),
         ("glm4-moe", {"n_group": 3, "topk_group": 4}, "topk_group must be from 1 to 3, as a token"),
         ("lfm2", {"layer_types": None, "full_attn_idxs": 5}, "full_attn_idxs must be a list of"),
+        ("gemma4-shared", {"num_kv_shared_layers": 8}, "fewer: one layer of each type must have"),
         ("falcon-h1", {"mlp_multipliers": [float("nan"), 1.0]}, "a list of 2 positive numbers"),
         ("glm4-lite-moe", {"kv_lora_rank": 1017}, "kv_lora_rank must be at most 1016, got 1017"),
         ("deepseek-v3-moe", {"attention_bias": True}, "biases of attention are not supported"),

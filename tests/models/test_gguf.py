@@ -207,3 +207,26 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     write(path, "qwen3", change=split)
     with pytest.raises(ConfigError, match="one of 2 parts by its metadata"):
         gguf_folder(path)
+
+
+def test_a_merge_of_unknown_tokens_is_an_error_of_the_file(tmp_path: Path) -> None:
+    def damage(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.merges"].value = ["no such"]
+
+    write(tmp_path / "m.gguf", "llama", change=damage)
+    with pytest.raises(CheckpointError, match=r"m\.gguf .* `no` out of vocabulary"):
+        gguf_folder(tmp_path / "m.gguf")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The error was that of an unreadable model."""
+    path = tmp_path / "m.gguf"
+    write(path, "llama")
+    (tmp_path / "cache").touch()
+    with pytest.raises(ConfigError, match=r"cache/gguf cannot hold .*; MINISGL_CACHE_DIR names"):
+        resolve_checkpoint(str(path))
+    (tmp_path / "cache").unlink()
+    folder = gguf_folder(path)
+    (folder / "config.json").unlink()  # as if another process were making the folder
+    assert gguf_folder(path) == folder
+    assert list((tmp_path / "cache/gguf").iterdir()) == [folder]

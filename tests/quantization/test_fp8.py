@@ -225,6 +225,7 @@ def test_what_is_missing_or_not_fp8_is_named(tmp_path: Path) -> None:
     [
         ("fp8", "must be a JSON object, got 'fp8'"),
         ({"quant_method": "hqq"}, "quant_method is 'hqq', expected compressed-tensors or fp8"),
+        ({"quant_method": {"fp8": 1}}, "quant_method is {.fp8.: 1}, expected compressed-tensors"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"is \[128\], expected two positive"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2', expected None or 'e4m3'"),
         ({"quant_method": "fp8", "activation_scheme": "x"}, "activation_scheme is 'x', expected"),

@@ -44,3 +44,14 @@ def test_random_runs_with_window_and_state_groups(shard: int) -> None:
             run_once(random.Random(seed), fail=False, grouped=True)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("intervals", [(1, 2), (4, 1), (2, 3)])
+def test_random_runs_with_two_intervals_of_states(intervals: tuple[int, int], fail: bool) -> None:
+    """A request resumes where both have a state, at a common multiple."""
+    for seed in range(30_000, 30_040):
+        try:
+            run_once(random.Random(seed), fail=fail, grouped=True, intervals=intervals)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error

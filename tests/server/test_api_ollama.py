@@ -205,6 +205,10 @@ def test_a_name_with_ollamas_tag() -> None:
         ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images"),
         ({"messages": [{"role": "judge", "content": "a"}]}, "role"),
         ({"nonsense": 1}, "nonsense is not known"),
+        ({"options": {"num_predict": 2**31}}, "options.num_predict must be from 1"),
+        ({"options": {"repeat_penalty": 20}}, "options.repeat_penalty must be between"),
+        ({"options": {"temperature": 3}}, "options.temperature must be between"),
+        ({"format": {"type": "object", "not": json.loads("[" * 101 + "]" * 101)}}, "^format has"),
     ],
 )
 def test_refusals_in_ollamas_form(http: httpx.Client, fields: dict[str, Any], match: str) -> None:

@@ -20,6 +20,16 @@ from helpers.api_requests import (
 )
 from helpers.scripted_server import ScriptedServer
 
+FUNCTION = {"type": "function", "name": "f"}
+
+
+def allowed(tools: list[Any], mode: str = "auto", **more: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "tools": tools, "mode": mode, **more}
+
+
+def namespace(**member: Any) -> dict[str, Any]:
+    return {"type": "namespace", "name": "n", "tools": [{"type": "function"} | member]}
+
 
 @pytest.mark.parametrize(
     ("path", "body", "param", "says"),
@@ -65,6 +75,12 @@ from helpers.scripted_server import ScriptedServer
         ),
         (CHAT, hello(tools=[{"name": "a"}]), "tools[0].name", "known are type, function, cache"),
         (CHAT, hello(tools=[{"type": "a"}]), "tools[0].type", "it may be function"),
+        (
+            CHAT,
+            hello(tool_choice={"type": "function", "other": 1, "function": {"name": "f"}}),
+            "tool_choice.other",
+            "are type, function, allowed_tools",
+        ),
         (CHAT, hello(tool_choice="must"), "tool_choice", "auto, none, required or an object"),
         (
             CHAT,
@@ -79,7 +95,30 @@ from helpers.scripted_server import ScriptedServer
             "tool_choice.name",
             "missing",
         ),
+        *(
+            (RESPONSES, {"input": "a", "tool_choice": choice}, f"tool_choice{path}", says)
+            for choice, path, says in (
+                ({"type": "mcp"}, ".type", "Invalid value 'mcp'"),
+                ({"type": "function", "name": 1}, ".name", "a string"),
+                (allowed([]), ".tools", "length >= 1"),
+                (allowed([{"type": "function"}]), ".tools[0].name", "missing"),
+                (allowed([{"type": "custom", "name": 1}]), ".tools[0].name", "a string"),
+                (allowed([FUNCTION, "f"]), ".tools[1]", "an object"),
+                (allowed([FUNCTION, {"type": "web_search"}]), ".tools[1].type", "function"),
+                (allowed([FUNCTION], mode="all"), ".mode", "it may be auto or required"),
+                (allowed([FUNCTION], mood="good"), ".mood", "not known"),
+            )
+        ),
+        *(
+            (RESPONSES, {"input": "a", "tools": [namespace(**member)]}, f"tools[0]{path}", says)
+            for member, path, says in (
+                ({}, ".tools[0].name", "missing"),
+                ({"name": 1}, ".tools[0].name", "a string"),
+                ({"name": "f", "description": 5}, ".tools[0].description", "a string or null"),
+            )
+        ),
         (CHAT, hello(max_new_tokens=1), "max_new_tokens", "did you mean max_tokens?"),
+        (CHAT, hello(logit_bias={"1" * 5000: 1}), "logit_bias", "token ids"),
         (CHAT, hello(temperature=-1), "temperature", "between 0 and 2"),
         (CHAT, hello(temperature=2.5), "temperature", "between 0 and 2"),
         (CHAT, hello(temperature="hot"), "temperature", "expected a number or null, got a string"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from helpers.scripted_server import ScriptedServer
+from minisgl.core import Accepted, Failed
+from minisgl.errors import InvalidSampling
+from minisgl.message import TextReply, TokenizeMsg
+from minisgl.message.frontend import UserReply
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
@@ -91,3 +97,23 @@ def test_the_form_of_an_answer_of_responses(server: ScriptedServer, http: httpx.
     assert error["param"] == "text.format.schema"
     assert error["message"].startswith("text.format.schema has more than 100 levels")
     assert ask(type="json_schema", name="n").json()["error"]["param"] == "text.format.schema"
+
+
+def test_an_error_within_a_stream_names_the_field() -> None:
+    """As that of a whole answer."""
+
+    def answer(message: TokenizeMsg, ended: threading.Event) -> Iterator[UserReply]:
+        yield Accepted(uid=message.uid, num_prompt_tokens=1, sampling=message.sampling)
+        yield TextReply(uid=message.uid, text="a", token_ids=[1])
+        raised = InvalidSampling("structured_outputs is too hard", param="structured_outputs")
+        yield Failed.of(message.uid, raised)
+
+    with ScriptedServer(answer=answer) as server:
+        chat = {**PATHS["/v1/chat/completions"], "response_format": JSON_SCHEMA}
+        responses = {"input": "a", "text": {"format": {"type": "json_schema", **NAMED}}}
+        for path, body, param in (
+            ("chat/completions", chat, "response_format"),
+            ("responses", responses, "text.format"),
+        ):
+            said = httpx.post(f"{server.url}/v1/{path}", json={**body, "stream": True})
+            assert f"{param} is too hard" in said.text

@@ -189,6 +189,16 @@ def matches(grammar: str, text: str) -> bool:
     return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
 
 
+def arguments(to: Any, defs: Any = None, **others: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {**others, "to": to},
+        "required": ["to"],
+        "additionalProperties": False,
+        "$defs": defs or {},
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -199,19 +209,35 @@ def matches(grammar: str, text: str) -> bool:
         ("gemma", "<start_function_call>call:go{to:VALUE}<end_function_call>"),
     ],
 )
-def test_arguments_may_refer_to_definitions(name: str, text: str) -> None:
-    """The name of the definition has both characters that a reference escapes."""
-    schema = {
-        "type": "object",
-        "properties": {"to": {"$ref": "#/$defs/a~01~1b"}},
-        "required": ["to"],
-        "additionalProperties": False,
-        "$defs": {"a~1/b": {"type": "integer"}},
-    }
-    plan = AnswerPlan(form=AnswerForm(calls=name), tools=(("go", schema),), choice="go")
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (arguments({"$ref": "#/$defs/a~01~1b"}, defs={"a~1/b": {"type": "integer"}}), "7", "true"),
+        (arguments({"$ref": "#/$defs/a%20b"}, defs={"a b": {"type": "integer"}}), "7", "true"),
+        (arguments({"$ref": "#/properties/at"}, at={"type": "integer"}), "7", "true"),
+        (
+            arguments({"type": "array", "items": {"$ref": "#"}}),
+            '[{"to": []}]',
+            '[{"name": "go", "arguments": {"to": []}}]',
+        ),
+        (
+            {"$ref": "#/$defs/all", "$defs": {"all": arguments({"type": "integer"})}},
+            "7",
+            "true",
+        ),
+    ],
+    ids=["escapes", "space", "property", "whole", "at the top"],
+)
+def test_arguments_may_have_references(
+    name: str, text: str, schema: dict[str, Any], right: str, wrong: str
+) -> None:
+    tools = (("go", {"type": "object", **schema}),)
+    plan = AnswerPlan(form=AnswerForm(calls=name), tools=tools, choice="go")
     grammar, _ = plan.resolve(SamplingParams(), without_marks())
-    assert matches(grammar, text.replace("VALUE", "7"))
-    assert not matches(grammar, text.replace("VALUE", "true"))
+    if name == "gemma":
+        right, wrong = (value.replace('"', "").replace(" ", "") for value in (right, wrong))
+    assert matches(grammar, text.replace("VALUE", right))
+    assert not matches(grammar, text.replace("VALUE", wrong))
 
 
 @pytest.mark.parametrize("budget", [None, 20])
@@ -279,6 +305,14 @@ def test_reasoning_comes_first(
         if budget == 0 and output[-1] == EOS:
             assert not thinking
         assert is_open or not thinking or end.num_reasoning_tokens > 0
+
+
+def test_a_budget_of_reasoning_needs_all_tokens(tokenizer: Tokenizer) -> None:
+    """Where the budget ends, only the end of the reasoning is allowed."""
+    form = AnswerForm(reasoning="think", is_open=True)
+    plan = AnswerPlan(form=form, thinking_budget=3)
+    with pytest.raises(RequestError, match="cannot be combined with thinking_budget"):
+        plan.resolve(SamplingParams(allowed_token_ids=(5,)), tokenizer)
 
 
 TEMPLATES = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from itertools import pairwise
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from helpers.call_writers import (
@@ -21,6 +23,7 @@ from helpers.call_writers import (
     llama3,
     muse_glimmer,
 )
+from minisgl.message import TextReply
 from minisgl.server.args import ToolCallParser
 from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
 from minisgl.tokenizer.parse.answer import Part
@@ -109,7 +112,17 @@ def test_calls_in_python(body: str, wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["f(1)", "[f(a=b)]", "[f(**{})]", "f", "[f(a=1), 2]", "x = f(a=1)", "1e999"]
+    "body",
+    [
+        '[{"name": 1, "arguments": {}}]',
+        "f(1)",
+        "[f(a=b)]",
+        "[f(**{})]",
+        "f",
+        "[f(a=1), 2]",
+        "x = f(a=1)",
+        "1e999",
+    ],
 )
 def test_text_that_is_no_call_in_python_is_content(body: str) -> None:
     text = f"<|tool_call_start|>{body}<|tool_call_end|>"
@@ -262,6 +275,25 @@ def test_a_string_that_ends_in_a_backslash_ends(cut: int) -> None:
     assert taken == text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", r'<tool_call>{"name": "f\ud800", "arguments": {"a": "\ud800"}}</tool_call>'),
+        ("hermes", r'<tool_call>{"name": "f", "arguments": "\udfff"}</tool_call>'),
+        ("lfm2", r'<|tool_call_start|>[{"name": "\ud800", "arguments": 1}]<|tool_call_end|>'),
+        ("lfm2", r"<|tool_call_start|>[f(a='\ud800')]<|tool_call_end|>"),
+        ("qwen3_coder", '<tool_call><function=f><parameter=a>"\\ud800"</parameter></tool_call>'),
+        ("gemma4", r'<|tool_call>call:f{a:"\ud800"}<tool_call|>'),
+    ],
+)
+def test_half_of_a_surrogate_pair_can_be_sent(name: str, text: str) -> None:
+    """Else the detokenizer could not send the answer, and would end, and with it the server."""
+    answer = check(AnswerForm(calls=name), text)
+    assert len(answer.calls) == 1
+    reply = TextReply(uid=0, text="", token_ids=[], parts=parsed(AnswerForm(calls=name), [text]))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=TextReply) == reply
+
+
 def test_a_text_argument_keeps_its_own_line_breaks() -> None:
     """The template writes a line break before and behind each value; these alone are dropped."""
     text = "\n\nif x:\n    y()\n\n"
@@ -286,3 +318,12 @@ def test_a_value_that_is_not_json_is_a_string(value: str) -> None:
             assert json.loads(found.calls[0].arguments) == {"a": value}
         elif name == "hermes":
             assert found.calls == []
+
+
+def test_whitespace_without_end_takes_linear_time() -> None:
+    """A call may follow, so it is held back. Each piece used to look at all of it again."""
+    parser = AnswerParser(AnswerForm(calls="hermes"))
+    start = time.process_time()
+    assert not any(parser.feed(" ") for _ in range(50_000))
+    assert time.process_time() - start < 10  # 0.2 s here; it was a minute
+    assert parser.feed("a") == [("content", " " * 50_000 + "a")]

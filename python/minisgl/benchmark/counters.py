@@ -16,10 +16,8 @@ from minisgl.utils.http import http_client
 
 def describe_server(url: str, api_key: str | None = None) -> dict[str, Any]:
     """Return the served model's name. Raises ConfigError if no server answers."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with http_client(url, headers=headers, timeout=10) as client:
-            response = client.get("/v1/models")
+        response = _get(url, "/v1/models", api_key)
         response.raise_for_status()
         return {"model": response.json()["data"][0]["id"], "header": response.headers.get("server")}
     except ConfigError:
@@ -31,11 +29,10 @@ def describe_server(url: str, api_key: str | None = None) -> dict[str, Any]:
         ) from error
 
 
-def scrape(url: str) -> dict[str, float]:
+def scrape(url: str, api_key: str | None = None) -> dict[str, float]:
     """Return the samples of /metrics (Prometheus text format); {} if there is no such page."""
     try:
-        with http_client(url, timeout=10) as client:
-            response = client.get("/metrics")
+        response = _get(url, "/metrics", api_key)
     except httpx.HTTPError:
         return {}
     if response.status_code != 200:
@@ -44,6 +41,12 @@ def scrape(url: str) -> dict[str, float]:
         return parse_metrics(response.text)
     except ValueError:
         return {}
+
+
+def _get(url: str, path: str, api_key: str | None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    with http_client(url, headers=headers, timeout=10) as client:
+        return client.get(path)
 
 
 def parse_metrics(text: str) -> dict[str, float]:

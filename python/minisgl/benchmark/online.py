@@ -128,14 +128,14 @@ def main(argv: list[str]) -> int:
             timeout_s=args.timeout,
             extra=args.extra,
         )
-        before = scrape(args.url)
+        before = scrape(args.url, api_key)
         result: dict[str, Any] = {"kind": "online", "target": _public(target), "server": server}
         result |= {"slo": asdict(args.slo), "load_before": load}
         if args.sweep is not None:
             result |= {"kind": "sweep", **sweep(target, args)}
         else:
             result["runs"] = [run_once(target, args, run) for run in range(args.repeat)]
-        result["server_counters"] = difference(before, scrape(args.url))
+        result["server_counters"] = difference(before, scrape(args.url, api_key))
     except ConfigError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         return 2

@@ -102,19 +102,20 @@ def _server_args(given: Mapping[str, Any]) -> ServerArgs:
 
 
 def _number(given: dict[str, Any], name: str, default: Any, *, least: float) -> Any:
-    """Take the number `name` out of `given`, and return it, or else `default`.
+    """Take the number `name` out of `given`, and return it, or `default` if it is null or absent.
 
     Raises ConfigError if it is not a number, or below `least`.
     """
-    value = given.pop(name, default)
+    value = given.pop(name, None)
     if value is None:
-        return None
+        return default
     is_whole = name in ("replicas", "max_replicas", "ingresses")
     try:
         number = int(value) if is_whole else float(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         number = -1
-    if isinstance(value, bool) or not least <= number < float("inf"):
+    is_cut = isinstance(value, float) and number != value
+    if isinstance(value, bool) or is_cut or not least <= number < float("inf"):
         kind = "a whole number" if is_whole else "a number"
         raise ConfigError(f"{name} must be {kind} of {least:g} or more, got {value!r}")
     return number

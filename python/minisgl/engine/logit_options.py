@@ -24,6 +24,8 @@ from minisgl.core import Plan, SamplingParams
 FORBIDDEN_LOGIT = -1e30
 """Added to the logit of a forbidden sequence's last token. It is finite, so that this token can be
 sampled if a grammar or other options leave no other token. The request then does not fail."""
+EARLY_STOP_LOGIT = -1e31
+"""Added to the logits of stop tokens before `min_tokens`. Finite for the same reason."""
 ROWS_AT_ONCE = 16
 """Rows that are counted at once: 16 rows of 152,000 float32 counts take 10 MB."""
 
@@ -91,8 +93,8 @@ class LogitOptions:
     def apply(self, logits_SV: Tensor, plan: Plan) -> Tensor:
         """Return a float32 copy of the logits of the plan's `sample_rows`, with the rows' options.
 
-        The order: the repetition penalty, the frequency and presence penalties, the biases and the
-        forbidden sequences, then -inf for the tokens that a row must not sample.
+        The order: the repetition penalty, the frequency and presence penalties, the biases, the
+        forbidden sequences and early stops, then -inf for the tokens that are not allowed.
         """
         x_SV = logits_SV.to(torch.float32, copy=True)
         penalised = [
@@ -107,7 +109,7 @@ class LogitOptions:
             row, output_idx = self._rows[_table_idx(plan, index)], plan.output_idxs[index]
             biases += [(index, token, bias) for token, bias in row.sampling.logit_bias.items()]
             if output_idx < row.sampling.min_tokens:
-                biases += [(index, token, -np.inf) for token in row.stop_ids]
+                biases += [(index, token, EARLY_STOP_LOGIT) for token in row.stop_ids]
             if row.sequences:
                 x_SV[index] += self._next_forbidden(plan, index, row, row.sequences)
             if row.disallowed is not None:

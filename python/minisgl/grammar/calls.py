@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+from urllib.parse import unquote
 
 from minisgl.grammar.answer import TEXT, AnswerGrammar, escaped
-from minisgl.grammar.compile import definitions_of, json_grammar
+from minisgl.grammar.compile import json_grammar
+
+_MOVED: Final = "arguments"
+"""The name of the definition that a schema becomes within another one."""
+
+MAX_REFERENCES: Final = 4
+"""How many references after one another the schema of all arguments may be."""
 
 Tool = tuple[str, dict[str, Any]]
 """(name, JSON schema of the arguments)."""
@@ -61,20 +68,33 @@ def tagged_call(
     as it is, other values as JSON.
     """
     calls = []
-    for name, schema in tools:
-        call = grammar.literal(header.replace("NAME", name))
+    for name, root in tools:
+        call, schema = grammar.literal(header.replace("NAME", name)), root
+        for _ in range(MAX_REFERENCES):
+            if str(schema.get("$ref")).startswith("#/"):
+                schema = target(root, schema["$ref"])
         required = schema.get("required", [])
-        definitions = definitions_of(schema)
         for key, part in schema.get("properties", {}).items():
             before, after = (text.replace("KEY", key) for text in argument.split("VALUE"))
-            shown = f"{grammar.literal(before)} {_value(grammar, part, definitions, after)}"
+            shown = f"{grammar.literal(before)} {_value(grammar, part, root, after)}"
             call += f" {shown}" if key in required else f" ({shown})?"
         calls.append(f"{call} {grammar.literal(footer)}")
     return " | ".join(f"({call})" for call in calls)
 
 
-def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], after: str) -> str:
-    """Return Lark for an argument's value and the text behind it."""
+def target(root: Any, reference: str) -> Any:
+    """Return the part of a schema to which a reference in it points. `checked_schema` has checked
+    that it exists."""
+    found = root
+    for step in unquote(reference).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        found = found[int(step)] if isinstance(found, list) else found[step]
+    return found
+
+
+def _value(grammar: AnswerGrammar, schema: Any, root: dict[str, Any], after: str) -> str:
+    """Return Lark for an argument's value and the text behind it. root: the schema of all
+    arguments."""
     closing = grammar.literal(after)
     if not isinstance(schema, dict):
         return f"{grammar.sub(json_grammar(schema))} {closing}"
@@ -87,21 +107,37 @@ def _value(grammar: AnswerGrammar, schema: Any, definitions: dict[str, Any], aft
         if grammar.token_id(tag) is not None:  # a line break before the tag is optional
             return f"{TEXT} {grammar.literal(after.lstrip())}"
         return f"/[^<]*{escaped(after)}/"
-    return f"{grammar.sub(json_grammar({**definitions, **schema}))} {closing}"
+    if '"$ref"' in json.dumps(schema):
+        schema = {**_moved(schema), "$defs": {_MOVED: _moved(root)}}
+    return f"{grammar.sub(json_grammar(schema))} {closing}"
 
 
 def _objects(grammar: AnswerGrammar, tools: Sequence[Tool], keys: tuple[str, str]) -> str:
-    """Return Lark for an object of one of the tools. Each schema has its own definitions, so each
-    is a grammar of its own."""
+    """Return Lark for an object of one of the tools. Each is a grammar of its own, because its
+    schema is the place to which its references point."""
     calls = [grammar.sub(json_grammar(_object(name, schema, *keys))) for name, schema in tools]
     return f"({' | '.join(calls)})"
 
 
 def _object(name: str, schema: dict[str, Any], name_key: str, key: str) -> dict[str, Any]:
     return {
-        **definitions_of(schema),
+        "$defs": {_MOVED: _moved(schema)},
         "type": "object",
-        "properties": {name_key: {"const": name}, key: schema},
+        "properties": {name_key: {"const": name}, key: {"$ref": f"#/$defs/{_MOVED}"}},
         "required": [name_key, key],
         "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any) -> Any:
+    """Return a schema as a definition of another one: its references point to their new places."""
+    if isinstance(schema, list):
+        return [_moved(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"#/$defs/{_MOVED}{part[1:]}"
+        if key == "$ref" and (part == "#" or str(part).startswith("#/"))
+        else _moved(part)
+        for key, part in schema.items()
     }

@@ -8,6 +8,7 @@ limits the size, `minisgl.grammar.trial` the time of compiling and the work of e
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -24,6 +25,7 @@ JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "ke
 whitespace, but a weak model would fill its answer with it."""
 MAX_GBNF: Final = 32 * 1024  # its conversion to Lark is Python: 1 s for 50 KB on a busy core
 _DEFINITIONS: Final = ("$defs", "definitions")
+_UNKNOWN_KEYS: Final = re.compile(r"Unimplemented keys: (\[.*\])")  # in llguidance's words
 SEARCH_S: Final = 0.5  # to find the part of a schema that a refusal names
 
 
@@ -64,7 +66,7 @@ def definitions_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 def text_literal(text: str) -> str:
     """Return `text` as a literal of llguidance's Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def regex_literal(regex: str) -> str:
@@ -116,6 +118,9 @@ def _summary(message: str) -> str:
         return "it is too large; use a simpler schema, regex or grammar"
     if first == "NoExtensionBias":  # llguidance's name of a state without a next token
         return "no text matches it; does a rule or $ref need itself without end?"
+    if found := _UNKNOWN_KEYS.match(first):
+        keys = ", ".join(json.loads(found[1]))
+        return f"a schema cannot have {keys} here; leave that out, and check the answer yourself"
     errors = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     return " ".join([shortened(first, 150), *errors])
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from minisgl.errors import InvalidSampling
 from minisgl.grammar.answer import TEXT, AnswerGrammar
-from minisgl.grammar.calls import Tool
+from minisgl.grammar.calls import Tool, target
 from minisgl.grammar.compile import json_grammar, text_literal
 
 _COMMA: Final = ' "," '
@@ -54,7 +54,7 @@ class _Values:
         if not isinstance(schema, Mapping):
             return self._any()
         if "$ref" in schema:
-            return self._named(str(schema["$ref"]), self._target(schema["$ref"]))
+            return self._named(schema["$ref"], target(self.root, schema["$ref"]))
         if "const" in schema or "enum" in schema:
             choices = schema["enum"] if "enum" in schema else [schema["const"]]
             return self._either([self._written(value) for value in choices])
@@ -141,14 +141,6 @@ class _Values:
 
     def _rule(self, body: str) -> str:
         return self.grammar.rule(f"rest{len(self.grammar.rules)}", body)
-
-    def _target(self, reference: str) -> Any:
-        """Return what a reference points to. `checked_schema` has checked that it exists."""
-        found: Any = self.root
-        for step in reference.split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            found = found[int(step)] if isinstance(found, list) else found[step]
-        return found
 
     @staticmethod
     def _either(choices: Sequence[str]) -> str:

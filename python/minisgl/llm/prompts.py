@@ -46,13 +46,22 @@ def chat_records(
 ) -> Records:
     """Return the prompts of `LLM.chat`. Raises InvalidRequest."""
     batch = as_conversations(messages)
+    if not isinstance(template_args, Mapping):
+        raise InvalidRequest(
+            f"chat_template_kwargs must be a dict, got {brief(template_args)}",
+            param="chat_template_kwargs",
+        )
     fields: dict[str, Any] = {}
     if tools is not None or tool_choice != "auto":
         from minisgl.llm.tools import prompt_fields
 
         fields = prompt_fields(tools, tool_choice)
     records = (
-        ChatPrompt(messages=[dict(turn) for turn in turns], template_args=template_args, **fields)
+        ChatPrompt(
+            messages=[_checked(turn, index) for index, turn in enumerate(turns)],
+            template_args=template_args,
+            **fields,
+        )
         for turns in batch
     )
     return records, len(batch)
@@ -149,6 +158,24 @@ def as_conversations(messages: Any) -> list[Any]:
         f"got {brief(messages)}",
         param="messages",
     )
+
+
+def _checked(turn: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return a copy of a message. Raises InvalidRequest if its calls are not in OpenAI's form."""
+    calls = turn.get("tool_calls") or []
+    if not is_list(calls) or not all(map(_is_call, calls)):
+        raise InvalidRequest(
+            f"messages[{index}].tool_calls must be a list of calls like "
+            '{"type": "function", "function": {"name": "f", "arguments": "{}"}}, '
+            f"got {brief(calls)}",
+            param="messages",
+        )
+    return dict(turn)
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _items(prompt: Any) -> Sequence[Any] | npt.NDArray[Any]:

@@ -22,12 +22,13 @@ def spec(config: ModelConfig) -> ModelSpec:
         raise fields.error("use_bidirectional_attention", "null: a decoder is causal")
     types = (*layer_types(config, period=6)[:-1], FULL)  # the last is full, whatever the file says
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0)
-    if len(set(types[: config.num_layers - num_shared])) < len(set(types)):
+    num_own = max(config.num_layers - num_shared, 0)
+    if len(set(types[:num_own])) < len(set(types)):
         raise fields.error("num_kv_shared_layers", "fewer: one layer of each type must have keys")
     bias = fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=gemma4_layers(config, types, config.num_layers - num_shared),
+        layers=gemma4_layers(config, types, num_own),
         qkv_bias=bias,
         o_bias=bias,
         attention=(KV_SHARING,) if num_shared else (),

@@ -86,7 +86,7 @@ def read_formats(config: object, where: str) -> ConfiguredFormats:
         from minisgl.quantization.compressed_tensors import read_compressed_tensors
 
         rules = read_compressed_tensors(section)
-    elif method in METHODS:
+    elif isinstance(method, str) and method in METHODS:
         rules = METHODS[method](section)
     elif method is None and section.get("group_size") and section.get("bits"):
         raise ConfigError(

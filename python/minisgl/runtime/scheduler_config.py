@@ -19,7 +19,8 @@ def scheduler_config(
     max_stall_s: float | None = None,
     max_queued: int | None = None,
 ) -> SchedulerConfig:
-    """Return the settings. max_stall_s, max_queued: None for no bound.
+    """Return the settings. max_stall_s, max_queued: None for no bound. eos_ids: those that the
+    model's vocabulary lacks are left out, because it cannot sample them.
 
     A stall bound needs an engine that was started with `measure_steps`.
     """
@@ -28,7 +29,7 @@ def scheduler_config(
         page_size=engine.page_size,
         max_seq_len=engine.max_seq_len,
         vocab_size=engine.model_config.vocab_size,
-        eos_ids=eos_ids,
+        eos_ids=frozenset(id for id in eos_ids if id < engine.model_config.vocab_size),
         max_prefill_tokens=engine.max_prefill_tokens,
         max_stall_s=max_stall_s,
         step_times=engine.tuning.step_times,

@@ -172,7 +172,7 @@ async def respond(
     try:
         await call.accepted()
         if asked.stream:
-            events = EventStream(call, shape, frontend.observer, deadline, warning)
+            events = EventStream(call, shape, names, frontend.observer, deadline, warning)
             deadline = None
             return events
         whole = shape.whole(await _collect(call, len(prompts)))
@@ -219,11 +219,13 @@ class EventStream(Response):
         self,
         call: Call,
         shape: Shape,
+        names: Mapping[str, str],
         observer: Observer,
-        deadline: Deadline | None = None,
-        warning: str = "",
+        deadline: Deadline | None,
+        warning: str,
     ) -> None:
         super().__init__()
+        self._names = names
         self._warning = warning
         self._deadline = deadline
         self._observer = observer
@@ -250,6 +252,8 @@ class EventStream(Response):
         except ClientGone:
             pass
         except (RequestError, EngineError) as error:
+            if isinstance(error, RequestError):
+                rename(error, self._names)
             body = error_body(error)[1]
             self._observer.answered(body.error.code)
             await write(self._shape.failure(body), more=False)

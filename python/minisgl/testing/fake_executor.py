@@ -249,7 +249,9 @@ class FakeExecutor:
         return next(
             index
             for index, group in enumerate(self.groups)
-            if group.kind in ("full", "rows") or group.window >= state.interval
+            if group.kind == "full"
+            or group.window >= state.interval
+            or (group.kind == "rows" and group.interval % state.interval == 0)
         )
 
     def _state_page(self, index: int, table_idx: int, position: int) -> int:

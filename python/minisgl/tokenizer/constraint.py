@@ -32,6 +32,12 @@ def constraint(
     must_call = plan.choice != "auto"
     if content:
         compiled(content)  # its error names the part that is wrong
+    if plan.thinking_budget is not None and sampling.allowed_token_ids is not None:
+        raise InvalidSampling(
+            "allowed_token_ids cannot be combined with thinking_budget, which forces the end of "
+            "reasoning; leave one of them out",
+            param="allowed_token_ids",
+        )
     if must_call:
         for name in ("structured_outputs", "ignore_eos", "min_tokens", "allowed_token_ids"):
             if getattr(sampling, name):

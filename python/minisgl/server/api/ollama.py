@@ -33,6 +33,18 @@ from minisgl.tokenizer.parse.answer import Part, SplitAnswer, collect
 
 NDJSON: Final = "application/x-ndjson"
 
+_OPTIONS: Final = (
+    *("temperature", "top_p", "min_p", "seed", "stop"),
+    *("presence_penalty", "frequency_penalty"),
+)
+_NAMES: Final = {
+    "response_format.json_schema.schema": "format",
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    **{name: f"options.{name}" for name in _OPTIONS},
+}
+"""The request's names of fields, by their names in chat completions."""
+
 
 class OllamaAnswer(Json, frozen=True, kw_only=True, omit_defaults=True):
     """An answer, or a line of a stream. The last line has done=true. Durations are nanoseconds.
@@ -82,7 +94,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         if prompt is None:  # a request to load the model, which is loaded already
             return body.response(shape.loaded())
         chat = asked.chat
-        sampling, names = chat.params(model.defaults)
+        sampling, names = chat.params(model.defaults, _NAMES)
         return await respond(
             request,
             frontend,
@@ -90,11 +102,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             sampling,
             chat,
             shape=shape,
-            names={
-                "prompt": "messages" if is_chat else "prompt",
-                "max_tokens": "options.num_predict",
-                **names,
-            },
+            names={"prompt": "messages" if is_chat else "prompt", **_NAMES, **names},
             is_clamped=True,
         )
 

@@ -10,13 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.tools import Function, Tool, call_input, decoded
+from minisgl.server.api.strict import Json
+from minisgl.server.api.tools import (
+    AllowedChoice,
+    AllowedTools,
+    ChosenFunction,
+    ChosenTool,
+    Function,
+    Tool,
+    ToolChoice,
+    call_input,
+    decoded,
+)
 from minisgl.utils.text import brief
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")
@@ -27,6 +39,38 @@ INPUT: Final = "input"
 
 _NEUTRAL: Final = ("defer_loading", "output_schema")
 """Fields of a tool that change nothing, because all tools are offered at once."""
+
+
+class FunctionName(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
+    name: str
+
+
+class CustomName(Json, tag_field="type", tag="custom", frozen=True, kw_only=True):
+    name: str
+
+
+class AllowedNames(Json, tag_field="type", tag="allowed_tools", frozen=True, kw_only=True):
+    """The tools of the request that the model may call."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionName | CustomName], Meta(min_length=1)]
+
+
+NameChoice = Literal["none", "auto", "required"] | FunctionName | CustomName | AllowedNames
+
+
+def chat_choice(choice: NameChoice | None) -> ToolChoice | None:
+    """Return the choice in the form of chat completions."""
+    if isinstance(choice, FunctionName | CustomName):
+        return _chosen(choice)
+    if isinstance(choice, AllowedNames):
+        tools = [_chosen(each) for each in choice.tools]
+        return AllowedChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=tools))
+    return choice
+
+
+def _chosen(tool: FunctionName | CustomName) -> ChosenTool:
+    return ChosenTool(function=ChosenFunction(name=tool.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +121,19 @@ def _add_namespace(offered: OfferedTools, tool: dict[str, Any], path: str) -> No
     namespace, members = tool.get("name"), tool.get("tools")
     if not isinstance(namespace, str) or not namespace:
         raise InvalidRequest(f"{path}.name must be the namespace's name", param=path)
-    if not isinstance(tool.get("description", ""), str):
+    if not isinstance(tool.get("description"), str | None):
         raise InvalidRequest(f"{path}.description must be a text", param=path)
     if not isinstance(members, list) or not all(isinstance(each, dict) for each in members):
         raise InvalidRequest(f"{path}.tools must be a list of functions", param=path)
     for number, member in enumerate(members):
         member_path = f"{path}.tools[{number}]"
-        name = member.get("name")
-        full_name = f"{namespace}.{name}"
-        about = "\n".join(filter(None, (tool.get("description"), member.get("description"))))
-        _add(offered, {**member, "name": full_name, "description": about}, member_path)
-        offered.namespaces[full_name] = (namespace, str(name))
+        full = dict(member)  # `_add` refuses a name or a description that is no text
+        if isinstance(name := member.get("name"), str):
+            full["name"] = f"{namespace}.{name}"
+        if isinstance(about := member.get("description"), str | None):
+            full["description"] = "\n".join(filter(None, (tool.get("description"), about)))
+        _add(offered, full, member_path)
+        offered.namespaces[full["name"]] = (namespace, str(name))
 
 
 def _add(offered: OfferedTools, tool: dict[str, Any], path: str) -> None:

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType, field
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.server.api.logprobs import TokenLogprob
+from minisgl.server.api.response_tools import NameChoice
 from minisgl.server.api.responses_request import ResponsesRequest
 from minisgl.server.api.schema import Json, Timings
 
@@ -118,7 +119,7 @@ class ResponseObject(Json, frozen=True, kw_only=True):
     top_logprobs: int
     store: bool
     tools: list[dict[str, Any]]
-    tool_choice: str | dict[str, Any]
+    tool_choice: NameChoice
     parallel_tool_calls: bool
     text: dict[str, Any]
     reasoning: dict[str, Any]

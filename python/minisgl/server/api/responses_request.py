@@ -12,7 +12,12 @@ from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
 from minisgl.server.api.messages import Message, TemplateArgs, joined
-from minisgl.server.api.response_tools import OfferedTools, offered_tools
+from minisgl.server.api.response_tools import (
+    NameChoice,
+    OfferedTools,
+    chat_choice,
+    offered_tools,
+)
 from minisgl.server.api.responses_items import InputItem
 from minisgl.server.api.schema import (
     CacheKey,
@@ -27,7 +32,6 @@ from minisgl.server.api.schema import (
     only,
 )
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
-from minisgl.server.api.tools import tool_choice_of
 
 LOGPROBS: Final = "message.output_text.logprobs"
 Includable = Literal[
@@ -95,7 +99,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: NameChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Annotated[str | None, only("disabled", why="shorten the input in the client")] = (
         None
@@ -183,7 +187,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
             response_format=options.format.response_format if options.format else None,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             tools=self.offered.functions,
-            tool_choice=tool_choice_of(_tool_choice(self.tool_choice)),
+            tool_choice=chat_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
             stream=self.stream,
@@ -191,20 +195,3 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         )
         chat.refuse_unsupported()
         return chat
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """Return the choice in the form of chat completions, where some fields are one level deeper."""
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") in ("function", "custom"):
-        if "name" not in choice:
-            raise InvalidRequest("the field tool_choice.name is missing", param="tool_choice.name")
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        allowed = {
-            "mode": choice.get("mode"),
-            "tools": [_tool_choice(each) for each in choice["tools"]],
-        }
-        return {"type": "allowed_tools", "allowed_tools": allowed}
-    return choice

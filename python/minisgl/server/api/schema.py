@@ -6,6 +6,7 @@ A family's request has each field of its vendor's schema. Each is honoured, neut
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 
@@ -117,6 +118,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         return params, in_turn(of_form, names or {})
 
 
+_TOKEN_ID: Final = re.compile("[0-9]{1,10}")
 _SAMPLING_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -175,7 +177,7 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
         if self.bad_words:
             given["bad_words"] = tuple(self.bad_words)
         if self.logit_bias:
-            if not all(token.isascii() and token.isdigit() for token in self.logit_bias):
+            if not all(_TOKEN_ID.fullmatch(token) for token in self.logit_bias):
                 raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias")
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         return msgspec.structs.replace(super().sampling(defaults), **given)

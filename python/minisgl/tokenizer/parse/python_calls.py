@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Final
 
+LONE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which a model may write as an escape."""
 _WORDS: Final = {"true": True, "false": False, "null": None}
 ERRORS: Final = (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError)
 """What `ast` and `json` raise for a text that a model wrote wrong."""
@@ -23,7 +25,7 @@ def python_calls(body: str, names: Iterable[str]) -> list[tuple[str, str]]:
     are allowed, and so are line breaks in a text, as some templates write them.
     """
     with contextlib.suppress(*ERRORS):
-        return [(each["name"], dumped(each["arguments"])) for each in json.loads(body)]
+        return [_of_object(each) for each in json.loads(body)]
     own = {f"tool_{index}_": name for index, name in enumerate(names) if not name.isidentifier()}
     for short, name in own.items():
         body = re.sub(rf"(^|[\[,\n]\s*){re.escape(name)}\(", rf"\1{short}(", body)
@@ -37,7 +39,15 @@ def python_calls(body: str, names: Iterable[str]) -> list[tuple[str, str]]:
 
 def dumped(value: Any) -> str:
     """Return the JSON of a value. Raises ValueError for NaN and infinities, which JSON lacks."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # UTF-8 cannot encode one half of a surrogate pair; its JSON escape can be sent.
+    return json.dumps(value) if LONE.search(text) else text
+
+
+def _of_object(call: Any) -> tuple[str, str]:
+    if not isinstance(name := call["name"], str):
+        raise ValueError("a name is a text")
+    return LONE.sub("\ufffd", name), dumped(call["arguments"])
 
 
 def _nodes(tree: ast.Module) -> list[ast.expr]:

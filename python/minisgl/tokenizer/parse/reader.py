@@ -111,11 +111,13 @@ class Reader:
                 if kind:
                     self.emit(kind, text)
                 return text, ""
-            text += self.take(len(self.buffer) - self._num_partial(markers))
-            if kind:
-                is_free = len(text.rstrip(SPACE))
-                self.emit(kind, text[:is_free])
-                text = text[is_free:]
+            piece = self.take(len(self.buffer) - self._num_partial(markers))
+            num_free = len(piece.rstrip(SPACE)) if kind else 0
+            if kind and num_free:
+                self.emit(kind, text + piece[:num_free])
+                text = piece[num_free:]
+            else:
+                text += piece
             yield
 
     def _num_partial(self, markers: tuple[str, ...]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from minisgl.tokenizer.parse.formats import CallFormat
-from minisgl.tokenizer.parse.python_calls import ERRORS, dumped, python_calls
+from minisgl.tokenizer.parse.python_calls import ERRORS, LONE, dumped, python_calls
 from minisgl.tokenizer.parse.reader import Reader, Reading
 
 Types = Mapping[str, Mapping[str, str]]
@@ -147,12 +147,13 @@ def _name(form: CallFormat, header: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Return the text of a JSON string; "" if `value` is not a JSON string."""
+    """Return the text of a JSON string; "" if `value` is not a JSON string. Half of a surrogate
+    pair becomes U+FFFD."""
     try:
         text = json.loads(value)
     except (ValueError, RecursionError):
         return ""
-    return text if isinstance(text, str) else ""
+    return LONE.sub("\ufffd", text) if isinstance(text, str) else ""
 
 
 def _typed(value: str, type: str) -> str:

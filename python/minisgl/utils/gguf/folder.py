@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,8 +36,9 @@ PLAIN: Final = ("F32", "F16", "BF16", "F64")
 def gguf_folder(path: Path) -> Path:
     """Return the folder for a GGUF file. Makes it if there is none.
 
-    path: the file, or any of its parts. Raises ConfigError if the package gguf is missing or the
-    model is not supported, CheckpointError if the file is damaged or a part is missing.
+    path: the file, or any of its parts. Raises ConfigError if the package gguf is missing, the
+    model is not supported or the folder cannot be made, CheckpointError if the file is damaged or a
+    part is missing.
     """
     parts = [part.resolve() for part in parts_of(path)]
     states = [(str(part), *_size_and_time(part)) for part in parts]
@@ -64,18 +65,32 @@ def gguf_folder(path: Path) -> Path:
         raise CheckpointError(
             f"{path} lacks metadata of a language model, or has it in an unknown form: {error!r}"
         ) from error
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
-    for name, text in files.items():
-        (made / name).write_text(text, encoding="utf-8")
-    for index, part in enumerate(parts):
-        (made / (f"{index + 1}.gguf" if index else WEIGHTS)).symlink_to(part)
     try:
-        made.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(made)
+        _make(folder, files, parts)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.parent} cannot hold the config and tokenizer of {path.name}: "
+            f"{error.strerror}; MINISGL_CACHE_DIR names another folder"
+        ) from error
     logger.info("%s: its config and tokenizer are in %s", path.name, folder)
     return folder
+
+
+def _make(folder: Path, files: Mapping[str, str], parts: Sequence[Path]) -> None:
+    """Make the folder, unless another process is faster."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        for name, text in files.items():
+            (made / name).write_text(text, encoding="utf-8")
+        for index, part in enumerate(parts):
+            (made / (f"{index + 1}.gguf" if index else WEIGHTS)).symlink_to(part)
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

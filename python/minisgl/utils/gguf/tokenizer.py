@@ -27,7 +27,7 @@ PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 
 def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Return the contents of both files, by name. Raises ConfigError for an unknown kind of
-    tokenizer."""
+    tokenizer, ValueError for a merge whose parts are no tokens."""
     fields = {
         name.removeprefix("tokenizer.ggml."): value
         for name, value in values.items()
@@ -84,12 +84,19 @@ def _byte_level(fields: Mapping[str, Any], path: Path) -> tuple[Tokenizer, bool]
             f"{path}: tokenizer.ggml.pre is {pre!r}, expected {', '.join(SPLITS)}; {USE_ORIGINAL}"
         )
     split = SPLITS[pre]
-    tokenizer = Tokenizer(BPE(_vocab(fields), _merges(fields), ignore_merges=split.whole))
+    tokenizer = Tokenizer(_bpe(_vocab(fields), _merges(fields), ignore_merges=split.whole))
     tokenizer.pre_tokenizer = split.pre_tokenizer()
     if normalizer := split.normalizer():
         tokenizer.normalizer = normalizer
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, split.bos
+
+
+def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
+    try:
+        return BPE(vocab, merges, **options)
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(str(error)) from error
 
 
 def _vocab(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -120,7 +127,7 @@ def _sentencepiece(fields: Mapping[str, Any], kinds: list[int]) -> Tokenizer:
         pairs = _merges(fields)
     unknown = next((t for t, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
     tokenizer = tokenizers.Tokenizer(
-        BPE(vocab, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        _bpe(vocab, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     has_prefix = fields.get("add_space_prefix", fields["model"] == "llama")
     prefix = [normalizers.Prepend("▁")] if has_prefix else []
