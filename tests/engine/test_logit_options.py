@@ -28,7 +28,7 @@ from minisgl.engine import Engine, logit_options
 from minisgl.engine.logit_options import LogitOptions
 from minisgl.message import UserMsg, ids_to_bytes
 
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.5},
