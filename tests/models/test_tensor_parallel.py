@@ -37,7 +37,6 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
 
-
 MIXTURES = "moe|mixtral|gpt-oss$|experts|nemotron-3"
 
 
