@@ -23,8 +23,7 @@ SAMPLE = [
     if case.name
     in {
         "mixed", "one long row", "page of 7", "7 heads share", "head dim 20", "head dim 80",
-        "head dim 128", "head dim 1", "window 24", "long prefill", "sinks, window 24",
-        "sinks, long prefill",
+        "head dim 128", "head dim 1", "window 24", "sinks, window 24", "sinks, long prefill",
     }
 ]  # fmt: skip
 

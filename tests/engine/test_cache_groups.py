@@ -57,26 +57,28 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     return folder, outputs
 
 
-@pytest.mark.parametrize("attn", ["torch", "cpu"])
+@pytest.mark.parametrize(("attn", "num_pages"), [("torch", 20), ("cpu", 20), ("cpu", MOST_PAGES)])
 def test_windows_give_the_same_tokens_from_few_pages(
-    mistral: tuple[Path, list[list[int]]], attn: str, monkeypatch: pytest.MonkeyPatch
+    mistral: tuple[Path, list[list[int]]],
+    attn: str,
+    num_pages: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Contexts of up to 167 tokens, in a pool that holds 36 or 80: alone, together, and again with
     the rest of them in the prefix cache."""
     folder, expected = mistral
     requests = [(prompt, greedy(48)) for prompt in prompts(5)]
-    for num_pages in (MOST_PAGES, 20):
-        engine = make_engine(folder, monkeypatch, attn=attn, num_pages=num_pages)
-        try:
-            scheduler = make_scheduler(engine, watermark_tokens=1)
-            for index, request in enumerate(requests):
-                alone = drive(engine, [request], scheduler=scheduler, first_uid=index)
-                assert alone == [expected[index]]
-            assert drive(engine, requests, scheduler=scheduler, first_uid=10) == expected
-            assert drive(engine, requests, scheduler=scheduler, first_uid=20) == expected
-            assert drive(engine, requests, overlap=False) == expected
-        finally:
-            engine.close()
+    engine = make_engine(folder, monkeypatch, attn=attn, num_pages=num_pages)
+    try:
+        scheduler = make_scheduler(engine, watermark_tokens=1)
+        for index, request in enumerate(requests):
+            alone = drive(engine, [request], scheduler=scheduler, first_uid=index)
+            assert alone == [expected[index]]
+        assert drive(engine, requests, scheduler=scheduler, first_uid=10) == expected
+        assert drive(engine, requests, scheduler=scheduler, first_uid=20) == expected
+        assert drive(engine, requests, overlap=False) == expected
+    finally:
+        engine.close()
 
 
 def test_pages_are_bounded_by_the_window(

@@ -18,20 +18,21 @@ from helpers.engine_runs import Reference, drive, greedy
 from helpers.family_cases import CASES, SIZES
 from helpers.local_ranks import UNEVEN
 from helpers.model_harness import make_reference, random_ids
-from helpers.rounding_error import EACH_FAMILY
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine
 from minisgl.engine.cpu import CpuDevice
 
-PARTS = (
-    *("qwen2.5-window", "gemma4-shared", "gemma4-experts"),
-    *("qwen3-next-moe-6-heads-stacked", "nemotron-3-latent-stacked"),
+LAYOUTS = (
+    *("llama", "qwen3-moe", "gpt-oss", "qwen2.5-window", "gemma3", "gemma4-shared"),
+    *("gemma4-experts", "lfm2", "lfm2-moe", "qwen3.5", "qwen3-next-moe-6-heads-stacked"),
+    *("falcon-h1", "granite4-moe", "nemotron-h", "nemotron-3-latent-stacked"),
 )
-"""Cases with a part that no first case of a family has. All cases: test_tensor_parallel.py."""
+"""Cases whose layers need other pools, groups or exchanges. The weights of all cases:
+test_tensor_parallel.py."""
 
 # name -> (ranks, options of the engine)
 OF_FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
-    **{name: (2, {}) for name in (*EACH_FAMILY, *PARTS)},
+    **{name: (2, {}) for name in LAYOUTS},
     **{name: (size, {}) for name, (_, _, size) in UNEVEN.items()},
 }
 BY_NUMBER: dict[str, tuple[int, dict[str, Any]]] = {

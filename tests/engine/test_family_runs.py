@@ -1,4 +1,4 @@
-"""Families through the real engine and scheduler: prompts of 1 to 600 tokens.
+"""Families through the real engine and scheduler: prompts of 1 to 330 tokens.
 
 Whole, in chunks, the shortest and the longest alone, in a batch, from the prefix cache, and with
 pages that windows free: all give the greedy tokens of transformers.
@@ -18,8 +18,8 @@ from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.engine import Engine, EngineConfig
 
-LENGTHS = (1, 5, 61, 200, 600)
-NUM_TOKENS = 12
+LENGTHS = (1, 5, 61, 330)
+NUM_TOKENS = 8
 NEAR_TIE = 1e-4
 RUNS = (
     "phi3-window-old",

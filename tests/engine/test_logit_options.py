@@ -31,7 +31,7 @@ from minisgl.engine.logit_options import LogitOptions
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.runtime.scheduler_config import scheduler_config
 
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.5},

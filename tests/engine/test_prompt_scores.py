@@ -88,8 +88,7 @@ def check(reference: Reference, requests: list[Request], outbox: ListOutbox) -> 
         assert all(event in outbox.events[:first_token] for event in events)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize(("chunk", "overlap"), [(1, True), (7, False), (64, True)])
 def test_they_are_those_of_transformers_logits(
     engine: Engine, reference: Reference, chunk: int, overlap: bool
 ) -> None:

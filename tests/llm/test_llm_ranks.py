@@ -150,14 +150,14 @@ def test_a_killed_rank_raises_an_error_soon() -> None:
     llm = LLM(tp=2, **OPTIONS)
     mine = [process for process in ranks() if process not in before]
     assert len(mine) == 2
-    victim = rank_process(llm, 1)
+    victim = rank_process(llm, 0)  # killed rank 1: server/test_ranks.py
     victim.suspend()  # no step ends
 
     def act() -> None:
         victim.kill()
 
     in_generate(llm, act)
-    with pytest.raises(WorkerDied, match="the engine-1 process was killed by signal 9"):
+    with pytest.raises(WorkerDied, match="the engine-0 process was killed by signal 9"):
         llm.generate("a", SamplingParams(max_tokens=1400, ignore_eos=True))
     with pytest.raises(ConfigError, match="closed"):
         llm.generate("a")

@@ -37,6 +37,8 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
 
+MIXTURES = "moe|mixtral|gpt-oss$|experts|nemotron-3"
+
 
 class SharesRank(ThreadRank):
     """A rank that keeps only its share of the residual, as a kernel does that all-reduces rows by
@@ -71,9 +73,12 @@ def test_ranks_may_keep_shares_of_the_residual(name: str, tmp_path: Path) -> Non
     check(config_class, changes, 2, page_size, tmp_path, kind=SharesRank)
 
 
-@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if re.search("moe|mixtral|gpt-oss$|experts|nemotron-3", name)]
+    ("name", "size"),
+    [
+        *((name, 2) for name in CASES if re.search(MIXTURES, name)),
+        *((name, 3) for name in ("qwen3-moe", "mixtral", "glm4-moe-stacked")),
+    ],
 )
 def test_ranks_may_share_the_experts(name: str, size: int, tmp_path: Path) -> None:
     config_class, changes, page_size, _ = CASES[name]
@@ -105,7 +110,7 @@ def check(
 
     def run(comm: DistributedCommunicator) -> list[Sequence]:
         with torch.inference_mode():
-            sequences = [Sequence(prompt, 6) for prompt in prompts]
+            sequences = [Sequence(prompt, 3) for prompt in prompts]
             model = load(folder, comm=comm, expert_parallel=expert_parallel)
             Runner(model, page_size=page_size).generate(sequences, chunk=7)
             return sequences

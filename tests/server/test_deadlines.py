@@ -281,7 +281,7 @@ def test_sigterm_lets_running_requests_finish(launch: Any) -> None:
     with server.client() as client:
         family = server.family()
         os.kill(server.pid("detokenizer"), signal.SIGSTOP)  # no answer goes on
-        reader = Reader(client, 600)
+        reader = Reader(client, 60)
         server.wait_open(1)
         server.process.terminate()
         server.wait_for("(draining: 1 requests)", "err")
@@ -293,7 +293,7 @@ def test_sigterm_lets_running_requests_finish(launch: Any) -> None:
         assert late.value.response.headers["retry-after"] == "1"
         os.kill(server.pid("detokenizer"), signal.SIGCONT)
         reader.join(120)
-    assert (reader.error, reader.tokens) == ("", 600)
+    assert (reader.error, reader.tokens) == ("", 60)
     assert server.ended() == 0
     assert_nothing_left(server, family)
 

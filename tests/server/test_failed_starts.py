@@ -120,14 +120,6 @@ def test_a_wrong_environment_variable(launch: Any) -> None:
     assert_nothing_left(server, [])
 
 
-def test_an_attention_backend_of_another_device(launch: Any) -> None:
-    server = launch("--device", "cpu", "--attn", "fa,triton", "--dry-run")
-    assert server.ended(150) == 1
-    told = "the engine could not start: attention backend 'fa,triton' is for a GPU; on a CPU choose"
-    assert told in server.output["err"]
-    assert_nothing_left(server, [])
-
-
 def test_a_broken_checkpoint(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
@@ -149,24 +141,15 @@ def test_a_broken_tokenizer(launch: Any, tmp_path_factory: pytest.TempPathFactor
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize(("broken", "flags"), [("cut off", POOL), ("of another model", DRY)])
-def test_broken_weights(
-    launch: Any, tmp_path_factory: pytest.TempPathFactory, broken: str, flags: tuple[str, ...]
-) -> None:
+def test_weights_that_are_cut_off(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
     weights = folder / "model.safetensors"
-    if broken == "cut off":
-        weights.write_bytes(weights.read_bytes()[:-100])
-        told = f"{weights} is damaged or incomplete"
-    else:
-        config = json.loads((folder / "config.json").read_text())
-        config["intermediate_size"] += 8
-        (folder / "config.json").write_text(json.dumps(config))
-        told = "the weights in .* do not fit its config.json; .* misshapen: "
-    server = launch("--model", str(folder), *flags)
+    weights.write_bytes(weights.read_bytes()[:-100])
+    server = launch("--model", str(folder), *POOL)
     assert server.ended(150) == 1
-    assert re.search(f"the engine could not start: {told}", server.output["err"], re.DOTALL)
+    told = f"the engine could not start: {weights} is damaged or incomplete"
+    assert told in server.output["err"]
     assert server.output["out"] == ""
     assert_nothing_left(server, [])
 

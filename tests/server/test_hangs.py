@@ -9,42 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from helpers.endless import endless_answer, endless_flags
-from helpers.running_server import assert_nothing_left
+from helpers.running_server import RunningServer, assert_nothing_left
 
 TIMEOUT_S = 4.0  # a busy machine may keep a process waiting for three
 
 
-@pytest.mark.parametrize(
-    ("worker", "flags"),
-    [("engine", ()), ("tokenizer-0", ()), ("engine-1", ("--tp", "2"))],
-)
-def test_a_stopped_worker_ends_the_server(
-    worker: str, flags: tuple[str, ...], endless: Path, launch: Any
-) -> None:
-    server = launch(*endless_flags(endless), *flags, "--hang-timeout", str(TIMEOUT_S))
+def test_a_stopped_tokenizer_ends_the_server(endless: Path, launch: Any) -> None:
+    """It is not on the way of a running stream: the next request waits for it."""
+    server = launch(*endless_flags(endless), "--hang-timeout", str(TIMEOUT_S))
     with server.client() as client:
         family = server.family()
-        answer = endless_answer(client)
-        os.kill(server.pid(worker), signal.SIGSTOP)
-        # A tokenizer is not on the way of a running stream: the next request waits for it.
-        if worker == "tokenizer-0":
-            answer.close()
-        with pytest.raises(openai.APIError, match=f"the {worker} process has given no sign"):
-            list(endless_answer(client) if worker == "tokenizer-0" else answer)
-    assert server.ended() == 1
-    assert f"the {worker} process has given no sign of life" in server.output["err"]
-    assert_nothing_left(server, family)
+        assert server.url
+        os.kill(server.pid("tokenizer-0"), signal.SIGSTOP)
+        with pytest.raises(openai.APIError, match="the tokenizer-0 process has given no sign"):
+            list(endless_answer(client))
+    check_end(server, "tokenizer-0", family)
 
 
-def test_workers_that_are_continued_in_time_go_on(endless: Path, launch: Any) -> None:
+def test_workers_that_are_continued_in_time_go_on_and_one_that_is_not_ends_the_server(
+    endless: Path, launch: Any
+) -> None:
     """With two ranks there is every kind of worker."""
     server = launch(*endless_flags(endless), "--tp", "2", "--hang-timeout", "6")
     with server.client() as client:
         answer = endless_answer(client)
-        for worker in server.family()[1:]:
+        family = server.family()
+        for worker in family[1:]:
             os.kill(worker.pid, signal.SIGSTOP)
             time.sleep(0.5)
             os.kill(worker.pid, signal.SIGCONT)
@@ -55,7 +49,15 @@ def test_workers_that_are_continued_in_time_go_on(endless: Path, launch: Any) ->
         time.sleep(1.0)
         next(iter(answer))
         answer.close()
-        endless_answer(client).close()
-    assert server.process.poll() is None
-    server.close()
-    assert server.ended() == 0
+        answer = endless_answer(client)
+        assert server.process.poll() is None
+        os.kill(server.pid("engine-1"), signal.SIGSTOP)
+        with pytest.raises(openai.APIError, match="the engine-1 process has given no sign"):
+            list(answer)
+    check_end(server, "engine-1", family)
+
+
+def check_end(server: RunningServer, worker: str, family: list[psutil.Process]) -> None:
+    assert server.ended() == 1
+    assert f"the {worker} process has given no sign of life" in server.output["err"]
+    assert_nothing_left(server, family)

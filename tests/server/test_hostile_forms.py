@@ -17,7 +17,7 @@ import openai
 from helpers.running_server import RunningServer
 from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
 
-NUM_STREAMS = 8
+NUM_STREAMS = 3
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def said(client: openai.OpenAI, number: int, times: list[float]) -> str:
         model=MODEL,
         messages=[{"role": "user", "content": f"Count from {number}."}],
         temperature=0,
-        max_tokens=400,
+        max_tokens=200,
         stream=True,
         extra_body={"ignore_eos": True},
     )

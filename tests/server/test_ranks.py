@@ -102,16 +102,10 @@ def test_a_rank_that_is_killed_during_the_start() -> None:
         assert_nothing_left(server, [helper, engine_0])
 
 
-@pytest.mark.parametrize(("overlap_off", "rank"), [("0", 1), ("1", 0)])
-def test_ranks_serve_as_one_and_end_together(
-    overlap_off: str, rank: int, alone: list[str], launch: Any, tmp_path: Path
-) -> None:
-    """One test for one start of a server. rank: the one that is killed at the end."""
-    environment = {
-        "MINISGL_CHECK_PLANS": "1",
-        "MINISGL_DISABLE_OVERLAP_SCHEDULING": overlap_off,
-    }
-    server = launch(*FLAGS, "--profile-dir", str(tmp_path), **environment)
+def test_ranks_serve_as_one_and_end_together(alone: list[str], launch: Any, tmp_path: Path) -> None:
+    """One test for one start of a server. Without overlap: test_nodes.py. Rank 0 is killed in
+    test_llm_ranks.py."""
+    server = launch(*FLAGS, "--profile-dir", str(tmp_path), MINISGL_CHECK_PLANS="1")
     with server.client() as client:
         # Together: chunked prefill, prefix hits, decodes beside chunks.
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
@@ -125,22 +119,22 @@ def test_ranks_serve_as_one_and_end_together(
         cut = complete(client, PROMPTS[-1], stop=stop)
         assert cut.choices[0].text == alone[-1][: alone[-1].index(stop)]
 
-        if rank:  # idle, nothing else would tell that one does nothing
-            os.kill(server.pid("engine-1"), signal.SIGSTOP)
-            with pytest.raises(openai.APIStatusError, match="has given no sign of life for"):
-                wait_until_not_ready(client)
-            assert client.get("/../health", cast_to=object) == {"status": "ok"}
-            os.kill(server.pid("engine-1"), signal.SIGCONT)
-            assert client.get("/../ready", cast_to=object) == {"status": "ready"}
+        # Idle, nothing else would tell that one does nothing.
+        os.kill(server.pid("engine-1"), signal.SIGSTOP)
+        with pytest.raises(openai.APIStatusError, match="has given no sign of life for"):
+            wait_until_not_ready(client)
+        assert client.get("/../health", cast_to=object) == {"status": "ok"}
+        os.kill(server.pid("engine-1"), signal.SIGCONT)
+        assert client.get("/../ready", cast_to=object) == {"status": "ready"}
 
-        if rank:  # each rank reports its own work; requests are reported once
-            assert client.post("/../start_profile", cast_to=object) == {"status": "profiling"}
-            complete(client, PROMPTS[1])
-            stopped: Any = client.post("/../stop_profile", cast_to=object)
-            assert [Path(trace).stem[-5:] for trace in stopped["traces"]] == ["rank0", "rank1"]
-            assert all(Path(trace).exists() for trace in stopped["traces"])
-            check_a_rank_that_cannot_write(client, tmp_path)
-            check_metrics(server)
+        # Each rank reports its own work; requests are reported once.
+        assert client.post("/../start_profile", cast_to=object) == {"status": "profiling"}
+        complete(client, PROMPTS[1])
+        stopped: Any = client.post("/../stop_profile", cast_to=object)
+        assert [Path(trace).stem[-5:] for trace in stopped["traces"]] == ["rank0", "rank1"]
+        assert all(Path(trace).exists() for trace in stopped["traces"])
+        check_a_rank_that_cannot_write(client, tmp_path)
+        check_metrics(server)
 
         for _ in range(2):
             stream = complete(client, PROMPTS[0], stream=True, max_tokens=700)
@@ -155,10 +149,10 @@ def test_ranks_serve_as_one_and_end_together(
             asked = [pool.submit(complete, client, p, max_tokens=700) for p in PROMPTS[:2]]
             server.wait_open(2)
             family = server.family()
-            os.kill(server.pid(f"engine-{rank}"), signal.SIGKILL)
+            os.kill(server.pid("engine-1"), signal.SIGKILL)
             for answer in asked:
-                with pytest.raises(openai.APIError, match=f"engine-{rank} process was killed by"):
+                with pytest.raises(openai.APIError, match="engine-1 process was killed by"):
                     answer.result()
         assert server.ended() == 1
-        assert f"the engine-{rank} process was killed by signal 9" in server.output["err"]
+        assert "the engine-1 process was killed by signal 9" in server.output["err"]
     assert_nothing_left(server, family)
