@@ -47,10 +47,7 @@ def create_attention_backend(
         return TorchAttnBackend(ops)
     if device.type == "cuda":
         if LATENTS in needs:
-            raise ConfigError(
-                f"this model needs {LATENTS}, for which there are no GPU kernels; choose "
-                "--device cpu, or --attn torch, which is slow"
-            )
+            raise ConfigError(f"a GPU has no {LATENTS}; choose --device cpu or (slow) --attn torch")
         from minisgl.attention.cuda import create_cuda_backend
 
         return create_cuda_backend(name, ops, device, dtype, head_dim, page_size, needs)
