@@ -95,11 +95,8 @@ class CpuDevice(Device):
         torch.set_num_threads(default)  # for threads that start later
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        # Errors of torch's CPU allocator and of the C++ kernels have no class of their own.
-        said = str(error)
-        return (
-            isinstance(error, MemoryError) or "can't allocate memory" in said or "bad_alloc" in said
-        )
+        said = ("can't allocate memory", "bad_alloc")  # of torch, and of the C++ kernels
+        return isinstance(error, MemoryError) or any(text in str(error) for text in said)
 
     def describe(self) -> str:
         # For a single rank, `engine.startup.threads` logs the number of threads.

@@ -113,16 +113,15 @@ class Session:
         self._is_closed = False
         self._leader: Call | Streams | None = None
         self._thread: int | None = None  # the leader's
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # a fork lacks the leader, which may have the lock
         self.changed = threading.Condition()  # guards all of this; notified when a call is over
 
     def submit(self, messages: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> Call:
         """Let the loop run these requests, each under a new uid. Raises ConfigError if closed, or
         in a fork."""
-        if self._is_forked:
+        if os.getpid() != self._pid:
             raise ConfigError(
-                "this process was forked from the one that made this LLM, and lacks its threads; "
-                "start processes with multiprocessing's spawn or forkserver, and make an LLM there"
+                "a forked process lacks the threads of this LLM; start it with spawn, and make one"
             )
         with self.changed:
             if self._is_closed:
@@ -137,7 +136,7 @@ class Session:
 
     def abort(self, call: Call, error: BaseException) -> None:
         """End the call with `error`, unless it has failed already. In a fork do nothing."""
-        if self._is_forked:
+        if os.getpid() != self._pid:
             return
         with self.changed:
             call.error = call.error or error
@@ -167,19 +166,13 @@ class Session:
                         self._end(error or _closed())
                     self.changed.notify_all()
 
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this process is a fork of the one that made the engine. The lock may be taken
-        here by a thread that the fork does not have."""
-        return os.getpid() != self._pid
-
     def close(self) -> None:
         """Abort the open calls and release the engine. A second call does nothing.
 
         A signal handler may call this in the thread that runs the loop: then this returns at once,
         and the engine is released when the loop has ended.
         """
-        if self._is_forked:
+        if os.getpid() != self._pid:
             return
         with self.changed:
             if self._is_closed:
