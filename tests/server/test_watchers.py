@@ -20,7 +20,8 @@ def test_frames_are_asked_for_until_the_last_watcher_leaves(
     asked: list[Any] = []
 
     async def watch() -> None:
-        watchers: Any = Watchers([SimpleNamespace(put=asked.extend)])  # type: ignore[list-item]
+        tokenizer: Any = SimpleNamespace(put=asked.extend)
+        watchers = Watchers([tokenizer])
 
         async def see(count: int) -> None:
             async with aclosing(watchers.watch()) as frames:
