@@ -105,7 +105,9 @@ def test_a_rank_that_is_killed_during_the_start() -> None:
 def test_ranks_serve_as_one_and_end_together(alone: list[str], launch: Any, tmp_path: Path) -> None:
     """One test for one start of a server. Without overlap: test_nodes.py. Rank 0 is killed in
     test_llm_ranks.py."""
-    server = launch(*FLAGS, "--profile-dir", str(tmp_path), MINISGL_CHECK_PLANS="1")
+    of_torch = str(tmp_path / "torch")  # its profiler makes this folder, else beside the sockets
+    env = {"MINISGL_CHECK_PLANS": "1", "TORCHINDUCTOR_CACHE_DIR": of_torch}
+    server = launch(*FLAGS, "--profile-dir", str(tmp_path), **env)
     with server.client() as client:
         # Together: chunked prefill, prefix hits, decodes beside chunks.
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
