@@ -1,4 +1,5 @@
-"""One browser and a fresh profile for each test; a page with an error fails its test."""
+"""A browser for each module and a fresh profile for each test; a page with an error fails its
+test."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from helpers.browser import CHROMIUM, chromium
 from helpers.scripted_server import ScriptedServer
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, open for the tests of this folder only: it runs an event loop in this thread, which
-    other tests do not expect."""
+    """Chromium, open for one module only: it runs an event loop in this thread, which tests of
+    other modules do not expect."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (apt-get install chromium)")

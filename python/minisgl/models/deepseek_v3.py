@@ -1,4 +1,4 @@
-"""DeepSeek-V3, R1 and V3.1, Kimi K2, Moonlight: attention to latents (on a GPU only by `--attn
+"""DeepSeek-V3, DeepSeek-R1, Kimi K2 and Moonlight: attention to latents (on a GPU only by `--attn
 torch`); all but the first layers have GLM-4.5's mixture."""
 
 from __future__ import annotations

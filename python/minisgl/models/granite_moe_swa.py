@@ -1,5 +1,5 @@
-"""Granite with windows and mixtures (granitemoe_swa): Granite with windows, with a mixture in each
-layer, and maybe an expert that every token takes."""
+"""Granite Swash MoE: Granite Swash with a mixture in each layer, and maybe an expert that every
+token takes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Granite with windows (granite_swa, "swash"): Granite 3 whose heads have sinks, with windows in
-three of four layers; a layer may have a rotation of its own, or none."""
+"""Granite Swash: Granite 3 whose heads have sinks, with windows in three of four layers; a layer
+may have a rotation of its own, or none."""
 
 from __future__ import annotations
 
