@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
     DeepseekV3Config,
     ExaoneMoeConfig,
     Glm4MoeConfig,
@@ -19,6 +21,8 @@ from transformers import (
     LlamaConfig,
     MellumConfig,
     MiniMaxM2Config,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -44,6 +48,8 @@ from helpers.model_harness import (
     to_old_spelling,
 )
 
+# transformers maps it only among models of text and images.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 TOLERANCE = 1e-4
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -105,6 +111,7 @@ GPT_OSS: dict[str, Any] = {
     "sliding_window": 9,
     "rope_parameters": {**YARN, "truncate": False},
 }
+MISTRAL4_ROPE = {**YARN, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.4}
 MSCALE = {"mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}
 
 
@@ -358,6 +365,45 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
         },
         1,
         True,
+    ),
+    "deepseek-v2-moe": (
+        DeepseekV2Config,
+        {
+            **DEEPSEEK,
+            "q_lora_rank": None,
+            "routed_scaling_factor": 1.7,
+            "n_shared_experts": 1,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+        4,
+        False,
+    ),
+    "deepseek-v2-moe-groups-old": (
+        DeepseekV2Config,
+        {
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "rope_parameters": {**YARN, "mscale_all_dim": 0.7},
+        },
+        1,
+        True,
+    ),
+    "mistral4-moe": (Mistral4Config, {**DEEPSEEK, "rope_parameters": MISTRAL4_ROPE}, 4, False),
+    "mistral4-moe-groups-stacked": (
+        Mistral4Config,
+        {
+            **DEEPSEEK,
+            "n_group": 3,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "rope_interleave": False,
+            "rope_parameters": {**MISTRAL4_ROPE, "original_max_position_embeddings": 9},
+        },
+        1,
+        False,
     ),
     "glm4-lite-moe": (Glm4MoeLiteConfig, {**DEEPSEEK, "v_head_dim": 24}, 16, False),
     "gpt-oss": (GptOssConfig, GPT_OSS, 4, False),

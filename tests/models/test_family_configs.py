@@ -31,7 +31,10 @@ from minisgl.models.scaled import ScaledDecoder
 
 CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
 """Config class -> (changes, page size, old spelling) of its first case."""
-REQUIRED = {"Glm4MoeConfig": {"head_dim": 128}}
+REQUIRED: dict[str, dict[str, int]] = {
+    "DeepseekV2Config": {"num_experts_per_tok": 6},
+    "Glm4MoeConfig": {"head_dim": 128},
+}
 """Fields without which transformers' default values do not fit together."""
 ODD = ([[]], {"0": 1}, 1e308, -1)
 

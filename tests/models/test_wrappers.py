@@ -17,6 +17,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4Config,
     Gemma4UnifiedConfig,
+    Kimi_K25Config,
     Lfm2VlConfig,
     Lfm3VlConfig,
     Mistral3Config,
@@ -30,7 +31,14 @@ from transformers import (
 )
 
 from helpers.dense_cases import DENSE_CASES, GEMMA, GEMMA4, YARN
-from helpers.family_cases import SIZES, TOLERANCE, check_case, save_case
+from helpers.family_cases import (
+    DEEPSEEK,
+    MISTRAL4_ROPE,
+    SIZES,
+    TOLERANCE,
+    check_case,
+    save_case,
+)
 from helpers.hybrid_cases import DELTA, EXPERTS, HYBRID_CASES
 from helpers.local_ranks import ranks
 from helpers.model_harness import (
@@ -65,6 +73,8 @@ def save_wrapped(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
             scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
             parameter.normal_(1.0 if "norm" in name else 0.0, scale)
     whole.save_pretrained(folder)
+    if isinstance(config, Kimi_K25Config):  # transformers 5.24 renames the text model's layers, too
+        rename(folder, "language_model.model.blocks.", "language_model.model.layers.")
     return whole
 
 
@@ -96,12 +106,22 @@ def wrapped(kind: str) -> PreTrainedConfig:
             out_hidden_size=16,
             projector_hidden_size=16,
         )
+    if kind == "kimi_k25":
+        text = {**SIZES, **DEEPSEEK, "model_type": "deepseek_v3"}
+        vision = {name: VISION[name] for name in VISION if name != "image_size"}
+        sizes = {"pos_emb_height": 4, "pos_emb_width": 4, "projection_hidden_size": 16}
+        vision |= {name: sizes.pop(name) for name in ("pos_emb_height", "pos_emb_width")}
+        return Kimi_K25Config(
+            text_config=text, vision_config=vision, tie_word_embeddings=False, **sizes
+        )
     if kind == "lfm2":
         text = {**SIZES, **HYBRID_CASES["lfm2"][1], "model_type": kind}
         return Lfm2VlConfig(text_config=text, vision_config=LFM2_VISION)
     text = {**SIZES, "model_type": kind, "head_dim": 16}
     if kind == "ministral3":
         text["rope_parameters"] = YARN
+    if kind == "mistral4":
+        text |= {**DEEPSEEK, "head_dim": 20, "rope_parameters": MISTRAL4_ROPE}
     vision = {**VISION, "model_type": "pixtral", "head_dim": 8}
     return Mistral3Config(text_config=text, vision_config=vision)
 
@@ -114,7 +134,7 @@ def rename(folder: Path, prefix: str, new: str) -> None:
 
 WRAPPED = (
     *("gemma3", "gemma4", "gemma4_unified"),
-    *("mistral", "ministral3", "muse_glimmer", "lfm2", "lfm3"),
+    *("mistral", "ministral3", "mistral4", "muse_glimmer", "lfm2", "lfm3", "kimi_k25"),
 )
 
 
@@ -131,6 +151,12 @@ def test_the_text_model_of_a_wrapper_is_served(
     assert old or any(name.startswith(now) for name in names)
     if released != old:
         rename(tmp_path, *((now, before) if released else (before, now)))
+    if released and kind == "kimi_k25":
+        file = tmp_path / "config.json"
+        values = json.loads(file.read_text())
+        values["architectures"] = ["KimiK25ForConditionalGeneration"]
+        values["text_config"]["model_type"] = "kimi_k2"
+        file.write_text(json.dumps(values))
     with caplog.at_level(logging.INFO):
         model = load(tmp_path)
     lines = [line for line in caplog.messages if "only the text model is served" in line]

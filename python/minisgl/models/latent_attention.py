@@ -28,6 +28,7 @@ from minisgl.quantization import Part
 if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers import RMSNormFused
+    from minisgl.layers.rotary import RotaryConfig
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
@@ -61,17 +62,23 @@ class LatentSizes:
         )
 
 
-def latent_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Return the layers of a model that attends to latents in each. Raises ConfigError."""
+def latent_layers(config: ModelConfig, rope: RotaryConfig | None = None) -> tuple[LayerSpec, ...]:
+    """Return the layers of a model that attends to latents in each. Raises ConfigError.
+
+    rope: the rotation of `LatentSizes.rotated` dims; None is the one that config.json describes.
+    """
     fields, sizes = config.fields, LatentSizes.of(config)
     if fields.flag("attention_bias", False):
         raise fields.error("attention_bias", "false: biases of attention are not supported")
     if (cached := sizes.latent + sizes.rotated) > MAX_HEAD_DIM:
         raise fields.error("kv_lora_rank", f"at most {MAX_HEAD_DIM - sizes.rotated}")
-    rope = rotary_config(fields, sizes.rotated)
+    rope = rope or rotary_config(fields, sizes.rotated)
     scale = (sizes.plain + sizes.rotated) ** -0.5
     if rope.rope_type != "default" and rope.factor > 1:
-        all_dims = rope_fields(config).number("mscale_all_dim", 0.0)
+        stretch = rope_fields(config)
+        all_dims = stretch.optional_number("mscale_all_dim") or 0.0
+        if all_dims > 1e6:  # 1 in released files
+            raise stretch.error("mscale_all_dim", "at most 1000000")
         scale *= (0.1 * all_dims * math.log(rope.factor) + 1) ** 2
     return layers_of(
         config,
@@ -154,6 +161,7 @@ class LatentAttention(BaseOP):
         if sizes.queries is not None:
             q = self.q_up.forward(self.q_norm.forward(q.contiguous()))
         q_TNK = q.view(len(q), self.layer.num_q_heads, sizes.plain + sizes.rotated)
+        q_TNK = self.scaled(q_TNK, view.positions)
         plain_TNK, q_TNR = q_TNK.tensor_split([sizes.plain], dim=-1)
         q_TNR, k_T1R = self._rotate(q_TNR, rotated_TR[:, None], view.positions)
         q_TNC = torch.cat((self.heads.queries(plain_TNK), q_TNR), dim=-1)
@@ -163,6 +171,10 @@ class LatentAttention(BaseOP):
         residual_TD, sums_TNC = norm.select(rows_S, residual_TD, attended_TNC)
         out = self.heads.values(sums_TNC[..., : sizes.latent])
         return self.out.forward(out), residual_TD
+
+    def scaled(self, q_TNK: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the queries times a factor of their position; here as they are."""
+        return q_TNK
 
     def _rotate(self, q: Tensor, k: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         if self.interleaved:

@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from minisgl.models.decoder import LayerBuild
 
 
+def position_scale(positions_T: Tensor, beta: float, length: int) -> Tensor:
+    """Return 1 + beta * log(1 + floor(p / length)) for each position p, [T, 1, 1] in float32."""
+    return (1 + beta * torch.log1p((positions_T // length).float()))[:, None, None]
+
+
 class ScaledQueries(SplitAttentionLayer):
-    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / original length))."""
+    """Queries are multiplied by the `position_scale` of their position."""
 
     def __init__(self, layer: AttnLayer, rope: RotaryEmbedding, beta: float) -> None:
         super().__init__(layer, rope=rope, q_norm=Identity(), k_norm=Identity())
@@ -30,9 +35,8 @@ class ScaledQueries(SplitAttentionLayer):
 
     def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q_TNH, k_TKH, v_TKH = super().split(qkv, positions_T)
-        blocks_T = positions_T // self.rope.config.original_max_position
-        scale_T = 1 + self.beta * torch.log1p(blocks_T.float())
-        return q_TNH * scale_T[:, None, None].to(q_TNH.dtype), k_TKH, v_TKH
+        scale = position_scale(positions_T, self.beta, self.rope.config.original_max_position)
+        return q_TNH * scale.to(q_TNH.dtype), k_TKH, v_TKH
 
 
 class Ministral3Block(Block):

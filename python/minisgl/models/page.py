@@ -13,8 +13,8 @@ The architectures (`architectures` in config.json) that are served.
 `python -m minisgl.models.page` prints this page.
 
 Each was compared with transformers on tiny random float32 checkpoints: logits within 1e-4, the same
-greedy tokens. The families that are not named Llama, Mistral, Mixtral or Qwen were not tried on
-released checkpoints.
+greedy tokens. Mistral 4 and the families that are not named Llama, Mistral, Mixtral or Qwen were
+not tried on released checkpoints.
 
 | architecture | what it is |
 |---|---|

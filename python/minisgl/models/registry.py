@@ -8,10 +8,10 @@ from minisgl.models.spec import Family
 
 _MODULES = {
     "Cohere2ForCausalLM": "cohere2", "CohereForCausalLM": "cohere", "CwmForCausalLM": "cwm",
-    "DeepseekV3ForCausalLM": "deepseek_v3", "Ernie4_5ForCausalLM": "ernie4_5",
-    "Exaone4ForCausalLM": "exaone4", "ExaoneMoeForCausalLM": "exaone_moe",
-    "FalconH1ForCausalLM": "falcon_h1", "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3", "Gemma4ForCausalLM": "gemma4",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Ernie4_5ForCausalLM": "ernie4_5", "Exaone4ForCausalLM": "exaone4",
+    "ExaoneMoeForCausalLM": "exaone_moe", "FalconH1ForCausalLM": "falcon_h1",
+    "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3", "Gemma4ForCausalLM": "gemma4",
     "Gemma4UnifiedForCausalLM": "gemma4_unified", "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4", "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite", "GlmForCausalLM": "glm",
@@ -22,14 +22,15 @@ _MODULES = {
     "Lfm2MoeForCausalLM": "lfm2_moe", "Lfm3ForCausalLM": "lfm3", "LlamaForCausalLM": "llama",
     "MellumForCausalLM": "mellum", "MiniMaxM2ForCausalLM": "minimax_m2",
     "Ministral3ForCausalLM": "ministral3", "MinistralForCausalLM": "ministral",
-    "MistralForCausalLM": "mistral", "MixtralForCausalLM": "mixtral",
-    "MuseGlimmerForCausalLM": "muse_glimmer", "NemotronHForCausalLM": "nemotron_h",
-    "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "OlmoeForCausalLM": "olmoe",
-    "Phi3ForCausalLM": "phi3", "Qwen2ForCausalLM": "qwen2", "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next", "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe", "SeedOssForCausalLM": "seed_oss",
-    "SmolLM3ForCausalLM": "smollm3", "SolarOpenForCausalLM": "solar_open",
+    "Mistral4ForCausalLM": "mistral4", "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral", "MuseGlimmerForCausalLM": "muse_glimmer",
+    "NemotronHForCausalLM": "nemotron_h", "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3",
+    "OlmoeForCausalLM": "olmoe", "Phi3ForCausalLM": "phi3", "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe", "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5", "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+    "SeedOssForCausalLM": "seed_oss", "SmolLM3ForCausalLM": "smollm3",
+    "SolarOpenForCausalLM": "solar_open",
 }  # fmt: skip
 """architecture -> the module of this package that has its `FAMILY`."""
 

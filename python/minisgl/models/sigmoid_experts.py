@@ -38,10 +38,22 @@ def read_groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]
     return groups, kept
 
 
+def in_best_groups(scores_TE: Tensor, groups: int, kept: int, *, best: int) -> Tensor:
+    """Return the scores, with -inf for experts outside the `kept` best groups. A group is as good
+    as the sum of its `best` highest scores."""
+    if groups == 1:
+        return scores_TE
+    # A step that samples nothing has no tokens in its last layer, for which -1 is no size.
+    grouped = scores_TE.view(len(scores_TE), groups, scores_TE.shape[1] // groups)
+    chosen = grouped.topk(best, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
+    is_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, chosen, False)
+    return grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+
+
 class SigmoidExperts(MoELayer):
     """An expert's weight is the sigmoid of its logit, and its score is the weight plus a
-    correction. A token takes the experts with the highest scores in the best groups. A group is as
-    good as the sum of its two highest scores.
+    correction. A token takes the experts with the highest scores in the best groups
+    (`in_best_groups`).
 
     sum_eps: added to the sum by which the weights are divided.
     """
@@ -65,13 +77,7 @@ class SigmoidExperts(MoELayer):
 
     def mix(self, x_TD: Tensor) -> Tensor:
         scores_TE = F.linear(x_TD.float(), self.router.dense().float()).sigmoid()
-        choice_TE = scores_TE + self.correction
-        if self._groups > 1:
-            each = choice_TE.shape[1] // self._groups
-            grouped = choice_TE.view(len(x_TD), self._groups, each)
-            best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._kept, dim=-1).indices
-            is_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, False)
-            choice_TE = grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+        choice_TE = in_best_groups(scores_TE + self.correction, self._groups, self._kept, best=2)
         ids_TK = choice_TE.topk(self._top_k, dim=-1).indices
         weights_TK = scores_TE.gather(1, ids_TK)
         if self._renormalise:

@@ -9,14 +9,17 @@ from minisgl.errors import UnsupportedModel
 from minisgl.models.registry import supported_architectures
 
 TEXT_MODELS = {
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "lfm3": "Lfm3ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
@@ -27,9 +30,11 @@ WRAPPERS = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Gemma4UnifiedForConditionalGeneration": ("gemma4_unified_text",),
+    "KimiK25ForConditionalGeneration": ("kimi_k2", "deepseek_v3"),
+    "Kimi_K25ForConditionalGeneration": ("deepseek_v3", "kimi_k2"),
     "Lfm2VlForConditionalGeneration": ("lfm2", "lfm2_moe"),
     "Lfm3VlForConditionalGeneration": ("lfm3",),
-    "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+    "Mistral3ForConditionalGeneration": ("mistral", "ministral3", "mistral4"),
     "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
@@ -42,7 +47,7 @@ _COMMON_FIELDS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embed
 OTHER_PARTS = (
     *("vision_tower", "multi_modal_projector", "visual", "mtp"),
     *("audio_tower", "embed_vision", "embed_audio", "vision_embedder"),
-    *("vision_adapter", "vision_projection"),
+    *("vision_adapter", "vision_projection", "mm_projector"),
 )
 """Modules beside the text model. Their tensors are not read. mtp is multi-token prediction."""
 
