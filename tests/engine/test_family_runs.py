@@ -46,6 +46,7 @@ RUNS = (
     "deepseek-v2-moe-groups-old",
     "deepseek-v3-moe-groups-old",
     "mistral4-moe",
+    "ernie4.5-moe",
     "glm4-lite-moe",
     "qwen3.5",
     "qwen3.5-moe",

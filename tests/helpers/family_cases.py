@@ -12,12 +12,15 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
     ExaoneMoeConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteMoeConfig,
     GraniteMoeSWAConfig,
+    HunYuanMoEV1Config,
+    HYV3Config,
     LlamaConfig,
     MellumConfig,
     MiniMaxM2Config,
@@ -111,6 +114,8 @@ GPT_OSS: dict[str, Any] = {
     "sliding_window": 9,
     "rope_parameters": {**YARN, "truncate": False},
 }
+HY_V3: dict[str, Any] = {**MOE, "head_dim": 16, "router_scaling_factor": 1.7}
+ERNIE_MOE: dict[str, Any] = {"moe_num_experts": 9, "moe_k": 3, "moe_intermediate_size": 24}
 MISTRAL4_ROPE = {**YARN, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.4}
 MSCALE = {"mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}
 
@@ -401,6 +406,51 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
             "routed_scaling_factor": 1.7,
             "rope_interleave": False,
             "rope_parameters": {**MISTRAL4_ROPE, "original_max_position_embeddings": 9},
+        },
+        1,
+        False,
+    ),
+    "hunyuan-moe": (
+        HunYuanMoEV1Config,
+        {"num_experts": 5, "moe_topk": [3, 3], "head_dim": 16},
+        4,
+        False,
+    ),
+    "hunyuan-moe-stacked": (
+        HunYuanMoEV1Config,
+        {
+            "num_experts": 4,
+            "moe_topk": 2,
+            "head_dim": 10,
+            "rope_parameters": rope("dynamic", alpha=1000.0, factor=1.0),
+        },
+        1,
+        False,
+    ),
+    "hy-v3-moe": (HYV3Config, {**HY_V3, "num_hidden_layers": 3}, 4, False),
+    "hy-v3-moe-types-stacked": (
+        HYV3Config,
+        {
+            **HY_V3,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_shared_experts": 2,
+        },
+        1,
+        False,
+    ),
+    "ernie4.5-moe": (Ernie4_5_MoeConfig, {**ERNIE_MOE, "pad_token_id": 0}, 4, False),
+    "ernie4.5-moe-stacked": (
+        Ernie4_5_MoeConfig,
+        {
+            **ERNIE_MOE,
+            "pad_token_id": 0,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 2,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+            "num_hidden_layers": 5,
+            "tie_word_embeddings": False,
         },
         1,
         False,

@@ -28,6 +28,7 @@ from minisgl.models import ModelConfig, build_model
 from minisgl.models.build import open_checkpoint
 from minisgl.models.config import Fields
 from minisgl.models.scaled import ScaledDecoder
+from minisgl.quantization import PLAIN
 
 CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
 """Config class -> (changes, page size, old spelling) of its first case."""
@@ -39,6 +40,13 @@ REQUIRED: dict[str, dict[str, int]] = {
 ODD = ([[]], {"0": 1}, 1e308, -1)
 
 each_family = pytest.mark.parametrize("config_class", CLASSES, ids=lambda each: each.__name__)
+
+
+def is_mixture(config_class: type[PreTrainedConfig]) -> bool:
+    changes = CLASSES[config_class][0]
+    return any(
+        name.endswith(("num_experts", "local_experts", "routed_experts")) for name in changes
+    )
 
 
 def save(config: PreTrainedConfig, folder: Path, old_spelling: bool = False) -> dict[str, Any]:
@@ -112,6 +120,20 @@ def test_a_value_that_cannot_be_is_refused(
                 read(tmp_path, each)
 
 
+@pytest.mark.parametrize("config_class", [each for each in CLASSES if is_mixture(each)])
+def test_quantization_leaves_routers_plain(
+    config_class: type[PreTrainedConfig], tmp_path: Path
+) -> None:
+    save(config_class(**{**SIZES, **CLASSES[config_class][0]}), tmp_path)
+    config = ModelConfig.from_folder(tmp_path, "int8")
+    moe = config.family.spec(config).moe
+    assert moe
+    (first, *_) = (moe.names(index) for index, sparse in enumerate(moe.is_sparse) if sparse)
+    router, expert = (name.removesuffix(".weight") for name in (first.router, first.up.format(0)))
+    assert config.formats.of([router], "Linear") is PLAIN
+    assert config.formats.of([expert], "Linear") is not PLAIN
+
+
 @pytest.mark.parametrize("dims", [130, 7])
 def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path) -> None:
     values = save(MiniMaxM2Config(), tmp_path)
@@ -130,6 +152,11 @@ def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path)
         ("falcon-h1", {"mlp_multipliers": [float("nan"), 1.0]}, "a list of 2 positive numbers"),
         ("glm4-lite-moe", {"kv_lora_rank": 1017}, "kv_lora_rank must be at most 1016, got 1017"),
         ("deepseek-v3-moe", {"attention_bias": True}, "biases of attention are not supported"),
+        ("deepseek-v2-moe", {"topk_method": "noaux_tc"}, "one of greedy, group_limited_greedy"),
+        ("deepseek-v2-moe", {"norm_topk_prob": True}, "norm_topk_prob must be false"),
+        ("mistral4-moe", {"qk_nope_head_dim": 7}, "a partial_rotary_factor that rotates 8 dims"),
+        ("hunyuan-moe", {"moe_topk": [3, 2]}, "the same number for each of 2 layers"),
+        ("ernie4.5-moe", {"use_bias": True}, "mixtures of ERNIE 4.5 with biases are not served"),
         ("mellum-moe", {"mlp_layer_types": ["sparse"] * 2}, "a list of 3, each dense or sparse"),
         ("lfm3", {"layer_types": ["conv"] * 5}, "a list with one or more full_attention"),
         ("granite-swa", {"layer_rope_theta": [1e4] * 4}, "a list of 5 numbers, none below 0"),

@@ -28,6 +28,7 @@ from transformers import (
     Qwen3_5Config,
     Qwen3_5MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 from helpers.dense_cases import DENSE_CASES, GEMMA, GEMMA4, YARN
@@ -126,6 +127,19 @@ def wrapped(kind: str) -> PreTrainedConfig:
     return Mistral3Config(text_config=text, vision_config=vision)
 
 
+def qwen3_vl(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    vision |= {
+        "out_hidden_size": 48,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    text = {**SIZES, **EXPERTS, "head_dim": 16, "rope_parameters": rope}
+    text["moe_intermediate_size"] = 20  # not half of hidden_size, so that gate_up is not square
+    return kind(text_config=text, vision_config=vision)
+
+
 def rename(folder: Path, prefix: str, new: str) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -165,8 +179,11 @@ def test_the_text_model_of_a_wrapper_is_served(
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
 
 
-def test_muse_glimmer_on_two_ranks(tmp_path: Path) -> None:
-    save_wrapped(wrapped("muse_glimmer"), tmp_path)
+@pytest.mark.parametrize("kind", ["muse_glimmer", "qwen3_vl_moe"])
+def test_two_ranks_compute_what_one_does(kind: str, tmp_path: Path) -> None:
+    """Families that transformers has inside models of text and images alone."""
+    config = qwen3_vl(Qwen3VLMoeConfig) if kind == "qwen3_vl_moe" else wrapped(kind)
+    save_wrapped(config, tmp_path)
 
     def run(comm: DistributedCommunicator) -> torch.Tensor:
         with torch.inference_mode():
@@ -201,18 +218,16 @@ def test_qwen_wrappers_and_their_drafts(
     check_case(reference, Runner(model, page_size=4), num_outputs=24)
 
 
+@pytest.mark.parametrize("transposed", [True, False], ids=["released", "transformers-5"])
+@pytest.mark.parametrize("kind", [Qwen3VLConfig, Qwen3VLMoeConfig])
 @torch.inference_mode()
-def test_the_text_model_of_qwen3_vl(tmp_path: Path) -> None:
+def test_the_text_model_of_qwen3_vl(
+    kind: type[PreTrainedConfig], transposed: bool, tmp_path: Path
+) -> None:
     """Its three positions of a token are one and the same in text."""
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
-    vision |= {
-        "out_hidden_size": 48,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0],
-    }
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-    text = {**SIZES, "head_dim": 16, "rope_parameters": rope}
-    reference = save_wrapped(Qwen3VLConfig(text_config=text, vision_config=vision), tmp_path)
+    reference = save_wrapped(qwen3_vl(kind), tmp_path)
+    if not transposed:
+        reference.save_pretrained(tmp_path, save_original_format=False)
     check_case(reference, Runner(load(tmp_path), page_size=4), num_outputs=24)
 
 
@@ -224,6 +239,8 @@ def test_the_text_model_of_qwen3_vl(tmp_path: Path) -> None:
         ("nemotron-3", "mtp.layers.0.eh_proj.weight"),
         ("mellum-moe", "mtp.layers.0.input_layernorm.weight"),
         ("exaone-moe", "mtp.layers.0.input_layernorm.weight"),
+        ("hy-v3-moe", "model.layers.3.eh_proj.weight"),
+        ("ernie4.5-moe", "model.mtp_linear_proj.0.weight"),
     ],
 )
 def test_layers_that_draft_are_skipped(

@@ -55,11 +55,13 @@ class SigmoidExperts(MoELayer):
     correction. A token takes the experts with the highest scores in the best groups
     (`in_best_groups`).
 
-    sum_eps: added to the sum by which the weights are divided.
+    sum_eps: added to the sum by which the weights are divided. correction_rows: the axes of the
+    stored correction before that of the experts.
     """
 
     correction: Tensor
     sum_eps = 1e-20
+    correction_rows: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -71,12 +73,16 @@ class SigmoidExperts(MoELayer):
     ) -> None:
         super().__init__(build, *args, names=names, **options)
         name = names.router.replace(".weight", ".e_score_correction_bias")
-        self.declare("correction", torch.float32, Part.whole(name, options["num_experts"]))
+        part = Part.whole(name, *self.correction_rows, options["num_experts"])
+        self.declare("correction", torch.float32, part)
         self._factor = config.fields.number("routed_scaling_factor", 1.0)
         self._groups, self._kept = read_groups(config.fields, options["num_experts"], self._top_k)
 
+    def weights(self, logits_TE: Tensor) -> Tensor:
+        return logits_TE.sigmoid()
+
     def mix(self, x_TD: Tensor) -> Tensor:
-        scores_TE = F.linear(x_TD.float(), self.router.dense().float()).sigmoid()
+        scores_TE = self.weights(F.linear(x_TD.float(), self.router.dense().float()))
         choice_TE = in_best_groups(scores_TE + self.correction, self._groups, self._kept, best=2)
         ids_TK = choice_TE.topk(self._top_k, dim=-1).indices
         weights_TK = scores_TE.gather(1, ids_TK)

@@ -23,6 +23,7 @@ TEXT_MODELS = {
     "muse_glimmer_text": "MuseGlimmerForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3VLMoeTextForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 """`model_type` of a text_config -> its architecture."""
@@ -39,6 +40,7 @@ WRAPPERS = {
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
+    "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe_text",),
 }
 """Architecture -> the text models that it is known to have."""
 
