@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -239,6 +240,28 @@ def test_async_requests_run_as_one_batch(async_llm: AsyncLLM) -> None:
     for number, output in enumerate(asyncio.run(main()), 20):
         assert str(number + 10) in output.text
     assert len(asyncio.run(main())) == 8  # in another event loop
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        *((wrong, "messages must be a list like") for wrong in (None, 5, "Hi", {**ASK[0]}, [5, 6])),
+        ([], "a stream has one prompt, got 0"),
+        ([[]], "messages must hold at least one message"),
+        ([ASK, ASK], "a stream has one prompt, got 2"),
+    ],
+)
+def test_async_chats_take_one_conversation(
+    messages: Any, message: str, async_llm: AsyncLLM
+) -> None:
+    """A message alone and ids were once taken as prompts."""
+
+    async def main() -> None:
+        async for _ in async_llm.chat(messages, GREEDY):
+            pass
+
+    with pytest.raises(InvalidRequest, match=message):
+        asyncio.run(main())
 
 
 def test_cancelling_ends_the_request(async_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:

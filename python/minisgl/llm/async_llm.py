@@ -12,6 +12,7 @@ from typing import Any, Self
 from minisgl.core import SamplingParams
 from minisgl.llm.llm import LLM, Messages, Prompt
 from minisgl.llm.output import RequestOutput
+from minisgl.llm.prompts import as_conversations
 from minisgl.llm.stream import ChatArgs, Delta, Reader, submit
 
 
@@ -61,10 +62,11 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
     ) -> AsyncIterator[Delta | RequestOutput]:
-        """Iterate over the answer to a conversation, as `generate` does. Arguments: see
+        """Iterate over the answer to a conversation, as `generate` does. Arguments and errors: see
         `LLM.chat`."""
         chat = (chat_template_kwargs or {}, tools, tool_choice)
-        return self._stream(list(messages), sampling_params, cache_salt, chat)
+        conversations = [list(turns) for turns in as_conversations(messages)]
+        return self._stream(conversations, sampling_params, cache_salt, chat, is_chat=True)
 
     async def aclose(self) -> None:
         """Release memory, threads and processes. Open requests end with a ConfigError."""
@@ -82,6 +84,7 @@ class AsyncLLM:
         params: SamplingParams | None,
         cache_salt: str,
         chat: ChatArgs,
+        is_chat: bool = False,
     ) -> AsyncIterator[Delta | RequestOutput]:
         loop, has_news = asyncio.get_running_loop(), asyncio.Event()
         waker = self._wakers.setdefault(loop, _Waker(loop))
@@ -89,7 +92,7 @@ class AsyncLLM:
         def on_news(num_tokens: int, num_ended: int) -> None:
             waker.wake(has_news)
 
-        call = submit(self._llm, prompt, params, cache_salt, chat, on_news)
+        call = submit(self._llm, prompt, params, cache_salt, chat, on_news, is_chat)
         reader = Reader(self._llm._session, call)
         try:
             while True:

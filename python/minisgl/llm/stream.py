@@ -119,9 +119,11 @@ def submit(
     cache_salt: str,
     chat: ChatArgs,
     on_news: OnNews,
+    is_chat: bool = False,
 ) -> Call:
-    """Send one prompt (a text, ids or a conversation) to the loop. Raises InvalidRequest."""
-    is_chat = is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    """Send one prompt to the loop: a text, ids or a conversation. is_chat: it must be a
+    conversation. Raises InvalidRequest."""
+    is_chat = is_chat or (is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping))
     if not is_chat and chat != ({}, None, "auto"):
         name = next(iter(chat[0]), "tools")
         raise InvalidRequest(f"{name} is for chat templates, so for conversations", param=name)
