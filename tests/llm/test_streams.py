@@ -210,6 +210,27 @@ def test_an_error_of_the_loop_reaches_every_call() -> None:
         llm.generate("a")
 
 
+def test_an_interrupt_of_a_thread_that_just_leads_ends_all_calls() -> None:
+    """Between taking the lead and running the loop: no later call waits for that thread."""
+    llm = LLM(progress=False, num_pages=256)
+
+    class Interrupt(BaseException):  # KeyboardInterrupt would end pytest, if it came twice
+        pass
+
+    class Interrupting(threading.Condition):
+        def __exit__(self, *exc_info: Any) -> None:
+            super().__exit__(*exc_info)
+            if llm._session._leader:
+                raise Interrupt
+
+    llm._session.changed = Interrupting()
+    with pytest.raises(Interrupt):
+        llm.generate("a", GREEDY)
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a", GREEDY)
+    llm.close()
+
+
 def test_choices(llm: LLM) -> None:
     hot = SamplingParams(temperature=1.5, max_tokens=8, seed=7, ignore_eos=True)
     choices = llm.generate(["Once", "Twice"], hot, n=3)

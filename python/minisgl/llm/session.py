@@ -148,23 +148,26 @@ class Session:
         An exception of the loop fails all calls and closes the engine, whose state is unknown.
         """
         while True:
-            with self.changed:
-                self.changed.wait_for(lambda: waited.is_over or self._leader is None)
-                if waited.is_over:
-                    return
-                self._leader, self._thread = waited, threading.get_ident()
             error: BaseException | None = None
+            leads = False
             try:
+                with self.changed:
+                    self.changed.wait_for(lambda: waited.is_over or self._leader is None)
+                    if waited.is_over:
+                        return
+                    leads = True  # before the next line, which an interrupt may follow
+                    self._leader, self._thread = waited, threading.get_ident()
                 self._engine.run(self)
             except BaseException as raised:
                 error = raised
                 raise
             finally:
-                with self.changed:
-                    self._leader = self._thread = None
-                    if error or self._is_closed:
-                        self._end(error or _closed())
-                    self.changed.notify_all()
+                if leads:
+                    with self.changed:
+                        self._leader = self._thread = None
+                        if error or self._is_closed:
+                            self._end(error or _closed())
+                        self.changed.notify_all()
 
     def close(self) -> None:
         """Abort the open calls and release the engine. A second call does nothing.
