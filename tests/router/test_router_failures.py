@@ -94,8 +94,12 @@ class Breaking:
                             + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n40\r\ndata: {"
                             % (len(event), event)
                         )
-                        time.sleep(0.1)
+                    self._end()
                     return
+
+    def _end(self) -> None:
+        if not self._before:
+            time.sleep(0.1)
 
     def _whole(self, connection: socket.socket, body: bytes) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -130,6 +134,74 @@ def test_a_stream_that_has_begun_ends_with_an_error_event(path: str, expected: b
         assert rest.startswith(expected), "behind a whole event"
         assert rest.endswith(b"}\n\n")
     breaking.close()
+
+
+class Stopped(Breaking):
+    """A replica whose process is stopped (SIGSTOP) when it has a request: its connections stay.
+
+    answers_questions: only this request gets no answer.
+    """
+
+    def __init__(self, *, before: bool, answers_questions: bool = False) -> None:
+        self._answers_questions = answers_questions
+        self._is_stopped, self.resumed = False, threading.Event()
+        super().__init__(before=before)
+
+    def close(self) -> None:
+        self.resumed.set()
+        super().close()
+
+    def _whole(self, connection: socket.socket, body: bytes) -> None:
+        if self._is_stopped and not self._answers_questions:
+            self.resumed.wait()
+        super()._whole(connection, body)
+
+    def _end(self) -> None:
+        self._is_stopped = True
+        self.resumed.wait()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("ASK_EVERY_S", 0.05), ("ASK_S", 0.2), ("SILENT_S", 0.6)):
+        monkeypatch.setattr(fleet, name, seconds)
+
+
+def test_a_request_at_a_stopped_process_goes_to_another_replica(impatient: None) -> None:
+    stopped = Stopped(before=True)
+    with ScriptedServer() as server, RouterThread([stopped.url, server.url]) as router:
+        answer = complete(router.url, "one two")
+        assert (answer.status_code, len(server.received)) == (200, 1)
+        down = [each.down for each in router.fleet.replicas]
+        assert down == ["no answer within 0.2 s", None]
+        stopped.resumed.set()
+        until(lambda: router.fleet.replicas[0].down is None)
+    stopped.close()
+
+
+def test_without_another_replica_it_ends(impatient: None) -> None:
+    stopped = Stopped(before=True)
+    with RouterThread([stopped.url]) as router:
+        answer = complete(router.url, "one two")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "replica_failed")
+        assert "nothing came for 0.6 s" in answer.json()["error"]["message"]
+        stopped.close()
+
+
+def test_a_stream_of_a_stopped_process_ends_with_an_error_event(impatient: None) -> None:
+    stopped = Stopped(before=False)
+    with RouterThread([stopped.url]) as router:
+        answer = httpx.post(f"{router.url}/v1/completions", json={"stream": True})
+        assert b'data: {"error":{"message":"replica ' in answer.content
+        assert b"nothing came for 0.6 s" in answer.content
+        stopped.close()
+
+
+def test_a_long_wait_for_the_first_token_is_no_silence(impatient: None) -> None:
+    busy = Stopped(before=True, answers_questions=True)
+    with RouterThread([busy.url]) as router, pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{router.url}/v1/completions", json={"stream": True}, timeout=2.0)
+    busy.close()
 
 
 def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:

@@ -22,6 +22,10 @@ logger = get_logger(__name__)
 ASK_EVERY_S: Final = 1.0
 ASK_S: Final = 5.0
 """The longest wait for a state. A replica in a long step does not answer; then /ready is asked."""
+SILENT_S: Final = 30.0
+"""After this time without an answer to any question, requests of which nothing comes either fail. A
+stopped process keeps its connections, so only its silence shows. As long as for a machine that is
+gone (`upstream.KEEPALIVE`)."""
 
 
 class NoReplica(EngineError):
@@ -32,8 +36,9 @@ class NoReplica(EngineError):
 
 
 class Replica:
-    """One server. Mutable. down: why it gets no requests; None if it is up. ends: the number of
-    requests sent to it, by how they ended."""
+    """One server. Mutable. down: why it gets no requests; None if it is up. heard_at: when it
+    answered a question of the fleet last. ends: the number of requests sent to it, by how they
+    ended."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -41,6 +46,7 @@ class Replica:
         self.name = self.upstream.name
         self.view = View(self.name)
         self.down: str | None = "it has not answered yet"
+        self.heard_at = time.monotonic()
         self.num_open = 0
         self.ends: Counter[str] = Counter({"answered": 0, "failed": 0, "left": 0})
 
@@ -114,10 +120,11 @@ class Fleet:
         return up[views.index(view)], cached
 
     def failed(self, replica: Replica, error: ReplicaFailed) -> None:
-        """Handle a failed request. An unreachable replica is down; another is asked for its state
-        now."""
+        """Handle a failed request. An unreachable replica is down; another that was up is asked for
+        its state now."""
         if isinstance(error, Unreachable):
             self.lost(replica, str(error))
+        if replica.down is not None:
             return
         task = asyncio.create_task(self.ask(replica))
         self._asks.add(task)
@@ -143,6 +150,8 @@ class Fleet:
                 return  # it is up, and its last state stays
         except TimeoutError:
             self.lost(replica, f"no answer within {ASK_S:g} s")
+            if time.monotonic() - replica.heard_at >= SILENT_S:
+                replica.upstream.give_up(SILENT_S)
         except ReplicaFailed as error:
             self.lost(replica, str(error))
         else:
@@ -180,6 +189,7 @@ class Fleet:
 
     async def _get(self, replica: Replica, path: str) -> bytes:
         status, body = await replica.upstream.get(path, self._headers)
+        replica.heard_at = time.monotonic()
         if status == 200:
             return body
         if status == 401:

@@ -118,6 +118,7 @@ class Upstream:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)
         self._idle: deque[tuple[float, _Connection]] = deque()
+        self._open: set[_Connection] = set()
 
     async def request(
         self, method: str, target: str, headers: Headers = (), body: bytes = b""
@@ -129,10 +130,11 @@ class Upstream:
             head.append(b"content-length: %d\r\n" % len(body))
         data = b"".join((*head, b"\r\n", body))
         connection = self._take_idle() or await self._connect()
+        self._open.add(connection)
         try:
             await connection.ask(data)
         except BaseException:
-            connection.abort()
+            self.release(connection)
             raise
         return Answer(connection, self)
 
@@ -144,7 +146,14 @@ class Upstream:
         finally:
             answer.close()
 
+    def give_up(self, silent_s: float) -> None:
+        """Let requests fail of which nothing has come for `silent_s` seconds."""
+        for connection in list(self._open):
+            if time.monotonic() - connection.heard_at >= silent_s:
+                connection.fail(f"nothing came for {silent_s:g} s")
+
     def release(self, connection: _Connection) -> None:
+        self._open.discard(connection)
         if connection.is_complete and not connection.is_closed:
             self._idle.append((time.monotonic(), connection))
         else:
@@ -177,7 +186,8 @@ class Upstream:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, with one request at a time. Mutable."""
+    """One connection, with one request at a time. Mutable. heard_at: when something came last, or
+    the request was sent."""
 
     def __init__(self) -> None:
         self._ended: str | None = None
@@ -204,9 +214,15 @@ class _Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    def fail(self, reason: str) -> None:
+        self._ended = reason
+        self.abort()
+        self._wake_reader()
+
     async def ask(self, data: bytes) -> None:
         """Send a request and wait for the head of its answer. Raises ReplicaFailed."""
         self._reset()
+        self.heard_at = time.monotonic()
         self._transport.write(data)
         while not self._has_head:
             await self._wait()
@@ -239,10 +255,12 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended = f"the connection ended ({exc})" if exc else "the connection ended"
+        why = f" ({exc})" if exc else ""
+        self._ended = self._ended or f"the connection ended{why}"
         self._wake_reader()
 
     def data_received(self, data: bytes) -> None:
+        self.heard_at = time.monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
