@@ -154,6 +154,11 @@ def nemotron(*calls: Any) -> str:
     return f"<TOOLCALL>{dumped([{'name': n, 'arguments': a} for n, a in calls])}</TOOLCALL>"
 
 
+def hunyuan(*calls: Any) -> str:
+    each = dumped([{"name": n, "arguments": a} for n, a in calls])
+    return f"<answer>\n<tool_calls>{each}</tool_calls>\n</answer>"
+
+
 def python(*calls: Any) -> list[str]:
     return [f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls]
 
@@ -172,6 +177,7 @@ WRITERS = {
     "seed": seed, "cohere": cohere, "phi4": phi4, "granite": granite,
     "hermes": hermes, "qwen3_coder": coder, "glm": glm, "deepseek_v3": deepseek_v3,
     "deepseek_v31": deepseek_v31, "mistral": mistral, "mistral_v3": mistral_v3, "gemma": gemma,
-    "gemma4": gemma4, "llama3": llama3, "harmony": harmony, "muse_glimmer": muse_glimmer,
+    "hunyuan": hunyuan, "gemma4": gemma4, "llama3": llama3, "harmony": harmony,
+    "muse_glimmer": muse_glimmer,
 }  # fmt: skip
 CALLS = [[WEATHER], [NOW], [SEARCH], [WEATHER, NOW, SEARCH]]

@@ -253,8 +253,20 @@ def test_a_bare_object_calls_only_known_tools() -> None:
     assert answer.calls[0].name == "get_weather"
 
 
+@pytest.mark.parametrize("before", ["", "<think>\nWell.\n</think>\n"])
+def test_answers_of_hunyuan_are_in_a_section(before: str) -> None:
+    """As its publisher shows them (docs of Hunyuan-A13B's function calls)."""
+    form = AnswerForm(calls="hunyuan", reasoning="think", types=TYPES)
+    answer = check(form, before + WRITERS["hunyuan"](WEATHER, NOW))
+    assert (answer.content, len(answer.calls)) == ("", 2)
+    answer = check(form, f"{before}<answer>\n助手：It is sunny.\n</answer>")
+    assert (answer.content, answer.calls) == ("助手：It is sunny.", [])
+    assert answer.reasoning.strip() == ("Well." if before else "")
+
+
 def test_detection() -> None:
     assert detect_calls("plain") == detect_reasoning("plain") == ""
+    assert detect_calls('<tool_calls>[{"name": "func_name1"') == "hunyuan"
     assert detect_reasoning("{{ '</think>' }}") == "think"
 
 

@@ -54,8 +54,8 @@ _COLLECTOR: Final = text(
 
 ToolCallParser = Literal[
     "seed", "qwen3_coder", "glm", "hermes", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v3",
-    "gemma", "gemma4", "cohere", "phi4", "nemotron", "lfm2", "olmo3", "granite", "llama3",
-    "minimax", "harmony", "muse_glimmer",
+    "gemma", "gemma4", "cohere", "phi4", "nemotron", "hunyuan", "lfm2", "olmo3", "granite",
+    "llama3", "minimax", "harmony", "muse_glimmer",
 ]  # fmt: skip
 """The names of the formats in `minisgl.tokenizer.parse.formats`; a test compares them."""
 

@@ -8,8 +8,9 @@ from minisgl.tokenizer.parse.syntax import READERS, Types
 
 
 def read_content(reader: Reader, calls: CallFormat, types: Types) -> Reading[None]:
-    """Read content and tool calls. Text that begins like a call but is none is content."""
-    marks = [mark for mark in (calls.begin, calls.section[0]) if mark]
+    """Read content and tool calls. Text that begins like a call but is none is content. Hunyuan
+    also writes a section around an answer without calls."""
+    marks = [mark for mark in (calls.begin, *calls.section) if mark]
     if calls.is_bare:
         reader.record("")
         yield from reader.skip_space()

@@ -1,6 +1,7 @@
 """How model families write reasoning and tool calls, as data.
 
-The facts are from the chat templates of these families' checkpoints.
+The facts are from the chat templates of these families' checkpoints; Hunyuan's are from its
+publisher's description of its function calls.
 """
 
 from __future__ import annotations
@@ -180,6 +181,13 @@ CALLS: Final[dict[str, CallFormat]] = {
     ),
     "nemotron": CallFormat(
         begin="<TOOLCALL>", end="</TOOLCALL>", detected_by=("<TOOLCALL>",), is_list=True
+    ),
+    "hunyuan": CallFormat(
+        begin="<tool_calls>",
+        end="</tool_calls>",
+        detected_by=("<tool_calls>",),
+        section=("<answer>", "</answer>"),
+        is_list=True,
     ),
     "lfm2": CallFormat(
         begin="<|tool_call_start|>",
