@@ -22,7 +22,10 @@ PIECES = {
         "I|'M| fooBar|123|45| =| |1|;\r\n|/x| 世界a"
     ),
     "qwen2 deepseek-r1-qwen qwen35 hunyuan": "I|'M| fooBar|1|2|3|4|5| =| |1|;\r\n|/x| 世界a",
-    "hunyuan-dense": "I|'M| fooBar|123|45| =| |1|;\r\n|/x| |世界|a",
+    "deepseek-v3 hunyuan-dense": "I|'M| fooBar|123|45| =| |1|;\r\n|/x| |世界|a",
+    "deepseek-llm": "I|'|M| fooBar|1|2|3|4|5| =| |1|;|\r|\n|/|x| |世界|a",
+    "deepseek-coder": "I|'|M| fooBar|1|2|3|4|5| = |1|;|\r|\n|/|x| |世界|a",
+    "kimi-k2": "I'M| foo|Bar|123|45| =| |1|;\r\n|/x| |世界|a",
     "seed-coder": "I|'M| fooBar|1|2|3|4|5| =| |1|;|\r\n|/x| 世界a",
     "tekken": "I|'M| foo|Bar|1|2|3|4|5| =| |1|;\r\n/|x| 世界a",
     "gpt-4o minimax-m2": "I'M| foo|Bar|123|45| =| |1|;\r\n/|x| 世界a",
@@ -40,6 +43,14 @@ def test_words(names: str) -> None:
     for name in names.split():
         words = SPLITS[name].pre_tokenizer().pre_tokenize_str(TEXT)
         assert "|".join(TEXT[start:stop] for _, (start, stop) in words) == PIECES[names]
+
+
+def test_letters_of_deepseek_llm_have_a_case() -> None:
+    """Hebrew ones have none: such words stay together with the spaces between them."""
+    text = "\u01c4 \u03ce\u0416 \u05d0 \u05d1"
+    words = SPLITS["deepseek-llm"].pre_tokenizer().pre_tokenize_str(text)
+    pieces = [text[start:stop] for _, (start, stop) in words]
+    assert pieces == ["\u01c4", " \u03ce\u0416", " \u05d0 \u05d1"]
 
 
 def test_each_name_is_tried() -> None:

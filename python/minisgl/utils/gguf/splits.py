@@ -26,17 +26,26 @@ def _words(digits: str, letters: str = r"\p{L}", ends: str = r"[\r\n]*", others:
     )
 
 
-def _cased(endings: str, digits: str) -> str:
-    """Return the pattern of o200k or Tekken, which splits words between a lower-case and an
+def _cased(endings: str, digits: str, without: str = "", ends: str = r"[\r\n/]*") -> str:
+    """Return the pattern of o200k, Tekken or Kimi, which splits words between a lower-case and an
     upper-case letter.
 
-    endings: of words, such as 's. digits: see `_words`.
+    endings: of words, such as 's. digits: see `_words`. without: an intersection that excludes
+    letters from words. ends: see `_words`.
     """
-    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]"
+    lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]"
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{endings}"
         rf"|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{endings}"
-        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+{ends}|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+def _characters(ranges: str) -> str:
+    """Return the characters of these ranges of code points in hex, for a class of a pattern."""
+    return "".join(
+        "-".join(chr(int(end, 16)) for end in each.split("-")) for each in ranges.split()
     )
 
 
@@ -68,11 +77,20 @@ class Split:
         return normalizers.NFC() if self.nfc else None
 
 
+def _deepseek(letters: str, punctuation: str, *others: str) -> Split:
+    """Return the split of DeepSeek's first tokenizers: `letters` and `punctuation` are classes, and
+    `others` patterns behind them."""
+    words = rf"\s?{letters}+", rf"\s?{punctuation}+"
+    return Split(patterns=(r"[\r\n]", *words, *others, "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))
+
+
 _THREE: Final = _words(r"\p{N}{1,3}")
 _LLAMA3: Final = Split(patterns=(_THREE,), whole=True, bos=True)
 _DBRX: Final = Split(patterns=(_THREE,))
 _QWEN2: Final = Split(patterns=(_words(r"\p{N}"),), nfc=True)
-_O200K: Final = _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")
+_ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K: Final = _cased(_ENDINGS, r"\p{N}{1,3}")
+_KIMI: Final = _cased(_ENDINGS, r"\p{N}{1,3}", without=r"&&[^\p{Han}]", ends=r"[\r\n]*")
 _DEEPSEEK3: Final = Split(
     patterns=(
         r"\p{N}{1,3}",
@@ -81,6 +99,17 @@ _DEEPSEEK3: Final = Split(
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     )
 )
+CASED: Final = _characters(
+    "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 "
+    "388-38a 38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba "
+    "1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 "
+    "1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb "
+    "1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d "
+    "212f-2134 2139 213c-213f 2145-2149 214e 2183 2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2 2cf3 "
+    "a640-a66d a680-a69b a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a "
+    "ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943"
+)
+"""Most letters that have a case, as the tokenizers of DeepSeek LLM and V2 list them."""
 _GPT2: Final = Split()
 _DIGITS: Final = Split(single_digits=True)
 SPLITS: Final[Mapping[str, Split]] = {
@@ -90,7 +119,10 @@ SPLITS: Final[Mapping[str, Split]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "qwen35": Split(patterns=(_words(r"\p{N}", letters=r"\p{L}\p{M}"),), nfc=True),
     "hunyuan": Split(patterns=(_words(r"\p{N}"),)),
-    "hunyuan-dense": _DEEPSEEK3,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    "deepseek-llm": _deepseek(f"[{CASED}]", "[!-/:-~！-／：-～‘-‟　-。]", r"\s+$"),
+    "deepseek-coder": _deepseek(r"\p{L}", r"\p{P}"),
+    "kimi-k2": Split(patterns=(rf"\p{{Han}}+|{_KIMI}",)),
     "seed-coder": Split(patterns=(_words(r"\p{N}", ends="", others=r"\r\n"),)),
     "tekken": Split(patterns=(_cased("", r"\p{N}"),), whole=True, bos=True),
     "gpt-4o": Split(patterns=(_O200K,), whole=True),
