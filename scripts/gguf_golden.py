@@ -79,6 +79,7 @@ def as_released(name: str, config: dict[str, Any]) -> dict[str, Any]:
         "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
         "deepseek2": {"scoring_func": "sigmoid", "first_k_dense_replace": 1},
         "deepseek2-yarn": {"scoring_func": "sigmoid"},
+        "deepseek2-v2": {"scoring_func": "softmax"},
     }
     return {**config, **extra.get(name, {})}
 

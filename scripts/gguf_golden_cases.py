@@ -130,6 +130,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek2-v2": (
+        "DeepseekV2Config",
+        {
+            **LATENTS,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.0,
+            "rope_parameters": {
+                **YARN,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.7,
+            },
+        },
+    ),
     "llama": ("LlamaConfig", {}),
     "mixtral": ("MixtralConfig", LOCAL),
     "mistral3": (

@@ -22,6 +22,8 @@ from minisgl.utils.gguf.values import (
     shared_expert,
 )
 
+SOFTMAX: Final = 1
+"""`expert_gating_func` of a router with softmax. Older files of DeepSeek-V2 lack the key."""
 GEMMA2_27B, GEMMA3_27B = 46, 62
 """Numbers of layers. These sizes scale queries by hidden size / heads, and no key says so."""
 
@@ -200,8 +202,8 @@ def _glm4_moe(file: GgufValues) -> Fields:
 def _deepseek2(file: GgufValues) -> Fields:
     """Models with latents. DeepSeek-V2's router has softmax and no correction."""
     num_dense, rotated = file.get("leading_dense_block_count", 0), file.get("rope.dimension_count")
-    if not file.has(f"blk.{num_dense}.exp_probs_b.bias"):
-        raise ConfigError(f"{file.path}: DeepSeek-V2 and models without experts are not supported")
+    if not file.has(f"blk.{num_dense}.ffn_gate_inp.weight"):
+        raise ConfigError(f"{file.path}: deepseek2 without experts is not supported")
     key_size = file.get("attention.key_length_mla", file.get("attention.key_length"))
     fields: Fields = {
         **grouped_experts(file, num_shared=0),
@@ -219,7 +221,13 @@ def _deepseek2(file: GgufValues) -> Fields:
         scale = 10 * over_all  # this architecture's key has a tenth of the field
         scaling = {**(file.rope_scaling() or {}), "mscale": scale, "mscale_all_dim": scale}
         fields["rope_scaling"] = scaling
-    return fields
+    if file.has(f"blk.{num_dense}.exp_probs_b.bias"):
+        return fields
+    if file.get("expert_gating_func", SOFTMAX) != SOFTMAX:
+        raise ConfigError(f"{file.path}: sigmoids without a correction are not supported")
+    # With one group, as in V2-Lite, this is "greedy".
+    method = {"topk_method": "group_limited_greedy"}
+    return {**fields, **method, "architectures": ["DeepseekV2ForCausalLM"]}
 
 
 def _exaone4(file: GgufValues) -> Fields:
