@@ -12,6 +12,7 @@ from helpers.attention_cases import (
     BACKENDS,
     BOUNDED,
     CASES,
+    LATENTS,
     MIXED,
     Case,
     Steps,
@@ -20,21 +21,16 @@ from helpers.attention_cases import (
     make_step,
 )
 from helpers.attention_error import count_keys, worst_miscount, worst_share
-from minisgl.attention import create_attention_backend
-from minisgl.attention.base import LATENTS as ATTENTION_TO_LATENTS
-from minisgl.errors import ConfigError
-from minisgl.kernel.ops import Ops
 
 # Relative to the largest output: float32 sums in another order; the 16-bit ones round the result.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 COUNTED = [case for case in CASES if is_countable(case)]
-LATENTS = Case(name="latents", rows=MIXED, num_q_heads=20, num_kv_heads=1, head_dim=576)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("case", [*CASES, *BOUNDED, LATENTS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *BOUNDED, *LATENTS], ids=lambda case: case.name)
 @BACKENDS
 def test_rounding_explains_the_error(name: str, case: Case, dtype: torch.dtype) -> None:
     step = make_step(case, dtype, name)
@@ -167,11 +163,3 @@ def test_cpu_backend_norms_rotates_and_stores(
     for a, b in pairs:
         error = (a.double() - b.double()).abs().max() / b.double().abs().max()
         assert error <= 2 * TOLERANCE[dtype], f"relative error {error:.2e}"
-
-
-@pytest.mark.parametrize("name", ["auto", "triton", "fa", "fa,triton"])
-def test_no_kernel_of_a_gpu_attends_to_latents(name: str) -> None:
-    needs, gpu = [ATTENTION_TO_LATENTS], torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"choose --device cpu or \(slow\) --attn torch"):
-        create_attention_backend(name, Ops(), gpu, needs=needs)
-    assert create_attention_backend("torch", Ops(), gpu, needs=needs).name == "torch"

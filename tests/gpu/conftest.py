@@ -18,14 +18,17 @@ INTERPRETED = (
     *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py", "test_packed.py"),
     *("test_packed_experts.py", "test_fp8_gemm.py"),
     *("test_recurrent_kernels.py", "test_gates.py", "test_sandwich.py"),
-    "test_gpu_quantised_kv.py",
+    *("test_gpu_quantised_kv.py", "test_gpu_latents.py"),
 )
 WITHOUT_BFLOAT16 = (
     *("test_triton_ops.py", "test_sampling_ops.py"),
     *("test_gates.py", "test_sandwich.py"),
 )
 """While they are interpreted."""
-COMPILED = ("test_gpu_targets.py", "test_packed_targets.py", "test_launch.py")
+COMPILED = (
+    *("test_gpu_targets.py", "test_packed_targets.py", "test_latent_targets.py"),
+    "test_launch.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

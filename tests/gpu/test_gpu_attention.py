@@ -7,13 +7,14 @@ a CPU, but not in bfloat16.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from helpers.attention_cases import BOUNDED, CASES, Case, Step, Steps, is_countable, make_step
 from helpers.attention_error import count_keys, worst_miscount, worst_share
-from helpers.gpu_batches import layer_on, make_batch, make_shared_batch
+from helpers.gpu_batches import layer_on, make_backend, make_batch, make_shared_batch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
@@ -65,6 +66,12 @@ PADDED = (
     ((900, 901), (1, 2), (130, 400), (63, 128), (0, 300)),
     ((897, 898), (0, 1), (131, 387), (60, 122), (1, 297)),  # in as many pages
 )
+GROUPED = {"num_q_heads": 16, "num_kv_heads": 8, "head_dim": 128}
+FORMS: dict[str, dict[str, Any]] = {
+    "grouped": GROUPED,
+    "window": {**GROUPED, "window": 40},
+    "latents": {"num_q_heads": 20, "num_kv_heads": 1, "head_dim": 576, "latent": 512},
+}
 COUNTED = [case for case in (*CASES, *LONG) if is_countable(case)]
 BACKENDS = pytest.mark.parametrize(
     "name", ["triton", "fa", "fa2,triton", "triton,trtllm", "fi,triton"]
@@ -75,24 +82,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def named(value: object) -> str:
     return value.name if isinstance(value, Case) else str(value).removeprefix("torch.")
-
-
-def make_backend(
-    name: str, case: Case, dtype: torch.dtype, device: torch.device
-) -> BaseAttnBackend:
-    """Skip cases that the backend refuses."""
-    if device.type == "cpu":
-        if name != "triton" or dtype == torch.bfloat16:
-            pytest.skip("Triton's interpreter runs our kernels alone, and bfloat16 wrong")
-        return TritonAttnBackend(CudaOps(), 132, device)
-    try:
-        return create_attention_backend(
-            name, CudaOps(), device, dtype=dtype, head_dim=case.head_dim,
-            page_size=case.page_size,
-            needs=[need for need, has in ((SINKS, case.sinks), (SOFTCAP, case.softcap)) if has],
-        )  # fmt: skip
-    except ConfigError as error:  # the sentence that a start would end with: the reason
-        pytest.skip(str(error))
 
 
 def pad_tokens(x: torch.Tensor, num_decodes: int, size: StepSize, value: float) -> torch.Tensor:
@@ -163,21 +152,18 @@ def test_rounding_explains_the_error(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["triton", "fa"])
 def test_a_captured_step_attends_for_others_of_its_size(
-    name: str, window: int | None, dtype: torch.dtype, device: torch.device
+    name: str, form: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Padded to more rows and tokens, then with what another step has in the same tensors."""
-    first, second = (
-        Case(name="padded", rows=rows, num_q_heads=16, num_kv_heads=8, head_dim=128, window=window)
-        for rows in PADDED
-    )
+    first, second = (Case(name="padded", rows=rows, **FORMS[form]) for rows in PADDED)
     backend = make_backend(name, first, dtype, device)
     assert isinstance(backend, PagedAttnBackend)
     step, other = make_step(first, dtype, "torch"), make_step(second, dtype, "torch", seed=1)
     batch, (q, k, v) = make_padded(step, backend, device)
-    out = torch.empty_like(q)
+    out = torch.empty_like(q[..., : first.latent])
 
     def attend_again() -> None:
         metadata = prepare_padded(backend)
@@ -323,7 +309,7 @@ def test_padding_rows_beside_a_common_prefix(
         ("fa2,triton", (SINKS, SOFTCAP), "'fa2' has no sinks and no softcap"),
         ("fa", (SOFTCAP,), "'fa' has no softcap"),
         ("triton,trtllm", (SINKS,), "'trtllm' has no sinks"),
-        ("fa", (SINKS,), "'fa' takes sinks in bfloat16 alone; here is float16"),
+        ("fa", (SINKS,), "'fa' takes sinks only in bfloat16; here is float16"),
     ],
 )
 def test_a_backend_that_lacks_a_need_of_the_model_is_refused(

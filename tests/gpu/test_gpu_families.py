@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import (
     Gemma2Config,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -23,7 +24,15 @@ from transformers import (
 
 from helpers.dense_cases import CAPS, DENSE_CASES, GEMMA
 from helpers.engine_runs import drive, greedy
-from helpers.family_cases import ALL_EXPERTS, ALL_GPT_OSS, CASES, SIZES, check_case, save_case
+from helpers.family_cases import (
+    ALL_EXPERTS,
+    ALL_GPT_OSS,
+    ALL_LATENT,
+    CASES,
+    SIZES,
+    check_case,
+    save_case,
+)
 from helpers.model_harness import (
     VOCAB,
     Runner,
@@ -44,6 +53,7 @@ from minisgl.engine.startup import start_engine
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import CudaOps
 from minisgl.models import BaseLLMModel
+from minisgl.models.spec import PoolSpec
 
 
 def make_backend(
@@ -54,13 +64,15 @@ def make_backend(
         if name != "triton":
             pytest.skip("Triton's interpreter runs our kernels alone")
         return TritonAttnBackend(CudaOps(), 132, device)
+    pool = next(pool for pool in model.pools if isinstance(pool, PoolSpec))
     try:
         return create_attention_backend(
             name,
             CudaOps(),
             device,
             dtype=model.embedding.weight.dtype,
-            head_dim=model.config.head_dim,
+            head_dim=pool.head_dim if pool.latent else model.config.head_dim,
+            latent=pool.latent,
             page_size=page_size,
             needs=model.spec.attention,
         )
@@ -101,6 +113,7 @@ def test_float32_greedy_tokens_are_those_of_transformers(
         (Qwen3MoeConfig, ALL_EXPERTS),
         (GptOssConfig, {**ALL_GPT_OSS, "head_dim": 64}),
         (Gemma2Config, {**GEMMA, "head_dim": 64, **CAPS}),
+        (Glm4MoeLiteConfig, ALL_LATENT),
         DENSE_CASES["gemma4-shared"][:2],
         DENSE_CASES["gemma4-experts"][:2],
     ],

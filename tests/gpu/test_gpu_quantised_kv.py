@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from torch import Tensor
 
-from helpers.attention_cases import BOUNDED, CASES, MIXED, Case, Step, Steps, make_step
+from helpers.attention_cases import BOUNDED, CASES, LATENTS, MIXED, Case, Step, Steps, make_step
 from helpers.attention_error import worst_share
 from helpers.gpu_batches import layer_on, make_batch, make_shared_batch
 from helpers.quantised_kv import FP8, KV_DTYPES, bits, put
@@ -31,11 +31,12 @@ KV = pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=lambda dtype: str(dtype)
 ALL = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 SAMPLE = [
     case
-    for case in (*CASES, *BOUNDED)
+    for case in (*CASES, *BOUNDED, *LATENTS)
     if case.name
     in {
         "mixed", "one long row", "page of 7", "7 heads share", "head dim 20", "head dim 128",
         "head dim 256", "window 24", "long prefill", "sinks, window 24", "softcap",
+        "latents", "latents of 20",
     }
 ]  # fmt: skip
 

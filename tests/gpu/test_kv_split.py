@@ -32,7 +32,7 @@ def split(
     rows[3, : len(ends)] = torch.tensor(ends)
     rows[3, len(ends) :] = 10_000  # of prompts
     return split_contexts(
-        rows, (len(ends), 2 * HEADS, 128), dtype, kv_dtype=dtype, num_kv_heads=HEADS,
+        rows, (len(ends), 2 * HEADS, 128), dtype, kv_dtype=dtype, num_kv_heads=HEADS, value_dim=128,
         window=window,
         common_prefix=None if shared is None else torch.tensor([shared]).int().to(device),
         rotates=False, num_cores=CORES,
@@ -149,13 +149,13 @@ def test_layers_take_turns_with_one_split(window: int | None, device: torch.devi
     q = torch.randn(len(ends), 4, 64, generator=gen).half()
     q, k, v, table, rows = (x.to(device) for x in (q, k, v, table, rows))
     own = split_contexts(
-        rows, q.shape, q.dtype, kv_dtype=k.dtype, num_kv_heads=2, window=window, common_prefix=None,
-        rotates=False, num_cores=CORES, done_of_few=rows,
+        rows, q.shape, q.dtype, kv_dtype=k.dtype, num_kv_heads=2, value_dim=64, window=window,
+        common_prefix=None, rotates=False, num_cores=CORES, done_of_few=rows,
     )  # fmt: skip
     outs = [torch.full_like(q, float("nan")) for _ in range(3)]
     for out in outs:
         decode(q, LayerPool(k=k, v=v), table, rows, own, scale=0.125, window=window, softcap=None,
-               sinks=None, common_prefix=None, out_BNH=out)  # fmt: skip
+               sinks=None, common_prefix=None, out_BNV=out)  # fmt: skip
         assert not own.done.any()
     assert outs[0].isfinite().all()
     assert torch.equal(outs[0], outs[1])

@@ -23,13 +23,14 @@ BACKENDS = pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A step of attention, in layer 1 of a pool of 2. rows: (start, end). sinks: one for each
-    head."""
+    head. latent: see `AttnLayer`."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
     num_q_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 64
+    latent: int | None = None
     page_size: int = 16
     window: int | None = None
     softcap: float | None = None
@@ -65,6 +66,15 @@ CASES = (
     Case(name="window past all", rows=MIXED, window=10_000),
     Case(name="long prefill", rows=((0, 700), (200, 500)), head_dim=32),
 )
+LATENTS = (
+    Case(name="latents", rows=MIXED, num_q_heads=20, num_kv_heads=1, head_dim=576, latent=512),
+    Case(name="latents of 20", rows=(*MIXED, (700, 701)), num_q_heads=3, num_kv_heads=1,
+         head_dim=28, latent=20, page_size=4),
+    Case(name="latents, 128 heads", rows=((70, 71), (300, 301), (33, 50)), num_q_heads=128,
+         num_kv_heads=1, head_dim=576, latent=512, page_size=1),
+    Case(name="latents, long prefill", rows=((0, 700), (200, 500)), num_q_heads=2, num_kv_heads=1,
+         head_dim=48, latent=32),
+)  # fmt: skip
 BOUNDED = (
     Case(name="softcap", rows=MIXED, softcap=5.0),
     Case(name="softcap, window 24", rows=MIXED, softcap=30.0, window=24, head_dim=256),
@@ -78,6 +88,8 @@ BOUNDED = (
 
 def is_countable(case: Case) -> bool:
     """Whether few enough keys have the same dim of a head that each one shows; see `count_keys`."""
+    if case.latent:
+        return False  # `count_keys` needs values that are not keys
     return max(end for _, end in case.rows) <= 60 * case.num_kv_heads * case.head_dim
 
 
@@ -115,6 +127,7 @@ def make_step(
         head_dim=case.head_dim,
         dtype=kv_dtype or dtype,
         device=CPU,
+        values_are_keys=case.latent is not None,
     )
     for layer_id in range(2):
         poison(pool.layer(layer_id))
@@ -132,10 +145,11 @@ def make_step(
         row_slots += (positions % case.page_size).int()
         shape = (end, case.num_kv_heads, case.head_dim)
         k = torch.randn(shape, generator=gen).to(dtype)
-        v = torch.randn(shape, generator=gen).to(dtype)
+        v = k if case.latent else torch.randn(shape, generator=gen).to(dtype)
         cached = put(pool.layer(1), row_slots[:start], k[:start], v[:start])
         fresh = as_stored(pool.layer(1), k[start:], v[start:])
-        contexts.append(tuple(torch.cat(parts) for parts in zip(cached, fresh, strict=True)))
+        keys, values = (torch.cat(parts) for parts in zip(cached, fresh, strict=True))
+        contexts.append((keys, keys[..., : case.latent] if case.latent else values))
         slots.append(row_slots[start:])
         new_k.append(k[start:])
         new_v.append(v[start:])
@@ -168,6 +182,7 @@ def make_step(
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
         scale=case.head_dim**-0.5,
+        latent=case.latent,
         window=case.window,
         softcap=case.softcap,
         # As checkpoints have them: FlashAttention takes bfloat16.
@@ -177,13 +192,14 @@ def make_step(
     )
     q_shape = (num_tokens, case.num_q_heads, case.head_dim)
     q = torch.randn(q_shape, generator=gen).to(dtype) * 2
+    k = torch.cat(new_k)
     return Step(
         plan=plan,
         layer=layer,
         batch=batch,
         q=q,
-        k=torch.cat(new_k),
-        v=torch.cat(new_v),
+        k=k,
+        v=k if case.latent else torch.cat(new_v),
         contexts=contexts,
     )
 

@@ -544,3 +544,10 @@ def check_greedy(sequence: Sequence, logits: torch.Tensor, expected: torch.Tenso
 # Every expert of a mixture, as two that the router nearly ties may change places in 16 bits.
 ALL_EXPERTS = {**MOE, "num_experts_per_tok": MOE["num_experts"]}
 ALL_GPT_OSS = {**GPT_OSS, "num_experts_per_tok": GPT_OSS["num_local_experts"]}
+ALL_LATENT = {
+    **DEEPSEEK,
+    "num_experts_per_tok": DEEPSEEK["n_routed_experts"],
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+}
+"""Latents of the published models' size, which FlashAttention requires."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
-from helpers.attention_cases import (
-    Sinks,
-    Step,
-)
-from minisgl.attention import (
-    AttnLayer,
-    BaseAttnBackend,
-)
+from helpers.attention_cases import Case, Sinks, Step
+from minisgl.attention import AttnLayer, BaseAttnBackend, create_attention_backend
+from minisgl.attention.base import LATENTS, SINKS, SOFTCAP
 from minisgl.core import Context, PoolBatch
+from minisgl.errors import ConfigError
 from minisgl.kvcache.pool import LayerPool
 
 
@@ -33,6 +30,8 @@ def layer_to(layer: LayerPool, device: torch.device) -> LayerPool:
         for field in dataclasses.fields(layer)
         if (x := getattr(layer, field.name)) is not None
     }
+    if layer.v.data_ptr() == layer.k.data_ptr():  # of latents
+        tensors["v"] = tensors["k"]
     return dataclasses.replace(layer, **tensors)
 
 
@@ -40,6 +39,27 @@ def layer_on(step: Step, device: torch.device) -> AttnLayer:
     """Return the step's layer with its sinks on the device."""
     sinks = step.layer.sinks
     return dataclasses.replace(step.layer, sinks=sinks and Sinks(sinks.weight.to(device)))
+
+
+def make_backend(
+    name: str, case: Case, dtype: torch.dtype, device: torch.device
+) -> BaseAttnBackend:
+    """Return the backend for the case. Skips what it refuses."""
+    from minisgl.attention.triton_backend import TritonAttnBackend
+    from minisgl.kernel.cuda import CudaOps
+
+    if device.type == "cpu":
+        if name != "triton" or dtype == torch.bfloat16:
+            pytest.skip("Triton's interpreter runs our kernels alone, and bfloat16 wrong")
+        return TritonAttnBackend(CudaOps(), 132, device)
+    needs = ((SINKS, case.sinks), (SOFTCAP, case.softcap), (LATENTS, case.latent))
+    try:
+        return create_attention_backend(
+            name, CudaOps(), device, dtype=dtype, head_dim=case.head_dim, latent=case.latent,
+            page_size=case.page_size, needs=[need for need, has in needs if has],
+        )  # fmt: skip
+    except ConfigError as error:  # the sentence that a start would end with: the reason
+        pytest.skip(str(error))
 
 
 def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> PoolBatch:

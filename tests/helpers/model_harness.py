@@ -137,7 +137,7 @@ class Runner:
                     head_dim=pool.head_dim,
                     dtype=kv_dtype or model.embedding.weight.dtype,
                     device=device,
-                    values_are_keys=pool.values_are_keys,
+                    values_are_keys=pool.latent is not None,
                 ),
                 page_table=self.page_table,
                 attn=attn or create_attention_backend("torch", ops or Ops()),

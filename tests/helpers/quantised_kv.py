@@ -44,7 +44,8 @@ def rounded(x_TKH: Tensor, kv_dtype: torch.dtype, scale_K: Tensor) -> Tensor:
 
 
 def poison(layer: LayerPool) -> None:
-    """Fill every slot with NaN. The scales of fp8 differ by head, and between keys and values."""
+    """Fill every slot with NaN. The scales of fp8 differ by head, and between keys and values that
+    are not the same tensor."""
     if layer.k.dtype == INT8:
         assert layer.k_scale is not None
         assert layer.v_scale is not None
@@ -57,7 +58,8 @@ def poison(layer: LayerPool) -> None:
     if layer.k_scale is not None and layer.v_scale is not None:
         heads = torch.arange(len(layer.k_scale))
         layer.k_scale.copy_(0.013 * 2**heads)
-        layer.v_scale.copy_(0.11 / 3**heads)
+        is_one = layer.v.data_ptr() == layer.k.data_ptr()
+        layer.v_scale.copy_(layer.k_scale if is_one else 0.11 / 3**heads)
 
 
 def as_stored(layer: LayerPool, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

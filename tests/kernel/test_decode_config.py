@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from minisgl.engine.cuda import WARM_UP_ROWS
-from minisgl.kernel.decode_config import FEW_BELOW, MAX_SPLITS, decode_config, few_splits
+from minisgl.kernel.decode_config import (
+    FEW_BELOW,
+    MAX_SPLITS,
+    decode_config,
+    few_splits,
+    latent_config,
+    num_groups,
+)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
@@ -42,3 +49,16 @@ def test_a_first_start_meets_every_kind_of_decode(
         met = {kind(num_rows) for num_rows in WARM_UP_ROWS}
         missed = [rows for rows in range(1, 1025) if kind(rows) not in met]
         assert not missed, (num_kv_heads, missed)
+
+
+@pytest.mark.parametrize("num_heads", [1, 3, 10, 16, 20, 64, 68, 96, 127, 128])
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 300])
+@pytest.mark.parametrize("is_hopper", [False, True])
+def test_heads_that_attend_to_latents_are_in_groups_of_one_size(
+    is_hopper: bool, num_rows: int, num_heads: int
+) -> None:
+    config = latent_config(num_rows, num_heads, torch.bfloat16, is_hopper=is_hopper)
+    assert config.heads == (64 if is_hopper and num_rows >= 16 and num_heads >= 64 else 16)
+    group, rest = divmod(num_heads, num_groups(num_heads, config))
+    assert rest == 0
+    assert group <= config.heads

@@ -1,6 +1,7 @@
 """The interface between attention layers and attention backends.
 
-Axes: T tokens of this step, N query heads, K key/value heads, H head dim (all local to the rank).
+Axes: T tokens of this step, N query heads, K key/value heads, H head dim, V dims of a value (heads
+are those of the rank).
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ class AttnLayer:
     """The constants of one attention layer; `num_q_heads` is a multiple of `num_kv_heads`.
 
     pool: the index of its pool in `Batch.pools`. layer_id: the layer's index in that pool. scale:
-    multiplies q @ k. window: a query at position i sees the keys in (i - window, i], as in Hugging
-    Face's sliding window; None is all of [0, i]. softcap: scores s become softcap * tanh(s /
-    softcap). sinks: None if the heads have none.
+    multiplies q @ k. latent: V, if a key's first V dims are its value, so that backends get the
+    keys as values; None if values are tensors of their own, with H dims. window: a query at
+    position i sees the keys in (i - window, i], as in Hugging Face's sliding window; None is all of
+    [0, i]. softcap: scores s become softcap * tanh(s / softcap). sinks: None if the heads have
+    none.
     """
 
     pool: int = 0
@@ -45,6 +48,7 @@ class AttnLayer:
     num_kv_heads: int
     head_dim: int
     scale: float
+    latent: int | None = None
     window: int | None = None
     softcap: float | None = None
     sinks: Sinks | None = None
@@ -129,7 +133,7 @@ class BaseAttnBackend(ABC):
     def forward(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
-        """Store k and v at `batch.slots` and attend causally. Returns [T, N, H] in q's dtype.
+        """Store k and v at `batch.slots` and attend causally. Returns [T, N, V] in q's dtype.
 
         The tokens are those of row 0, then row 1, ... All of k and v are stored before any row
         attends, because a row may read pages that another row of the step writes. Row r's keys are

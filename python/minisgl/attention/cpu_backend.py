@@ -29,7 +29,7 @@ class CpuAttnBackend(BaseAttnBackend):
     ) -> Tensor:
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
         self._attend(q_TNH, k_TKH, v_TKH, *_cache(layer, batch), out_TNH, *_constants(layer))
-        return out_TNH
+        return out_TNH[..., : layer.latent]
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
         if steps.norms_values:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from minisgl.attention.base import SINKS, BaseAttnBackend
+from minisgl.attention.base import LATENTS, SINKS, BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
 from minisgl.attention.flash_attn2 import FlashAttention2Backend
 from minisgl.attention.flash_infer import FlashInferBackend
@@ -25,9 +25,8 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 
-SERVED = {"fa": (SINKS,)}
-"""Backend -> the needs (`minisgl.attention.base`) that it serves. triton serves all but LATENTS,
-which `create_attention_backend` refuses."""
+SERVED = {"fa": (SINKS, LATENTS)}
+"""Backend -> the needs (`minisgl.attention.base`) that it serves. triton serves all."""
 
 
 def create_cuda_backend(
@@ -36,6 +35,7 @@ def create_cuda_backend(
     device: torch.device,
     dtype: torch.dtype,
     head_dim: int,
+    latent: int | None,
     page_size: int,
     needs: Sequence[str],
 ) -> BaseAttnBackend:
@@ -54,7 +54,7 @@ def create_cuda_backend(
             return TritonAttnBackend(ops, num_cores(device), device)
         if part == "fa":
             check(part)
-            return FlashAttentionBackend(ops, device, dtype, head_dim, needs)
+            return FlashAttentionBackend(ops, device, dtype, head_dim, latent, needs)
         raise ConfigError(
             f"unknown attention backend {part!r} for a GPU; one of auto, torch, "
             f"{', '.join(CUDA_BACKENDS)}, or two of them as prefill,decode; as prefill also "
@@ -87,12 +87,13 @@ def create_cuda_backend(
             return create(prefill)
         return HybridBackend(ops, create_prefill(prefill), create_decode(decode))
     # FlashAttention 3 is 1.9 times as fast as ours on prompts; ours is faster in most decode steps
-    # (docs/decisions/0012).
+    # (docs/decisions/0012), but not with latents (0050).
     triton = create("triton")
     try:
-        chosen = HybridBackend(ops, create("fa"), triton)
+        fa = create("fa")
     except ConfigError as error:
         logger.info("attention: triton (%s)", error)
         return triton
+    chosen = HybridBackend(ops, fa, triton) if latent is None else fa
     logger.info("attention: %s", chosen.name)
     return chosen

@@ -3,6 +3,9 @@
 The kernels come from the package `sglang-kernel` (module `sgl_kernel`), which is built for several
 versions of torch.
 
+Its kernels for queries in two parts attend to latents: scores are q @ k + qv @ v, where v is the
+latent and k the part of the key that rotates.
+
 Axes: as in `minisgl.attention.paged`; B rows, E of them extend, P pages.
 """
 
@@ -31,6 +34,9 @@ from minisgl.kernel.ops import Ops
 
 HEAD_DIMS = (64, 128, 256)
 """The sizes that are tested here; the package may take more."""
+LATENTS = (576, 512)
+"""The head dim and the latent that are tested here. The package's kernels for them take the part of
+the key that rotates as keys."""
 MAX_JOINED_TOKENS = 4096
 """In steps of up to this many tokens, prompts that begin and prompts that continue are one call. A
 call took the host 46 us in a profile. Two calls would let the device read k and v of new prompts
@@ -47,6 +53,7 @@ class FlashAttentionBackend(PagedAttnBackend):
         device: torch.device,
         dtype: torch.dtype,
         head_dim: int,
+        latent: int | None,
         needs: Sequence[str],
     ) -> None:
         """needs: see `create_attention_backend`. Raises ConfigError if the package is missing, or
@@ -57,12 +64,14 @@ class FlashAttentionBackend(PagedAttnBackend):
                 "attention backend 'fa' decodes with FlashAttention 3, which runs on Hopper GPUs "
                 "only; choose --attn triton, or fa,triton: FlashAttention 2 for prompts"
             )
-        if dtype.itemsize != 2 or head_dim not in HEAD_DIMS:
+        fits = head_dim in HEAD_DIMS if latent is None else (head_dim, latent) == LATENTS
+        if dtype.itemsize != 2 or not fits:
             sizes = ", ".join(map(str, HEAD_DIMS))
+            of_latents = f", and keys of {LATENTS[0]} with latents of {LATENTS[1]}"
             raise unusable(
                 "fa",
-                f"takes bfloat16 and float16 with head dims {sizes}; here are {str(dtype)[6:]} and "
-                f"{head_dim}",
+                f"takes bfloat16 and float16 with head dims {sizes}{of_latents if latent else ''}; "
+                f"here are {str(dtype)[6:]} and {head_dim}{f' with {latent}' if latent else ''}",
             )
         if SINKS in needs and dtype != torch.bfloat16:
             raise unusable("fa", f"takes sinks only in bfloat16; here is {str(dtype)[6:]}")
@@ -105,10 +114,9 @@ class FlashAttentionBackend(PagedAttnBackend):
             firsts = metadata.once(
                 "fresh", lambda: firsts_of_last(batch.rows, fresh.num_rows, first_fresh)
             )
+            qkv, more = _parts(layer, q_TNH[part], k_TKH[part], v_TKH[part])
             self._varlen(
-                q_TNH[part],
-                k_TKH[part],
-                v_TKH[part],
+                *qkv,
                 cu_seqlens_q=firsts,
                 cu_seqlens_k=firsts,
                 max_seqlen_q=fresh.longest,
@@ -118,6 +126,7 @@ class FlashAttentionBackend(PagedAttnBackend):
                 window_size=_window(layer),
                 out=out_TNH[part],
                 **_sinks(layer),
+                **more,
             )
         if old.num_rows:
             first = first_fresh - old.num_tokens
@@ -144,10 +153,9 @@ class FlashAttentionBackend(PagedAttnBackend):
         longest: int,
     ) -> None:
         pool = batch.context.kv_pool.layer(layer.layer_id)
+        qkv, more = _parts(layer, q[:, None] if firsts is None else q, pool.k, pool.v)
         self._paged(
-            q[:, None] if firsts is None else q,
-            pool.k,
-            pool.v,
+            *qkv,
             cache_seqlens=ends_B,
             page_table=table_BP,
             cu_seqlens_q=firsts,
@@ -157,7 +165,18 @@ class FlashAttentionBackend(PagedAttnBackend):
             window_size=_window(layer),
             out=out[:, None] if firsts is None else out,
             **_sinks(layer),
+            **more,
         )
+
+
+def _parts(
+    layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Tensor]]:
+    """Return q, k and v as the kernels take them; and their argument qv, for latents."""
+    size = layer.latent
+    if size is None:
+        return (q, k, v), {}
+    return (q[..., size:], k[..., size:], v[..., :size]), {"qv": q[..., :size]}
 
 
 def _window(layer: AttnLayer) -> tuple[int, int]:

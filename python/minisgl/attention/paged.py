@@ -3,7 +3,8 @@
 A backend implements `decode` (rows with one query) and `extend` (rows with a chunk of a prompt).
 `HybridBackend` takes each from another backend.
 
-Axes: T tokens of this step, D of them decode, N query heads, K key/value heads, H head dim.
+Axes: T tokens of this step, D of them decode, N query heads, K key/value heads, H head dim, V dims
+of a value.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class PagedMetadata(BaseAttnMetadata):
             max(old.longest, fresh.longest),
         )
 
-    def zeros(self, q_TNH: Tensor) -> Tensor:
-        """Return zeros in the shape of q_TNH, the same tensor for all layers.
+    def zeros(self, like: Tensor) -> Tensor:
+        """Return zeros in this shape, the same tensor for all layers.
 
         Layers write only the tokens that belong to rows, so the others stay zero.
         """
-        out_TNH: Tensor = self.once("zeros", lambda: torch.zeros_like(q_TNH))
-        return out_TNH
+        zeros: Tensor = self.once("zeros", lambda: torch.zeros_like(like))
+        return zeros
 
 
 class PagedAttnBackend(BaseAttnBackend):
@@ -75,13 +76,13 @@ class PagedAttnBackend(BaseAttnBackend):
         self.ops = ops
 
     @abstractmethod
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
         """Attend for the first D rows of the batch, with one query each. A graph can capture it."""
 
     @abstractmethod
     def extend(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
-        out_TNH: Tensor,
+        out_TNV: Tensor,
     ) -> None:  # fmt: skip
         """Attend for the rows after the decode rows. The tensors are those of the whole step."""
 
@@ -141,19 +142,20 @@ class PagedAttnBackend(BaseAttnBackend):
     def attend(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
-        """Attend for all rows; k and v of the step are stored already. Returns [T, N, H]."""
+        """Attend for all rows; k and v of the step are stored already. Returns [T, N, V]."""
         assert batch.rows is not None
         metadata: PagedMetadata = batch.attn_metadata
         num_extending = metadata.all.num_rows
         # Padding rows that have no keys are not computed, for example those with a common prefix.
         has_gaps = metadata.is_padded or batch.common_prefix is not None
-        out_TNH = metadata.zeros(q_TNH) if has_gaps else torch.empty_like(q_TNH)
+        like = q_TNH[..., : layer.latent]
+        out_TNV = metadata.zeros(like) if has_gaps else torch.empty_like(like)
         num_decodes = batch.rows.shape[1] - num_extending
         if num_decodes:
-            self.decode(q_TNH[:num_decodes], layer, batch, out_TNH[:num_decodes])
+            self.decode(q_TNH[:num_decodes], layer, batch, out_TNV[:num_decodes])
         if num_extending:
-            self.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)
-        return out_TNH
+            self.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNV)
+        return out_TNV
 
 
 class HybridBackend(PagedAttnBackend):
@@ -172,17 +174,17 @@ class HybridBackend(PagedAttnBackend):
     def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> PagedMetadata:
         return self._prefill.prepare_any(num_rows, num_tokens, longest)
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
-        self._decode.decode(q_DNH, layer, batch, out_DNH)
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
+        self._decode.decode(q_DNH, layer, batch, out_DNV)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
         return self._decode.decode_qkv(qkv, steps, batch)
 
     def extend(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
-        out_TNH: Tensor,
+        out_TNV: Tensor,
     ) -> None:  # fmt: skip
-        self._prefill.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNH)
+        self._prefill.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNV)
 
 
 def window_left(layer: AttnLayer) -> int:

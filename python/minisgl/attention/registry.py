@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from minisgl.attention.base import LATENTS, BaseAttnBackend
+from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.library import JitUnavailable, load_cpu_library
@@ -33,24 +33,23 @@ def create_attention_backend(
     *,
     dtype: torch.dtype = torch.float32,
     head_dim: int = 128,
+    latent: int | None = None,
     page_size: int = 16,
     needs: Sequence[str] = (),
 ) -> BaseAttnBackend:
     """Return the backend called `name` on `device`; "auto" is the fastest that works here. "torch"
     is the reference; no graph of a GPU can capture it.
 
-    dtype, head_dim, page_size: of the KV pool; not every backend supports all values. needs: see
-    `ModelSpec.attention`. Raises ConfigError for a name that does not exist on the device, or a
-    backend that does not work here.
+    dtype, head_dim, latent, page_size: of the KV pool, see `AttnLayer`; not every backend supports
+    all values. needs: see `ModelSpec.attention`. Raises ConfigError for a name that does not exist
+    on the device, or a backend that does not work here.
     """
     if name == "torch":
         return TorchAttnBackend(ops)
     if device.type == "cuda":
-        if LATENTS in needs:
-            raise ConfigError(f"a GPU has no {LATENTS}; choose --device cpu or (slow) --attn torch")
         from minisgl.attention.cuda import create_cuda_backend
 
-        return create_cuda_backend(name, ops, device, dtype, head_dim, page_size, needs)
+        return create_cuda_backend(name, ops, device, dtype, head_dim, latent, page_size, needs)
     if name not in ATTENTION_BACKENDS:
         of_a_gpu = {*CUDA_BACKENDS, *PREFILL_BACKENDS, *DECODE_BACKENDS}
         if of_a_gpu.issuperset(name.split(",")):

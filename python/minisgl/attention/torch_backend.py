@@ -4,7 +4,7 @@ It is simple, not fast: every step copies every row's cache. It runs wherever to
 other backends are tested against it. Scores, softmax and the weighted sum are float32.
 
 Axes: T tokens of this step, Q tokens of one row, C its context, N query heads, K key/value heads,
-G query heads per key/value head, H head dim.
+G query heads per key/value head, H head dim, V dims of a value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TorchAttnBackend(BaseAttnBackend):
     ) -> Tensor:
         pool = batch.context.kv_pool.layer(layer.layer_id)
         self.ops.store_kv(k_TKH, v_TKH, batch.slots, pool)
-        out_TNH = torch.empty_like(q_TNH)
+        out_TNV = torch.empty_like(q_TNH[..., : layer.latent])
         offset = 0
         for table_idx, start, end in batch.attn_metadata.rows:
             page_size = pool.k.shape[1]
@@ -54,10 +54,10 @@ class TorchAttnBackend(BaseAttnBackend):
             keys = slice(begin - first * page_size, end - first * page_size)
             k_CKH, v_CKH = pool.read(pages)
             span = slice(offset, offset + end - start)
-            out_TNH[span] = _attend(q_TNH[span], k_CKH[keys], v_CKH[keys], start, begin, layer)
+            out_TNV[span] = _attend(q_TNH[span], k_CKH[keys], v_CKH[keys], start, begin, layer)
             offset = span.stop
         assert offset == len(q_TNH), f"the plan has {offset} tokens, q {len(q_TNH)}"
-        return out_TNH
+        return out_TNV
 
 
 def _attend(
@@ -82,5 +82,5 @@ def _attend(
         sinks_KGQ1 = sinks_KG11.expand(*scores_KGQC.shape[:3], 1)
         scores_KGQC = torch.cat((scores_KGQC, sinks_KGQ1), -1)
     weights_KGQC = scores_KGQC.softmax(-1)[..., : len(k_CKH)]
-    out_QKGH = torch.einsum("kgqc,ckh->qkgh", weights_KGQC, v_CKH)
-    return out_QKGH.flatten(1, 2).to(q_QNH.dtype)
+    out_QKGV = torch.einsum("kgqc,ckv->qkgv", weights_KGQC, v_CKH[..., : layer.latent])
+    return out_QKGV.flatten(1, 2).to(q_QNH.dtype)

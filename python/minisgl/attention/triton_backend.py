@@ -33,8 +33,8 @@ class TritonAttnBackend(PagedAttnBackend):
         self.num_cores = num_cores
         self._done_of_few = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
 
-    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
-        self._decode(q_DNH, layer, batch, out_DNH, None)
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
+        self._decode(q_DNH, layer, batch, out_DNV, None)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
         layer = steps.layer
@@ -62,7 +62,7 @@ class TritonAttnBackend(PagedAttnBackend):
         q_DNH: Tensor,
         layer: AttnLayer,
         batch: PoolBatch,
-        out_DNH: Tensor,
+        out_DNV: Tensor,
         rotation: Rotation | None,
     ) -> None:
         assert batch.rows is not None
@@ -78,6 +78,7 @@ class TritonAttnBackend(PagedAttnBackend):
                 q_DNH.dtype,
                 kv_dtype=pool.k.dtype,
                 num_kv_heads=layer.num_kv_heads,
+                value_dim=out_DNV.shape[2],
                 window=window,
                 common_prefix=common_prefix,
                 rotates=rotation is not None,
@@ -97,12 +98,12 @@ class TritonAttnBackend(PagedAttnBackend):
             sinks=layer.sinks.weight if layer.sinks else None,
             common_prefix=common_prefix,
             rotation=rotation,
-            out_BNH=out_DNH,
+            out_BNV=out_DNV,
         )
 
     def extend(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
-        out_TNH: Tensor,
+        out_TNV: Tensor,
     ) -> None:  # fmt: skip
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
@@ -118,5 +119,5 @@ class TritonAttnBackend(PagedAttnBackend):
             sinks=layer.sinks.weight if layer.sinks else None,
             num_tokens=extent.num_tokens,
             longest=extent.longest,
-            out_TNH=out_TNH,
+            out_TNV=out_TNV,
         )

@@ -149,7 +149,7 @@ class Engine:
                 dtype=kv_dtype,
                 device=self.device.torch_device,
                 zeroed=group.kind == "window",
-                values_are_keys=pool.values_are_keys,
+                values_are_keys=pool.latent is not None,
             ),
             page_table=self._tables.group_table(pool.group),
             attn=create_attention_backend(
@@ -158,6 +158,7 @@ class Engine:
                 self.device.torch_device,
                 dtype=kv_dtype,
                 head_dim=pool.head_dim,
+                latent=pool.latent,
                 page_size=config.page_size,
                 needs=self.model.spec.attention,
             ),

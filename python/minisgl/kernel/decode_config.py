@@ -19,13 +19,15 @@ class DecodeConfig:
     """The config of a decode program.
 
     keys: read in one iteration. warps, stages: Triton's. programs: how many a multiprocessor runs
-    at once, as shared memory and registers allow.
+    at once, as shared memory and registers allow. heads: with latents, those of a program's
+    tile, a power of two.
     """
 
     keys: int
     warps: int
     stages: int
     programs: int
+    heads: int = 0
 
 
 DEEP, LIGHT = DecodeConfig(64, 2, 6, 3), DecodeConfig(64, 2, 4, 4)
@@ -52,6 +54,11 @@ their registers do not suffice."""
 WIDE_FEW, WIDEST_FEW = DecodeConfig(64, 8, 2, 2), DecodeConfig(32, 8, 3, 2)
 """The same for a step of few rows with a `Rotation`. One row of 640 keys: 16 heads of 256 dims take
 9.3 us instead of WIDE's 13.2, 4 heads of 512 dims 15.5 instead of WIDEST's 20.3 (one H200)."""
+LATENT, LATENT_MANY = DecodeConfig(32, 4, 3, 2, heads=16), DecodeConfig(64, 8, 2, 1, heads=64)
+"""For latents, the best of five on an H200. LATENT_MANY is for Hopper's matrix instructions, which
+take 64 heads: 128 heads, 128 rows of 8,000 keys take 1.19 ms, with LATENT 2.68."""
+LATENT_FLOAT32 = DecodeConfig(16, 4, 1, 2, heads=16)
+LATENT_MANY_FROM = 16  # rows
 
 
 def decode_config(
@@ -82,6 +89,22 @@ def decode_config(
         return deep
     is_full = splits(DEEP) * pairs >= FULL * num_cores * DEEP.programs
     return deep if is_full and pairs >= FEW_BELOW else light
+
+
+def latent_config(
+    num_rows: int, num_heads: int, dtype: torch.dtype, *, is_hopper: bool
+) -> DecodeConfig:
+    """Return the config for latents."""
+    if dtype.itemsize != 2:
+        return LATENT_FLOAT32
+    is_many = num_rows >= LATENT_MANY_FROM and num_heads >= LATENT_MANY.heads
+    return LATENT_MANY if is_many and is_hopper else LATENT
+
+
+def num_groups(num_heads: int, config: DecodeConfig) -> int:
+    """Return into how many groups of one size the heads are divided that attend to latents."""
+    least = -(-num_heads // config.heads)
+    return next(count for count in range(least, num_heads + 1) if num_heads % count == 0)
 
 
 def few_splits(pairs: int, num_cores: int, config: DecodeConfig) -> int:

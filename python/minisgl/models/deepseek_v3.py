@@ -1,5 +1,5 @@
-"""DeepSeek-V3, DeepSeek-R1, Kimi K2 and Moonlight: attention to latents (on a GPU only by `--attn
-torch`); all but the first layers have GLM-4.5's mixture."""
+"""DeepSeek-V3, DeepSeek-R1, Kimi K2 and Moonlight: attention to latents; all but the first layers
+have GLM-4.5's mixture."""
 
 from __future__ import annotations
 

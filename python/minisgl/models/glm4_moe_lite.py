@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: DeepSeek-V3's attention (on a GPU only by `--attn torch`) and mixtures."""
+"""GLM-4.7-Flash: DeepSeek-V3's attention and mixtures."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def load_kv_scales(
     checkpoint = open_checkpoint(folder, model.spec.config)
     num_found, num_layers = 0, 0
     for layer, (pool, index) in zip(model.spec.layers, model.layout.places, strict=True):
-        if layer.recurrent or layer.shares is not None or layer.values_are_keys:
+        if layer.recurrent or layer.shares is not None or layer.latent:
             continue  # the last have scales of keys and values that are not cached
         heads = split_heads(layer.num_heads, layer.num_kv_heads, comm.size)[comm.rank].kv
         stored = contexts[pool].kv_pool.layer(index)

@@ -87,7 +87,7 @@ def latent_layers(config: ModelConfig, rope: RotaryConfig | None = None) -> tupl
         rope=rope,
         scale=scale,
         block=LatentBlock,
-        values_are_keys=True,
+        latent=sizes.latent,
     )
 
 
@@ -135,6 +135,7 @@ class LatentAttention(BaseOP):
             num_kv_heads=1,
             head_dim=layer.head_dim,
             scale=layer.scale,
+            latent=layer.latent,
         )
         self.out = LinearRowParallel(
             build,
@@ -167,10 +168,9 @@ class LatentAttention(BaseOP):
         q_TNC = torch.cat((self.heads.queries(plain_TNK), q_TNR), dim=-1)
         latent_T1L = self.latent_norm.forward(latent_TL.contiguous())[:, None]
         k_T1C = torch.cat((latent_T1L, k_T1R), dim=-1)
-        attended_TNC = view.context.attn.forward(q_TNC, k_T1C, k_T1C, self.layer, view)
-        residual_TD, sums_TNC = norm.select(rows_S, residual_TD, attended_TNC)
-        out = self.heads.values(sums_TNC[..., : sizes.latent])
-        return self.out.forward(out), residual_TD
+        attended_TNL = view.context.attn.forward(q_TNC, k_T1C, k_T1C, self.layer, view)
+        residual_TD, sums_TNL = norm.select(rows_S, residual_TD, attended_TNL)
+        return self.out.forward(self.heads.values(sums_TNL)), residual_TD
 
     def scaled(self, q_TNK: Tensor, positions_T: Tensor) -> Tensor:
         """Return the queries times a factor of their position; here as they are."""

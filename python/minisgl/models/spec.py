@@ -33,9 +33,9 @@ class LayerSpec:
     sees, the token's own included; None is all. num_heads, num_kv_heads: those of all ranks
     together. rope: the rotation of queries and keys. scale: multiplies q @ k; None is head_dim **
     -0.5. block: the class to build; None is `decoder.Block`. shares: the index of the layer whose
-    keys and values this layer reads; None if it has its own. values_are_keys: the cached keys are
-    the values, too. recurrent: further sizes of a layer without attention; its class says what
-    num_heads, num_kv_heads and head_dim mean then.
+    keys and values this layer reads; None if it has its own. latent: the dims of a key that are its
+    value, so that only keys are cached; None if values are cached, too. recurrent: further sizes of
+    a layer without attention; its class says what num_heads, num_kv_heads and head_dim mean then.
     """
 
     prefix: str
@@ -48,7 +48,7 @@ class LayerSpec:
     block: type[Block] | None = None
     recurrent: RecurrentSpec | None = None
     shares: int | None = None
-    values_are_keys: bool = False
+    latent: int | None = None
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -73,7 +73,7 @@ class LayerSpec:
             num_layers=0,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            values_are_keys=self.values_are_keys,
+            latent=self.latent,
         )
 
 
@@ -102,14 +102,14 @@ class PoolSpec:
     an attention backend.
 
     group: the group's index. num_kv_heads: in a `CacheLayout` the heads of all ranks, in
-    `BaseLLMModel.pools` those of this rank. values_are_keys: see `LayerSpec`.
+    `BaseLLMModel.pools` those of this rank. latent: see `LayerSpec`.
     """
 
     group: int
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    values_are_keys: bool = False
+    latent: int | None = None
 
     is_recurrent: ClassVar[bool] = False
 
@@ -121,7 +121,7 @@ class PoolSpec:
         dtype: see `minisgl.kvcache.pool.MHAKVCache`."""
         # An integer's scale is a float32 for each token and head.
         head_bytes = self.head_dim * dtype.itemsize + 4 * (not dtype.is_floating_point)
-        num_vectors = self.num_kv_heads * (1 if self.values_are_keys else 2)
+        num_vectors = self.num_kv_heads * (1 if self.latent else 2)
         per_token = self.num_layers * num_vectors * head_bytes
         return per_token * page_size if group == self.group else 0
 

@@ -1,7 +1,10 @@
 """The inner loop of decode and extend attention: queries attend to some keys of the paged cache,
 with an online softmax (FlashAttention, Dao et al. 2022).
 
-Axes: Z tokens of a page, K key/value heads, H head dim.
+Attention to latents has one key for all heads, and its first V dims are its value. The tile of
+these dims is read once; the other dims are a tile of their own (`q_rest`).
+
+Axes: Z tokens of a page, K key/value heads, H head dim, V dims of a value.
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ CAUSAL = tl.constexpr(2)  # those up to its own position
 def block_h_of(head_dim: int) -> int:
     """Return the width of a head in a tile: a power of two, at least 16, as `tl.dot` requires."""
     return max(power_of_2(head_dim), 16)
+
+
+@triton.constexpr_function
+def rest_block(head_dim, value_dim):
+    """Return `block_h_of` of the dims of a key that no value has."""
+    return max(1 << (head_dim - value_dim - 1).bit_length(), 16)
 
 
 def scaled(scale: float, softcap: float | None) -> tuple[float, float]:
@@ -70,21 +79,34 @@ def no_keys(sinks_ptr, head, inside, SINKS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def rest_of(q, q_ptr, at, inside, H: tl.constexpr, V: tl.constexpr):
+    """Return the dims of queries [BLOCK, ...] after the first V; q if there are none.
+
+    at: where each query begins [BLOCK].
+    """
+    if V < H:
+        r = tl.arange(0, rest_block(H, V))
+        there = inside[:, None] & (r[None, :] < H - V)
+        q = tl.load(q_ptr + at[:, None] + V + r[None, :], mask=there, other=0.0)
+    return q
+
+
+@triton.jit
 def attend(
-    acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head, scale,
-    window, first, last, end,
-    MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
-    WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr,
+    acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
+    scale, window, first, last, end,
+    MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
+    KV: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Return (sums of values, sums of weights, largest score) of the queries.
 
     They are acc, mass and top with keys [first, last) added; keys from `end` on do not exist.
-    scale, SOFTCAP: see `scaled`. KV: the kind of pool; with FP8 the caller multiplies the sums of
-    values at the end, by `times_value_scale`.
+    q_rest: see `rest_of`. scale, SOFTCAP: see `scaled`. KV: the kind of pool; with FP8 the caller
+    multiplies the sums of values at the end, by `times_value_scale`.
     """
     # Pairs of 8-bit numbers are loaded as words and converted by few instructions. Products of
     # even and of odd dims are products of their own.
-    PAIRS: tl.constexpr = takes_pairs(KV, q.dtype, H, q.shape[1])
+    PAIRS: tl.constexpr = V == H and takes_pairs(KV, q.dtype, H, q.shape[1])
     if KV == FP8:
         scale = scale * tl.load(k_scale_ptr + kv_head)
     if PAIRS:
@@ -105,18 +127,28 @@ def attend(
         page = tl.load(table + n // Z, mask=inside, other=0).to(tl.int64)
         head_at = (page * Z + n % Z) * K + kv_head
         at = head_at * WORDS
+        if V < H:
+            h_k = V + tl.arange(0, q_rest.shape[1])
+            in_v = h < V
+        else:
+            h_k = h
+            in_v = h < WORDS
         k = tl.load(
-            k_ptr + at[None, :] + h[:, None], mask=inside[None, :] & (h[:, None] < WORDS), other=0.0
-        )
+            k_ptr + at[None, :] + h_k[:, None],
+            mask=inside[None, :] & (h_k[:, None] < WORDS), other=0.0,
+        )  # fmt: skip
         v = tl.load(
-            v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & (h[None, :] < WORDS), other=0.0
+            v_ptr + at[:, None] + h[None, :], mask=inside[:, None] & in_v[None, :], other=0.0
         )
         if PAIRS:
             score = tl.dot(q, unpacked(k, KV, False))
             score = tl.dot(q_odd, unpacked(k, KV, True), score) * scale
         else:
             k, v = k.to(q.dtype), v.to(q.dtype)  # exact
-            score = tl.dot(q, k, input_precision="ieee") * scale
+            score = tl.dot(q_rest, k, input_precision="ieee")
+            if V < H:
+                score = tl.dot(q, tl.trans(v), score, input_precision="ieee")
+            score = score * scale
         if KV == INT8:
             score = score * tl.load(k_scale_ptr + head_at, mask=inside, other=0.0)[None, :]
         if SOFTCAP > 0:

@@ -11,8 +11,11 @@ many rows as one block. Its splits are merged with those of the rows' own contex
     context of a row   |=== common prefix ====|== own split ==|== own split ==|
                        0                      prefix                          end
 
-Axes: B rows, N query heads, K key/value heads, G query heads per key/value head, H head
-dim, P pages of a table row, S splits.
+Latents are one key/value head, whose query heads are divided into groups of one size. K and G are
+then the groups and their heads.
+
+Axes: B rows, N query heads, K key/value heads, G query heads per key/value head, H head dim, V dims
+of a value, P pages of a table row, S splits.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from minisgl.kernel.triton.attend import (
     attend,
     block_h_of,
     no_keys,
+    rest_of,
     scaled,
     times_value_scale,
 )
@@ -49,7 +53,7 @@ from minisgl.kernel.triton.kv_split import (
     split_size,
 )
 from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
-from minisgl.kernel.triton.merge import merge, merge_sizes, prefix_split_size
+from minisgl.kernel.triton.merge import MERGED, merge, merge_sizes, prefix_split_size
 from minisgl.kernel.triton.quantised import (
     FP8,
     INT8,
@@ -97,26 +101,31 @@ def decode(
     sinks: Tensor | None,
     common_prefix: Tensor | None,
     rotation: Rotation | None = None,
-    out_BNH: Tensor,
+    out_BNV: Tensor,
 ) -> None:
-    """Attend with one query per row, and write the result to out_BNH.
+    """Attend with one query per row, and write the result to out_BNV.
 
     rows, window, common_prefix: the arguments of `split_contexts`. scale, softcap, sinks: see
     `AttnLayer`. rotation: with it only the shape and dtype of q_BNH count; requires no
     common_prefix.
     """
     num_rows, num_q_heads, head_dim = q_BNH.shape
-    page_size, num_kv_heads = pool.k.shape[1:3]
-    group = num_q_heads // num_kv_heads
-    config, block_h = splits.config, block_h_of(head_dim)
+    value_dim, page_size = out_BNV.shape[2], pool.k.shape[1]
+    num_kv_heads, group = splits.num_groups, num_q_heads // splits.num_groups
+    config, block_h = splits.config, block_h_of(value_dim)
+    block_g = config.heads or max(power_of_2(group), 16)
     factor, cap = scaled(scale, softcap)
     cascade = common_prefix is not None
     prefix = rows if common_prefix is None else common_prefix
-    common = (page_table.stride(0), page_size, num_kv_heads, group, head_dim, kind_of(pool))
+    heads = (num_kv_heads, group, head_dim, value_dim)
+    common = (page_table.stride(0), page_size, *heads, kind_of(pool))
     dtypes = (q_BNH.dtype, pool.k.dtype)
     if cascade:
         is_wide = block_h > 128 and q_BNH.dtype.itemsize == 4  # 64 take 136 KiB, not all GPUs have
         block_m, num_stages = (32, 1) if is_wide else (64, min(config.stages, 3))
+        num_warps = 4
+        if config.heads:
+            block_m, num_stages, num_warps = block_g, config.stages, config.warps
         blocks = -(-num_rows * group // block_m)
         _launch_decode_prefix(
             (blocks, num_kv_heads, PREFIX_SPLITS),
@@ -125,9 +134,10 @@ def decode(
                 factor, num_rows, splits.num_splits,
             ),
             (*common, PREFIX_SPLITS, cap, block_m, block_h, config.keys),
-            dtype=dtypes, num_warps=4, num_stages=num_stages,
+            dtype=dtypes, num_warps=num_warps, num_stages=num_stages,
         )  # fmt: skip
-    merge_g, merge_p = merge_sizes(group, block_h)
+    merged = MERGED * config.warps if config.heads else MERGED
+    merge_g, merge_p = merge_sizes(group, block_h, merged)
     fused: tuple[Any, ...] = (q_BNH, rows, q_BNH, q_BNH, q_BNH, 0.0)
     normed, weights = False, (q_BNH, q_BNH)
     if rotation is not None:
@@ -137,14 +147,14 @@ def decode(
     _launch_decode(
         (num_kv_heads, splits.num_splits, 1),  # unused splits come last
         (
-            q_BNH, *tensors_of(pool), page_table, rows, prefix, out_BNH, splits.partial,
+            q_BNH, *tensors_of(pool), page_table, rows, prefix, out_BNV, splits.partial,
             splits.mass, splits.done, splits.table, q_BNH if sinks is None else sinks, *fused,
             factor, window or 0, rows.stride(0),
         ),
         (
             *common, splits.splits_each, PREFIX_SPLITS, bool(window), cap,
             sinks is not None, cascade,
-            max(power_of_2(group), 16), merge_g, merge_p, block_h, config.keys, MIN_SPLIT,
+            block_g, merge_g, merge_p, block_h, config.keys, MIN_SPLIT,
             rotation is not None, normed, rotation is not None and rotation.norms_values,
             config in (LIGHT, LIGHT_8) and splits.splits_each > 0 and has_pdl(),
         ),
@@ -162,7 +172,8 @@ def _decode(
     done_ptr, splits_ptr, sinks_ptr, qkv_ptr, slots_ptr, cos_sin_ptr, q_weight_ptr, k_weight_ptr,
     eps, scale, window, rows_stride,
     TABLE_STRIDE: tl.constexpr,
-    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
+    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
+    KV: tl.constexpr,
     SPLITS_EACH: tl.constexpr, PREFIX_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, CASCADE: tl.constexpr,
     BLOCK_G: tl.constexpr, MERGE_G: tl.constexpr, MERGE_P: tl.constexpr,
@@ -214,8 +225,8 @@ def _decode(
                 fetch_lines(k_ptr + line, near)
                 fetch_lines(v_ptr + line, near)
         begin(PDL)
-        q_at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
-        in_q = (g[:, None] < G) & (h[None, :] < H)
+        of_head = row.to(tl.int64) * K * G + head
+        in_q = (g[:, None] < G) & (h[None, :] < V)
         if ROTATE:
             base_ptr = qkv_ptr + row.to(tl.int64) * (K * G + 2 * K) * H
             q_row = base_ptr + head[:, None] * H
@@ -243,20 +254,23 @@ def _decode(
                 tl.store(v_ptr + head_new * H + h, v_new)
                 tl.debug_barrier()  # this program reads them back
         else:
-            q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
+            q = tl.load(q_ptr + of_head[:, None] * H + h[None, :], mask=in_q, other=0.0)
+        q_rest = rest_of(q, q_ptr, of_head * H, g < G, H, V)
+        key_head = kv_head if V == H else 0
         # The first split of a row adds the sinks.
         with_sink = (g < G) & (split == base)
         mass, top = no_keys(sinks_ptr, head, with_sink, SINKS, BLOCK_G)
         acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
         query = tl.zeros([BLOCK_G], tl.int32)
         acc, mass, top = attend(
-            acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
-            scale, window, first, last, last, ENDED, Z, K, H, KV, False, SOFTCAP, BLOCK_N,
+            acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h,
+            key_head, scale, window, first, last, last,
+            ENDED, Z, K if V == H else 1, H, V, KV, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
-        acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
+        acc = times_value_scale(acc, v_scale_ptr, key_head, KV)
         if (count == 1) & (not CASCADE):
             out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + q_at, out, mask=in_q)
+            tl.store(out_ptr + of_head[:, None] * V + h[None, :], out, mask=in_q)
         else:
             sums = split.to(tl.int64) * K * G + head
             tl.store(
@@ -273,7 +287,7 @@ def _decode(
                 tl.debug_barrier()
                 merge(
                     out_ptr, partial_ptr, mass_ptr, prefix_ptr, row, kv_head, base, count,
-                    K, G, H, PREFIX_SPLITS, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
+                    K, G, V, PREFIX_SPLITS, CASCADE, MERGE_G, MERGE_P, BLOCK_H, BLOCK_N,
                 )  # fmt: skip
     elif split == 0:
         begin(PDL)  # without it the next kernel would start too early
@@ -287,7 +301,8 @@ def _decode_prefix(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, prefix_ptr, partial_ptr,
     mass_ptr, scale, num_rows, num_splits,
     TABLE_STRIDE: tl.constexpr,
-    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
+    Z: tl.constexpr, K: tl.constexpr, G: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
+    KV: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -306,16 +321,19 @@ def _decode_prefix(
         head_at = (m // G).to(tl.int64) * K * G + kv_head * G + m % G
         q = tl.load(
             q_ptr + head_at[:, None] * H + h[None, :],
-            mask=inside[:, None] & (h[None, :] < H), other=0.0,
+            mask=inside[:, None] & (h[None, :] < V), other=0.0,
         )  # fmt: skip
+        q_rest = rest_of(q, q_ptr, head_at * H, inside, H, V)
+        key_head = kv_head if V == H else 0
         top = tl.full([BLOCK_M], -1e30, tl.float32)
         mass = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
         acc, mass, top = attend(
-            acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, m, h, kv_head, scale,
-            0, first, last, last, ENDED, Z, K, H, KV, False, SOFTCAP, BLOCK_N,
+            acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, m, h,
+            key_head, scale, 0, first, last, last,
+            ENDED, Z, K if V == H else 1, H, V, KV, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
-        acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
+        acc = times_value_scale(acc, v_scale_ptr, key_head, KV)
         sums = num_splits + (m // G) * PREFIX_SPLITS + index
         at = sums.to(tl.int64) * K * G + kv_head * G + m % G
         tl.store(

@@ -4,7 +4,7 @@ Keys and values are read from their pages (`minisgl.kernel.triton.attend`). A pr
 one row's queries and one head. The device finds the row of each tile, so a captured launch serves
 rows of other lengths.
 
-Axes: T tokens, B rows, N query heads, K key/value heads, H head dim.
+Axes: T tokens, B rows, N query heads, K key/value heads, H head dim, V dims of a value.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from minisgl.kernel.triton.attend import (
     attend,
     block_h_of,
     no_keys,
+    rest_of,
     scaled,
     times_value_scale,
 )
@@ -48,9 +49,9 @@ def extend(
     sinks: Tensor | None,
     num_tokens: int,
     longest: int,
-    out_TNH: Tensor,
+    out_TNV: Tensor,
 ) -> None:
-    """Attend with any number of queries per row, and write the result to out_TNH.
+    """Attend with any number of queries per row, and write the result to out_TNV.
 
     rows: int32 [4, B], some columns of `Batch.rows`, whose tokens are in q_TNH. scale, window,
     softcap, sinks: see `AttnLayer`. num_tokens, longest: upper bounds of the tokens of all rows and
@@ -58,7 +59,8 @@ def extend(
     """
     _, num_q_heads, head_dim = q_TNH.shape
     page_size, num_kv_heads = pool.k.shape[1:3]
-    block_h = block_h_of(head_dim)
+    value_dim = out_TNV.shape[2]
+    block_h = block_h_of(value_dim)
     is_float32 = q_TNH.dtype.itemsize == 4
     wide = block_h > 128 or is_float32
     block_m, block_n, num_warps, num_stages = (64, 32, 4, 1) if wide else (128, 64, 8, 3)
@@ -69,19 +71,21 @@ def extend(
     is_large = block_h > (128 if is_float32 else 256)
     if longest <= 32 or (is_large and (is_float32 or shared_kib() < 128)):
         block_m, num_warps = 32, 4
+    if value_dim < head_dim and (is_float32 or shared_kib() < 128):
+        block_m, block_n = 16 if is_float32 else block_m, 16  # all GPUs have room for them
     num_rows = rows.shape[1]
     factor, cap = scaled(scale, softcap)
     num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off
     _launch_extend(
         (num_tiles, num_q_heads, 1),
         (
-            q_TNH, *tensors_of(pool), page_table, rows, out_TNH,
+            q_TNH, *tensors_of(pool), page_table, rows, out_TNV,
             q_TNH if sinks is None else sinks, factor, window or 0, num_rows, rows.stride(0),
         ),
         (
-            page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, kind_of(pool),
-            bool(window),
-            cap, sinks is not None, _row_bucket(num_rows), block_m, block_h, block_n,
+            page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, value_dim,
+            kind_of(pool), bool(window), cap, sinks is not None, _row_bucket(num_rows), block_m,
+            block_h, block_n,
         ),
         dtype=(q_TNH.dtype, pool.k.dtype), num_warps=num_warps,
         num_stages=num_stages,
@@ -100,8 +104,8 @@ def _row_bucket(num_rows: int) -> int:
 def _extend(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, out_ptr, sinks_ptr, scale,
     window, num_rows, rows_stride, TABLE_STRIDE: tl.constexpr,
-    Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
+    KV: tl.constexpr, WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
@@ -127,9 +131,10 @@ def _extend(
     m = m_first + tl.arange(0, BLOCK_M)
     h = tl.arange(0, BLOCK_H)
     query = start + m
-    q_at = ((q_first + m[:, None]) * N + head) * H + h[None, :]
-    in_q = (m[:, None] < length) & (h[None, :] < H)
-    q = tl.load(q_ptr + q_at, mask=in_q, other=0.0)
+    of_head = (q_first + m) * N + head
+    in_q = (m[:, None] < length) & (h[None, :] < V)
+    q = tl.load(q_ptr + of_head[:, None] * H + h[None, :], mask=in_q, other=0.0)
+    q_rest = rest_of(q, q_ptr, of_head * H, m < length, H, V)
     mass, top = no_keys(sinks_ptr, head + 0 * m, m < length, SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
     low = 0
@@ -142,16 +147,16 @@ def _extend(
         whole = (start + m_first + 1) // BLOCK_N * BLOCK_N
     kv_head = head // (N // K)
     acc, mass, top = attend(
-        acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head, scale,
-        window, low, whole, end, WHOLE, Z, K, H, KV, WINDOWED, SOFTCAP, BLOCK_N,
+        acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
+        scale, window, low, whole, end, WHOLE, Z, K, H, V, KV, WINDOWED, SOFTCAP, BLOCK_N,
     )  # fmt: skip
     acc, mass, top = attend(
-        acc, mass, top, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head, scale,
-        window, whole, high, end, CAUSAL, Z, K, H, KV, WINDOWED, SOFTCAP, BLOCK_N,
+        acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
+        scale, window, whole, high, end, CAUSAL, Z, K, H, V, KV, WINDOWED, SOFTCAP, BLOCK_N,
     )  # fmt: skip
     acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
     out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + q_at, out, mask=in_q)
+    tl.store(out_ptr + of_head[:, None] * V + h[None, :], out, mask=in_q)
 
 
 _launch_extend = Launcher(_extend)

@@ -36,10 +36,12 @@ from minisgl.kernel.decode_config import (
     DecodeConfig,
     decode_config,
     few_splits,
+    latent_config,
+    num_groups,
     splits_at_once,
 )
 from minisgl.kernel.triton.attend import block_h_of
-from minisgl.kernel.triton.launch import Launcher, wait
+from minisgl.kernel.triton.launch import Launcher, is_hopper, wait
 
 MIN_SPLIT = 64
 """Tokens. With smaller splits the merge costs more than the parallelism saves."""
@@ -60,17 +62,20 @@ class KVSplits:
     """The splits of a step, and memory for their results. All layers with the same window use it,
     one after another.
 
-    config: of the programs. splits_each: splits per context in a step of few rows, else 0.
+    config: of the programs. num_groups: of query heads, each with its own programs: K, or the
+    parts of the heads that attend to latents. splits_each: splits per context in a step of few
+    rows, else 0.
     table: int32 [S, FIELDS]. For each split: its row, the row's index in the page table, its first
     key and its last key + 1, the row's end, the row's first split and their number. A row that has
     no keys of its own has no split, and nothing is written for it. Not read in a step of few rows.
     done: int32 [>= B * K], how many splits of a row have ended. Zero between layers.
-    partial: float32 [>= S, N, >= H], the weighted mean of the values of each split. mass: float32
+    partial: float32 [>= S, N, >= V], the weighted mean of the values of each split. mass: float32
     [>= S, N], log2 of its sum of exponentials. Those of the splits of a common prefix follow, row
     by row.
     """
 
     config: DecodeConfig
+    num_groups: int
     splits_each: int
     num_splits: int
     table: Tensor
@@ -86,6 +91,7 @@ def split_contexts(
     *,
     kv_dtype: torch.dtype,
     num_kv_heads: int,
+    value_dim: int,
     window: int | None,
     common_prefix: Tensor | None,
     rotates: bool,
@@ -95,16 +101,20 @@ def split_contexts(
     """Divide the contexts of the decode rows into splits.
 
     rows: `Batch.rows` [4, >= B]; table indices and ends are read. q_shape: (B, N, H). dtype,
-    kv_dtype: of queries and of the cache. common_prefix: int32 [1], the number of tokens that all
-    contexts have in the same pages; None with a window. rotates: whether `decode` gets a
-    `Rotation`. num_cores: multiprocessors of the device. done_of_few: int32 [FEW_BELOW], zero
-    between steps: `KVSplits.done` in a step of few rows.
+    kv_dtype: of queries and of the cache. value_dim: V. common_prefix: int32 [1], the
+    number of tokens that all contexts have in the same pages; None with a window. rotates: whether
+    `decode` gets a `Rotation`. num_cores: multiprocessors of the device. done_of_few: int32
+    [FEW_BELOW], zero between steps: `KVSplits.done` in a step of few rows.
     """
     num_rows, num_q_heads, head_dim = q_shape
-    block_h, pairs = block_h_of(head_dim), num_rows * num_kv_heads
-    group = num_q_heads // num_kv_heads
-    is_few = rotates and pairs < FEW_BELOW
-    config = decode_config(pairs, num_cores, block_h, dtype, kv_dtype, is_few=is_few)
+    block_h, is_few = block_h_of(value_dim), rotates and num_rows * num_kv_heads < FEW_BELOW
+    if value_dim < head_dim:
+        config = latent_config(num_rows, num_q_heads, dtype, is_hopper=is_hopper())
+        num_kv_heads = num_groups(num_q_heads, config)
+    else:
+        pairs = num_rows * num_kv_heads
+        config = decode_config(pairs, num_cores, block_h, dtype, kv_dtype, is_few=is_few)
+    pairs, group = num_rows * num_kv_heads, num_q_heads // num_kv_heads
     splits_each = few_splits(pairs, num_cores, config) if is_few else 0
     at_once = splits_at_once(num_kv_heads, num_cores, config)
     num_splits = num_rows * splits_each if is_few else num_rows + at_once
@@ -113,6 +123,7 @@ def split_contexts(
     float32: dict[str, Any] = {"dtype": torch.float32, "device": rows.device}
     splits = KVSplits(
         config=config,
+        num_groups=num_kv_heads,
         splits_each=splits_each,
         num_splits=num_splits,
         table=rows if is_few else torch.empty((num_splits, FIELDS.value), **int32),

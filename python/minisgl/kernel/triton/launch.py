@@ -52,6 +52,11 @@ def has_pdl() -> bool:
 
 
 @functools.cache
+def is_hopper() -> bool:
+    return not INTERPRET and torch.cuda.get_device_capability()[0] == 9
+
+
+@functools.cache
 def shared_kib() -> int:
     """Return the most shared memory of a block in KiB: 227 on H100 and B200, 99 on RTX cards."""
     if INTERPRET:

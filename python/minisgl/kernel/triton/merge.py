@@ -1,7 +1,7 @@
 """Merges the partial sums of a row's KV splits, including the splits of the common prefix
 (Flash-Decoding, Dao et al. 2023).
 
-Axes: K key/value heads, G query heads per key/value head, H head dim.
+Axes: K key/value heads, G query heads per key/value head, V dims of a value.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST_MERGED = 16
 128."""
 
 
-def merge_sizes(group: int, block_h: int) -> tuple[int, int]:
-    """Return (MERGE_G, MERGE_P) of `merge`."""
+def merge_sizes(group: int, block_h: int, merged: int = MERGED) -> tuple[int, int]:
+    """Return (MERGE_G, MERGE_P) of `merge`. merged: see `MERGED`."""
     merge_g = max(power_of_2(group), 2)
-    return merge_g, min(max(MERGED // (merge_g * block_h), 1), MOST_MERGED)
+    return merge_g, min(max(merged // (merge_g * block_h), 1), MOST_MERGED)
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def prefix_split_size(prefix, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
 @triton.jit
 def merge(
     out_ptr, partial_ptr, mass_ptr, prefix_ptr, row, kv_head, base, count,
-    K: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
+    K: tl.constexpr, G: tl.constexpr, V: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr, CASCADE: tl.constexpr,
     MERGE_G: tl.constexpr, MERGE_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -68,6 +68,6 @@ def merge(
             acc = acc * shrink[:, None] + partial * weight[:, None]
             mass = mass * shrink + weight
             top = new_top
-    at = (row.to(tl.int64) * K * G + head[:, None]) * H + h[None, :]
+    at = (row.to(tl.int64) * K * G + head[:, None]) * V + h[None, :]
     out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at, out, mask=(g[:, None] < G) & (h[None, :] < H))
+    tl.store(out_ptr + at, out, mask=(g[:, None] < G) & (h[None, :] < V))
