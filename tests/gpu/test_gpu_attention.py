@@ -53,6 +53,11 @@ LONG = (
     Case(name="page of 64", rows=((900, 901), (0, 300), (130, 400)), page_size=64, head_dim=128),
     Case(name="40,000 keys, head dim 256", rows=ENDS, num_q_heads=16, num_kv_heads=2, head_dim=256),
     Case(name="head dim 256, window 1,000", rows=ENDS[7:], head_dim=256, window=1000),
+    *(
+        Case(name=f"head dim 512 in pages of {size}", rows=(*ENDS[-6:], (640, 705), (3, 1000)),
+             num_q_heads=6, head_dim=512, page_size=size)
+        for size in (8, 16, 128)
+    ),
 )  # fmt: skip
 BOUNDED_LONG = (
     Case(name="40,000 keys, sinks", rows=ENDS, num_q_heads=16, num_kv_heads=2, sinks=True),

@@ -15,11 +15,13 @@ from minisgl.attention.base import AttnLayer, QKVSteps
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
 from minisgl.core import PoolBatch
 from minisgl.kernel.decode_config import FEW_BELOW
+from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton.decode_attention import Rotation, decode
 from minisgl.kernel.triton.extend_attention import extend
 from minisgl.kernel.triton.kv_split import split_contexts
 from minisgl.kernel.triton.launch import power_of_2
+from minisgl.kernel.wide_attention import WideAttention
 
 
 class TritonAttnBackend(PagedAttnBackend):
@@ -32,6 +34,7 @@ class TritonAttnBackend(PagedAttnBackend):
         super().__init__(ops)
         self.num_cores = num_cores
         self._done_of_few = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
+        self._wide = on_hopper(WideAttention, "Triton's kernel computes prompts of wide heads")
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
         self._decode(q_DNH, layer, batch, out_DNV, None)
@@ -108,16 +111,25 @@ class TritonAttnBackend(PagedAttnBackend):
         assert batch.rows is not None
         pool = batch.context.kv_pool.layer(layer.layer_id)
         extent = batch.attn_metadata.all
+        table = batch.context.page_table
+        rows = batch.rows[:, batch.rows.shape[1] - extent.num_rows :]
+        is_bounded = layer.window or layer.softcap or layer.sinks
+        if self._wide and not is_bounded and self._wide.takes(q_TNH, pool):
+            self._wide.extend(
+                q_TNH, pool, table, rows, scale=layer.scale, num_tokens=extent.num_tokens,
+                out_TNH=out_TNV,
+            )  # fmt: skip
+            return
         extend(
             q_TNH,
             pool,
-            batch.context.page_table,
-            batch.rows[:, batch.rows.shape[1] - extent.num_rows :],
+            table,
+            rows,
             scale=layer.scale,
             window=layer.window,
             softcap=layer.softcap,
             sinks=layer.sinks.weight if layer.sinks else None,
-            num_tokens=extent.num_tokens,
             longest=extent.longest,
+            num_tokens=extent.num_tokens,
             out_TNV=out_TNV,
         )

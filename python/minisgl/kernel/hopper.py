@@ -23,31 +23,39 @@ SHARED_BYTES = 227 << 10  # that a block can have
 TYPES = (torch.bfloat16, torch.float16)
 
 
-def multiply_source(columns: int, kind: str, *, from_registers: bool = False) -> str:
-    """Return the source of `multiply`, the matrix instruction with `columns` columns, which has an
+def multiply_source(
+    columns: int,
+    kind: str,
+    *,
+    from_registers: bool = False,
+    name: str = "multiply",
+    transposed: bool = False,
+) -> str:
+    """Return the source of `name`, the matrix instruction with `columns` columns, which has an
     operand for each of a thread's sums. It adds to them, or replaces them if `add` is 0.
 
     kind: bf16, f16 or e4m3, of both matrices. from_registers: the left matrix is in registers; else
-    both are in shared memory.
+    both are in shared memory. transposed: the right matrix has a row for each input, not for each
+    column.
     """
     count, is_fp8 = columns // 2, kind == "e4m3"
     names = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     if from_registers:
-        matrix, transposed = "const unsigned (&a)[4]", ", 0"
+        matrix, forms = "const unsigned (&a)[4]", f", {int(transposed)}"
         words = ", ".join(f"%{count + i}" for i in range(4))
         left, inputs = f"{{{words}}}", "".join(f'"r"(a[{i}]), ' for i in range(4))
     else:
-        matrix, transposed = "unsigned long long a", "" if is_fp8 else ", 0, 0"
+        matrix, forms = "unsigned long long a", "" if is_fp8 else f", 0, {int(transposed)}"
         left, inputs = f"%{count}", '"l"(a), '
     right = count + inputs.count(",")
     return (
-        f"__device__ void multiply(float (&sums)[{count}], {matrix}, unsigned long long b,\n"
+        f"__device__ void {name}(float (&sums)[{count}], {matrix}, unsigned long long b,\n"
         "                         int add = 1) {\n"
         f'  asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{right + 1}, 0;\\n"\n'
         f'      "wgmma.mma_async.sync.aligned.m64n{columns}k{32 if is_fp8 else 16}"\n'
         f'      ".f32.{kind}.{kind} {{{names}}}, "\n'
-        f'      "{left}, %{right}, add, 1, 1{transposed}; }}"\n'
+        f'      "{left}, %{right}, add, 1, 1{forms}; }}"\n'
         f'      : {operands} : {inputs}"l"(b), "r"(add));\n}}\n'
     )
 
