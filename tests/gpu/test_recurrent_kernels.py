@@ -3,6 +3,8 @@ CPU, in float32."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.recurrent_steps import check_backend
 from minisgl.attention.recurrent_triton import TritonRecurrentBackend
+from minisgl.kernel.delta_decode import VALUES, DeltaDecode
+from minisgl.kernel.hopper import TYPES, on_hopper
 from minisgl.kernel.triton import delta_decode
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
@@ -51,3 +55,22 @@ def test_heads_of_one_program_are_those_of_several(
         TritonRecurrentBackend, (6, 2), (32, 48), 4, 16, torch.float32,
         TOLERANCE[torch.float32], device, is_mamba=is_mamba,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("heads", "page_size"), [((4, 2), 16), ((3, 1), 1), ((2, 2), 64)], ids=str)
+def test_decode_rows_on_hopper_are_the_reference(
+    heads: tuple[int, int],
+    page_size: int,
+    dtype: torch.dtype,
+    values: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = on_hopper(DeltaDecode, "not tested")
+    if kernels is None:
+        pytest.skip("needs a Hopper GPU")
+    monkeypatch.setattr(kernels, "_values", lambda num_states: values)
+    make = partial(TritonRecurrentBackend, hopper=(kernels, None))
+    check_backend(make, heads, (128, 128), 4, page_size, dtype, 2**-6, device, is_mamba=False)

@@ -16,8 +16,13 @@ def create_recurrent_backend(
     `device`."""
     if name != "torch" and device.type == "cuda":
         from minisgl.attention.recurrent_triton import TritonRecurrentBackend
+        from minisgl.kernel.delta_decode import DeltaDecode
+        from minisgl.kernel.delta_hopper import DeltaPrompts
+        from minisgl.kernel.hopper import on_hopper
 
-        return TritonRecurrentBackend(page_size, state_table)
+        instead = "Triton computes the delta rule"
+        hopper = (on_hopper(DeltaDecode, instead), on_hopper(DeltaPrompts, instead))
+        return TritonRecurrentBackend(page_size, state_table, hopper)
     if name != "torch":
         try:
             library = load_cpu_library()

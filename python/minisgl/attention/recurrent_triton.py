@@ -1,4 +1,5 @@
-"""Recurrent layers in Triton: the convolution, then decode rows and prompts, with separate kernels.
+"""Recurrent layers in Triton: the convolution, then decode rows and prompts, with separate kernels;
+those of delta nets are in CUDA C++ on Hopper.
 
 Decode rows read everything that changes between steps from device memory, so their steps can be
 captured.
@@ -16,6 +17,8 @@ from torch import Tensor
 from minisgl.attention.base import BaseAttnMetadata
 from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, RecurrentInputs
 from minisgl.core import Plan, PoolBatch
+from minisgl.kernel.delta_decode import DeltaDecode
+from minisgl.kernel.delta_hopper import DeltaPrompts
 from minisgl.kernel.triton.delta_conv import convolve
 from minisgl.kernel.triton.delta_decode import decode
 from minisgl.kernel.triton.delta_extend import extend
@@ -34,6 +37,16 @@ class TritonRecurrentMetadata(BaseAttnMetadata):
 class TritonRecurrentBackend(RecurrentBackend):
     name = "triton"
     graph_safe = True
+
+    def __init__(
+        self,
+        page_size: int,
+        state_table: Tensor,
+        hopper: tuple[DeltaDecode | None, DeltaPrompts | None] = (None, None),
+    ) -> None:
+        """hopper: for decode rows and for prompts; None leaves them to Triton."""
+        super().__init__(page_size, state_table)
+        self._decode, self._prompts = hopper
 
     def prepare(self, plan: Plan) -> TritonRecurrentMetadata:
         return TritonRecurrentMetadata(
@@ -64,13 +77,13 @@ class TritonRecurrentBackend(RecurrentBackend):
         tables = (row_table, self.state_table, out_TNV, inputs.skip_N)
         if num_decodes:
             decode(
-                *tensors, rows, *tables,
-                num_rows=num_decodes, interval=layer.interval, page_size=self.page_size,
+                *tensors, rows, *tables, num_rows=num_decodes, interval=layer.interval,
+                page_size=self.page_size, hopper=self._decode,
             )  # fmt: skip
         if metadata.num_prompts:
             extend(
                 *tensors, rows[:, num_decodes:], *tables, num_tokens=metadata.num_prompt_tokens,
-                interval=layer.interval, page_size=self.page_size,
+                interval=layer.interval, page_size=self.page_size, hopper=self._prompts,
             )  # fmt: skip
         return out_TNV
 

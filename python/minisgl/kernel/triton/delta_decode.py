@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.delta_decode import DeltaDecode
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 
@@ -51,9 +52,16 @@ def decode(
     num_rows: int,
     interval: int,
     page_size: int,
+    hopper: DeltaDecode | None = None,
 ) -> None:
     """Write the outputs of the first rows, of one token each. mixed_BD: see `convolve`. skip_N: see
-    `minisgl.attention.recurrent.RecurrentInputs`."""
+    `minisgl.attention.recurrent.RecurrentInputs`. hopper: replaces this kernel where it can."""
+    if skip_N is None and hopper and hopper.takes(mixed_BD, states, interval):
+        hopper.decode(
+            mixed_BD, g_BN, beta_BN, states, keys, updates, decays, slots, rows, row_table,
+            state_table, out_BNV, num_rows=num_rows, interval=interval, page_size=page_size,
+        )  # fmt: skip
+        return
     _, num_heads, key_dim, value_dim = states.shape
     blocks = FEW if num_rows < FROM_ROWS else MANY
     sharing = num_heads // keys.shape[1]

@@ -4,7 +4,8 @@ Two kernels, as in Yang et al., "Parallelizing Linear Transformers with the Delt
 program of `_delta_prepare` has one interval of a row and one value head; all run in parallel, and
 compute what does not depend on the state (`minisgl.kernel.triton.delta_prepare`). A program of
 `_delta_scan` has one row, one value head and a block of the value dim, and computes the row's
-intervals one after another. Mamba2 has no system to solve.
+intervals one after another; Mamba2 has no system to solve. On Hopper
+`minisgl.kernel.delta_hopper` has both kernels, for most models.
 
 An interval's tokens before the row's first are old: their keys, updates and decays are in the pool.
 They are rows of the system like new tokens, but their updates are known.
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.delta_hopper import DeltaPrompts
 from minisgl.kernel.triton.delta_prepare import (
     SOLVED,
     interval_keys,
@@ -49,9 +51,11 @@ def extend(
     num_tokens: int,
     interval: int,
     page_size: int,
+    hopper: DeltaPrompts | None = None,
 ) -> None:
     """Write the outputs of `rows`, int32 [4, B]: some columns of `PoolBatch.rows`. num_tokens: of
-    these rows. The other arguments: see `minisgl.kernel.triton.delta_decode.decode`."""
+    these rows. The other arguments: see `minisgl.kernel.triton.delta_decode.decode`. hopper:
+    replaces both kernels where it can."""
     _, num_heads, key_dim, value_dim = states.shape
     num_rows = rows.shape[1]
     block_b = max(power_of_2(num_rows), 16)
@@ -60,6 +64,12 @@ def extend(
     # The numbers of the delta rule are at most 1, and float16 has as many digits as tf32.
     small = torch.float16 if is_delta and not is_float32 else torch.float32
     most = num_tokens // interval + 2 * num_rows  # intervals: the first and last may be cut off
+    if is_delta and hopper and hopper.takes(mixed_TD, states, keys, interval):
+        hopper.extend(
+            mixed_TD, g_TN, beta_TN, states, keys, updates, decays, slots, rows, row_table,
+            state_table, out_TNV, most=most, page_size=page_size,
+        )  # fmt: skip
+        return
 
     def prepared(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((most, num_heads, *shape), dtype=dtype, device=states.device)

@@ -77,6 +77,9 @@ __device__ void settle(float (&sums)[COUNT]) {
 // Waits until the kernel before has ended and its writes are visible (programmatic dependent launch).
 __device__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// Lets the next kernel begin. It waits for this one's end in `wait_for_kernel_before`.
+__device__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+
 // Two numbers, rounded, in a word.
 __device__ unsigned round(float low, float high) {
   unsigned word;

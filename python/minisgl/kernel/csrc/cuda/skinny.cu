@@ -63,8 +63,6 @@ __device__ void warpgroups_barrier() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-__device__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
-
 __device__ unsigned in_block(unsigned address, int part) {
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(part));

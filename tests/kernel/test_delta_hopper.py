@@ -1,0 +1,70 @@
+"""The host side of the delta rule on Hopper, with a mock driver."""
+
+from __future__ import annotations
+
+import re
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from helpers.hopper_kernels import uncompiled
+from minisgl.kernel import delta_hopper
+from minisgl.kernel.delta_hopper import DIM, INTERVAL, PREPARE_SHARED, SHARED, DeltaPrompts
+from minisgl.kernel.hopper import SHARED_BYTES, multiply_source
+from minisgl.kernel.jit import CSRC
+from minisgl.kernel.library import JitUnavailable
+
+
+@pytest.fixture
+def prompts() -> DeltaPrompts:
+    """As on Hopper, without one."""
+    prompts = DeltaPrompts.__new__(DeltaPrompts)
+    prompts._prepare, prompts._scan = (
+        uncompiled("left to Triton", Mock(cubin_kernel=Mock(return_value=7))) for _ in range(2)
+    )
+    prompts._prepare._cubin = prompts._scan._cubin = lambda dtype: b"cubin"
+    return prompts
+
+
+def test_what_the_kernels_take(prompts: DeltaPrompts) -> None:
+    mixed, states = torch.zeros(3, 8 * DIM).bfloat16(), torch.zeros(1, 16, DIM, DIM)
+    keys = torch.zeros(1, 2, DIM).bfloat16()
+    assert prompts.takes(mixed, states, keys, INTERVAL)
+    assert prompts.takes(mixed.half(), states, keys.half(), INTERVAL)
+    assert not prompts.takes(mixed.float(), states, keys, INTERVAL)
+    assert not prompts.takes(mixed, states, keys, 2 * INTERVAL)
+    assert not prompts.takes(mixed, states[..., :64], keys, INTERVAL)
+    assert not prompts.takes(mixed, states[:, :, :64], keys, INTERVAL)
+    assert not prompts.takes(mixed, states, keys[:, :1], INTERVAL)
+
+
+def test_without_one_kernel_triton_has_both(prompts: DeltaPrompts) -> None:
+    def cubin(dtype: torch.dtype) -> bytes:
+        raise JitUnavailable("no compiler")
+
+    prompts._scan._cubin = cubin
+    mixed, states = torch.zeros(3, 8 * DIM).bfloat16(), torch.zeros(1, 4, DIM, DIM)
+    assert not prompts.takes(mixed, states, mixed.view(-1, 2, DIM), INTERVAL)
+
+
+def test_the_arguments_are_the_kernels() -> None:
+    source = (CSRC / "cuda" / "delta.cuh").read_text()
+    struct = re.search(r"struct Delta \{(.*?)\n\};", source, re.DOTALL)
+    assert struct
+    text = re.sub(r"//.*", "", struct[1].split("__device__")[0])
+    names = re.findall(r"(\w+)(?=[,;])", text)
+    assert names == [name for name, _ in delta_hopper._Delta._fields_]
+    assert len(names) == 22
+
+
+def test_a_block_fits() -> None:
+    assert SHARED <= SHARED_BYTES
+    assert 4 * (PREPARE_SHARED + 1024) <= SHARED_BYTES  # four blocks of a multiprocessor
+
+
+def test_the_right_matrix_may_be_transposed() -> None:
+    source = multiply_source(64, "f16", from_registers=True, name="across", transposed=True)
+    assert source.startswith("__device__ void across(float (&sums)[32], const unsigned (&a)[4]")
+    assert "{%32, %33, %34, %35}, %36, add, 1, 1, 1; }" in source
+    assert "%36, add, 1, 1, 0; }" in multiply_source(64, "f16", from_registers=True)
