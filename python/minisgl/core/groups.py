@@ -90,24 +90,25 @@ class CacheGroup:
         longest: int,
         chunk: int,
         page_size: int,
-        saved_every: int,
+        num_saved: int,
     ) -> int:
         """Return how many pages the group gets beside a full group of `num_pages`: enough that the
         full group runs out first, if running requests have `REQUEST_TOKENS` or more on average.
 
         running: the most running requests. longest: the most tokens of a request. chunk: the most
-        prompt tokens of a step. saved_every: the tokens of the full group for each saved state of a
-        state group.
+        prompt tokens of a step. num_saved: of states, which shorter requests take instead of the
+        prefix tree, so there are rows for them too.
         """
         if self.kind == "full":
             return num_pages
         tokens = num_pages * page_size
         expected = min(running, tokens // min(REQUEST_TOKENS, longest) + 1)
         if self.kind == "state":  # an eighth of the requests can write one in the same step
-            return expected + -(-expected // 8) + tokens // saved_every + 2
+            return expected + -(-expected // 8) + num_saved + 2
         if self.kind == "rows":  # a request has half an interval and half a page, on average
             each = self.interval // page_size
-            return min(num_pages, expected * each * 3 // 4 + 2 * each)
+            with_states = min(running, expected + num_saved)
+            return min(num_pages, with_states * each * 3 // 4 + 2 * each)
         each = -(-self.window // page_size) + 2
         # At least half as many tokens of short requests fit as in the full group.
         held = min(running * each, max(expected * each, num_pages // 2))

@@ -81,18 +81,23 @@ class MemoryPlan:
         `CacheGroup.pool_pages` says how many each other group gets. Saved states take about half as
         many bytes as the first group (docs/decisions/0024).
         """
-        groups = []
-        for group, page_bytes in zip(self.groups, self.group_page_bytes, strict=True):
-            saved_every = 2 * page_bytes * self.page_size // self.group_page_bytes[0] + 1
-            count = group.pool_pages(
-                num_pages,
-                self.max_running,
-                self.max_seq_len,
-                self.chunk,
-                self.page_size,
-                saved_every,
+        sizes = zip(self.groups, self.group_page_bytes, strict=True)
+        state_bytes = next((size for group, size in sizes if group.kind == "state"), 0)
+        num_saved = num_pages * self.group_page_bytes[0] // (2 * state_bytes or 1)
+        groups = [
+            replace(
+                group,
+                num_pages=group.pool_pages(
+                    num_pages,
+                    self.max_running,
+                    self.max_seq_len,
+                    self.chunk,
+                    self.page_size,
+                    num_saved,
+                ),
             )
-            groups.append(replace(group, num_pages=count))
+            for group in self.groups
+        ]
         if groups[0].kind == "window":  # all pages; those that no request needs cache prefixes
             groups[0] = replace(groups[0], num_pages=num_pages)
         return replace(self, groups=tuple(groups))
