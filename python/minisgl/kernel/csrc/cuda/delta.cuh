@@ -44,27 +44,6 @@ __device__ long long slot_of(const Delta& delta, const Span& span, int at) {
   return (long long)span.pages[at / delta.page_size] * delta.page_size + at % delta.page_size;
 }
 
-__device__ void copy_16_bytes(unsigned to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most this thread's last group of copies has not ended.
-__device__ void wait_for_copies_but_last() {
-  asm volatile("cp.async.wait_group 1;" ::: "memory");
-}
-
-__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Orders this thread's accesses to shared memory, and those it has waited for, before accesses by
-// matrix instructions.
-__device__ void show_to_multiply() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ void meet_fetchers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-
 __device__ float exponential(float x) {
   float power;
   asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
@@ -76,21 +55,6 @@ __device__ unsigned halves(float low, float high) {
   unsigned word;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
-}
-
-__device__ void store_16_bytes(unsigned to, uint4 x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
-               "r"(x.w)
-               : "memory");
-}
-
-__device__ uint4 load_16_bytes(unsigned from) {
-  uint4 x;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(from)
-               : "memory");
-  return x;
 }
 
 __device__ unsigned scaled(unsigned word, float factor) {
@@ -123,8 +87,8 @@ __device__ void copy_keys_and_queries(const Delta& delta, const Span& span, int 
     const bool is_new = span.is_new(at);
     const long long token = is_new ? span.offset + at : 0;
     const unsigned short* query = delta.mixed + token * delta.width() + key_head * WIDTH + chunk * 8;
-    copy_16_bytes(keys + i * 1024, key_of(delta, span, at, key_head, chunk), at < span.end);
-    copy_16_bytes(queries + i * 1024, query, is_new);
+    copy_16(keys + i * 1024, key_of(delta, span, at, key_head, chunk), at < span.end);
+    copy_16(queries + i * 1024, query, is_new);
   }
 }
 

@@ -70,7 +70,7 @@ __device__ float inverse_norm(float square) { return rsqrtf(square + 1e-6f); }
 extern "C" __global__ void __launch_bounds__(THREADS, 6) delta_decode(const Task task) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  let_next_begin();
   wait_for_kernel_before();
   const int heads = task.heads, key_heads = task.key_heads, thread = threadIdx.x;
   const int n = blockIdx.x % heads, key_head = n / (heads / key_heads);

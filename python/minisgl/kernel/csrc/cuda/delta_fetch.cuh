@@ -38,6 +38,8 @@ __device__ Row find_row(const Delta& delta) {
           delta.state_table + (long long)delta.rows[index] * delta.state_stride};
 }
 
+__device__ void meet_fetchers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+
 // The factors of one token, as they were stored.
 struct Stored {
   float decay, last_decay, key, query, beta;
@@ -58,13 +60,13 @@ __device__ void fetch(const Delta& delta, const Row& row, Shared& shared, unsign
       const int at = base + first + i * 8;
       const long long token = row.is_new(at) ? row.offset + at : 0;
       const void* from = delta.mixed + token * delta.width() + value;
-      copy_16_bytes(stage + VALUES + to + i * 1024, from, row.is_new(at));
+      copy_16(stage + VALUES + to + i * 1024, from, row.is_new(at));
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const long long from = place * C * C + (thread + i * GROUP) * 8;
-      copy_16_bytes(stage + INVERSE + square_to + i * 2048, delta.inverses + from, true);
-      copy_16_bytes(stage + SCORES + square_to + i * 2048, delta.scores + from, true);
+      copy_16(stage + INVERSE + square_to + i * 2048, delta.inverses + from, true);
+      copy_16(stage + SCORES + square_to + i * 2048, delta.scores + from, true);
     }
   };
   auto load_factors = [&](int base, long long place) -> Stored {
@@ -89,8 +91,8 @@ __device__ void fetch(const Delta& delta, const Row& row, Shared& shared, unsign
 #pragma unroll
     for (int i = 0; i < PASSES; ++i) {  // each thread, what it has copied
       const unsigned keys = stage + KEYS + to + i * 1024, queries = keys + QUERIES - KEYS;
-      store_16_bytes(keys, scaled(load_16_bytes(keys), factors.key[first + i * 8]));
-      store_16_bytes(queries, scaled(load_16_bytes(queries), factors.query[first + i * 8]));
+      store_16(keys, scaled(load_16(keys), factors.key[first + i * 8]));
+      store_16(queries, scaled(load_16(queries), factors.query[first + i * 8]));
     }
   };
 
@@ -104,7 +106,7 @@ __device__ void fetch(const Delta& delta, const Row& row, Shared& shared, unsign
     }
     commit_copies();
     if (base > row.begin) {
-      wait_for_copies_but_last();
+      wait_for_copies<1>();
       multiply_interval(stored, shared.factors[before], stages + before * STAGE_BYTES);
       show_to_multiply();
       arrive(shared_address(&shared.full[before]));

@@ -22,6 +22,8 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= BESIDE, "delta_hopper.py asks for less");
 
+__device__ void wait_for_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // A block of 16 by 16 numbers: a thread's eight sums, and as float16 its words of a left matrix.
 struct Block {
   float sums[8];
@@ -118,7 +120,7 @@ __device__ void store_rows(unsigned matrix, unsigned short* to) {
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 + lane / 8, chunk = lane % 8;
 #pragma unroll
   for (int row = first; row < first + 16; row += 4) {
-    *(uint4*)(to + row * C + chunk * 8) = load_16_bytes(matrix + row * 128 + ((chunk ^ row % 8) << 4));
+    *(uint4*)(to + row * C + chunk * 8) = load_16(matrix + row * 128 + ((chunk ^ row % 8) << 4));
   }
 }
 
@@ -127,7 +129,7 @@ __device__ float norm_factor(unsigned matrices, int row) {
   float sum = 0;
 #pragma unroll
   for (int chunk = 0; chunk < WIDTH / 8; ++chunk) {
-    const uint4 x = load_16_bytes(matrices + chunk / 8 * MATRIX + row * 128 +
+    const uint4 x = load_16(matrices + chunk / 8 * MATRIX + row * 128 +
                                   ((chunk % 8 ^ row % 8) << 4));
     const unsigned words[] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -214,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
   for (int i = warp; i < share; i += 4) {
     sum_decays(delta, span, base, key_head * share + i, shared.decay[i], shared.beta[i]);
   }
-  wait_for_copies();
+  wait_for_all_copies();
   show_to_multiply();
   __syncthreads();
 
@@ -237,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
       const int at = base + thread / 16 + i * 8;
       const long long slot = span.is_new(at) ? delta.slots[span.offset + at] : -1;
       unsigned short* to = delta.keys + (slot * delta.key_heads + key_head) * WIDTH;
-      if (slot >= 0) *(uint4*)(to + thread % 16 * 8) = load_16_bytes(keys + place + i * 1024);
+      if (slot >= 0) *(uint4*)(to + thread % 16 * 8) = load_16(keys + place + i * 1024);
     }
   }
   multiply_wait();

@@ -88,7 +88,7 @@ __device__ void store_outputs(const Delta& delta, const Row& row, const float (&
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 * 2 + lane % 2;
 #pragma unroll
   for (int j = lane / 2; j < C; j += 16) {
-    const uint4 x = load_16_bytes(values + j * 128 + ((chunk ^ j % 8) << 4));
+    const uint4 x = load_16(values + j * 128 + ((chunk ^ j % 8) << 4));
     const long long token = row.offset + base + j;
     unsigned short* to = delta.out + (token * delta.heads + row.head) * WIDTH;
     if (row.is_new(base + j)) *(uint4*)(to + threadIdx.x / GROUP * 64 + chunk * 8) = x;

@@ -10,7 +10,7 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
   for (int i = 0; i < N / 2; ++i) first[i] = second[i] = 0;
   for (int input = 0; input < task.inputs; input += INPUTS, at.advance()) {
     wait(shared_address(&shared.full[at.index]), at.parity);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // x's rows were not bulk copies
+    show_to_multiply();  // x's rows were not bulk copies
     const unsigned stage = stages + at.index * STAGE_BYTES;
     const unsigned long long a = matrix(stage + group * 64 * 128);
     const unsigned long long b = matrix(stage + W_BYTES / 2 + group * 64 * 128);

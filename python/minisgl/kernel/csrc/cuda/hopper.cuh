@@ -74,6 +74,40 @@ __device__ void settle(float (&sums)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// Copies 16 bytes to shared memory by cp.async; where `there` is false, zeros.
+__device__ void copy_16(unsigned to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+
+__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING groups of this thread's copies have not ended.
+template <int PENDING>
+__device__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Orders this thread's accesses to shared memory, and copies that it has waited for, before those of
+// matrix instructions.
+__device__ void show_to_multiply() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ uint4 load_16(unsigned from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+__device__ void store_16(unsigned to, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+
 // Waits until the kernel before has ended and its writes are visible (programmatic dependent launch).
 __device__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 

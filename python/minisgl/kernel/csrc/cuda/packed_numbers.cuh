@@ -32,34 +32,11 @@ static_assert(!SIDES || GATE == NONE, "gate and up are the two chunks");
 static_assert(!FACTORED || GROUP == 32 || GROUP == 16, "groups of fp4");
 static_assert(!IS_BYTE || !(NARROW || ZEROS || MIDDLE), "not numbers of packed_skinny.py");
 
-// Copies 16 bytes; where `there` is false, zeros.
-__device__ void copy_16(u32 to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-
 // Copies 4 or 8 bytes.
 template <int BYTES>
 __device__ void copy(u32 to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES)
                : "memory");
-}
-
-__device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int PENDING>
-__device__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-__device__ uint4 load_16(u32 from) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(from)
-               : "memory");
-  return x;
 }
 
 __device__ u32 load_4(u32 from) {
@@ -82,12 +59,6 @@ __device__ u32 load_1(u32 from) {
 
 __device__ void store_4(u32 to, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
-}
-
-__device__ void store_16(u32 to, uint4 x) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
-               "r"(x.w)
-               : "memory");
 }
 
 __device__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERTS ? 2 : 1)
       --to_copy, offset += TURN_BYTES, next += TURN_BYTES;
       if (offset == turns * TURN_BYTES) offset = 0, ++next_tile, find();
     }
-    commit();
+    commit_copies();
   };
   issue(ring);
   for (int tile = begin + warp; tile < end; tile += WARPS) {

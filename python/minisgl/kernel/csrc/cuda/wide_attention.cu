@@ -78,9 +78,9 @@ __device__ void clear_values(unsigned values, int group, int count) {
   for (int i = threadIdx.x % 128; i < (TILE - count) * PIECES / 2 * 8; i += 128) {
     const int row = count + i / (PIECES / 2 * 8), piece = i / 8 % (PIECES / 2);
     const unsigned at = values + (group * PIECES / 2 + piece) * PIECE + row * 128 + i % 8 * 16;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+    store_16(at, {});
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  show_to_multiply();
   asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 }
 
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     show_barriers();
   }
   __syncthreads();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  let_next_begin();
   wait_for_kernel_before();
   const int head = blockIdx.x % task.heads;
   // The last tiles see the most keys, and start first.
