@@ -84,18 +84,9 @@ class MemoryPlan:
         sizes = zip(self.groups, self.group_page_bytes, strict=True)
         state_bytes = next((size for group, size in sizes if group.kind == "state"), 0)
         num_saved = num_pages * self.group_page_bytes[0] // (2 * state_bytes or 1)
+        limits = (self.max_running, self.max_seq_len, self.chunk, self.page_size)
         groups = [
-            replace(
-                group,
-                num_pages=group.pool_pages(
-                    num_pages,
-                    self.max_running,
-                    self.max_seq_len,
-                    self.chunk,
-                    self.page_size,
-                    num_saved,
-                ),
-            )
+            replace(group, num_pages=group.pool_pages(num_pages, *limits, num_saved))
             for group in self.groups
         ]
         if groups[0].kind == "window":  # all pages; those that no request needs cache prefixes
