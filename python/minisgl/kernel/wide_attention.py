@@ -8,6 +8,7 @@ has none.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from minisgl.kernel.hopper import TYPES, Kernels, multiply_source
 from minisgl.kernel.jit import load_cubin
-from minisgl.kernel.triton.attend import scaled
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
@@ -92,7 +92,7 @@ class WideAttention:
         task = _Task(
             out_TNH.data_ptr(), page_table.data_ptr(), rows.data_ptr(), page_table.stride(0),
             rows.stride(0), num_rows, num_heads, num_heads // num_kv_heads, page_size, box,
-            scaled(scale, None)[0],
+            scale * math.log2(math.e),
         )  # fmt: skip
         at = ctypes.addressof(maps)
         parameters = (ctypes.c_int64 * 4)(at, at + 128, at + 256, ctypes.addressof(task))

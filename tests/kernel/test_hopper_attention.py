@@ -1,0 +1,98 @@
+"""The host side of decode rows of the delta rule, and of heads of 512 dims, with a mock driver."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from helpers.hopper_kernels import uncompiled
+from minisgl.kernel import delta_decode, wide_attention
+from minisgl.kernel.delta_decode import DeltaDecode
+from minisgl.kernel.hopper import SHARED_BYTES
+from minisgl.kernel.jit import CSRC
+from minisgl.kernel.wide_attention import WideAttention
+
+CORES = 132
+
+
+def without_a_gpu(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the object as on Hopper."""
+    made = kind.__new__(kind)
+    driver = Mock(cubin_kernel=Mock(return_value=7), tensor_map=Mock(return_value=bytes(128)))
+    made._kernels = uncompiled("left to Triton", driver)
+    made._kernels._cubin = lambda kind: b"cubin"
+    made._kernels.num_cores = CORES
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("file", "fields"),
+    [
+        ("delta_decode", delta_decode._Task._fields_),
+        ("wide_attention", wide_attention._Task._fields_),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_arguments_are_the_kernels(file: str, fields: Any) -> None:
+    source = (CSRC / "cuda" / f"{file}.cu").read_text()
+    struct = re.search(r"struct Task \{(.*?)\n\};", source, re.DOTALL)
+    assert struct
+    names = re.findall(r"(\w+)(?=[,;])", re.sub(r"//.*", "", struct[1]))
+    assert names == [name for name, _ in fields]
+
+
+def test_few_states_are_split_among_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = without_a_gpu(DeltaDecode, monkeypatch)
+    assert [kernels._values(rows * 48) for rows in (1, 4, 16, 64, 128, 256)] == [
+        *(32, 32, 64, 64, 128, 128)
+    ]
+
+
+def test_decode_rows_that_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = without_a_gpu(DeltaDecode, monkeypatch)
+    mixed, states = torch.zeros(3, 1024).bfloat16(), torch.zeros(1, 4, 128, 128)
+    assert kernels.takes(mixed, states, 64)
+    assert kernels.takes(mixed.half(), states, 16)
+    assert not kernels.takes(mixed.float(), states, 64)
+    assert not kernels.takes(mixed, states, 128)
+    assert not kernels.takes(mixed, states[..., :64], 64)
+    assert not kernels.takes(mixed, states[:, :, :64], 64)
+
+
+def pool_of(page_size: int, dtype: torch.dtype = torch.bfloat16) -> Any:
+    kv = torch.zeros(5, page_size, 2, 512, dtype=dtype)
+    return SimpleNamespace(k=kv, v=kv)
+
+
+def test_heads_of_512_dims_that_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = without_a_gpu(WideAttention, monkeypatch)
+    q = torch.zeros(130, 6, 512, dtype=torch.bfloat16)
+    sizes = (1, 4, 7, 8, 16, 24, 32, 64, 96, 128)
+    assert [s for s in sizes if kernels.takes(q, pool_of(s))] == [8, 16, 32, 64, 128]
+    assert not kernels.takes(q[..., :256], pool_of(16))
+    assert not kernels.takes(q.float(), pool_of(16, torch.float32))
+    assert not kernels.takes(q, pool_of(16, torch.int8))
+    assert wide_attention.SHARED_BYTES <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(("page_size", "box"), [(16, 16), (128, 64)])
+def test_each_tile_of_a_head_has_a_block(
+    page_size: int, box: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = without_a_gpu(WideAttention, monkeypatch)
+    q, table = torch.zeros(130, 6, 512, dtype=torch.bfloat16), torch.zeros(3, 9, dtype=torch.int32)
+    rows = torch.zeros(4, 3, dtype=torch.int32)
+    kernels.extend(
+        q, pool_of(page_size), table, rows, scale=1.0, num_tokens=130, out_TNH=torch.empty_like(q)
+    )
+    library = kernels._kernels.library
+    assert library.kernel_launch.call_args.args[1] == (130 // 64 + 3) * 6
+    assert [call.args[1:] for call in library.tensor_map.call_args_list] == [
+        (130, 6 * 512, 64, 2), (5 * page_size, 2 * 512, box, 2)
+    ]  # fmt: skip
