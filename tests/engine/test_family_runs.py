@@ -47,6 +47,7 @@ RUNS = (
     "deepseek-v3-moe-groups-old",
     "mistral4-moe",
     "ernie4.5-moe",
+    "youtu",
     "glm4-lite-moe",
     "qwen3.5",
     "qwen3.5-moe",

@@ -36,6 +36,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SolarOpenConfig,
+    YoutuConfig,
 )
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
@@ -105,6 +106,9 @@ DEEPSEEK: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
     "num_key_value_heads": 4,
+}
+LATENTS = {
+    name: DEEPSEEK[name] for name in DEEPSEEK if "rank" in name or "dim" in name or "heads" in name
 }
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 5,
@@ -391,6 +395,19 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
             "n_group": 3,
             "topk_group": 2,
             "rope_parameters": {**YARN, "mscale_all_dim": 0.7},
+        },
+        1,
+        True,
+    ),
+    "youtu": (YoutuConfig, LATENTS, 4, False),
+    "youtu-untied-old": (
+        YoutuConfig,
+        {
+            **LATENTS,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5},
+            "tie_word_embeddings": False,
         },
         1,
         True,

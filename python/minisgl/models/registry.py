@@ -6,49 +6,40 @@ from importlib import import_module
 
 from minisgl.models.spec import Family
 
+_SUFFIX = "ForCausalLM"
 _MODULES = {
-    "Cohere2ForCausalLM": "cohere2", "CohereForCausalLM": "cohere", "CwmForCausalLM": "cwm",
-    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
-    "Ernie4_5ForCausalLM": "ernie4_5", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
-    "Exaone4ForCausalLM": "exaone4", "ExaoneMoeForCausalLM": "exaone_moe",
-    "FalconH1ForCausalLM": "falcon_h1", "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3", "Gemma4ForCausalLM": "gemma4",
-    "Gemma4UnifiedForCausalLM": "gemma4_unified", "GemmaForCausalLM": "gemma",
-    "Glm4ForCausalLM": "glm4", "Glm4MoeForCausalLM": "glm4_moe",
-    "Glm4MoeLiteForCausalLM": "glm4_moe_lite", "GlmForCausalLM": "glm",
-    "GptOssForCausalLM": "gpt_oss", "GraniteForCausalLM": "granite",
-    "GraniteMoeForCausalLM": "granite_moe", "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
-    "GraniteMoeSWAForCausalLM": "granite_moe_swa", "GraniteSWAForCausalLM": "granite_swa",
-    "HYV3ForCausalLM": "hy_v3", "HunYuanDenseV1ForCausalLM": "hunyuan",
-    "HunYuanMoEV1ForCausalLM": "hunyuan_moe", "Lfm2ForCausalLM": "lfm2",
-    "Lfm2MoeForCausalLM": "lfm2_moe", "Lfm3ForCausalLM": "lfm3", "LlamaForCausalLM": "llama",
-    "MellumForCausalLM": "mellum", "MiniMaxM2ForCausalLM": "minimax_m2",
-    "Ministral3ForCausalLM": "ministral3", "MinistralForCausalLM": "ministral",
-    "Mistral4ForCausalLM": "mistral4", "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral", "MuseGlimmerForCausalLM": "muse_glimmer",
-    "NemotronHForCausalLM": "nemotron_h", "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3",
-    "OlmoeForCausalLM": "olmoe", "Phi3ForCausalLM": "phi3", "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe", "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3VLMoeTextForCausalLM": "qwen3_vl_moe", "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe", "SeedOssForCausalLM": "seed_oss",
-    "SmolLM3ForCausalLM": "smollm3", "SolarOpenForCausalLM": "solar_open",
+    "Cohere": "cohere", "Cohere2": "cohere2", "Cwm": "cwm", "DeepseekV2": "deepseek_v2",
+    "DeepseekV3": "deepseek_v3", "Ernie4_5": "ernie4_5", "Ernie4_5_Moe": "ernie4_5_moe",
+    "Exaone4": "exaone4", "ExaoneMoe": "exaone_moe", "FalconH1": "falcon_h1", "Gemma": "gemma",
+    "Gemma2": "gemma2", "Gemma3": "gemma3", "Gemma4": "gemma4", "Gemma4Unified": "gemma4_unified",
+    "Glm": "glm", "Glm4": "glm4", "Glm4Moe": "glm4_moe", "Glm4MoeLite": "glm4_moe_lite",
+    "GptOss": "gpt_oss", "Granite": "granite", "GraniteMoe": "granite_moe",
+    "GraniteMoeHybrid": "granite_moe_hybrid", "GraniteMoeSWA": "granite_moe_swa",
+    "GraniteSWA": "granite_swa", "HYV3": "hy_v3", "HunYuanDenseV1": "hunyuan",
+    "HunYuanMoEV1": "hunyuan_moe", "Lfm2": "lfm2", "Lfm2Moe": "lfm2_moe", "Lfm3": "lfm3",
+    "Llama": "llama", "Mellum": "mellum", "MiniMaxM2": "minimax_m2", "Ministral": "ministral",
+    "Ministral3": "ministral3", "Mistral": "mistral", "Mistral4": "mistral4", "Mixtral": "mixtral",
+    "MuseGlimmer": "muse_glimmer", "NemotronH": "nemotron_h", "Olmo2": "olmo2", "Olmo3": "olmo3",
+    "Olmoe": "olmoe", "Phi3": "phi3", "Qwen2": "qwen2", "Qwen2Moe": "qwen2_moe", "Qwen3": "qwen3",
+    "Qwen3Moe": "qwen3_moe", "Qwen3Next": "qwen3_next", "Qwen3VLMoeText": "qwen3_vl_moe",
+    "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe", "SeedOss": "seed_oss", "SmolLM3": "smollm3",
+    "SolarOpen": "solar_open", "Youtu": "youtu",
 }  # fmt: skip
-"""architecture -> the module of this package that has its `FAMILY`."""
+"""architecture without `_SUFFIX` -> the module of this package that has its `FAMILY`."""
 
 
 def supported_architectures() -> tuple[str, ...]:
-    return tuple(sorted(_MODULES))
+    return tuple(sorted(name + _SUFFIX for name in _MODULES))
 
 
 def module_of(architecture: str) -> str:
-    return f"minisgl.models.{_MODULES[architecture]}"
+    return f"minisgl.models.{_MODULES[architecture.removesuffix(_SUFFIX)]}"
 
 
 def get_model_class(architecture: str) -> Family:
     """Return the family that builds `architecture`. Raises UnsupportedModel with the names of all
     architectures."""
-    if architecture not in _MODULES:
+    if architecture not in supported_architectures():
         from minisgl.models.wrapper import unsupported
 
         raise unsupported(architecture)
