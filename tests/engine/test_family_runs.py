@@ -48,6 +48,7 @@ RUNS = (
     "mistral4-moe",
     "ernie4.5-moe",
     "youtu",
+    "afmoe",
     "glm4-lite-moe",
     "qwen3.5",
     "qwen3.5-moe",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AfmoeConfig,
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -109,6 +110,14 @@ DEEPSEEK: dict[str, Any] = {
 }
 LATENTS = {
     name: DEEPSEEK[name] for name in DEEPSEEK if "rank" in name or "dim" in name or "heads" in name
+}
+AFMOE: dict[str, Any] = {
+    **MOE,
+    "head_dim": 16,
+    "num_shared_experts": 1,
+    "route_scale": 1.7,
+    "sliding_window": 9,
+    "mup_enabled": True,
 }
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 5,
@@ -408,6 +417,20 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
             "rope_interleave": False,
             "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5},
             "tie_word_embeddings": False,
+        },
+        1,
+        True,
+    ),
+    "afmoe": (AfmoeConfig, {**AFMOE, "num_hidden_layers": 5}, 4, False),
+    "afmoe-types-stacked-old": (
+        AfmoeConfig,
+        {
+            **AFMOE,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_dense_layers": 0,
+            "num_shared_experts": 2,
+            "mup_enabled": False,
+            "tie_word_embeddings": True,
         },
         1,
         True,

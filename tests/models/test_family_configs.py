@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from transformers import (
+    AfmoeConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
@@ -152,6 +153,7 @@ def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path)
         ("falcon-h1", {"mlp_multipliers": [float("nan"), 1.0]}, "a list of 2 positive numbers"),
         ("glm4-lite-moe", {"kv_lora_rank": 1017}, "kv_lora_rank must be at most 1016, got 1017"),
         ("deepseek-v3-moe", {"attention_bias": True}, "biases of attention are not supported"),
+        ("afmoe", {"attention_bias": True}, "biases of attention are not supported"),
         ("deepseek-v2-moe", {"topk_method": "noaux_tc"}, "one of greedy, group_limited_greedy"),
         ("deepseek-v2-moe", {"norm_topk_prob": True}, "norm_topk_prob must be false"),
         ("mistral4-moe", {"qk_nope_head_dim": 7}, "a partial_rotary_factor that rotates 8 dims"),
@@ -185,14 +187,21 @@ def build(case: str, changes: dict[str, Any], folder: Path) -> None:
     open_checkpoint(folder, config)
 
 
-def test_the_scale_of_embeddings_is_rounded_to_their_dtype(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [(GemmaConfig(**SIZES), 6.9375), (AfmoeConfig(**SIZES, mup_enabled=True), 48**0.5)],
+    ids=["gemma", "afmoe"],
+)
+def test_only_gemma_rounds_the_scale_of_embeddings_to_their_dtype(
+    config: PreTrainedConfig, scale: float, tmp_path: Path
+) -> None:
     """As in transformers; the square root of the hidden size is 6.928."""
-    save(GemmaConfig(**SIZES), tmp_path)
+    save(config, tmp_path)
     model = build_model(
         ModelConfig.from_folder(tmp_path), dtype=torch.bfloat16, ops=Ops(), comm=SingleRank()
     )
     assert isinstance(model, ScaledDecoder)
-    assert model.embedding_scale == 6.9375
+    assert model.embedding_scale == scale
 
 
 def test_layers_with_a_window_are_not_stretched(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +41,21 @@ class GemmaBlock(Block):
     norm_type = GemmaNormFused
 
 
+class GemmaDecoder(ScaledDecoder):
+    """Embeddings are multiplied by the square root of the hidden size, rounded to their dtype, as
+    in Hugging Face."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        build: BuildContext,
+        num_positions: int,
+        softcap: float | None = None,
+    ) -> None:
+        scale = torch.tensor(spec.config.hidden_size**0.5, dtype=build.dtype).item()
+        super().__init__(spec, build, num_positions, embedding_scale=scale, softcap=softcap)
+
+
 def check_causal(fields: Fields) -> None:
     """Raise ConfigError for an encoder."""
     if fields.flag("use_bidirectional_attention", False):
@@ -56,7 +70,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         layers=layers_of(config, block=GemmaBlock),
         qkv_bias=bias,
         o_bias=bias,
-        decoder=partial(ScaledDecoder, embedding_scale=config.hidden_size**0.5),
+        decoder=GemmaDecoder,
     )
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention.base import SOFTCAP
 from minisgl.models.decoder import Attention
-from minisgl.models.gemma import GemmaNorm, check_causal
+from minisgl.models.gemma import GemmaDecoder, GemmaNorm, check_causal
 from minisgl.models.layer_types import layer_types, layers_of_types
 from minisgl.models.post_norm import SandwichBlock
-from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
@@ -48,11 +47,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         qkv_bias=bias,
         o_bias=bias,
         attention=(SOFTCAP,) if is_capped else (),
-        decoder=partial(
-            ScaledDecoder,
-            embedding_scale=config.hidden_size**0.5,
-            softcap=fields.optional_number("final_logit_softcapping"),
-        ),
+        decoder=partial(GemmaDecoder, softcap=fields.optional_number("final_logit_softcapping")),
     )
 
 

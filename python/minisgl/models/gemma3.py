@@ -3,15 +3,13 @@ their own rotation."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.models.decoder import Attention
-from minisgl.models.gemma import GemmaNorm, check_causal
+from minisgl.models.gemma import GemmaDecoder, GemmaNorm, check_causal
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.post_norm import SandwichBlock
 from minisgl.models.rotation import sliding_rope
-from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ def spec(config: ModelConfig) -> ModelSpec:
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=True,
-        decoder=partial(ScaledDecoder, embedding_scale=config.hidden_size**0.5),
+        decoder=GemmaDecoder,
     )
 
 

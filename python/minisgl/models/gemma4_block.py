@@ -16,10 +16,10 @@ from minisgl.layers import RMSNorm, VocabParallelEmbedding
 from minisgl.layers.base import BaseOP
 from minisgl.layers.sandwich import SandwichNorm
 from minisgl.models.decoder import GatedMLP
+from minisgl.models.gemma import GemmaDecoder
 from minisgl.models.gemma4_attention import Gemma4Attention
 from minisgl.models.gemma4_experts import Gemma4Experts
 from minisgl.models.post_norm import NoNorm, SandwichBlock, without_all_reduce
-from minisgl.models.scaled import ScaledDecoder
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
@@ -155,12 +155,10 @@ class LayerEmbedding(BaseOP):
         return (self.norm.forward(projected_TLP) + own_TLP) * 2**-0.5
 
 
-class Gemma4Decoder(ScaledDecoder):
+class Gemma4Decoder(GemmaDecoder):
     def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
-        fields, hidden_size = spec.config.fields, spec.config.hidden_size
-        softcap = fields.optional_number("final_logit_softcapping")
-        scale = hidden_size**0.5
-        super().__init__(spec, build, num_positions, embedding_scale=scale, softcap=softcap)
+        softcap = spec.config.fields.optional_number("final_logit_softcapping")
+        super().__init__(spec, build, num_positions, softcap)
         width = _part_width(spec)
         self.parts = LayerEmbedding(build, spec, width) if width else None
 

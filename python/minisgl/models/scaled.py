@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from minisgl.models.decoder import Decoder
@@ -15,10 +14,9 @@ if TYPE_CHECKING:
 
 
 class ScaledDecoder(Decoder):
-    """embedding_scale: multiplies the embedding; it is rounded to the embedding's dtype first, as
-    in Hugging Face. logit_scale: multiplies the logits; to save work it is applied to the hidden
-    states before the LM head. softcap: logits x become softcap * tanh(x / softcap); None for none.
-    """
+    """embedding_scale: multiplies the embedding. logit_scale: multiplies the logits; to save work
+    it is applied to the hidden states before the LM head. softcap: logits x become softcap * tanh(x
+    / softcap); None for none."""
 
     def __init__(
         self,
@@ -31,8 +29,8 @@ class ScaledDecoder(Decoder):
         softcap: float | None = None,
     ) -> None:
         super().__init__(spec, build, num_positions)
-        self.embedding_scale = torch.tensor(embedding_scale, dtype=build.dtype).item()
-        self.logit_scale, self.softcap = logit_scale, softcap
+        self.embedding_scale, self.logit_scale = embedding_scale, logit_scale
+        self.softcap = softcap
 
     def embed(self, ids_T: Tensor) -> Tensor:
         return super().embed(ids_T) * self.embedding_scale
