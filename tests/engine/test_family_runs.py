@@ -34,6 +34,7 @@ RUNS = (
     "exaone4-window-old",
     "cohere",
     "cohere2",
+    "cohere2-moe",
     "gemma2",
     "gemma3",
     "gemma4",

@@ -11,6 +11,7 @@ import torch
 from transformers import (
     AfmoeConfig,
     AutoModelForCausalLM,
+    Cohere2MoeConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
@@ -118,6 +119,15 @@ AFMOE: dict[str, Any] = {
     "route_scale": 1.7,
     "sliding_window": 9,
     "mup_enabled": True,
+}
+COHERE2_MOE: dict[str, Any] = {
+    "num_experts": 9,
+    "num_experts_per_tok": 3,
+    "head_dim": 16,
+    "sliding_window": 9,
+    "first_k_dense_replace": 1,
+    "prefix_dense_intermediate_size": 40,
+    "logit_scale": 0.25,
 }
 GPT_OSS: dict[str, Any] = {
     "num_local_experts": 5,
@@ -431,6 +441,42 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]] = {
             "num_shared_experts": 2,
             "mup_enabled": False,
             "tie_word_embeddings": True,
+        },
+        1,
+        True,
+    ),
+    "cohere2-moe": (
+        Cohere2MoeConfig,
+        {**COHERE2_MOE, "num_shared_experts": 1, "num_hidden_layers": 6},
+        4,
+        False,
+    ),
+    "cohere2-moe-rms-norm-stacked": (
+        Cohere2MoeConfig,
+        {
+            **COHERE2_MOE,
+            "first_k_dense_replace": 2,
+            "prefix_dense_sliding_window_pattern": 2,
+            "num_hidden_layers": 3,
+            "num_shared_experts": 2,
+            "shared_expert_combination_strategy": "sum",
+            "expert_selection_fn": "sigmoid",
+            "rms_norm_eps": 1e-3,
+        },
+        1,
+        False,
+    ),
+    "cohere2-moe-types-old": (
+        Cohere2MoeConfig,
+        {
+            **COHERE2_MOE,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "layer_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
         },
         1,
         True,

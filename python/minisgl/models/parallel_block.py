@@ -5,7 +5,7 @@ Axes: T tokens of this step, S rows that sample, D hidden size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,9 +16,7 @@ from minisgl.models.post_norm import NoNorm
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
-    from minisgl.layers import BuildContext
     from minisgl.models.decoder import LayerBuild
-    from minisgl.models.spec import ModelSpec
 
 
 class LayerNormFused(RMSNormFused):
@@ -33,15 +31,11 @@ class LayerNormFused(RMSNormFused):
 class ParallelBlock(Block):
     """norm; attention and MLP side by side; their sum is added to the residual."""
 
+    norm_type: ClassVar[type[RMSNormFused]] = LayerNormFused
+
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
-        self.attention_norm = at.norm(LayerNormFused, "input_layernorm")
         self.mlp_norm = NoNorm()
-
-    @classmethod
-    def final_norm(cls, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
-        size, eps = spec.config.hidden_size, spec.config.norm_eps
-        return LayerNormFused(build, size=size, eps=eps, name="model.norm.weight")
 
     def forward(
         self,

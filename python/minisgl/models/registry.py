@@ -8,8 +8,8 @@ from minisgl.models.spec import Family
 
 _SUFFIX = "ForCausalLM"
 _MODULES = {
-    "Afmoe": "afmoe", "Cohere": "cohere", "Cohere2": "cohere2", "Cwm": "cwm",
-    "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "Ernie4_5": "ernie4_5",
+    "Afmoe": "afmoe", "Cohere": "cohere", "Cohere2": "cohere2", "Cohere2Moe": "cohere2_moe",
+    "Cwm": "cwm", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "Ernie4_5": "ernie4_5",
     "Ernie4_5_Moe": "ernie4_5_moe", "Exaone4": "exaone4", "ExaoneMoe": "exaone_moe",
     "FalconH1": "falcon_h1", "Gemma": "gemma", "Gemma2": "gemma2", "Gemma3": "gemma3",
     "Gemma4": "gemma4", "Gemma4Unified": "gemma4_unified", "Glm": "glm", "Glm4": "glm4",
