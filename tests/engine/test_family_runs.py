@@ -50,6 +50,7 @@ RUNS = (
     "ernie4.5-moe",
     "youtu",
     "afmoe",
+    "dots1-moe-window-stacked",
     "glm4-lite-moe",
     "qwen3.5",
     "qwen3.5-moe",

@@ -35,6 +35,7 @@ CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
 """Config class -> (changes, page size, old spelling) of its first case."""
 REQUIRED: dict[str, dict[str, int]] = {
     "DeepseekV2Config": {"num_experts_per_tok": 6},
+    "Dots1Config": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "Glm4MoeConfig": {"head_dim": 128},
 }
 """Fields without which transformers' default values do not fit together."""

@@ -9,11 +9,11 @@ from minisgl.models.spec import Family
 _SUFFIX = "ForCausalLM"
 _MODULES = {
     "Afmoe": "afmoe", "Cohere": "cohere", "Cohere2": "cohere2", "Cohere2Moe": "cohere2_moe",
-    "Cwm": "cwm", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "Ernie4_5": "ernie4_5",
-    "Ernie4_5_Moe": "ernie4_5_moe", "Exaone4": "exaone4", "ExaoneMoe": "exaone_moe",
-    "FalconH1": "falcon_h1", "Gemma": "gemma", "Gemma2": "gemma2", "Gemma3": "gemma3",
-    "Gemma4": "gemma4", "Gemma4Unified": "gemma4_unified", "Glm": "glm", "Glm4": "glm4",
-    "Glm4Moe": "glm4_moe", "Glm4MoeLite": "glm4_moe_lite", "GptOss": "gpt_oss",
+    "Cwm": "cwm", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "Dots1": "dots1",
+    "Ernie4_5": "ernie4_5", "Ernie4_5_Moe": "ernie4_5_moe", "Exaone4": "exaone4",
+    "ExaoneMoe": "exaone_moe", "FalconH1": "falcon_h1", "Gemma": "gemma", "Gemma2": "gemma2",
+    "Gemma3": "gemma3", "Gemma4": "gemma4", "Gemma4Unified": "gemma4_unified", "Glm": "glm",
+    "Glm4": "glm4", "Glm4Moe": "glm4_moe", "Glm4MoeLite": "glm4_moe_lite", "GptOss": "gpt_oss",
     "Granite": "granite", "GraniteMoe": "granite_moe", "GraniteMoeHybrid": "granite_moe_hybrid",
     "GraniteMoeSWA": "granite_moe_swa", "GraniteSWA": "granite_swa", "HYV3": "hy_v3",
     "HunYuanDenseV1": "hunyuan", "HunYuanMoEV1": "hunyuan_moe", "Lfm2": "lfm2",
