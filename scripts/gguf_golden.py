@@ -77,6 +77,8 @@ def as_released(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "rope_parameters": {**THETA, "rope_type": "default", "mrope_section": [3, 3, 2]},
         },
         "minimax-m2": {"rotary_dim": 8, "scoring_func": "sigmoid"},
+        "afmoe": {"score_func": "sigmoid", "route_norm": True},
+        "dots1": {"scoring_func": "sigmoid"},
         "deepseek2": {"scoring_func": "sigmoid", "first_k_dense_replace": 1},
         "deepseek2-yarn": {"scoring_func": "sigmoid"},
         "deepseek2-v2": {"scoring_func": "softmax"},

@@ -259,6 +259,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_nextn_predict_layers": 0,
         },
     ),
+    "dots1": (
+        "Dots1Config",
+        {
+            "n_routed_experts": 5,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": True,
+        },
+    ),
+    "afmoe": (
+        "AfmoeConfig",
+        {
+            "num_experts": 5,
+            "num_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "route_scale": 1.7,
+            "sliding_window": 9,
+            "mup_enabled": True,
+        },
+    ),
     "exaone4": (
         "Exaone4Config",
         {"sliding_window": None, "layer_types": [FULL] * 2},

@@ -23,6 +23,7 @@ PIECES = {
     ),
     "qwen2 deepseek-r1-qwen qwen35 hunyuan": "I|'M| fooBar|1|2|3|4|5| =| |1|;\r\n|/x| 世界a",
     "deepseek-v3 hunyuan-dense": "I|'M| fooBar|123|45| =| |1|;\r\n|/x| |世界|a",
+    "afmoe": "I|'M| fooBar|12|345| =| |1|;\r\n|/x| |世界|a",
     "deepseek-llm": "I|'|M| fooBar|1|2|3|4|5| =| |1|;|\r|\n|/|x| |世界|a",
     "deepseek-coder": "I|'|M| fooBar|1|2|3|4|5| = |1|;|\r|\n|/|x| |世界|a",
     "kimi-k2": "I'M| foo|Bar|123|45| =| |1|;\r\n|/x| |世界|a",
@@ -43,6 +44,13 @@ def test_words(names: str) -> None:
     for name in names.split():
         words = SPLITS[name].pre_tokenizer().pre_tokenize_str(TEXT)
         assert "|".join(TEXT[start:stop] for _, (start, stop) in words) == PIECES[names]
+
+
+def test_digits_of_trinity_are_in_groups_from_the_right() -> None:
+    text = "a1b12c123d1234x1234567 123456"
+    words = SPLITS["afmoe"].pre_tokenizer().pre_tokenize_str(text)
+    pieces = "|".join(text[start:stop] for _, (start, stop) in words)
+    assert pieces == "a|1|b|12|c|123|d|1|234|x|1|234|567| |123|456"
 
 
 def test_letters_of_deepseek_llm_have_a_case() -> None:

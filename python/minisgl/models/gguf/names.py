@@ -112,6 +112,13 @@ ARCHITECTURE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemma4": GEMMA4,
     "olmo2": SANDWICH,
     "exaone4": SANDWICH,
+    "afmoe": {
+        **SHARED_EXPERTS,
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_gate": "self_attn.gate_proj",
+        "ffn_norm": "pre_mlp_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
     "gpt-oss": AFTER,
     "seed_oss": AFTER,
     "glm4": {
@@ -120,6 +127,7 @@ ARCHITECTURE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "deepseek2": LATENTS,
     "glm4moe": {**AFTER, **SHARED_EXPERTS},
+    "dots1": SHARED_EXPERTS,
     "qwen2moe": QWEN_SHARED_EXPERT,
     "qwen3next": DELTA,
     "qwen35": DELTA,

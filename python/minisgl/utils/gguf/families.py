@@ -199,6 +199,19 @@ def _glm4_moe(file: GgufValues) -> Fields:
     }
 
 
+def _dots1(file: GgufValues) -> Fields:
+    return {**_glm4_moe(file), "sliding_window": None}
+
+
+def _afmoe(file: GgufValues) -> Fields:
+    return {
+        **_glm4_moe(file),
+        "sliding_window": file.get("attention.sliding_window"),
+        "layer_types": layer_types(file),
+        "mup_enabled": True,
+    }
+
+
 def _deepseek2(file: GgufValues) -> Fields:
     """Models with latents. DeepSeek-V2's router has softmax and no correction."""
     num_dense, rotated = file.get("leading_dense_block_count", 0), file.get("rope.dimension_count")
@@ -295,6 +308,8 @@ FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
     "chatglm": ("GlmForCausalLM", _plain),
     "glm4": ("Glm4ForCausalLM", _plain),
     "glm4moe": ("Glm4MoeForCausalLM", _glm4_moe),
+    "dots1": ("Dots1ForCausalLM", _dots1),
+    "afmoe": ("AfmoeForCausalLM", _afmoe),
     "deepseek2": ("DeepseekV3ForCausalLM", _deepseek2),
     "exaone4": ("Exaone4ForCausalLM", _exaone4),
     "seed_oss": ("SeedOssForCausalLM", _seed_oss),

@@ -110,6 +110,20 @@ CASED: Final = _characters(
     "ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943"
 )
 """Most letters that have a case, as the tokenizers of DeepSeek LLM and V2 list them."""
+_ASIAN: Final = _characters(
+    "4e00-9fff 3400-4dbf 8c48-faff 3040-309f 30a0-30ff ff65-ff9f 2f00-2fdf e40-e7f e80-eff "
+    "1780-17ff 1000-109f aa60-aa7f a9e0-a9ff ac00-d7af 1100-11ff"
+)
+"""The scripts that Trinity's tokenizer lists, with llama.cpp's ends of ranges."""
+_AFMOE: Final = Split(
+    patterns=(
+        # Groups of three digits from the right: the rest comes first.
+        r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})*(?!\p{N}))",
+        r"\p{N}{3}",
+        f"[{_ASIAN}]+",
+        _DEEPSEEK3.patterns[-1],
+    )
+)
 _GPT2: Final = Split()
 _DIGITS: Final = Split(single_digits=True)
 SPLITS: Final[Mapping[str, Split]] = {
@@ -122,6 +136,7 @@ SPLITS: Final[Mapping[str, Split]] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
     "deepseek-llm": _deepseek(f"[{CASED}]", "[!-/:-~！-／：-～‘-‟　-。]", r"\s+$"),
     "deepseek-coder": _deepseek(r"\p{L}", r"\p{P}"),
+    "afmoe": _AFMOE,
     "kimi-k2": Split(patterns=(rf"\p{{Han}}+|{_KIMI}",)),
     "seed-coder": Split(patterns=(_words(r"\p{N}", ends="", others=r"\r\n"),)),
     "tekken": Split(patterns=(_cased("", r"\p{N}"),), whole=True, bos=True),
