@@ -59,6 +59,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "nemotron-3": (modelopt("backbone.layers.*.mixer.gate"), ("mixer.gate.",)),
     "deepseek-v3-moe": (compressed(r"re:.*mlp\.gate$"), ("mlp.gate.",)),
+    "afmoe": (compressed(r"re:.*mlp\.router\.gate$"), ("mlp.router.gate.",)),
 }
 
 
