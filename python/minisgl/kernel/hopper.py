@@ -1,5 +1,5 @@
-"""The host side that our GEMMs on Hopper share: the skinny and the grouped ones, by plain weights
-and by packed ones. Their kernels share `csrc/cuda/hopper.cuh`.
+"""The host side that our kernels on Hopper share: skinny and grouped GEMMs, attention with heads of
+512 dims, and the delta rule. The kernels share `csrc/cuda/hopper.cuh`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def load_gemm(
 
 
 class Kernels(Generic[Kind]):
-    """The kernels of one source on the current device, each for a kind of GEMM, and the tensor maps
-    with which the bulk copy engine finds weights. Mutable: caches of both."""
+    """The kernels of one source on the current device, each for a kind of task, and the tensor maps
+    with which the bulk copy engine finds weights and pools. Mutable: caches of both."""
 
     def __init__(
         self,

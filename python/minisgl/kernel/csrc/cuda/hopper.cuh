@@ -1,5 +1,5 @@
-// Common parts of our GEMMs on Hopper: barriers, the bulk copy engine, descriptors for the matrix
-// instructions, and rounding to 16 bits. hopper.py puts it before skinny.cu and grouped.cu, and defines
+// Common parts of our kernels on Hopper: barriers, the bulk copy engine, descriptors for the matrix
+// instructions, and rounding to 16 bits. The host side puts it before a kernel's file, and defines
 // BFLOAT16.
 
 struct alignas(64) TensorMap {
