@@ -74,10 +74,11 @@ def test_heads_of_512_dims_that_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) 
     kernels = without_a_gpu(WideAttention, monkeypatch)
     q = torch.zeros(130, 6, 512, dtype=torch.bfloat16)
     sizes = (1, 4, 7, 8, 16, 24, 32, 64, 96, 128)
-    assert [s for s in sizes if kernels.takes(q, pool_of(s))] == [8, 16, 32, 64, 128]
-    assert not kernels.takes(q[..., :256], pool_of(16))
-    assert not kernels.takes(q.float(), pool_of(16, torch.float32))
-    assert not kernels.takes(q, pool_of(16, torch.int8))
+    assert [s for s in sizes if kernels.takes(q, pool_of(s), q)] == [8, 16, 32, 64, 128]
+    assert not kernels.takes(q[..., :256], pool_of(16), q[..., :256])
+    assert not kernels.takes(q, pool_of(16), q[..., :448])  # keys of 512 dims with latents of 448
+    assert not kernels.takes(q.float(), pool_of(16, torch.float32), q.float())
+    assert not kernels.takes(q, pool_of(16, torch.int8), q)
     assert wide_attention.SHARED_BYTES <= SHARED_BYTES
 
 

@@ -114,7 +114,7 @@ class TritonAttnBackend(PagedAttnBackend):
         table = batch.context.page_table
         rows = batch.rows[:, batch.rows.shape[1] - extent.num_rows :]
         is_bounded = layer.window or layer.softcap or layer.sinks
-        if self._wide and not is_bounded and self._wide.takes(q_TNH, pool):
+        if self._wide and not is_bounded and self._wide.takes(q_TNH, pool, out_TNV):
             self._wide.extend(
                 q_TNH, pool, table, rows, scale=layer.scale, num_tokens=extent.num_tokens,
                 out_TNH=out_TNV,

@@ -55,11 +55,13 @@ class WideAttention:
         """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
         self._kernels = Kernels("wide_attention", kernel_cubin, "Triton's kernel computes prompts")
 
-    def takes(self, q_TNH: Tensor, pool: LayerPool) -> bool:
+    def takes(self, q_TNH: Tensor, pool: LayerPool, out_TNV: Tensor) -> bool:
         """Return whether the kernel takes these sizes, without a window, softcap or sinks. Compiles
-        it at the first call."""
+        it at the first call. Of latents a value has fewer dims than a key."""
         page_size = pool.k.shape[1]
-        if q_TNH.shape[2] != DIM or q_TNH.dtype not in TYPES or pool.k.dtype != q_TNH.dtype:
+        if q_TNH.shape[2] != DIM or out_TNV.shape[2] != DIM:
+            return False
+        if q_TNH.dtype not in TYPES or pool.k.dtype != q_TNH.dtype:
             return False
         if page_size % 8 or (TILE % page_size and page_size % TILE) or q_TNH.data_ptr() % 16:
             return False
