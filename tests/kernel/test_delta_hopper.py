@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from helpers.hopper_kernels import uncompiled
+from helpers.hopper_kernels import (
+    assert_fields,
+    structs_of_launches,
+    tensor_arguments,
+    uncompiled,
+)
 from minisgl.kernel import delta_hopper
 from minisgl.kernel.delta_hopper import DIM, INTERVAL, PREPARE_SHARED, SHARED, DeltaPrompts
 from minisgl.kernel.hopper import SHARED_BYTES, multiply_source
@@ -56,6 +62,20 @@ def test_the_arguments_are_the_kernels() -> None:
     names = re.findall(r"(\w+)(?=[,;])", text)
     assert names == [name for name, _ in delta_hopper._Delta._fields_]
     assert len(names) == 22
+
+
+def test_each_tensor_is_its_field(prompts: DeltaPrompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    parts = (prompts._prepare, prompts._scan)
+    structs = [structs_of_launches(kernels, delta_hopper._Delta) for kernels in parts]
+    tensors = tensor_arguments(DeltaPrompts.extend, torch.bfloat16)
+    prompts.extend(**tensors, most=5, page_size=16)
+    for (delta,) in structs:
+        assert_fields(delta, tensors)
+        assert (delta.num_rows, delta.heads, delta.key_heads, delta.page_size) == (6, 6, 6, 16)
+        made = {delta.inverses, delta.scores, delta.factors}
+        assert len(made) == 3
+        assert made.isdisjoint({0, *(tensor.data_ptr() for tensor in tensors.values())})
 
 
 def test_a_block_fits() -> None:

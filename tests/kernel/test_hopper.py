@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -80,6 +83,19 @@ def test_grouped_gemms_are_compiled_for_their_dtype(
     monkeypatch.setattr(torch.cuda, "get_device_properties", Mock())
     grouped.GroupedGemms(dtype)
     assert [call.args[0] for call in kernels.begin_compiling.call_args_list] == begun
+
+
+def test_a_kernel_gets_the_addresses_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = []
+
+    def launch(*numbers: Any) -> None:
+        addresses = (ctypes.c_int64 * 3).from_address(numbers[5])
+        launches.append((*numbers[:5], list(addresses), *numbers[6:]))
+
+    kernels = uncompiled("", SimpleNamespace(kernel_launch=launch))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=9))
+    kernels.launch(7, 132, 384, 1024, 11, 12, 13, cluster=2)
+    assert launches == [(7, 132, 384, 1024, 2, [11, 12, 13], True, 9)]
 
 
 def test_weights_are_described_once_for_each_size_of_a_copy() -> None:

@@ -10,7 +10,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from helpers.hopper_kernels import uncompiled
+from helpers.hopper_kernels import (
+    assert_fields,
+    structs_of_launches,
+    tensor_arguments,
+    uncompiled,
+)
 from minisgl.kernel import delta_decode, wide_attention
 from minisgl.kernel.delta_decode import DeltaDecode
 from minisgl.kernel.hopper import SHARED_BYTES
@@ -65,9 +70,19 @@ def test_decode_rows_that_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not kernels.takes(mixed, states[:, :, :64], 64)
 
 
+def test_each_tensor_of_decode_rows_is_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = without_a_gpu(DeltaDecode, monkeypatch)
+    structs = structs_of_launches(kernels._kernels, delta_decode._Task)
+    tensors = tensor_arguments(DeltaDecode.decode, torch.bfloat16)
+    kernels.decode(**tensors, num_rows=2, interval=64, page_size=16)
+    (task,) = structs
+    assert_fields(task, tensors)
+    assert (task.heads, task.key_heads, task.interval, task.page_size) == (6, 6, 64, 16)
+
+
 def pool_of(page_size: int, dtype: torch.dtype = torch.bfloat16) -> Any:
-    kv = torch.zeros(5, page_size, 2, 512, dtype=dtype)
-    return SimpleNamespace(k=kv, v=kv)
+    k, v = torch.zeros(2, 5, page_size, 2, 512, dtype=dtype)
+    return SimpleNamespace(k=k, v=v)
 
 
 def test_heads_of_512_dims_that_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,11 +104,11 @@ def test_each_tile_of_a_head_has_a_block(
     kernels = without_a_gpu(WideAttention, monkeypatch)
     q, table = torch.zeros(130, 6, 512, dtype=torch.bfloat16), torch.zeros(3, 9, dtype=torch.int32)
     rows = torch.zeros(4, 3, dtype=torch.int32)
-    kernels.extend(
-        q, pool_of(page_size), table, rows, scale=1.0, num_tokens=130, out_TNH=torch.empty_like(q)
-    )
+    pool, out = pool_of(page_size), torch.empty_like(q)
+    kernels.extend(q, pool, table, rows, scale=1.0, num_tokens=130, out_TNH=out)
     library = kernels._kernels.library
     assert library.kernel_launch.call_args.args[1] == (130 // 64 + 3) * 6
-    assert [call.args[1:] for call in library.tensor_map.call_args_list] == [
-        (130, 6 * 512, 64, 2), (5 * page_size, 2 * 512, box, 2)
+    assert [call.args for call in library.tensor_map.call_args_list] == [
+        (q.data_ptr(), 130, 6 * 512, 64, 2),
+        *((kv.data_ptr(), 5 * page_size, 2 * 512, box, 2) for kv in (pool.k, pool.v)),
     ]  # fmt: skip

@@ -86,11 +86,9 @@ class DeltaDecode:
             rows.stride(0), row_table.stride(0), state_table.stride(0),
             num_heads, keys.shape[1], interval, page_size, DIM**-0.5,
         )  # fmt: skip
-        parameters = (ctypes.c_int64 * 1)(ctypes.addressof(task))
-        self._kernels.library.kernel_launch(
+        self._kernels.launch(
             self._kernels.get((mixed_BD.dtype, values)), num_rows * num_heads * (DIM // values),
-            NUM_THREADS, SHARED_BYTES, 1, ctypes.addressof(parameters), True,
-            torch.cuda.current_stream().cuda_stream,
+            NUM_THREADS, SHARED_BYTES, ctypes.addressof(task),
         )  # fmt: skip
 
     def _values(self, num_states: int) -> int:

@@ -13,7 +13,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from minisgl.kernel.hopper import TYPES, Kernels, multiply_source
+from minisgl.kernel.hopper import TYPES, Kernels, load_gemm, multiply_source
 from minisgl.kernel.jit import load_cubin
 
 INTERVAL, DIM = 64, 128  # tokens of an interval; numbers of a key and of a value
@@ -46,19 +46,10 @@ class _Delta(ctypes.Structure):
     )
 
 
-def _cubin(
-    name: str, dtype: torch.dtype, numbers: dict[str, int], source: str, *files: str
-) -> bytes:
-    numbers["BFLOAT16"] = int(dtype == torch.bfloat16)
-    defines = [f"{key}={number}" for key, number in numbers.items()]
-    return load_cubin(name, "sm_90a", defines, ("hopper.cuh", "delta.cuh", *files), source)
-
-
 def prepare_cubin(dtype: torch.dtype) -> bytes:
     """dtype: of the activations. Raises JitUnavailable."""
-    instruction = multiply_source(INTERVAL, "bf16" if dtype == torch.bfloat16 else "f16")
     numbers = {"MAX_SHARE": MAX_SHARE, "BESIDE": PREPARE_BESIDE}
-    return _cubin("delta_prepare", dtype, numbers, instruction)
+    return load_gemm("delta_prepare", dtype, [INTERVAL], numbers, ["delta.cuh"])
 
 
 def scan_cubin(dtype: torch.dtype) -> bytes:
@@ -67,8 +58,9 @@ def scan_cubin(dtype: torch.dtype) -> bytes:
         multiply_source(INTERVAL, "f16", from_registers=True, name=name, transposed=transposed)
         for name, transposed in (("multiply", False), ("multiply_across", True))
     )
-    numbers = {"STAGES": STAGES, "BESIDE": BESIDE}
-    return _cubin("delta_scan", dtype, numbers, instructions, "delta_fetch.cuh")
+    defines = f"STAGES={STAGES}", f"BESIDE={BESIDE}", f"BFLOAT16={int(dtype == torch.bfloat16)}"
+    headers = ("hopper.cuh", "delta.cuh", "delta_fetch.cuh")
+    return load_cubin("delta_scan", "sm_90a", defines, headers, instructions)
 
 
 class DeltaPrompts:
@@ -126,13 +118,9 @@ class DeltaPrompts:
             num_rows, rows.stride(0), row_table.stride(0), state_table.stride(0), num_heads,
             num_key_heads, page_size,
         )  # fmt: skip
-        parameters = (ctypes.c_int64 * 1)(ctypes.addressof(delta))
-        stream = torch.cuda.current_stream().cuda_stream
         for kernels, blocks, threads, shared in (
             (self._prepare, most * num_key_heads, 128, PREPARE_SHARED),
             (self._scan, num_rows * num_heads, 384, SHARED),
         ):
-            kernels.library.kernel_launch(
-                kernels.get(mixed_TD.dtype), blocks, threads, shared, 1,
-                ctypes.addressof(parameters), True, stream,
-            )  # fmt: skip
+            kernel = kernels.get(mixed_TD.dtype)
+            kernels.launch(kernel, blocks, threads, shared, ctypes.addressof(delta))

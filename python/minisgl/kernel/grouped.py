@@ -74,10 +74,9 @@ def launch(
 ) -> None:
     """Launch a kernel of `grouped_tiles.cuh` with a block on each multiprocessor."""
     map_of_weights = ctypes.create_string_buffer(weight_map, 128)
-    parameters = (ctypes.c_int64 * 2)(ctypes.addressof(map_of_weights), ctypes.addressof(task))
-    kernels.library.kernel_launch(
-        kernel, kernels.num_cores, NUM_THREADS, shared_bytes, 1, ctypes.addressof(parameters), True,
-        torch.cuda.current_stream().cuda_stream,
+    kernels.launch(
+        kernel, kernels.num_cores, NUM_THREADS, shared_bytes,
+        ctypes.addressof(map_of_weights), ctypes.addressof(task),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -138,6 +139,18 @@ class Kernels(Generic[Kind]):
             if kind not in self._made:
                 self.begin_compiling(kind)
         return all(self.get(kind) is not None for kind in kinds)
+
+    def launch(
+        self, kernel: int | None, num_blocks: int, num_threads: int, shared_bytes: int,
+        *addresses: int, cluster: int = 1,
+    ) -> None:  # fmt: skip
+        """Launch a kernel that `get` has returned. addresses: of its arguments, on the host.
+        cluster: blocks that access each other's shared memory."""
+        parameters = (ctypes.c_int64 * len(addresses))(*addresses)
+        self.library.kernel_launch(
+            kernel, num_blocks, num_threads, shared_bytes, cluster, ctypes.addressof(parameters),
+            True, torch.cuda.current_stream().cuda_stream,
+        )  # fmt: skip
 
     def weight_map(
         self, address: int, rows: int, columns: int, box: int, itemsize: int = 2

@@ -273,10 +273,9 @@ class PackedSkinny:
         task.outputs, task.inputs = out.shape[1], weight.shape[-1]
         task.most_tiles = config.most_tiles
         num_blocks = self._kernels.num_cores * (2 if task.pairs else 1)
-        parameters = (ctypes.c_int64 * 1)(ctypes.addressof(task))
-        self._kernels.library.kernel_launch(
+        self._kernels.launch(
             self._kernels.get(config.numbers), num_blocks, 32 * config.warps, config.shared_bytes,
-            1, ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
+            ctypes.addressof(task),
         )  # fmt: skip
 
 

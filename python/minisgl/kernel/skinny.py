@@ -212,11 +212,10 @@ class SkinnyGemms:
         product = _Product(out_MF.data_ptr(), address, rows, outputs)
         numbers = (ctypes.c_int32 * 2)(inputs, config.stages(rows, inputs))
         at, of = ctypes.addressof(maps), ctypes.addressof(numbers)
-        parameters = (ctypes.c_int64 * 5)(at, at + 128, ctypes.addressof(product), of, of + 4)
-        library.kernel_launch(
+        self._kernels.launch(
             self._kernels.get((config, x_MD.dtype)), config.num_blocks(outputs), NUM_THREADS,
-            config.shared_bytes(rows, inputs), config.split,
-            ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
+            config.shared_bytes(rows, inputs), at, at + 128, ctypes.addressof(product), of, of + 4,
+            cluster=config.split,
         )  # fmt: skip
         return out_MF
 

@@ -82,8 +82,9 @@ class WideAttention:
         num_tensor_tokens, num_heads, _ = q_TNH.shape
         num_pages, page_size, num_kv_heads, _ = pool.k.shape
         box, num_rows = min(page_size, TILE), rows.shape[1]
-        library = self._kernels.library
-        q_map = library.tensor_map(q_TNH.data_ptr(), num_tensor_tokens, num_heads * DIM, TILE, 2)
+        q_map = self._kernels.library.tensor_map(
+            q_TNH.data_ptr(), num_tensor_tokens, num_heads * DIM, TILE, 2
+        )
         k_map, v_map = (
             self._kernels.weight_map(
                 tensor.data_ptr(), num_pages * page_size, num_kv_heads * DIM, box
@@ -97,9 +98,8 @@ class WideAttention:
             scale * math.log2(math.e),
         )  # fmt: skip
         at = ctypes.addressof(maps)
-        parameters = (ctypes.c_int64 * 4)(at, at + 128, at + 256, ctypes.addressof(task))
         num_tiles = num_tokens // TILE + num_rows  # at most: each row's last may be cut off
-        library.kernel_launch(
-            self._kernels.get(q_TNH.dtype), num_tiles * num_heads, NUM_THREADS, SHARED_BYTES, 1,
-            ctypes.addressof(parameters), True, torch.cuda.current_stream().cuda_stream,
+        self._kernels.launch(
+            self._kernels.get(q_TNH.dtype), num_tiles * num_heads, NUM_THREADS, SHARED_BYTES,
+            at, at + 128, at + 256, ctypes.addressof(task),
         )  # fmt: skip
