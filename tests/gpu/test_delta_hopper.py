@@ -4,6 +4,7 @@ the interpreter runs them."""
 from __future__ import annotations
 
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.delta_prompts import Prompts, Span
 from helpers.recurrent_steps import check_backend
+from minisgl.attention.recurrent_registry import create_recurrent_backend
 from minisgl.attention.recurrent_triton import TritonRecurrentBackend
+from minisgl.kernel import hopper as kernels
 from minisgl.kernel.delta_hopper import DIM, INTERVAL, DeltaPrompts
+from minisgl.kernel.library import JitUnavailable
 
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-9}
 STATE_TOLERANCE = 2**-9  # products of float16, which is rounded
@@ -142,3 +146,17 @@ def test_values_too_large_for_float16_are_not_hidden(
     assert out[:64].isfinite().all()
     assert not out[128:, 1, -1].isfinite().any()
     assert out[:, 0].isfinite().all()
+
+
+def test_where_nothing_compiles_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch, "zeros", Mock())
+    monkeypatch.setattr(kernels, "load_library", Mock(side_effect=JitUnavailable("no compiler")))
+    with caplog.at_level("INFO"):
+        made = create_recurrent_backend("triton", torch.device("cuda"), 16, torch.empty(1, 4))
+    assert isinstance(made, TritonRecurrentBackend)
+    assert (made._decode, made._prompts) == (None, None)
+    assert caplog.messages == ["Triton computes the delta rule: no compiler"]

@@ -20,9 +20,8 @@ def create_recurrent_backend(
         from minisgl.kernel.delta_hopper import DeltaPrompts
         from minisgl.kernel.hopper import on_hopper
 
-        instead = "Triton computes the delta rule"
-        hopper = (on_hopper(DeltaDecode, instead), on_hopper(DeltaPrompts, instead))
-        return TritonRecurrentBackend(page_size, state_table, hopper)
+        made = on_hopper(lambda: (DeltaDecode(), DeltaPrompts()), "Triton computes the delta rule")
+        return TritonRecurrentBackend(page_size, state_table, made or (None, None))
     if name != "torch":
         try:
             library = load_cpu_library()
