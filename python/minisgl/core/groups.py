@@ -96,8 +96,8 @@ class CacheGroup:
         full group runs out first, if running requests have `REQUEST_TOKENS` or more on average.
 
         running: the most running requests. longest: the most tokens of a request. chunk: the most
-        prompt tokens of a step. num_saved: of states, which shorter requests take instead of the
-        prefix tree, so there are rows for them too.
+        prompt tokens of a step. num_saved: the states that the prefix tree can save. Shorter
+        requests take their pages, so there are rows for as many more requests.
         """
         if self.kind == "full":
             return num_pages

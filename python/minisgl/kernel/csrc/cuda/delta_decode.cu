@@ -6,7 +6,8 @@
 // then. So no sum crosses threads until all is read. The token at which an interval ends writes
 // the next state instead of a row; its block reads the state again.
 //
-// Compiled by NVRTC behind hopper.cuh, with VALUES and BFLOAT16 defined (delta_decode.py).
+// Compiled by NVRTC behind hopper.cuh, with VALUES, SHARED_BYTES and BFLOAT16 defined
+// (delta_decode.py).
 
 constexpr int DIM = 128;           // of keys and of values
 constexpr int THREADS = 128;

@@ -10,8 +10,8 @@
 // has -D B A there. Then, warp after warp, T_ij = -sum over k < i of (T_ii M_ik) T_kj. Operands are
 // float16, as are T and P; sums are float32.
 //
-// Compiled by NVRTC behind delta.cuh and `multiply` of 64 columns, with MAX_SHARE defined: the most
-// value heads of a key head.
+// Compiled by NVRTC behind delta.cuh and `multiply` of 64 columns, with MAX_SHARE defined, the most
+// value heads of a key head, and BESIDE, the bytes of Shared (delta_hopper.py).
 
 constexpr unsigned QUERIES = 2 * MATRIX, BYTES = 4 * MATRIX;
 constexpr unsigned INVERSE = 0, SCORES = MATRIX;  // in the place of keys, which are then not needed
