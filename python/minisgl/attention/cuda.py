@@ -19,7 +19,9 @@ from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.attention.trtllm import TensorRTLLMBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import num_cores
+from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
+from minisgl.kernel.wide_attention import DIM, WideAttention
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -51,7 +53,9 @@ def create_cuda_backend(
 
     def create(part: str) -> PagedAttnBackend:
         if part == "triton":
-            return TritonAttnBackend(ops, num_cores(device), device)
+            otherwise = "Triton's kernel computes prompts of wide heads"
+            wide = on_hopper(WideAttention, otherwise) if head_dim == DIM else None
+            return TritonAttnBackend(ops, num_cores(device), device, wide)
         if part == "fa":
             check(part)
             return FlashAttentionBackend(ops, device, dtype, head_dim, latent, needs)

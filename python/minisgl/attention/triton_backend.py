@@ -15,7 +15,6 @@ from minisgl.attention.base import AttnLayer, QKVSteps
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
 from minisgl.core import PoolBatch
 from minisgl.kernel.decode_config import FEW_BELOW
-from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton.decode_attention import Rotation, decode
 from minisgl.kernel.triton.extend_attention import extend
@@ -29,12 +28,15 @@ class TritonAttnBackend(PagedAttnBackend):
     prompts_graph_safe = True
     reads_window_only = True
 
-    def __init__(self, ops: Ops, num_cores: int, device: torch.device) -> None:
-        """num_cores: the device's multiprocessors."""
+    def __init__(
+        self, ops: Ops, num_cores: int, device: torch.device, wide: WideAttention | None = None
+    ) -> None:
+        """num_cores: the device's multiprocessors. wide: replaces Triton's kernel for prompts where
+        it can."""
         super().__init__(ops)
         self.num_cores = num_cores
         self._done_of_few = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
-        self._wide = on_hopper(WideAttention, "Triton's kernel computes prompts of wide heads")
+        self._wide = wide
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
         self._decode(q_DNH, layer, batch, out_DNV, None)
