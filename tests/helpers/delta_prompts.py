@@ -9,6 +9,7 @@ from torch import Tensor
 
 from minisgl.kernel.delta_hopper import DIM, INTERVAL, DeltaPrompts
 from minisgl.kernel.delta_rule import Rows, delta_rule, next_state
+from minisgl.kernel.delta_step import DeltaStep
 from minisgl.kernel.triton.delta_extend import extend
 
 Span = tuple[int, int]  # of a prompt's tokens, from the first to before the last
@@ -77,11 +78,15 @@ class Prompts:
         out = torch.full(
             (len(mixed), self.heads[0], DIM), torch.nan, dtype=mixed.dtype, device=self.device
         )
-        extend(
-            mixed, g, beta, self.states, self.keys, self.updates, self.decays, slots,
-            rows.int().to(self.device), self.row_table, self.state_table, out, None,
-            num_tokens=len(mixed), interval=INTERVAL, page_size=self.page_size, hopper=hopper,
+        step = DeltaStep(
+            mixed_TD=mixed, g_TN=g, beta_TN=beta, states=self.states, keys=self.keys,
+            updates=self.updates, decays=self.decays, slots=slots,
+            rows=rows.int().to(self.device), row_table=self.row_table,
+            state_table=self.state_table, out_TNV=out, skip_N=None, interval=INTERVAL,
+            page_size=self.page_size,
         )  # fmt: skip
+        assert hopper is None or hopper.takes(step)
+        extend(step, len(mixed), hopper)
         found = dict(zip(order, out.split(lengths.tolist()), strict=True))
         return [found.get(i, out[:0]) for i in range(len(spans))]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import re
-from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from minisgl.kernel.delta_step import DeltaStep
 from minisgl.kernel.hopper import Kernels
 
 
@@ -35,16 +35,21 @@ def structs_of_launches(kernels: Kernels[Any], kind: type[ctypes.Structure]) -> 
     return structs
 
 
-def tensor_arguments(function: Callable[..., Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a tensor [2, 6, 128, 128] for each argument that is one."""
-    return {
-        name: torch.zeros(2, 6, 128, 128, dtype=dtype)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.annotation == "Tensor"
+def delta_step(dtype: torch.dtype, **changes: Any) -> DeltaStep:
+    """Return a step of the delta rule with six heads of 128, none of which share a key head."""
+    tensors = {
+        field.name: torch.zeros(2, 6, 128, 128, dtype=dtype)
+        for field in fields(DeltaStep)
+        if field.type == "Tensor"
     }
+    return DeltaStep(**{**tensors, "skip_N": None, "interval": 64, "page_size": 16, **changes})
 
 
-def assert_fields(struct: Any, tensors: dict[str, Tensor]) -> None:
-    """The struct has each tensor's address in the field with its name, which has no axes."""
-    for name, tensor in tensors.items():
-        assert getattr(struct, re.sub("_[A-Z]+$", "", name)) == tensor.data_ptr(), name
+def addresses(step: DeltaStep) -> dict[str, int]:
+    """Return the address of each tensor by its name without axes."""
+    values = {field.name: getattr(step, field.name) for field in fields(step)}
+    return {
+        re.sub("_[A-Z]+$", "", name): value.data_ptr()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from helpers.hopper_kernels import (
-    assert_fields,
-    structs_of_launches,
-    tensor_arguments,
-    uncompiled,
-)
+from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
 from minisgl.kernel import delta_hopper
 from minisgl.kernel.delta_hopper import DIM, INTERVAL, PREPARE_SHARED, SHARED, DeltaPrompts
 from minisgl.kernel.hopper import SHARED_BYTES, multiply_source
@@ -34,15 +30,16 @@ def prompts() -> DeltaPrompts:
 
 
 def test_what_the_kernels_take(prompts: DeltaPrompts) -> None:
-    mixed, states = torch.zeros(3, 8 * DIM).bfloat16(), torch.zeros(1, 16, DIM, DIM)
-    keys = torch.zeros(1, 2, DIM).bfloat16()
-    assert prompts.takes(mixed, states, keys, INTERVAL)
-    assert prompts.takes(mixed.half(), states, keys.half(), INTERVAL)
-    assert not prompts.takes(mixed.float(), states, keys, INTERVAL)
-    assert not prompts.takes(mixed, states, keys, 2 * INTERVAL)
-    assert not prompts.takes(mixed, states[..., :64], keys, INTERVAL)
-    assert not prompts.takes(mixed, states[:, :, :64], keys, INTERVAL)
-    assert not prompts.takes(mixed, states, keys[:, :1], INTERVAL)
+    step, sixteen = delta_step(torch.bfloat16), torch.zeros(1, 16, DIM, DIM)
+    assert prompts.takes(step)
+    assert prompts.takes(delta_step(torch.float16))
+    assert prompts.takes(replace(step, states=sixteen, keys=sixteen[:, :2]))
+    assert not prompts.takes(delta_step(torch.float32))
+    assert not prompts.takes(replace(step, interval=2 * INTERVAL))
+    assert not prompts.takes(replace(step, states=step.states[..., :64]))
+    assert not prompts.takes(replace(step, states=step.states[:, :, :64]))
+    assert not prompts.takes(replace(step, states=sixteen, keys=step.keys[:, :1]))
+    assert not prompts.takes(replace(step, skip_N=torch.zeros(6)))  # Mamba2
 
 
 def test_without_one_kernel_triton_has_both(prompts: DeltaPrompts) -> None:
@@ -50,8 +47,7 @@ def test_without_one_kernel_triton_has_both(prompts: DeltaPrompts) -> None:
         raise JitUnavailable("no compiler")
 
     prompts._scan._cubin = cubin
-    mixed, states = torch.zeros(3, 8 * DIM).bfloat16(), torch.zeros(1, 4, DIM, DIM)
-    assert not prompts.takes(mixed, states, mixed.view(-1, 2, DIM), INTERVAL)
+    assert not prompts.takes(delta_step(torch.bfloat16))
 
 
 def test_the_arguments_are_the_kernels() -> None:
@@ -68,14 +64,16 @@ def test_each_tensor_is_its_field(prompts: DeltaPrompts, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     parts = (prompts._prepare, prompts._scan)
     structs = [structs_of_launches(kernels, delta_hopper._Delta) for kernels in parts]
-    tensors = tensor_arguments(DeltaPrompts.extend, torch.bfloat16)
-    prompts.extend(**tensors, most=5, page_size=16)
+    step = delta_step(torch.bfloat16)
+    tensors = addresses(step)
+    assert len(tensors) == 12
+    prompts.extend(step, most=5)
     for (delta,) in structs:
-        assert_fields(delta, tensors)
+        assert {name: getattr(delta, name) for name in tensors} == tensors
         assert (delta.num_rows, delta.heads, delta.key_heads, delta.page_size) == (6, 6, 6, 16)
         made = {delta.inverses, delta.scores, delta.factors}
         assert len(made) == 3
-        assert made.isdisjoint({0, *(tensor.data_ptr() for tensor in tensors.values())})
+        assert made.isdisjoint({0, *tensors.values()})
 
 
 def test_a_block_fits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -10,12 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from helpers.hopper_kernels import (
-    assert_fields,
-    structs_of_launches,
-    tensor_arguments,
-    uncompiled,
-)
+from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
 from minisgl.kernel import delta_decode, wide_attention
 from minisgl.kernel.delta_decode import DeltaDecode
 from minisgl.kernel.hopper import SHARED_BYTES
@@ -60,23 +56,24 @@ def test_few_states_are_split_among_more_blocks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_decode_rows_that_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = without_a_gpu(DeltaDecode, monkeypatch)
-    mixed, states = torch.zeros(3, 1024).bfloat16(), torch.zeros(1, 4, 128, 128)
-    assert kernels.takes(mixed, states, 64)
-    assert kernels.takes(mixed.half(), states, 16)
-    assert not kernels.takes(mixed.float(), states, 64)
-    assert not kernels.takes(mixed, states, 128)
-    assert not kernels.takes(mixed, states[..., :64], 64)
-    assert not kernels.takes(mixed, states[:, :, :64], 64)
+    kernels, step = without_a_gpu(DeltaDecode, monkeypatch), delta_step(torch.bfloat16)
+    assert kernels.takes(step)
+    assert kernels.takes(delta_step(torch.float16, interval=16))
+    assert not kernels.takes(delta_step(torch.float32))
+    assert not kernels.takes(replace(step, interval=128))
+    assert not kernels.takes(replace(step, states=step.states[..., :64]))
+    assert not kernels.takes(replace(step, states=step.states[:, :, :64]))
+    assert not kernels.takes(replace(step, skip_N=torch.zeros(6)))  # Mamba2
 
 
 def test_each_tensor_of_decode_rows_is_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = without_a_gpu(DeltaDecode, monkeypatch)
+    kernels, step = without_a_gpu(DeltaDecode, monkeypatch), delta_step(torch.bfloat16)
     structs = structs_of_launches(kernels._kernels, delta_decode._Task)
-    tensors = tensor_arguments(DeltaDecode.decode, torch.bfloat16)
-    kernels.decode(**tensors, num_rows=2, interval=64, page_size=16)
+    kernels.decode(step, 2)
     (task,) = structs
-    assert_fields(task, tensors)
+    tensors = addresses(step)
+    assert len(tensors) == 12
+    assert {name: getattr(task, name) for name in tensors} == tensors
     assert (task.heads, task.key_heads, task.interval, task.page_size) == (6, 6, 64, 16)
 
 

@@ -9,7 +9,7 @@ Axes: T tokens of this step, B rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from minisgl.attention.recurrent import DeltaLayer, RecurrentBackend, RecurrentI
 from minisgl.core import Plan, PoolBatch
 from minisgl.kernel.delta_decode import DeltaDecode
 from minisgl.kernel.delta_hopper import DeltaPrompts
+from minisgl.kernel.delta_step import DeltaStep
 from minisgl.kernel.triton.delta_conv import convolve
 from minisgl.kernel.triton.delta_decode import decode
 from minisgl.kernel.triton.delta_extend import extend
@@ -69,22 +70,18 @@ class TritonRecurrentBackend(RecurrentBackend):
         out_TNV = torch.empty(
             (len(x_TD), layer.num_heads, layer.value_dim), dtype=x_TD.dtype, device=x_TD.device
         )
-        num_decodes = rows.shape[1] - metadata.num_prompts
-        tensors = (
-            mixed_TD, inputs.g_TN, inputs.beta_TN, cache.states, cache.keys, cache.updates,
-            cache.decays, batch.slots,
+        step = DeltaStep(
+            mixed_TD=mixed_TD, g_TN=inputs.g_TN, beta_TN=inputs.beta_TN, states=cache.states,
+            keys=cache.keys, updates=cache.updates, decays=cache.decays, slots=batch.slots,
+            rows=rows, row_table=row_table, state_table=self.state_table, out_TNV=out_TNV,
+            skip_N=inputs.skip_N, interval=layer.interval, page_size=self.page_size,
         )  # fmt: skip
-        tables = (row_table, self.state_table, out_TNV, inputs.skip_N)
+        num_decodes = rows.shape[1] - metadata.num_prompts
         if num_decodes:
-            decode(
-                *tensors, rows, *tables, num_rows=num_decodes, interval=layer.interval,
-                page_size=self.page_size, hopper=self._decode,
-            )  # fmt: skip
+            decode(step, num_decodes, self._decode)
         if metadata.num_prompts:
-            extend(
-                *tensors, rows[:, num_decodes:], *tables, num_tokens=metadata.num_prompt_tokens,
-                interval=layer.interval, page_size=self.page_size, hopper=self._prompts,
-            )  # fmt: skip
+            prompts = replace(step, rows=rows[:, num_decodes:])
+            extend(prompts, metadata.num_prompt_tokens, self._prompts)
         return out_TNV
 
     def _owners(self, rows: Tensor, num_tokens: int, metadata: TritonRecurrentMetadata) -> Tensor:

@@ -6,8 +6,8 @@ import ctypes
 from typing import Final
 
 import torch
-from torch import Tensor
 
+from minisgl.kernel.delta_step import DeltaStep
 from minisgl.kernel.hopper import TYPES, Kernels, load_gemm
 
 DIM: Final = 128  # of keys and of values
@@ -49,45 +49,28 @@ class DeltaDecode:
         """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
         self._kernels = Kernels("delta_decode", kernel_cubin, "Triton's kernel decodes delta nets")
 
-    def takes(self, mixed_BD: Tensor, states: Tensor, interval: int) -> bool:
+    def takes(self, step: DeltaStep) -> bool:
         """Return whether a kernel takes these sizes. Compiles them at the first call."""
-        if mixed_BD.dtype not in TYPES or states.shape[2:] != (DIM, DIM) or interval > MOST:
+        dtype, sizes = step.mixed_TD.dtype, step.states.shape[2:]
+        if dtype not in TYPES or sizes != (DIM, DIM) or step.interval > MOST:
             return False
-        return self._kernels.get_all([(mixed_BD.dtype, values) for values in VALUES])
+        return step.skip_N is None and self._kernels.get_all([(dtype, n) for n in VALUES])
 
-    def decode(
-        self,
-        mixed_BD: Tensor,
-        g_BN: Tensor,
-        beta_BN: Tensor,
-        states: Tensor,
-        keys: Tensor,
-        updates: Tensor,
-        decays: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        row_table: Tensor,
-        state_table: Tensor,
-        out_BNV: Tensor,
-        *,
-        num_rows: int,
-        interval: int,
-        page_size: int,
-    ) -> None:
+    def decode(self, step: DeltaStep, num_rows: int) -> None:
         """See `minisgl.kernel.triton.delta_decode.decode`."""
-        num_heads = states.shape[1]
-        values = self._values(num_rows * num_heads)
+        num_states = num_rows * step.num_heads
+        values = self._values(num_states)
         tensors = (
-            mixed_BD, g_BN, beta_BN, states, keys, updates, decays, slots, rows, row_table,
-            state_table, out_BNV,
+            step.mixed_TD, step.g_TN, step.beta_TN, step.states, step.keys, step.updates,
+            step.decays, step.slots, step.rows, step.row_table, step.state_table, step.out_TNV,
         )  # fmt: skip
         task = _Task(
             *(tensor.data_ptr() for tensor in tensors),
-            rows.stride(0), row_table.stride(0), state_table.stride(0),
-            num_heads, keys.shape[1], interval, page_size, DIM**-0.5,
+            step.rows.stride(0), step.row_table.stride(0), step.state_table.stride(0),
+            step.num_heads, step.num_key_heads, step.interval, step.page_size, DIM**-0.5,
         )  # fmt: skip
         self._kernels.launch(
-            self._kernels.get((mixed_BD.dtype, values)), num_rows * num_heads * (DIM // values),
+            self._kernels.get((step.mixed_TD.dtype, values)), num_states * (DIM // values),
             NUM_THREADS, SHARED_BYTES, ctypes.addressof(task),
         )  # fmt: skip
 

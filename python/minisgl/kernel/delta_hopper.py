@@ -13,6 +13,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from minisgl.kernel.delta_step import DeltaStep
 from minisgl.kernel.hopper import TYPES, Kernels, load_gemm, multiply_source
 from minisgl.kernel.jit import load_cubin
 
@@ -74,53 +75,37 @@ class DeltaPrompts:
         for kernels in (self._prepare, self._scan):
             kernels.begin_compiling(torch.bfloat16)
 
-    def takes(self, mixed_TD: Tensor, states: Tensor, keys: Tensor, interval: int) -> bool:
+    def takes(self, step: DeltaStep) -> bool:
         """Return whether prompts with these tensors can be computed here. Compiles the kernels."""
-        if mixed_TD.dtype not in TYPES or interval != INTERVAL or states.shape[2:] != (DIM, DIM):
+        dtype, sizes = step.mixed_TD.dtype, step.states.shape[2:]
+        if dtype not in TYPES or sizes != (DIM, DIM) or step.interval != INTERVAL:
             return False
-        if states.shape[1] > MAX_SHARE * keys.shape[1]:
+        if step.skip_N is not None or step.num_heads > MAX_SHARE * step.num_key_heads:
             return False
-        kernels = (self._prepare, self._scan)
-        return all(of.get(mixed_TD.dtype) is not None for of in kernels)
+        return all(of.get(dtype) is not None for of in (self._prepare, self._scan))
 
-    def extend(
-        self,
-        mixed_TD: Tensor,
-        g_TN: Tensor,
-        beta_TN: Tensor,
-        states: Tensor,
-        keys: Tensor,
-        updates: Tensor,
-        decays: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        row_table: Tensor,
-        state_table: Tensor,
-        out_TNV: Tensor,
-        *,
-        most: int,
-        page_size: int,
-    ) -> None:
+    def extend(self, step: DeltaStep, most: int) -> None:
         """See `minisgl.kernel.triton.delta_extend.extend`. most: at least the number of
         intervals."""
-        num_rows, num_heads, num_key_heads = rows.shape[1], states.shape[1], keys.shape[1]
+        num_rows, num_heads = step.rows.shape[1], step.num_heads
 
         def prepared(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-            return torch.empty((most, num_heads, *shape), dtype=dtype, device=states.device)
+            return torch.empty((most, num_heads, *shape), dtype=dtype, device=step.states.device)
 
         tensors = (
-            mixed_TD, g_TN, beta_TN, states, keys, updates, decays, slots, state_table, out_TNV,
+            step.mixed_TD, step.g_TN, step.beta_TN, step.states, step.keys, step.updates,
+            step.decays, step.slots, step.state_table, step.out_TNV,
             prepared(INTERVAL, INTERVAL), prepared(INTERVAL, INTERVAL),
-            prepared(3, INTERVAL, dtype=torch.float32), row_table, rows,
+            prepared(3, INTERVAL, dtype=torch.float32), step.row_table, step.rows,
         )  # fmt: skip
         delta = _Delta(
             *(tensor.data_ptr() for tensor in tensors),
-            num_rows, rows.stride(0), row_table.stride(0), state_table.stride(0), num_heads,
-            num_key_heads, page_size,
+            num_rows, step.rows.stride(0), step.row_table.stride(0), step.state_table.stride(0),
+            num_heads, step.num_key_heads, step.page_size,
         )  # fmt: skip
         for kernels, blocks, threads, shared in (
-            (self._prepare, most * num_key_heads, 128, PREPARE_SHARED),
+            (self._prepare, most * step.num_key_heads, 128, PREPARE_SHARED),
             (self._scan, num_rows * num_heads, 384, SHARED),
         ):
-            kernel = kernels.get(mixed_TD.dtype)
+            kernel = kernels.get(step.mixed_TD.dtype)
             kernels.launch(kernel, blocks, threads, shared, ctypes.addressof(delta))

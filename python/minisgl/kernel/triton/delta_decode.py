@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from minisgl.kernel.delta_decode import DeltaDecode
+from minisgl.kernel.delta_step import DeltaStep
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 
@@ -34,52 +34,32 @@ FROM_ROWS = 16
 states: 16 rows 31 us, 34 with `FEW`; 128 rows 221 and 234; one row 9 and 5."""
 
 
-def decode(
-    mixed_BD: Tensor,
-    g_BN: Tensor,
-    beta_BN: Tensor,
-    states: Tensor,
-    keys: Tensor,
-    updates: Tensor,
-    decays: Tensor,
-    slots: Tensor,
-    rows: Tensor,
-    row_table: Tensor,
-    state_table: Tensor,
-    out_BNV: Tensor,
-    skip_N: Tensor | None,
-    *,
-    num_rows: int,
-    interval: int,
-    page_size: int,
-    hopper: DeltaDecode | None = None,
-) -> None:
-    """Write the outputs of the first rows, of one token each. mixed_BD: see `convolve`. skip_N: see
-    `minisgl.attention.recurrent.RecurrentInputs`. hopper: replaces this kernel where it can."""
-    if skip_N is None and hopper and hopper.takes(mixed_BD, states, interval):
-        hopper.decode(
-            mixed_BD, g_BN, beta_BN, states, keys, updates, decays, slots, rows, row_table,
-            state_table, out_BNV, num_rows=num_rows, interval=interval, page_size=page_size,
-        )  # fmt: skip
+def decode(step: DeltaStep, num_rows: int, hopper: DeltaDecode | None = None) -> None:
+    """Write the outputs of the first rows, of one token each. hopper: replaces this kernel where it
+    can."""
+    if hopper and hopper.takes(step):
+        hopper.decode(step, num_rows)
         return
-    _, num_heads, key_dim, value_dim = states.shape
+    num_heads, num_key_heads = step.num_heads, step.num_key_heads
+    key_dim, value_dim = step.states.shape[2:]
     blocks = FEW if num_rows < FROM_ROWS else MANY
-    sharing = num_heads // keys.shape[1]
+    sharing = num_heads // num_key_heads
     heads = next(count for count in range(blocks.heads, 0, -1) if sharing % count == 0)
     block_v = min(blocks.values, max(power_of_2(value_dim), 16))
     _launch_decode(
         (num_rows, num_heads // heads, -(-value_dim // block_v)),
         (
-            mixed_BD, g_BN, beta_BN, states, keys, updates, decays, slots, rows, row_table,
-            state_table, out_BNV, beta_BN if skip_N is None else skip_N, key_dim**-0.5,
-            rows.stride(0),
+            step.mixed_TD, step.g_TN, step.beta_TN, step.states, step.keys, step.updates,
+            step.decays, step.slots, step.rows, step.row_table, step.state_table, step.out_TNV,
+            step.beta_TN if step.skip_N is None else step.skip_N, key_dim**-0.5,
+            step.rows.stride(0),
         ),
         (
-            row_table.stride(0), state_table.stride(0), num_heads, keys.shape[1], key_dim,
-            value_dim, interval, page_size, max(power_of_2(key_dim), 16), block_v,
-            max(power_of_2(interval), 16), heads, skip_N is None,
+            step.row_table.stride(0), step.state_table.stride(0), num_heads, num_key_heads, key_dim,
+            value_dim, step.interval, step.page_size, max(power_of_2(key_dim), 16), block_v,
+            max(power_of_2(step.interval), 16), heads, step.skip_N is None,
         ),
-        dtype=mixed_BD.dtype, num_warps=blocks.warps,
+        dtype=step.mixed_TD.dtype, num_warps=blocks.warps,
     )  # fmt: skip
 
 

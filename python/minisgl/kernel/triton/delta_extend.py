@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.delta_hopper import DeltaPrompts
+from minisgl.kernel.delta_step import DeltaStep
 from minisgl.kernel.triton.delta_prepare import (
     SOLVED,
     interval_keys,
@@ -33,69 +34,50 @@ BLOCK_V = 32
 SCAN_WARPS, SCAN_STAGES = 4, 2
 
 
-def extend(
-    mixed_TD: Tensor,
-    g_TN: Tensor,
-    beta_TN: Tensor,
-    states: Tensor,
-    keys: Tensor,
-    updates: Tensor,
-    decays: Tensor,
-    slots: Tensor,
-    rows: Tensor,
-    row_table: Tensor,
-    state_table: Tensor,
-    out_TNV: Tensor,
-    skip_N: Tensor | None,
-    *,
-    num_tokens: int,
-    interval: int,
-    page_size: int,
-    hopper: DeltaPrompts | None = None,
-) -> None:
-    """Write the outputs of `rows`, int32 [4, B]: some columns of `PoolBatch.rows`. num_tokens: of
-    these rows. The other arguments: see `minisgl.kernel.triton.delta_decode.decode`. hopper:
-    replaces both kernels where it can."""
-    _, num_heads, key_dim, value_dim = states.shape
+def extend(step: DeltaStep, num_tokens: int, hopper: DeltaPrompts | None = None) -> None:
+    """Write the outputs of the rows, which have `num_tokens` tokens. hopper: replaces both kernels
+    where it can."""
+    _, num_heads, key_dim, value_dim = step.states.shape
+    rows, interval, dtype = step.rows, step.interval, step.mixed_TD.dtype
     num_rows = rows.shape[1]
+    most = num_tokens // interval + 2 * num_rows  # intervals: the first and last may be cut off
+    if hopper and hopper.takes(step):
+        hopper.extend(step, most)
+        return
     block_b = max(power_of_2(num_rows), 16)
     block_v = min(BLOCK_V, max(power_of_2(value_dim), 16))
-    is_float32, is_delta = mixed_TD.dtype == torch.float32, skip_N is None
+    is_float32, is_delta = dtype == torch.float32, step.skip_N is None
     # The numbers of the delta rule are at most 1, and float16 has as many digits as tf32.
     small = torch.float16 if is_delta and not is_float32 else torch.float32
-    most = num_tokens // interval + 2 * num_rows  # intervals: the first and last may be cut off
-    if is_delta and hopper and hopper.takes(mixed_TD, states, keys, interval):
-        hopper.extend(
-            mixed_TD, g_TN, beta_TN, states, keys, updates, decays, slots, rows, row_table,
-            state_table, out_TNV, most=most, page_size=page_size,
-        )  # fmt: skip
-        return
 
     def prepared(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty((most, num_heads, *shape), dtype=dtype, device=states.device)
+        return torch.empty((most, num_heads, *shape), dtype=dtype, device=step.states.device)
 
-    inverses = prepared(interval, interval, dtype=small) if is_delta else states
+    inverses = prepared(interval, interval, dtype=small) if is_delta else step.states
     scores = prepared(interval, interval, dtype=small)
     factors = prepared(3, interval)
-    common = (inverses, scores, factors, row_table, rows, num_rows, rows.stride(0))
+    common = (inverses, scores, factors, step.row_table, rows, num_rows, rows.stride(0))
     shape = (
-        row_table.stride(0), num_heads, keys.shape[1], key_dim, value_dim, interval, page_size,
-        max(power_of_2(key_dim), 16), is_float32, is_delta,
+        step.row_table.stride(0), num_heads, step.num_key_heads, key_dim, value_dim, interval,
+        step.page_size, max(power_of_2(key_dim), 16), is_float32, is_delta,
     )  # fmt: skip
     launch_prepare(
         (most, num_heads, 1),
-        (mixed_TD, g_TN, beta_TN, keys, decays, slots, key_dim**-0.5, *common),
+        (
+            step.mixed_TD, step.g_TN, step.beta_TN, step.keys, step.decays, step.slots,
+            key_dim**-0.5, *common,
+        ),
         (*shape, block_b, SOLVED, max((interval // SOLVED).bit_length() - 1, 0)),
-        dtype=mixed_TD.dtype, num_warps=4,
+        dtype=dtype, num_warps=4,
     )  # fmt: skip
     _launch_scan(
         (num_rows, num_heads, -(-value_dim // block_v)),
         (
-            mixed_TD, beta_TN, states, keys, updates, slots, state_table, out_TNV,
-            beta_TN if is_delta else skip_N, *common,
+            step.mixed_TD, step.beta_TN, step.states, step.keys, step.updates, step.slots,
+            step.state_table, step.out_TNV, step.beta_TN if is_delta else step.skip_N, *common,
         ),
-        (*shape, block_b, state_table.stride(0), block_v),
-        dtype=mixed_TD.dtype, num_warps=SCAN_WARPS, num_stages=SCAN_STAGES,
+        (*shape, block_b, step.state_table.stride(0), block_v),
+        dtype=dtype, num_warps=SCAN_WARPS, num_stages=SCAN_STAGES,
     )  # fmt: skip
 
 
