@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +15,23 @@ import torch
 TARGETS = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 """Compute capability, times ten, and KiB of shared memory that a block may have (CUDA C++
 Programming Guide, technical specifications): A100, RTX 4090 and L4, H100, B200, RTX 5090."""
+
+
+def shared_bytes_of(script: str, target: int, folder: Path) -> dict[str, int]:
+    """Run a script for a target without a GPU, in a process of its own, with caches in `folder`.
+    Returns its last line, JSON: the shared memory of each kernel, which must fit the target."""
+    caches = {"TRITON_CACHE_DIR": str(folder / "t"), "MINISGL_CACHE_DIR": str(folder / "m")}
+    no_gpu = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
+    result = subprocess.run(
+        [sys.executable, script, str(target)],
+        env={**os.environ, **caches, **no_gpu, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    shared_bytes: dict[str, int] = json.loads(result.stdout.splitlines()[-1])
+    assert max(shared_bytes.values()) <= TARGETS[target] * 1024, shared_bytes
+    return shared_bytes
 
 
 def type_of(arg: object) -> str:
