@@ -13,7 +13,15 @@ import pytest
 from huggingface_hub import errors
 
 from minisgl.errors import CheckpointError, ConfigError
+from minisgl.utils import hub
 from minisgl.utils.hf import mending, resolve_checkpoint, weight_files
+
+
+@pytest.fixture(autouse=True)
+def _reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub of these tests is always there. `tests/utils/test_hub.py` tests a missing one."""
+    monkeypatch.setattr(hub, "why_offline", lambda: "")
+    monkeypatch.setattr("minisgl.utils.gguf.hub.why_offline", lambda: "")
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -144,7 +152,7 @@ def _hub(monkeypatch: pytest.MonkeyPatch, folder: Path, repo: str, *files: str) 
     """A hub with one repository, whose files are those of `folder`. Returns what is downloaded."""
     taken: list[str] = []
 
-    def download(asked: str, name: str) -> str:
+    def download(asked: str, name: str, **_: Any) -> str:
         assert asked == repo
         taken.append(name)
         return str(folder / name)

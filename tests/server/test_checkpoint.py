@@ -84,5 +84,6 @@ def test_random_weights_are_not_downloaded(
 
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("minisgl.utils.hub.why_offline", lambda: "")
     found = find_checkpoint(ServerArgs(model="org/name", dummy_weight=dummy))
     assert (found.folder, found.names) == (tmp_path, ("org/name",))

@@ -14,6 +14,8 @@ from minisgl.utils.http import unusable_proxy
 _MODEL_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES: Final = ["*.safetensors"]
+_REACH_S: Final = 5.0
+"""The time for a connection to the hub and for its first answer. A slow network takes about 1 s."""
 # Some repositories have copies of the weights in other formats.
 _IGNORED_FILES: Final = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
 
@@ -51,17 +53,59 @@ def _gguf_checkpoint(repo: str, choice: str) -> Path | None:
 def _from_huggingface(model: str, patterns: list[str]) -> str:
     from huggingface_hub import snapshot_download
 
-    with hub_errors(model):
-        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
+    offline = why_offline()
+    with hub_errors(model, offline):
+        folder = snapshot_download(
+            model,
+            allow_patterns=patterns,
+            ignore_patterns=_IGNORED_FILES,
+            local_files_only=bool(offline),
+        )
     return str(folder)
 
 
-@contextmanager
-def hub_errors(model: str) -> Iterator[None]:
-    """Turn an error of huggingface_hub into a ConfigError that says what to do."""
+def why_offline() -> str:
+    """Return why only the cache can be used and what to do, or "" if the hub can be reached.
+
+    Without this question the library would ask again for 30 s, even for files that it has.
+    """
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set: unset it to download"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_REACH_S)
+    except ImportError as error:  # the client needs another package for SOCKS
+        raise unusable_proxy(error) from error
+    except _transport_errors() as error:
+        return (
+            f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}: {error}): check the "
+            "network, set HF_ENDPOINT to a mirror, or pass a local folder or .gguf file"
+        )
+    return ""
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Return the bases of what the library raises for a network that fails.
+
+    Its own error inherits from its HTTP client's base: of requests, httpx, or httpx2 since version
+    2. The package hf_xet, which downloads large files, raises RuntimeError.
+    """
     import httpx
     from huggingface_hub import errors
 
+    return (*errors.HfHubHTTPError.__bases__, httpx.HTTPError, OSError, RuntimeError)
+
+
+@contextmanager
+def hub_errors(model: str, offline: str = "") -> Iterator[None]:
+    """Turn an error of huggingface_hub into a ConfigError that says what to do.
+
+    offline: see `why_offline`.
+    """
+    from huggingface_hub import constants, errors
+
+    failures: tuple[type[Exception], ...] = (errors.HFValidationError, *_transport_errors())
     log_in = "log in with `hf auth login` or set HF_TOKEN"
     hints = (
         (errors.GatedRepoError, f"accept its licence at https://huggingface.co/{model}, {log_in}"),
@@ -72,15 +116,15 @@ def hub_errors(model: str) -> Iterator[None]:
         ),
         (
             errors.LocalEntryNotFoundError,
-            "there is no such folder here, it is not in the local cache, and Hugging Face is not "
-            "reachable (or HF_HUB_OFFLINE is set); check the spelling and the network",
+            "there is no such folder here, the local cache does not have all of it, and "
+            + (offline or f"{constants.ENDPOINT} is not reachable; check the network"),
         ),
     )
     try:
         yield
-    except ImportError as error:  # httpx needs another package for SOCKS
+    except ImportError as error:  # the client needs another package for SOCKS
         raise unusable_proxy(error) from error
-    except (errors.HFValidationError, httpx.HTTPError, OSError) as error:
+    except failures as error:
         otherwise = f"{type(error).__name__}: {error}; start again to continue the download"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
         raise ConfigError(f"{model} cannot be downloaded: {hint}") from error

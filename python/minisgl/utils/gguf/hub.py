@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from minisgl.errors import ConfigError
 from minisgl.utils.gguf.parts import chosen
-from minisgl.utils.hub import hub_errors
+from minisgl.utils.hub import hub_errors, why_offline
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -31,21 +32,29 @@ def download_gguf(repo: str, choice: str) -> Path | None:
     part.
 
     choice: see `chosen`; if it is "" and the repository has no GGUF file, this returns None. With
-    HF_HUB_OFFLINE set, it finds only files in the cache. Raises ConfigError as `downloaded` and
-    `chosen` do.
+    HF_HUB_OFFLINE set or without a network, it finds only files in the cache. Raises ConfigError as
+    `downloaded` and `chosen` do.
     """
-    from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
-    with hub_errors(repo):
-        if constants.HF_HUB_OFFLINE:
-            folder = Path(snapshot_download(repo))
+    offline = why_offline()
+    with hub_errors(repo, offline):
+        if offline:
+            # The patterns match no file: the snapshot need not have any other file.
+            folder = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
             files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
         else:
             files = HfApi().list_repo_files(repo)
     if not (choice or any(name.endswith(".gguf") for name in files)):
         return None
-    names = chosen(files, choice, repo)
+    try:
+        names = chosen(files, choice, repo)
+    except ConfigError as error:
+        cached = f"\nThis is what the local cache has; {offline}" if offline else ""
+        raise ConfigError(f"{error}{cached}") from None
     logger.info("%s: taking %s", repo, " and ".join(names))
-    with hub_errors(repo):
-        paths = [Path(hf_hub_download(repo, name)) for name in names]
+    with hub_errors(repo, offline):
+        paths = [
+            Path(hf_hub_download(repo, name, local_files_only=bool(offline))) for name in names
+        ]
     return paths[0]
