@@ -48,14 +48,16 @@ def test_end_of_sequence_is_seen_one_step_late_and_the_extra_token_is_discarded(
     assert scheduler.requests.cache.num_used_pages == 0
 
 
-def test_a_request_with_nan_scores_counts_no_output_token() -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_request_whose_scores_are_not_finite_fails(value: float) -> None:
+    """An infinite logit makes the log-probabilities of all others -inf, and its own NaN."""
     scheduler = make(max_prefill_tokens=4)
     add(scheduler, 0, [1] * 8, prompt_logprobs=0)
     plan = scheduler.plan()
     assert plan is not None
     assert plan.sample_rows == []
     (failed,) = scheduler.commit(
-        plan, StepResult(next_ids=[], scores=[([float("nan")] * 4, [[]] * 4)])
+        plan, StepResult(next_ids=[], scores=[([-1.0, value, -1.0, -1.0], [[]] * 4)])
     )
     assert isinstance(failed, Failed)
     assert failed.code == "non_finite_logits"

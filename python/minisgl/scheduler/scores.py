@@ -15,8 +15,8 @@ def report_scores(
 ) -> list[Req]:
     """Append a `PromptLogprobs` for each row with values that are not reported yet.
 
-    A request that was retracted computes some values again. If a row has NaN values, its sampled id
-    becomes -1. Returns the requests of rows with NaN values that sample no token.
+    A request that was retracted computes some values again. If a row has a value that is NaN or
+    infinite, its sampled id becomes -1. Returns the requests of such rows that sample no token.
     """
     damaged = []
     for (row, _, _), (logprobs, tops) in zip(plan.scored, outcome.scores, strict=True):
@@ -25,7 +25,7 @@ def report_scores(
         if req.ended or new >= len(logprobs):
             continue
         assert new >= 0, "a chunk before this one was not reported"
-        if any(map(math.isnan, logprobs)):
+        if not all(map(math.isfinite, logprobs)):
             if row in plan.sample_rows:
                 outcome.next_ids[plan.sample_rows.index(row)] = -1
             else:
