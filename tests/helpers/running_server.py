@@ -71,8 +71,8 @@ class RunningServer:
         for line in stream:
             self.output[name] += line
 
-    def wait_for(self, pattern: str, where: str = "out") -> str:
-        deadline = time.monotonic() + WAIT_S
+    def wait_for(self, pattern: str, where: str = "out", timeout_s: float = WAIT_S) -> str:
+        deadline = time.monotonic() + timeout_s
         while not (found := re.search(pattern, self.output[where])):
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output
@@ -99,6 +99,11 @@ class RunningServer:
     def family(self) -> list[psutil.Process]:
         server = psutil.Process(self.process.pid)
         return [server, *server.children(recursive=True)]
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the worker processes that run, in the order of their start."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
     def ended(self, timeout_s: float = 60) -> int:
         """Wait until the process has ended and its output is read. Returns the exit code."""

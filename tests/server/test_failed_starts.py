@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,39 @@ def test_a_dry_run_needs_no_weights(launch: Any, tmp_path_factory: pytest.TempPa
     server = launch("--model", str(folder), "--dry-run")
     assert server.ended(150) == 1
     assert "its weights are PyTorch pickles" in server.output["err"]
+
+
+SLOW_IMPORT = """
+import sys, time
+from pathlib import Path
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        while name == {module!r} and not Path({go!r}).exists():
+            time.sleep(0.01)
+
+sys.meta_path.insert(0, Slow())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "index", "name"),
+    [("fastapi", 0, "engine"), ("fastapi", 1, "tokenizer-0"), ("torch", 1, "tokenizer-0")],
+)
+def test_a_worker_that_is_killed_during_the_start_is_noticed_at_once(
+    launch: Any, tmp_path: Path, module: str, index: int, name: str
+) -> None:
+    """While this process imports FastAPI, or a worker that is ready while the engine loads."""
+    go = tmp_path / "go"
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT.format(module=module, go=str(go)))
+    server = launch(PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    server.wait_for("(starting the engine)", "err")
+    if module == "torch":
+        server.wait_for(f"(the {name} is ready)", "err")
+    while len(workers := server.workers()) < 3:
+        time.sleep(0.01)
+    workers[index].kill()
+    server.wait_for(f"(the {name} process was killed by signal 9)", "err", 30)
+    go.touch()
+    assert server.ended() == 1
+    assert_nothing_left(server, workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ logger = get_logger(__name__)
 END_S: Final = 5.0
 # A rank whose peer is gone may wait for it in a collective, which no signal interrupts.
 STUCK_END_S: Final = 0.5
+# The time between two looks at a thread that works while the workers start.
+START_CHECK_S: Final = 0.02
 # After a worker has reported a consequence, wait this long for the report of its cause.
 CAUSE_S: Final = 1.0
 
@@ -100,20 +103,31 @@ class Workers:
         folder = self.endpoints.folder
         self.processes.append(start_worker(name, body, log_level=self._log_level, folder=folder))
 
+    def wait_while(self, thread: threading.Thread) -> None:
+        """Wait until `thread` has ended. Raises StartupFailed as soon as a worker has ended."""
+        while thread.is_alive():
+            if wait([worker.process.sentinel for worker in self.processes], START_CHECK_S):
+                self.wait_ready()
+
     def wait_ready(self) -> None:
         """Wait until each worker is ready.
 
-        Raises StartupFailed, which names each cause, but not its consequences in other workers.
+        Raises StartupFailed, which names each cause, but not its consequences in other workers. A
+        worker that is ready may end before the others are only without an error (a dry run).
         """
-        waiting = self.processes[:]
+        waiting, ready = self.processes[:], list[Worker]()
         failures: list[_Failure] = []
         causes: list[_Failure] = []
         while waiting and not causes:
             statuses = [worker.status for worker in waiting]
             statuses += [node.status for node in self.nodes]
-            readable = wait(statuses, CAUSE_S if failures else None)
+            ends = [worker.process.sentinel for worker in ready]
+            readable = wait([*statuses, *ends], CAUSE_S if failures else None)
             if not readable:
                 break
+            deaths = [worker.death() for worker in ready if worker.process.sentinel in readable]
+            failures += [_Failure(text=str(d), why=str(d)) for d in deaths if d.exit_code]
+            ready = [worker for worker in ready if worker.process.sentinel not in readable]
             failures += [
                 _Failure(text=text, why=text)
                 for node in self.nodes
@@ -125,6 +139,7 @@ class Workers:
                 for worker in waiting
                 if worker.status in readable and (failure := self._await_status(worker))
             ]
+            ready += [worker for worker in waiting if worker.status in readable]
             waiting = [worker for worker in waiting if worker.status not in readable]
             causes = [failure for failure in failures if not failure.is_consequence]
         if failures:

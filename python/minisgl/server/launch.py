@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -119,8 +121,11 @@ def _serve(
 
         start_workers()
 
+        # The workers start while a thread imports FastAPI. This one sees when a worker ends.
+        importing = threading.Thread(target=_import_server, name="imports")
+        importing.start()
+        workers.wait_while(importing)
         with held():  # an import may swallow what a signal handler raises
-            # These modules import FastAPI. The workers start meanwhile.
             from minisgl.server.api.models import ServedModel
             from minisgl.server.server import Server
 
@@ -150,6 +155,11 @@ def _serve(
 
         asyncio.run(server.serve(on_ready))
         return 0
+
+
+def _import_server() -> None:
+    with contextlib.suppress(Exception):  # the main thread imports the same, and raises it
+        importlib.import_module("minisgl.server.server")
 
 
 def _serve_node(args: ServerArgs, signals: Signals) -> None:
