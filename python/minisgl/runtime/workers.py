@@ -134,12 +134,12 @@ class Workers:
                 if node.status in readable
                 for text in [str(node.death() or f"{node.name} has ended")]
             ]
-            failures += [
-                failure
-                for worker in waiting
-                if worker.status in readable and (failure := self._await_status(worker))
-            ]
-            ready += [worker for worker in waiting if worker.status in readable]
+            for worker in waiting:
+                if worker.status in readable:
+                    if failure := self._await_status(worker):
+                        failures.append(failure)
+                    else:
+                        ready.append(worker)
             waiting = [worker for worker in waiting if worker.status not in readable]
             causes = [failure for failure in failures if not failure.is_consequence]
         if failures:
