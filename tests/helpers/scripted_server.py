@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -104,8 +105,10 @@ class ScriptedServer:
         tls: ssl.SSLContext | None = None,
         answer: Answer | None = None,
         names: tuple[str, ...] = (MODEL, OTHER_NAME),
+        folder: Path | None = None,
     ) -> None:
-        """answer: makes the replies to a prompt, instead of `script`. names: the model's names."""
+        """answer: makes the replies to a prompt, instead of `script`. names: the model's names.
+        folder: of the checkpoint that is described; None is the built-in model's."""
         self._answer = answer or script
         self._observer = observer
         self._max_queued = max_queued
@@ -128,7 +131,7 @@ class ScriptedServer:
         self.url = url_of(self._bound, "https" if tls else "http")
         self._model = ServedModel(
             names=names,
-            folder=model_path(),
+            folder=folder or model_path(),
             defaults=defaults or SamplingParams(temperature=0.25),
             created=1,
         )

@@ -1,4 +1,4 @@
-"""generation_config.json: the sampling parameters and end-of-sequence ids of a checkpoint."""
+"""The sampling parameters that a checkpoint recommends, and its end-of-sequence ids."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from minisgl.core import SamplingParams
 from minisgl.errors import CheckpointError, ConfigError, InvalidSampling
+from minisgl.tokenizer.recommended import recommended
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.hf import read_json
 from minisgl.utils.logger import get_logger
@@ -18,6 +19,7 @@ logger = get_logger(__name__)
 _NEUTRAL: Final[dict[str, object]] = {
     "no_repeat_ngram_size encoder_no_repeat_ngram_size penalty_alpha epsilon_cutoff eta_cutoff": 0,
     "min_length min_new_tokens": 0,
+    "mirostat xtc_probability": 0,
     "encoder_repetition_penalty guidance_scale num_beams typical_p": 1,
     "force_words_ids constraints stop_strings bad_words_ids suppress_tokens": [],
     "begin_suppress_tokens": [],
@@ -29,7 +31,7 @@ _NEUTRAL: Final[dict[str, object]] = {
 """Fields that are not applied here but change the tokens of transformers' `generate`, unless they
 are null or have the neutral value beside them."""
 
-_FOLLOWED: Final[dict[str, Callable[[float], float]]] = {
+FOLLOWED: Final[dict[str, Callable[[float], float]]] = {
     "temperature": float,
     "top_k": int,
     "top_p": float,
@@ -66,7 +68,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         eos = _token_ids(read_json(folder / "config.json"), folder / "config.json")
     is_greedy = fields.get("do_sample") is False
     sampling: dict[str, Any] = {"temperature": 0.0} if is_greedy else {}
-    for name in ("repetition_penalty",) if is_greedy else _FOLLOWED:
+    for name in ("repetition_penalty",) if is_greedy else FOLLOWED:
         if (value := fields.get(name)) is not None:
             sampling[name] = _number(value, name, file)
     return GenerationDefaults(
@@ -82,7 +84,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
 
 
 def _number(value: Any, name: str, file: Path) -> float:
-    kind = _FOLLOWED[name]
+    kind = FOLLOWED[name]
     if type(value) not in (int, float) or not abs(value) < 2**31 or kind(value) != value:
         raise CheckpointError(f"{file}: {name} must be a number, got {value!r}")
     return kind(value)
@@ -99,25 +101,32 @@ def _token_ids(fields: dict[str, Any], file: Path) -> tuple[int, ...]:
 
 
 def sampling_defaults(folder: Path) -> SamplingParams:
-    """Return the recommended temperature, top-k, top-p, min-p and repetition penalty, and log them.
+    """Return the sampling parameters of requests that leave them out, and log them.
 
-    Logs a warning about recommendations that have no effect here. Raises ConfigError for values
-    that no request could have.
+    They are those of generation_config.json, where a file without any is at temperature 1 with all
+    tokens allowed, as in transformers. Without the file they are what the publisher recommends
+    (`minisgl.tokenizer.recommended`). Logs a warning about fields that have no effect here. Raises
+    ConfigError for values that no request could have.
     """
-    recommended = read_generation_defaults(folder)
-    if recommended.unsupported:
-        values = ", ".join(f"{name} {value}" for name, value in recommended.unsupported.items())
+    found = read_generation_defaults(folder)
+    if found.unsupported:
+        values = ", ".join(f"{name} {value}" for name, value in found.unsupported.items())
         logger.warning(
             "generation_config.json asks for %s, which is not done here: tokens may differ from "
             "those of transformers' generate",
             values,
         )
+    if (folder / "generation_config.json").is_file():
+        origin, sampling = "the checkpoint", found.sampling
+    else:
+        row = recommended(read_json(folder / "config.json"))
+        origin, sampling = f"{row.source}, for {row.family}", dict(row.sampling)
     try:
-        defaults = SamplingParams(**recommended.sampling)
+        defaults = SamplingParams(**sampling)
     except InvalidSampling as error:
         raise ConfigError(f"{folder}/generation_config.json: {error}") from error
-    values = ", ".join(f"{name} {value:g}" for name, value in recommended.sampling.items())
-    logger.info("sampling defaults from the checkpoint: %s", values or "none")
+    values = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+    logger.info("sampling defaults from %s: %s", origin, values or "none")
     return defaults
 
 

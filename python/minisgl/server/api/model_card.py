@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from minisgl.errors import CheckpointError
 from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning, detect_switch
 from minisgl.tokenizer.parse.formats import MESSAGES
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
+from minisgl.utils.gguf.card import CARD
 from minisgl.utils.hf import weight_files
+
+_SHAPE: Final = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
+"""A field of config.json -> its key in Ollama's `model_info`, which is GGUF's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """The description of a model.
 
-    family: `model_type` of config.json. num_parameters: 0 without weight files. num_bytes: the size
-    of the weight files. digest: SHA-256 of config.json and of the weight files' names and sizes.
-    template: the chat template; "" if there is none.
+    family: `model_type` of config.json, or the architecture of a GGUF file. num_parameters: 0
+    without weight files. num_bytes: the size of the weight files. digest: SHA-256 of config.json
+    and of the weight files' names and sizes. template: the chat template; "" if there is none.
+    shape: the model's sizes under GGUF's names, without the family before them.
     """
 
     family: str
@@ -32,6 +45,8 @@ class ModelCard:
     quantization: str
     digest: str
     template: str
+    format: Literal["safetensors", "gguf"] = "safetensors"
+    shape: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_reasoning(self) -> bool:
@@ -39,10 +54,15 @@ class ModelCard:
         return bool(detect_reasoning(self.template)) or detect_calls(self.template) in MESSAGES
 
     @property
+    def has_switch(self) -> bool:
+        """Whether the chat template lets a request switch reasoning on and off."""
+        return bool(detect_switch(self.template))
+
+    @property
     def has_efforts(self) -> bool:
         """Whether the chat template reads an effort, or a switch that an effort can set."""
         names = ("reasoning_effort", "reasoning_strength")
-        return any(name in self.template for name in names) or bool(detect_switch(self.template))
+        return any(name in self.template for name in names) or self.has_switch
 
     @property
     def capabilities(self) -> list[str]:
@@ -50,7 +70,7 @@ class ModelCard:
         found = ["completion"]
         if "tools" in self.template:
             found.append("tools")
-        if self.has_reasoning or detect_switch(self.template):
+        if self.has_reasoning or self.has_switch:
             found.append("thinking")
         return found
 
@@ -66,7 +86,11 @@ class ModelCard:
 def read_card(folder: Path) -> ModelCard:
     """Return the card of the checkpoint in `folder`, which must be loadable."""
     config = read_json_object(folder / "config.json")
-    files = weight_files(folder) if any(folder.glob("model*.safetensors*")) else []
+    gguf = read_json_object(folder / CARD)
+    if gguf:
+        files = sorted(folder.glob("*.gguf"))
+    else:
+        files = weight_files(folder) if any(folder.glob("model*.safetensors*")) else []
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
@@ -74,14 +98,17 @@ def read_card(folder: Path) -> ModelCard:
     text = config.get("text_config") or {}
     quantization = config.get("quantization_config") or text.get("quantization_config") or {}
     dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or ""
+    fields = {**text, **config}
     return ModelCard(
-        family=str(config.get("model_type", "")),
-        num_parameters=sum(map(_num_parameters, files)),
+        family=str(gguf.get("architecture") or config.get("model_type", "")),
+        num_parameters=gguf.get("num_parameters") or sum(map(_num_parameters, files)),
         num_bytes=sum(sizes),
         dtype=str(dtype),
-        quantization=str(quantization.get("quant_method", "")),
+        quantization=str(gguf.get("file_type") or quantization.get("quant_method", "")),
         digest=digest.hexdigest(),
         template=_template(folder),
+        format="gguf" if gguf else "safetensors",
+        shape={key: fields[name] for name, key in _SHAPE.items() if type(fields.get(name)) is int},
     )
 
 

@@ -17,6 +17,7 @@ from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.api.schema import Json
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
+from minisgl.tokenizer.defaults import FOLLOWED
 from minisgl.utils.text import brief
 
 
@@ -24,7 +25,9 @@ class Model(Json, frozen=True, kw_only=True):
     """A model in OpenAI's form, with the fields of Anthropic's.
 
     context_length: the most tokens of prompt and answer; null while the model loads. max_model_len:
-    the same, under vLLM's name.
+    the same, under vLLM's name. has_chat_template: false for a base model, which completes texts
+    and refuses messages. has_thinking_switch: whether `enable_thinking` has an effect.
+    sampling_defaults: the parameters of requests that leave them out.
     """
 
     id: str
@@ -32,6 +35,9 @@ class Model(Json, frozen=True, kw_only=True):
     context_length: int | None
     max_model_len: int | None
     capabilities: list[str]
+    has_chat_template: bool
+    has_thinking_switch: bool
+    sampling_defaults: dict[str, float]
     display_name: str
     created_at: str
     object: Literal["model"] = "model"
@@ -77,6 +83,11 @@ class ServedModel:
             )
         return name
 
+    @property
+    def shown_defaults(self) -> dict[str, float]:
+        """The sampling parameters that a checkpoint may recommend, with their defaults."""
+        return {name: getattr(self.defaults, name) for name in FOLLOWED}
+
     @cached_property
     def card(self) -> ModelCard:
         """The model's description. It is read from the checkpoint when it is first used."""
@@ -96,6 +107,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             context_length=frontend.context_length,
             max_model_len=frontend.context_length,
             capabilities=model.card.capabilities,
+            has_chat_template=bool(model.card.template),
+            has_thinking_switch=model.card.has_switch,
+            sampling_defaults=model.shown_defaults,
             display_name=name,
             created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),
         )

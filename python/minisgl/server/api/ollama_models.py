@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
@@ -26,7 +25,7 @@ class OllamaDetails(Json, frozen=True, kw_only=True):
     families: list[str]
     parameter_size: str
     quantization_level: str
-    format: Literal["safetensors"] = "safetensors"
+    format: Literal["safetensors", "gguf"]
     parent_model: Literal[""] = ""
 
 
@@ -92,6 +91,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             families=[card.family],
             parameter_size=card.size,
             quantization_level=(card.quantization or card.dtype).upper(),
+            format=card.format,
         )
 
     def listed(**more: Any) -> Response:
@@ -130,9 +130,10 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, ShowRequest, any_type=True)
         name = is_named(model, asked.model or asked.name or model.name)
         card = model.card
-        defaults = msgspec.structs.asdict(model.defaults)
-        shown = [f"{key} {defaults[key]}" for key in ("temperature", "top_k", "top_p", "min_p")]
-        shown.append(f"repeat_penalty {defaults['repetition_penalty']}")
+        shown = [
+            f"{'repeat_penalty' if name == 'repetition_penalty' else name} {value}"
+            for name, value in model.shown_defaults.items()
+        ]
         answer = OllamaShown(
             parameters="\n".join(shown),
             template=card.template,
@@ -141,6 +142,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
                 "general.architecture": card.family,
                 "general.parameter_count": card.num_parameters,
                 f"{card.family}.context_length": frontend.context_length,
+                **{f"{card.family}.{key}": value for key, value in card.shape.items()},
             },
             capabilities=card.capabilities,
             modified_at=modified_at,

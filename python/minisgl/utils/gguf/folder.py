@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError, MinisglError
+from minisgl.utils.gguf.card import CARD, card_of
 from minisgl.utils.gguf.header import check_header
 from minisgl.utils.gguf.parts import check_parts, parts_of
 from minisgl.utils.logger import get_logger
@@ -26,9 +27,17 @@ logger = get_logger(__name__)
 
 WEIGHTS: Final = "model.gguf"
 """The name of the link; the links to other parts are 2.gguf and so on."""
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of a folder's files. When they change, raise it: folders of older versions are then
 not used."""
+_SAMPLING: Final = {
+    "temp": "temperature",
+    "penalty_repeat": "repetition_penalty",
+    **{name: name for name in ("top_k", "top_p", "min_p", "mirostat", "xtc_probability")},
+}
+"""The end of a key `general.sampling.` -> the field of generation_config.json. Source: llama.cpp's
+pull request 17120, and `Keys.General` of its package gguf. Not here: the order of filters, and the
+parameters of mirostat and XTC, which are named when they are in use."""
 PLAIN: Final = ("F32", "F16", "BF16", "F64")
 """Types of tensors that are not quantised."""
 
@@ -57,8 +66,12 @@ def gguf_folder(path: Path) -> Path:
         config = config_of(values, tensors, path) | stored_types(
             values["general.architecture"], tensors
         )
+        config["_name_or_path"] = name_of(values)
         files = {"config.json": json.dumps(config, indent=1)}
+        files[CARD] = json.dumps(card_of(values, tensors))
         files |= tokenizer_files(values, path)
+        if sampling := sampling_of(values):
+            files["generation_config.json"] = json.dumps(sampling, indent=1)
     except MinisglError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -74,6 +87,21 @@ def gguf_folder(path: Path) -> Path:
         ) from error
     logger.info("%s: its config and tokenizer are in %s", path.name, folder)
     return folder
+
+
+def name_of(values: Mapping[str, Any]) -> str:
+    """Return the model's name and the name of its family, as far as the file has them."""
+    return " ".join(str(values.get(f"general.{key}", "")) for key in ("basename", "name")).strip()
+
+
+def sampling_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return generation_config.json, of the keys that llama.cpp's converter copies from it."""
+    given = {name: values.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    return {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value  # was 32 bits
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def _make(folder: Path, files: Mapping[str, str], parts: Sequence[Path]) -> None:
