@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import msgspec
@@ -14,7 +15,7 @@ from helpers.scripted_server import MODEL, STATE, ScriptedServer, text_of
 from minisgl.message.replica import ReplicaState
 
 
-def state_with(**fields: int) -> bytes:
+def state_with(**fields: Any) -> bytes:
     state = msgspec.json.decode(STATE, type=ReplicaState)
     return msgspec.json.encode(msgspec.structs.replace(state, **fields))
 

@@ -17,11 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
+from helpers.key_files import FILE, OTHER, SECRET, key_file
 from helpers.router_thread import RouterThread
 from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 from minisgl.cli import run_command
 from minisgl.scheduler.xray import Frame
+from minisgl.server.keys import KeyRing
 
 STEP_NAMES = 13
 
@@ -251,3 +253,20 @@ def test_through_a_router_a_server_is_chosen(tab: Any) -> None:
         assert server.locator("option").all_text_contents() == names
         with tab.expect_request(f"**/xray/events?replica={names[1].replace(':', '%3A')}"):
             server.select_option(names[1])
+
+
+def test_through_a_router_with_keys_an_admin_chooses(tab: Any, tmp_path: Path) -> None:
+    file = str(key_file(tmp_path, FILE))
+    with (
+        ScriptedServer(keys=KeyRing(None, file)) as one,
+        ScriptedServer(keys=KeyRing(None, file)) as two,
+        RouterThread([one.url, two.url], key=OTHER) as router,
+    ):
+        tab.goto(f"{router.url}/#xray")
+        tab.wait_for_selector("text=The X-ray needs a valid API key")
+        tab.fill("#set-key", SECRET)
+        tab.press("#set-key", "Enter")
+        tab.wait_for_selector("text=needs a key with admin rights")
+        tab.fill("#set-key", OTHER)
+        tab.press("#set-key", "Enter")
+        tab.locator("select[aria-label='Server'] option").nth(1).wait_for(state="attached")

@@ -7,12 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
 from helpers.router_thread import RouterThread
 from helpers.routing import complete, state_with, until
 from helpers.scripted_server import MODEL, STATE, ScriptedServer
+from minisgl.kvcache.prefix_hashes import prompt_hashes
 from minisgl.message.replica import KeyUse
 from minisgl.router.key_limits import KeyLimits
 from minisgl.server.errors import RateLimited
@@ -21,12 +23,14 @@ from minisgl.server.keys import KeyRing
 
 def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    file.write_text('[a]\nkey = "client"\nrequests_per_minute = 2\n[router]\nkey = "asks"\n')
+    keys = '[a]\nkey = "client"\nrequests_per_minute = 2\n[router]\nkey = "asks"\nadmin = true\n'
+    file.write_text(keys)
     with ExitStack() as stack:
         servers = [stack.enter_context(ScriptedServer(keys=KeyRing(None, file))) for _ in range(2)]
         urls = [server.url for server in servers]
-        with RouterThread(urls) as keyless:
-            assert "--api-key" in str(keyless.fleet.replicas[0].down)
+        for key, says in ((None, "give the router one with --api-key"), ("client", "admin rights")):
+            with RouterThread(urls, key) as useless:
+                assert says in str(useless.fleet.replicas[0].down)
         router = stack.enter_context(RouterThread(urls, key="asks"))
         assert complete(router.url, "one").status_code == 401
         assert httpx.get(f"{router.url}/metrics").status_code == 401
@@ -34,6 +38,45 @@ def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:
         texts = [client.completions.create(model=MODEL, prompt="a b").choices[0].text]
         texts.append(client.completions.create(model=MODEL, prompt="a b").choices[0].text)
         assert texts == ["a b ."] * 2, "asking for a prompt's hashes is not counted as a request"
+
+
+def test_only_an_admin_sees_the_names_of_the_servers(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        router, servers, _ = _limited(stack, tmp_path / "keys.toml", "")
+        names = [server.url.removeprefix("http://") for server in servers]
+        for key, status in ((None, 401), ("wrong", 401), ("client", 403), ("asks", 200)):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            for path in ("/replicas", "/replica"):
+                answer = httpx.get(f"{router.url}{path}", headers=headers)
+                assert answer.status_code == status, answer.text
+            which = httpx.get(f"{router.url}/xray/events", headers=headers)
+            assert which.json()["error"]["code"] == "replica_needed"
+            assert "GET /replicas" in which.text
+            assert not any(name in which.text for name in names)
+            listed = httpx.get(f"{router.url}/replicas", headers=headers)
+            assert all((name in listed.text) == (status == 200) for name in names)
+    with RouterThread(["http://127.0.0.1:1"], key="asks") as alone:  # no server can check a key
+        for path in ("/replicas", "/metrics"):
+            answer = httpx.get(f"{alone.url}{path}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+
+
+def test_a_prompt_goes_to_its_prefix_in_its_keys_namespace(tmp_path: Path) -> None:
+    """The servers' hashes, and those that the router looks up, are of the key's namespace."""
+    words = " ".join("x" * (1 + n % 7) for n in range(200))
+    ids = np.array([len(word) for word in words.split()], np.int32)
+    with ExitStack() as stack:
+        router, servers, rings = _limited(stack, tmp_path / "keys.toml", "")
+        (client,) = (key for key in rings[0] if key.name == "a")
+        headers = {"authorization": "Bearer client"}
+        for namespace, goes_to in ((client.namespace(""), 1), (client.namespace("x"), 0), ("", 0)):
+            hashes = prompt_hashes(ids, 1, namespace).astype("<u8").tobytes()
+            servers[1].state = state_with(queued_tokens=50, hashes=hashes)
+            view = router.fleet.replicas[1].view
+            until(lambda: view.state and view.state.hashes == hashes and not view.sent)  # noqa: B023  # it is waited for within the turn
+            body = {"model": MODEL, "prompt": words, "max_tokens": 1}
+            answer = httpx.post(f"{router.url}/v1/completions", json=body, headers=headers)
+            assert answer.headers["x-minisgl-replica"] == router.fleet.replicas[goes_to].name
 
 
 def _limited(

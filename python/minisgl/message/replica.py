@@ -32,7 +32,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     num_finished, num_output_tokens: requests that ended, and all output tokens, since the start.
     hashes: of prefixes in the cache (`minisgl.kvcache.prefix_hashes`), little-endian uint64.
     model, max_model_len: of the server. keys: the API keys with limits that were used; None if the
-    request's key has no admin rights. The API server sets these three.
+    server has no keys. The API server sets these three.
     """
 
     page_size: int

@@ -54,7 +54,8 @@ class Replica:
 class Fleet:
     """All replicas. Mutable.
 
-    key: the router's API key, for requests for their states; None if they need none.
+    key: the router's API key, for requests for their states; None if they need none. needs_key:
+    whether clients need one, too: the replicas have keys.
     """
 
     def __init__(self, urls: Sequence[str], key: str | None = None) -> None:
@@ -65,7 +66,7 @@ class Fleet:
         self._headers = bearer(key)
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._asks: set[asyncio.Task[None]] = set()
-        self._is_warned = False
+        self.needs_key = key is not None
 
     @property
     def up(self) -> list[Replica]:
@@ -171,14 +172,10 @@ class Fleet:
             logger.info("replica %s is up", replica.name)
         replica.down = None
         self.views.update(replica.view, state, asked_at)
+        states = [each.view.state for each in self.up]
+        self.needs_key = all(each is None or each.keys is not None for each in states)
         if state.keys is not None:
             self.limits.update(replica.name, state.keys)
-        elif not self._is_warned:
-            self._is_warned = True
-            logger.warning(
-                "the router's key has no admin rights, so the router does not see what other keys "
-                "have used: each server applies their limits for itself"
-            )
 
     async def _state(self, replica: Replica) -> ReplicaState:
         body = await self._get(replica, "/replica")
@@ -193,7 +190,10 @@ class Fleet:
         if status == 200:
             return body
         if status == 401:
+            self.needs_key = True
             raise ReplicaFailed("it needs an API key: give the router one with --api-key")
+        if status == 403:
+            raise ReplicaFailed("the router's --api-key needs admin rights there")
         if status == 404:
             raise ReplicaFailed(f"it has no {path}: is it a Mini-SGLang server of this version?")
         raise ReplicaFailed(f"{path} answers {status}: {_message(body)}")

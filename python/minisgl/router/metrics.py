@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,11 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from minisgl.router.upstream import Headers, ReplicaFailed
+from minisgl.router.fleet import Fleet, NoReplica, Replica
+from minisgl.router.upstream import Headers, ReplicaFailed, with_key
 from minisgl.server.telemetry.prometheus import counter_by, metrics_page
-
-if TYPE_CHECKING:
-    from minisgl.router.fleet import Fleet, Replica
 
 PAGE_S: Final = 5.0
 """The longest wait for a replica's page."""
@@ -40,11 +38,13 @@ class RouterMetrics:
         self._probe_s += seconds
 
     async def page(self, headers: Headers) -> Response:
-        """Return the page. headers: of the request; the replicas check the client's key."""
+        """Return the page. headers: of the request; the replicas check the client's key.
+
+        Raises NoReplica if there is a key to check, and no replica does.
+        """
         accept = b",".join(value for name, value in headers if name == b"accept").decode("latin-1")
-        asked = [(n, v) for n, v in headers if n in (b"authorization", b"x-api-key")]
         up = self._fleet.up
-        pages = await asyncio.gather(*(_page(replica, asked) for replica in up))
+        pages = await asyncio.gather(*(_page(replica, with_key(headers)) for replica in up))
         for status, body in pages:
             if status in (401, 403):
                 return Response(body, status, media_type="application/json")
@@ -53,6 +53,8 @@ class RouterMetrics:
             for replica, (status, body) in zip(up, pages, strict=True)
             if status == 200
         }
+        if self._fleet.needs_key and not texts:
+            raise NoReplica("no replica can check the API key; try again later")
         registry = CollectorRegistry()
         registry.register(_Page([*self._own(), *with_replica(texts)]))
         return metrics_page(registry, accept)

@@ -34,7 +34,7 @@ from minisgl.router.fleet import Fleet, NoReplica, Replica
 from minisgl.router.metrics import RouterMetrics
 from minisgl.router.passed_request import PassedRequest
 from minisgl.router.stream_errors import last_event
-from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
+from minisgl.router.upstream import Answer, Headers, ReplicaFailed, end_to_end, with_key
 from minisgl.server.body import read_bytes, response
 from minisgl.server.errors import Draining, client_left, error_response, refusal
 from minisgl.server.http import wait_for_disconnect
@@ -54,7 +54,8 @@ _NAMES_EARLIER: Final = re.compile(rb'"previous_response_id"\s*:\s*"|"type"\s*:\
 """Matches the body of a request that needs an earlier answer, which one replica has stored."""
 
 PROBE_S: Final = 10.0
-"""The longest wait for a prompt's hashes. Without them, the load alone decides."""
+"""The longest wait for a prompt's hashes, without which the load alone decides, or for the check of
+a key."""
 
 PAGE_SIZE: Final = 16
 """The page size of hashes while the replica's own is unknown."""
@@ -86,12 +87,12 @@ class RouterApp:
                 await self._health(path)(scope, receive, send)
                 return
             if path == "/replicas" and scope["method"] == "GET":
-                await self._replicas()(scope, receive, send)
+                await (await self._replicas(scope["headers"]))(scope, receive, send)
                 return
             if self.is_draining:
                 raise Draining
             if path == "/metrics" and scope["method"] == "GET":
-                await (await self.metrics.page(_headers(scope)))(scope, receive, send)
+                await (await self.metrics.page(scope["headers"]))(scope, receive, send)
                 return
             body = await read_bytes(Request(scope, receive))
             await _until_client_leaves(self._pass_on(scope, body, send), receive)
@@ -113,7 +114,17 @@ class RouterApp:
         num_up = len(self._fleet.up)
         return response({"status": status, "replicas": len(self._fleet.replicas), "up": num_up})
 
-    def _replicas(self) -> Response:
+    async def _replicas(self, headers: Headers) -> Response:
+        """Return the names, if the client's key may ask a replica for its state."""
+        if self._fleet.needs_key:
+            replica = self._fleet.choose()[0]
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    status, body = await replica.upstream.get("/replica", with_key(headers))
+            except (ReplicaFailed, TimeoutError):
+                raise NoReplica("no replica can check the API key; try again later") from None
+            if status != 200:
+                return Response(body, status, media_type="application/json")
         rows = [{"name": each.name, "up": each.down is None} for each in self._fleet.replicas]
         return response({"replicas": rows})
 
@@ -296,8 +307,9 @@ class RouterApp:
         if not given and len(names) == 1:
             return self._fleet.replicas[0]
         if given not in names:
+            known = "those that GET /replicas lists" if self._fleet.needs_key else ", ".join(names)
             raise refusal(
-                f"{scope['path']} needs one replica: add ?replica=NAME, one of {', '.join(names)}",
+                f"{scope['path']} needs one replica: add ?replica=NAME, one of {known}",
                 status=400,
                 code="replica_needed",
                 param="replica",
@@ -312,10 +324,6 @@ async def _begin(answer: Answer) -> None:
     except BaseException:
         answer.close()
         raise
-
-
-def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    return end_to_end(scope["headers"], b"host", b"content-length")
 
 
 async def _until_client_leaves(work: Coroutine[Any, Any, None], receive: Receive) -> None:

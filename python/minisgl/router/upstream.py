@@ -51,6 +51,11 @@ def bearer(key: str | None) -> Headers:
     return [(b"authorization", f"Bearer {key}".encode())] if key else []
 
 
+def with_key(headers: Headers) -> Headers:
+    """Return those of a client's headers that may hold its API key."""
+    return [(n, v) for n, v in headers if n in (b"authorization", b"x-api-key")]
+
+
 class ReplicaFailed(Exception):
     """The replica cannot be reached, or ended before its answer did."""
 

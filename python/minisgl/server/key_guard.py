@@ -19,9 +19,9 @@ OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
 OPEN_BELOW: Final = "/page/"
 """The path of the page's files, which need no key."""
 
-ADMIN: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
-"""Paths that need a key with admin rights: profiles slow the server down and write files, and the
-X-ray shows the requests of all keys."""
+ADMIN: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events", "/replica"))
+"""Paths that need a key with admin rights: profiles slow the server down and write files, the X-ray
+shows the requests of all keys, and the state of a replica has hashes of their prompts."""
 
 
 class KeyGuard:

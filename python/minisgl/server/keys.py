@@ -8,6 +8,8 @@ Keys come from `--api-key` and from `--api-key-file`, a TOML file with a table f
     tokens_per_minute = 100000  # of prompts and answers together
     weight = 2                  # when the server is full, twice the tokens; left out: 1
     admin = true                # may use the paths of `key_guard.ADMIN`
+    group = "team"              # shares cached prefixes with the keys of this group
+    share_cache = true          # shares them with all keys that say so; left out: with no other key
 
 The file is read again when it changes. If the new file has an error, the keys stay as they were.
 Keys are compared as digests in constant time, and no log shows them.
@@ -61,6 +63,14 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokens_per_minute: PerMinute | None = None
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     admin: bool = False
+    group: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None = None
+    share_cache: bool = False
+
+    def sharers(self, name: str) -> tuple[str, str]:
+        """Return what the keys that share cached prefixes with this one, `name`, have in common."""
+        if self.share_cache:
+            return ("all", "")
+        return ("group", self.group) if self.group is not None else ("key", name)
 
 
 class Key:
@@ -81,8 +91,16 @@ class Key:
         """Apply a changed entry of the file. An unchanged limit keeps its count."""
         self.digest = digest_of(entry.key)
         self.is_admin = entry.admin
+        self._sharers = entry.sharers(self.name)
         self._share.weight = entry.weight
         self._limits.change(entry.requests_per_minute, entry.tokens_per_minute, self._clock())
+
+    def namespace(self, salt: str) -> str:
+        """Return the namespace of the prefix cache for requests of this key with this `cache_salt`.
+
+        It is a digest of who shares it and of the salt, so no salt names another key's namespace.
+        """
+        return hashlib.sha256(msgspec.json.encode([*self._sharers, salt])).hexdigest()
 
     def use(self) -> KeyUse | None:
         """Return the key's limits and use, for a router; None if it has no limits."""
@@ -245,6 +263,10 @@ class KeyRing:
                 raise ConfigError(f"{where}: a name has 1 to {MAX_NAME} printable characters")
             if not _can_be_sent(entry.key):
                 raise ConfigError(f"{where}: the key of {name!r} {_CHARACTERS}")
+            if entry.group is not None and entry.share_cache:
+                raise ConfigError(
+                    f"{where}: {name!r} has a group and share_cache; leave one of them out"
+                )
         if len({entry.key for entry in entries.values()}) < len(entries):
             raise ConfigError(f"{where}: two names have the same key")
         return entries

@@ -30,6 +30,7 @@ from minisgl.server.call import Call, ClientGone, Replies
 from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
+from minisgl.server.keys import Key
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.telemetry.replica import PREFIX_HEADER, prefix_answer
 from minisgl.server.telemetry.tracing import Origin
@@ -146,7 +147,9 @@ async def respond(
     prompt i // num_choices. is_clamped: `max_tokens` is lowered to what the context leaves.
     warning: the ASCII text of the header `WARNING`; "" for none.
     """
-    namespace = asked.cache_salt or ""
+    key: Key | None = request.scope.get("api_key")
+    salt = asked.cache_salt or ""
+    namespace = key.namespace(salt) if key else salt
     if PREFIX_HEADER in request.headers:
         return await prefix_answer(request, frontend, prompts, namespace)
     origin = Origin(
@@ -154,7 +157,7 @@ async def respond(
         path=request.scope["path"],
         traceparent=request.headers.get("traceparent"),
         tracestate=request.headers.get("tracestate"),
-        key=request.scope.get("api_key"),
+        key=key,
         address=request.client.host if request.client else "",
     )
     prompts = [prompt for prompt in prompts for _ in range(num_choices)]

@@ -64,20 +64,26 @@ export class XRay {
         }
       } catch (error) {
         if (signal.aborted) return;
-        if (error.code === "replica_needed" && (await this.offerServers())) continue;
-        this.say(error.status === 401 ? "The X-ray needs a valid API key: see the settings." : error.status ? error.message : "The server does not answer. The X-ray goes on when it is back.");
+        const wrong = error.code === "replica_needed" ? await this.offerServers(error) : error;
+        if (!wrong) continue;
+        this.say(wrong.status === 401 ? "The X-ray needs a valid API key: see the settings." : wrong.status ? wrong.message : "The server does not answer. The X-ray goes on when it is back.");
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
   }
 
-  /** Let the user choose among a router's servers. Returns whether there are any. */
-  async offerServers() {
-    const { replicas } = await (await send("replicas", {})).json();
-    const names = replicas.filter((each) => each.up).map((each) => each.name);
+  /** Let the user choose among a router's servers. Returns null; `error` if there are none; or why they are not known. */
+  async offerServers(error) {
+    let names;
+    try {
+      const { replicas } = await (await send("replicas", { headers: headers(this.key()) })).json();
+      names = replicas.filter((each) => each.up).map((each) => each.name);
+    } catch (refused) {
+      return refused;
+    }
     this.server.replaceChildren(...names.map((name) => h("option", { text: name })));
     set(this.server, { hidden: !names.length });
-    return names.length > 0;
+    return names.length ? null : error;
   }
 
   /** Show another server. */
