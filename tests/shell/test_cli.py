@@ -22,7 +22,12 @@ POOL = ("--num-pages", "64")
 def test_one_question_to_the_built_in_model() -> None:
     done = minisgl("run", "What is 12 + 30?", *POOL)
     assert (done.returncode, done.stdout) == (0, "12 + 30 = 42.\n"), done.stderr
-    assert re.fullmatch(r"\d+ tokens; first after .*\n", done.stderr)  # no log of the start
+    first, *start, cost = done.stderr.splitlines()
+    assert first == "starting a server"
+    assert any(line.startswith("the engine is ready after ") for line in start)
+    assert re.fullmatch(r"\d+ tokens; first after .*", cost)
+    assert "memory on CPU:" in start  # the engine says it, in its own process
+    assert "[server]" not in done.stderr  # the log itself has warnings only
 
 
 def test_a_chat_keeps_its_exit_code() -> None:

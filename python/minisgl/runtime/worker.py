@@ -43,18 +43,23 @@ class Worker:
 
 
 def start_worker(
-    name: str, body: Callable[[WorkerStatus], None], *, log_level: str | None, folder: Path
+    name: str,
+    body: Callable[[WorkerStatus], None],
+    *,
+    log_level: str | None,
+    folder: Path,
+    tells: bool = False,
 ) -> Worker:
     """Start a process that runs `body`.
 
     log_level: None for the environment's. folder: the folder of the sockets, which the worker
-    removes if this process is killed.
+    removes if this process is killed. tells: it sends the log of its start on its pipe.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
         target=run_worker,
-        args=(name, theirs, body, time.monotonic(), log_level, folder),
+        args=(name, theirs, body, time.monotonic(), log_level, folder, tells),
         name=name,
         daemon=True,
     )

@@ -21,7 +21,7 @@ from minisgl.runtime.node_link import Gone, NodeLink
 from minisgl.runtime.node_map import ranks_of
 from minisgl.runtime.worker import Worker, start_worker
 from minisgl.utils.logger import get_logger
-from minisgl.utils.process import StartFailed, WorkerStatus, receive_status
+from minisgl.utils.process import StartFailed, StartLine, WorkerStatus, receive_status
 from minisgl.utils.zmq import Endpoints, PushQueue
 
 logger = get_logger(__name__)
@@ -49,9 +49,13 @@ class _Failure:
 class Workers:
     """Processes that live and end together, and the folder of their sockets. Mutable: it grows."""
 
-    def __init__(self, *, log_level: str | None = None) -> None:
-        """log_level: of the workers; None for the environment's."""
+    def __init__(
+        self, *, log_level: str | None = None, on_line: Callable[[str], None] | None = None
+    ) -> None:
+        """log_level: of the workers; None for the environment's. on_line: called with each line of
+        their log, of level info or above, while `wait_ready` waits for them."""
         self._log_level = log_level
+        self._on_line = on_line
         self.reset()
 
     def reset(self) -> None:
@@ -100,8 +104,15 @@ class Workers:
             self._start("tokenizer", partial(text, 0, True))
 
     def _start(self, name: str, body: Callable[[WorkerStatus], None]) -> None:
-        folder = self.endpoints.folder
-        self.processes.append(start_worker(name, body, log_level=self._log_level, folder=folder))
+        self.processes.append(
+            start_worker(
+                name,
+                body,
+                log_level=self._log_level,
+                folder=self.endpoints.folder,
+                tells=self._on_line is not None,
+            )
+        )
 
     def wait_while(self, thread: threading.Thread) -> None:
         """Wait until `thread` has ended. Raises StartupFailed as soon as a worker has ended."""
@@ -134,13 +145,15 @@ class Workers:
                 if node.status in readable
                 for text in [str(node.death() or f"{node.name} has ended")]
             ]
-            for worker in waiting:
-                if worker.status in readable:
-                    if failure := self._await_status(worker):
-                        failures.append(failure)
-                    else:
-                        ready.append(worker)
-            waiting = [worker for worker in waiting if worker.status not in readable]
+            for worker in [worker for worker in waiting if worker.status in readable]:
+                status = self._await_status(worker)
+                if isinstance(status, StartLine):
+                    continue
+                waiting.remove(worker)
+                if status:
+                    failures.append(status)
+                else:
+                    ready.append(worker)
             causes = [failure for failure in failures if not failure.is_consequence]
         if failures:
             # All text workers may report one error of the tokenizer, and all ranks one error with
@@ -151,13 +164,17 @@ class Workers:
             raise StartupFailed("; ".join(different.values()))
         self._is_ready = True
 
-    def _await_status(self, worker: Worker) -> _Failure | None:
-        """Read the worker's report. Returns None if it is ready."""
+    def _await_status(self, worker: Worker) -> _Failure | StartLine | None:
+        """Read the worker's report. Returns None if it is ready, a line if it still starts."""
         try:
             status = receive_status(worker.status)
         except EOFError:
             death = str(worker.death())
             return _Failure(text=death, why=death)
+        if isinstance(status, StartLine):
+            if self._on_line:
+                self._on_line(status.text)
+            return status
         if isinstance(status, StartFailed):
             kind = "engine" if worker in self._ranks else worker.name
             return _Failure(

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from minisgl import env
 from minisgl.runtime.node_map import ranks_of
@@ -34,6 +35,7 @@ from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.command import run_serving
 from minisgl.server.ready import ready_text, say
+from minisgl.server.start_lines import StartLines
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
@@ -67,6 +69,10 @@ def launch_server(
             except KeyboardInterrupt:
                 logger.info("stopped")
             return 0
+        if foreground and args.log_level is None:
+            is_here = args.model is None or Path(args.model).expanduser().exists()
+            with StartLines(downloads=not is_here) as lines:
+                return _serve(args, signals, foreground, clock, on_url, lines)
         return _serve(args, signals, foreground, clock, on_url)
 
     return run_serving(
@@ -97,17 +103,22 @@ def _serve(
     foreground: Callable[[str], int] | None,
     clock: StartClock,
     on_url: Callable[[str], None] | None,
+    lines: StartLines | None = None,
 ) -> int:
-    """Serve until asked to stop, and return the exit code."""
+    """Serve until asked to stop, and return the exit code. lines: shows the log until it is
+    ready."""
     tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
     keys = None
     if args.api_key is not None or args.api_key_file is not None:
         from minisgl.server.keys import KeyRing
 
         keys = KeyRing(args.api_key, args.api_key_file)
-    with bind(args.host, args.http_port) as bound, _workers(signals) as workers:
+    on_line = lines.show if lines else None
+    with bind(args.host, args.http_port) as bound, _workers(signals, on_line) as workers:
         found = find_checkpoint(args)
         folder, name = found.folder, found.names[0]
+        if lines:
+            lines.begin()
         if args.nnodes > 1:
             workers.nodes = gather_nodes(args, settings_of(args, folder))
             workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
@@ -140,6 +151,8 @@ def _serve(
         signals.check()
         freeze_start_objects()
         server.on_workers_ready(clock)
+        if lines:
+            lines.end()
         if foreground:
             with signals.lent():
                 return server.serve_beside(foreground)
@@ -182,9 +195,9 @@ def _serve_node(args: ServerArgs, signals: Signals) -> None:
 
 
 @contextlib.contextmanager
-def _workers(signals: Signals) -> Iterator[Workers]:
+def _workers(signals: Signals, on_line: Callable[[str], None] | None = None) -> Iterator[Workers]:
     """Yield workers that end with the block, or at once after a second signal."""
-    workers = Workers()
+    workers = Workers(on_line=on_line)
     signals.second = workers.kill
     reason = None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from minisgl import env
@@ -50,3 +51,31 @@ def setup_logging(process: str, *, level: str | None = None) -> None:
     logger.propagate = False
     if not (others := logging.getLogger()).handlers:
         others.addHandler(handler)
+
+
+class _Teller(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
+
+
+def tell_lines(tell: Callable[[str], None]) -> Callable[[], None]:
+    """Call `tell` with each line of level info or above, whether it is written or not.
+
+    Returns a function that ends this. Call it after `setup_logging`.
+    """
+    logger = logging.getLogger(_ROOT)
+    level, teller = logger.level, _Teller(tell)
+    for written in logger.handlers:
+        written.setLevel(level)
+    logger.addHandler(teller)
+    logger.setLevel(min(level, logging.INFO))
+
+    def end() -> None:
+        logger.removeHandler(teller)
+        logger.setLevel(level)
+
+    return end

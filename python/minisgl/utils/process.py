@@ -35,7 +35,7 @@ import msgspec
 
 from minisgl.errors import PEER_LOST_EXIT, MinisglError, PeerLost
 from minisgl.utils.heartbeat import Heart, Heartbeat, Pulse
-from minisgl.utils.logger import get_logger, setup_logging
+from minisgl.utils.logger import get_logger, setup_logging, tell_lines
 
 logger = get_logger(__name__)
 
@@ -58,8 +58,14 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_consequence: bool = False
 
 
+class StartLine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A line of the log of a worker that starts."""
+
+    text: str
+
+
 class WorkerStatus:
-    """The worker's end of the pipe. Call either `ready` or `failed`, once.
+    """The worker's end of the pipe. Call either `ready` or `failed`, once, and `tell` before.
 
     spawned_at: on `time.monotonic`. pulse: the progress of the worker's loop.
     """
@@ -68,6 +74,7 @@ class WorkerStatus:
         self._connection = connection
         self.spawned_at = spawned_at
         self.is_reported = False
+        self.end_lines: Callable[[], None] = lambda: None  # called when the worker is ready
         self.pulse = Pulse()
         self._heart = Heart(connection, self.pulse)
 
@@ -77,11 +84,17 @@ class WorkerStatus:
         info: holds JSON-like values only.
         """
         freeze_start_objects()
+        self.end_lines()
         self._send(Ready(info=info))
         self._heart.start()
 
     def failed(self, message: str, *, is_consequence: bool = False) -> None:
         self._send(StartFailed(message=message, is_consequence=is_consequence))
+
+    def tell(self, text: str) -> None:
+        """Send a line of the log, unless the start is over."""
+        if not self.is_reported:
+            self._connection.send_bytes(msgspec.msgpack.encode(StartLine(text=text)))
 
     @contextlib.contextmanager
     def quiet(self, most_s: float) -> Iterator[None]:
@@ -113,13 +126,13 @@ def freeze_start_objects() -> None:
     gc.freeze()
 
 
-def receive_status(connection: Connection) -> Ready | StartFailed:
+def receive_status(connection: Connection) -> Ready | StartFailed | StartLine:
     """Return the worker's report, for which this waits, on the supervisor's end of the pipe.
 
     Raises EOFError if the worker ends first. The supervisor must have closed its own copy of the
     worker's end; otherwise this would wait forever.
     """
-    return msgspec.msgpack.decode(connection.recv_bytes(), type=Ready | StartFailed)
+    return msgspec.msgpack.decode(connection.recv_bytes(), type=Ready | StartFailed | StartLine)
 
 
 def run_worker(
@@ -129,6 +142,7 @@ def run_worker(
     spawned_at: float,
     log_level: str | None = None,
     leftover: Path | None = None,
+    tells: bool = False,
 ) -> NoReturn:
     """Run `body` in this process, until SIGTERM. `body` calls `status.ready` and then serves.
 
@@ -136,7 +150,8 @@ def run_worker(
     not catch BaseException. Before it is ready there is nothing to clean up, and SIGTERM ends the
     process at once, because an import could drop an exception. name: for the log and the title of
     the process. spawned_at: on `time.monotonic`. log_level: None for the environment's. leftover: a
-    folder that this removes if the supervisor, which usually removes it, has ended.
+    folder that this removes if the supervisor, which usually removes it, has ended. tells: send the
+    log of the start to the supervisor, whatever the level.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -148,6 +163,8 @@ def run_worker(
 
     try:
         setup_logging(name, level=log_level)
+        if tells:
+            status.end_lines = tell_lines(status.tell)
         body(status)
     except Exception as error:
         # With SystemExit the interpreter would wait for threads.
