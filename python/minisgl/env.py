@@ -8,6 +8,8 @@ MINISGL_LOG_FORMAT=text               text or json
 MINISGL_CACHE_DIR                     the folder for compiled kernels
                                       (default: $XDG_CACHE_HOME/minisgl or ~/.cache/minisgl)
 MINISGL_DISABLE_JIT=1                 compile nothing: use the plain-torch kernels
+MINISGL_CPU_ISA                       the instruction set of the C++ kernels: one of CPU_ISAS
+                                      (default: all that the CPU has)
 MINISGL_POWERCAP                      where the CPUs' energy is read (default: /sys/class/powercap)
 """
 
@@ -18,10 +20,12 @@ from pathlib import Path
 
 from minisgl.errors import ConfigError
 
+CPU_ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "sse2", "neon-bf16", "neon")
+
 
 def check() -> None:
     """Raise ConfigError if a variable has a wrong value, whether or not this run would read it."""
-    for read in (overlap_disabled, check_plans, check_pages, jit_disabled, log_format):
+    for read in (overlap_disabled, check_plans, check_pages, jit_disabled, cpu_isa, log_format):
         read()
     log_level()
 
@@ -47,6 +51,14 @@ def check_pages() -> bool:
 
 def jit_disabled() -> bool:
     return _flag("MINISGL_DISABLE_JIT")
+
+
+def cpu_isa() -> str:
+    """The name of an instruction set of `minisgl.utils.arch`, or "" for the CPU's best."""
+    value = os.environ.get("MINISGL_CPU_ISA", "")
+    if value and value not in CPU_ISAS:
+        raise ConfigError(f"MINISGL_CPU_ISA must be one of {', '.join(CPU_ISAS)}, got {value!r}")
+    return value
 
 
 def log_level(default: str = "info") -> str:

@@ -9,6 +9,7 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from minisgl.kernel.library import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
+from minisgl.utils import arch
 
 # What TVM_FFI_DLL_EXPORT_TYPED_FUNC makes of a function, without the C++ headers, which take
 # seconds to compile.
@@ -104,10 +106,10 @@ def test_a_build_begins_while_others_do_something_else(
     has_begun, may_end = threading.Event(), threading.Event()
     compile_library = jit._compile_library
 
-    def slow(library: jit.Library, folder: Path) -> Path:
+    def slow(library: jit.Library, flags: Sequence[str], folder: Path) -> Path:
         has_begun.set()
         assert may_end.wait(60)
-        return compile_library(library, folder)
+        return compile_library(library, flags, folder)
 
     monkeypatch.setattr(jit, "_compile_library", slow)
     with caplog.at_level(logging.INFO), ThreadPoolExecutor(1) as pool:
@@ -233,10 +235,10 @@ def test_kernels_that_came_with_the_package_need_no_compiler(
     """The best that the processor can run is loaded; with changed sources it is none of them."""
     monkeypatch.setattr(ahead, "FOLDER", tmp_path / "prebuilt")
     machine = platform.machine()
-    able = ahead.InstructionSet(flags=("-O1",), needs=frozenset())
-    unable = ahead.InstructionSet(flags=("-O2",), needs=frozenset({"no such feature"}))
+    able = arch.InstructionSet(flags=("-O1",), needs=frozenset())
+    unable = arch.InstructionSet(flags=("-O2",), needs=frozenset({"no such feature"}))
     sets = {"wide": unable, "middle": able, "narrow": able}
-    monkeypatch.setattr(ahead, "SETS", {machine: sets})
+    monkeypatch.setattr(arch, "SETS", {machine: sets})
     files = jit.build_ahead()
     assert [name in file.name for name, file in zip(sets, files, strict=True)] == [True] * 3
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -269,3 +271,16 @@ def test_processes_that_wait_for_a_build_that_fails_do_not_try_it(tmp_path: Path
         second = pool.submit(attempt)
         assert first.result() == second.result() == "compiling failed: error: no"
     assert len(tries) == 1
+
+
+def test_the_log_counts_the_files_that_are_compiled(
+    small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(2):
+        (jit.CSRC / f"more{number}.cpp").write_text("")
+    monkeypatch.setattr(jit, "PROGRESS_S", 0.01)
+    with caplog.at_level(logging.INFO):
+        assert jit.load_library().answer() == 42
+    counts = [m for m in caplog.messages if " of 3 files in " in m]
+    assert counts
+    assert counts == sorted(counts)

@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 from helpers.model_harness import make_reference
 from minisgl.distributed import SingleRank
 from minisgl.kernel.cpu import CpuOps
-from minisgl.kernel.jit import CFLAGS, CSRC, NATIVE, load_library
+from minisgl.kernel.jit import CFLAGS, CSRC, load_library, own_flags
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.models.build import load_model
 from minisgl.quantization.packed import PackedWeight
@@ -157,7 +157,7 @@ def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
     path = cpp.build(
         "packed",
         sources=[str(CSRC / "linear.cpp")],
-        extra_cflags=[*CFLAGS, *NATIVE, "-O1", flag],
+        extra_cflags=[*CFLAGS, *own_flags(), "-O1", flag],
         extra_ldflags=["-pthread"],
         build_directory=str(tmp_path),
     )

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
-from minisgl.kernel.jit import CFLAGS, CSRC, NATIVE, load_library
+from minisgl.kernel.jit import CFLAGS, CSRC, load_library, own_flags
 from minisgl.kernel.ops import Ops
 from minisgl.quantization.fp4 import Fp4
 from minisgl.quantization.grouped import Grouped
@@ -189,7 +189,7 @@ def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
     path = cpp.build(
         "numbers",
         sources=[str(CSRC / "numbers.cpp")],
-        extra_cflags=[*CFLAGS, *NATIVE, "-O0", flag, "-mno-avx512vbmi"],
+        extra_cflags=[*CFLAGS, *own_flags(), "-O0", flag, "-mno-avx512vbmi"],
         extra_ldflags=["-pthread"],
         build_directory=str(tmp_path),
     )

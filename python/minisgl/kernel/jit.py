@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from minisgl import env
 from minisgl.kernel import ahead
 from minisgl.kernel.library import JitUnavailable, refuse_if_disabled
 from minisgl.kernel.once import build_once, gist
+from minisgl.utils.arch import cpu_limit, instruction_sets
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -37,8 +39,8 @@ CFLAGS = (
     *("-std=c++17", "-O3", "-pthread", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wfatal-errors"),
 )
-NATIVE = ("-march=native",)
 LDFLAGS = ("-pthread",)
+PROGRESS_S = 10.0  # a longer silence looks like a hang
 
 _BUILDING = threading.Lock()
 
@@ -132,7 +134,9 @@ def _build_library(library: Library) -> Path:
     if library == CPU and (shipped := ahead.library(_sources(CPU))):
         return shipped
     path = _library_path(library, _compiler())
-    build_once(path, f"{library.what} (first start only)", partial(_compile_library, library))
+    build_once(
+        path, f"{library.what} (first start only)", partial(_compile_library, library, own_flags())
+    )
     return path
 
 
@@ -142,10 +146,10 @@ def build_ahead() -> list[Path]:
     refuse_if_disabled()
     _compiler()
     made = []
-    for name, flags in ahead.flags_of_sets().items():
+    for name, each in instruction_sets().items():
         path = ahead.path(name, _sources(CPU))
         what = f"the C++ kernels for {name}"
-        build_once(path, what, partial(_compile_library, CPU, flags=flags))
+        build_once(path, what, partial(_compile_library, CPU, each.flags))
         made.append(path)
     return made
 
@@ -163,7 +167,7 @@ def _compiler() -> str:
 def _library_path(library: Library, compiler: str) -> Path:
     # The file's time stands for the compiler's version, because asking for that costs a process.
     binary = Path(compiler).resolve()
-    parts = (_sources(library), str(binary), binary.stat().st_mtime_ns, NATIVE, _processor())
+    parts = (_sources(library), str(binary), binary.stat().st_mtime_ns, own_flags(), _processor())
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     return env.cache_dir() / f"{library.name}-{key}.so"
 
@@ -180,19 +184,48 @@ def _sources(library: Library) -> str:
     return key.hexdigest()[:16]
 
 
-def _compile_library(library: Library, folder: Path, flags: Sequence[str] = NATIVE) -> Path:
+def _compile_library(library: Library, flags: Sequence[str], folder: Path) -> Path:
     from tvm_ffi import cpp
 
-    with _BUILDING, _ninja_on_path():  # one thread at a time, because all threads have one PATH
+    sources = [str(source) for source in sorted((CSRC / library.folder).glob("*.cpp"))]
+    # One thread at a time, because all threads have one PATH.
+    with _BUILDING, _ninja_on_path(), _progress(folder, len(sources)):
         return Path(
             cpp.build(
                 library.name,
-                sources=[str(source) for source in sorted((CSRC / library.folder).glob("*.cpp"))],
+                sources=sources,
                 extra_cflags=[*CFLAGS, *flags],
                 extra_ldflags=LDFLAGS,
                 build_directory=str(folder),
             )
         )
+
+
+@contextmanager
+def _progress(folder: Path, num_files: int) -> Iterator[None]:
+    """Log how many files are compiled, every PROGRESS_S seconds."""
+    is_done = threading.Event()
+
+    def report() -> None:
+        began = time.monotonic()
+        while not is_done.wait(PROGRESS_S):
+            num_compiled = len(list(folder.glob("*.o")))
+            seconds = time.monotonic() - began
+            logger.info("compiled %d of %d files in %.0f s", num_compiled, num_files, seconds)
+
+    reporter = threading.Thread(target=report, name="compile-progress", daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        reporter.join()
+
+
+def own_flags() -> Sequence[str]:
+    """Return the compiler's flags for this CPU: all that it has, or the set of MINISGL_CPU_ISA."""
+    limit = cpu_limit()
+    return limit.flags if limit else ("-march=native",)
 
 
 def _processor() -> str:

@@ -88,17 +88,18 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
         "attention: " << k.size(1) << " key heads do not fit a pool of " << k_pool.size(2));
   with_dtype(q.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
+    const size_t bytes = k.size(1) * k.size(2) * sizeof(T);
+    const Prepare<T> prepare = [&](int64_t t, T* keys, T* values) {
+      if (!keys) return;
+      std::memcpy(keys, data<T>(k) + t * k.stride(0), bytes);
+      std::memcpy(values, data<T>(v) + t * v.stride(0), bytes);
+    };
     with_pool<T>(k_pool.dtype(), out.dtype(), [&](auto* pool_type) {
       using P = std::remove_pointer_t<decltype(pool_type)>;
       auto s = make_step<T, P>(q.size(0), q.size(1), q.size(2), k_pool, v_pool, k_scales, v_scales,
                                slots, page_table, rows, out, sinks, scale, softcap, window);
       s.q = data<T>(q), s.q_stride = q.stride(0);
-      const size_t bytes = k.size(1) * k.size(2) * sizeof(T);
-      run(s, num_threads, [&](int64_t t, T* keys, T* values) {
-        if (!keys) return;
-        std::memcpy(keys, data<T>(k) + t * k.stride(0), bytes);
-        std::memcpy(values, data<T>(v) + t * v.stride(0), bytes);
-      });
+      run(s, num_threads, prepare);
     });
   });
 }
@@ -134,24 +135,25 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
       if (weight && is_float32(*weight)) each(data<float>(*weight), H, copy);
       else if (weight) each(data<T>(*weight), H, copy);
     }
+    const Prepare<T> prepare = [&](int64_t t, T* keys, T* values) {
+      const T* row = data<T>(qkv) + t * qkv.stride(0);
+      Angles<T> angles(data<float>(cos_sin) + data<int32_t>(positions)[t] * R, R);
+      for (int64_t head = 0; head < (keys ? N + K : N); head++) {
+        const T* from = row + head * H;
+        T* to = head < N ? data<T>(out) + (t * N + head) * H : keys + (head - N) * H;
+        if (head < N ? bool(q_weight) : bool(k_weight)) {
+          norm_row(from, weights[head >= N], to, H, eps);
+          from = to;
+        }
+        rotate_row(from, angles, to, H);
+      }
+      if (values) std::memcpy(values, row + (N + K) * H, K * H * sizeof(T));
+    };
     with_pool<T>(k_pool.dtype(), out.dtype(), [&](auto* pool_type) {
       using P = std::remove_pointer_t<decltype(pool_type)>;
-      auto s = make_step<T, P>(qkv.size(0), N, H, k_pool, v_pool, k_scales, v_scales, slots,
-                               page_table, rows, out, sinks, scale, softcap, window);
-      run(s, num_threads, [&](int64_t t, T* keys, T* values) {
-        const T* row = data<T>(qkv) + t * qkv.stride(0);
-        Angles<T> angles(data<float>(cos_sin) + data<int32_t>(positions)[t] * R, R);
-        for (int64_t head = 0; head < (keys ? N + K : N); head++) {
-          const T* from = row + head * H;
-          T* to = head < N ? s.out + (t * N + head) * H : keys + (head - N) * H;
-          if (head < N ? bool(q_weight) : bool(k_weight)) {
-            norm_row(from, weights[head >= N], to, H, eps);
-            from = to;
-          }
-          rotate_row(from, angles, to, H);
-        }
-        if (values) std::memcpy(values, row + (N + K) * H, K * H * sizeof(T));
-      });
+      const auto s = make_step<T, P>(qkv.size(0), N, H, k_pool, v_pool, k_scales, v_scales, slots,
+                                     page_table, rows, out, sinks, scale, softcap, window);
+      run(s, num_threads, prepare);
     });
   });
 }

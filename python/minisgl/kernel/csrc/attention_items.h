@@ -5,6 +5,8 @@
 //                                             spans: only where there are too few tiles for the cores
 #pragma once
 
+#include <functional>
+
 #include "attention_item.h"
 #include "threads.h"
 
@@ -13,12 +15,19 @@ namespace attention {
 constexpr int TILE = 64;       // query vectors: so many repay the transposition of a block of keys
 constexpr int MIN_SPAN = 256;  // keys: to merge a shorter span takes longer than it saves
 
-// Stores the step's keys and values, then attends. prepare(t, keys, values) computes token t's
-// query, and its keys and values [K, H]. These are null for a token whose key and value are in a
-// page of the prefix cache already (slot -1).
-template <class T, class P, class Prepare>
-void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
+// The items of a step in the order of their work, and the merges that follow them.
+struct Work {
+  std::vector<Item> items;
+  std::vector<Merge> merges;
+  std::vector<float> memory;      // of partial results
+  std::vector<float*> partials;   // where each begins
+  int num_threads;
+};
+
+// Divides a step, for at most so many threads.
+inline Work divide(const Shape& s, int num_threads) {
   const int tile_queries = std::max(1, TILE / s.group), ld = round_up(s.H, 32);
+  Work done;
   std::vector<Item> tiles;
   double work = 0;  // query vectors x keys
   int token = 0;
@@ -33,9 +42,9 @@ void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
     }
   // To start the other threads takes a few microseconds, as long as about 100,000 multiplications.
   if (work * s.H < 100e3) num_threads = 1;
+  done.num_threads = num_threads;
 
-  std::vector<Item> items;
-  std::vector<Merge> merges;
+  std::vector<Item>& items = done.items;
   std::vector<size_t> offsets;
   size_t partial_floats = 0;
   for (const Item& tile : tiles) {
@@ -61,19 +70,29 @@ void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
       partial_floats += size_t(M) * (ld + 2);
     }
     merge.end = int(offsets.size());
-    merges.push_back(merge);
+    done.merges.push_back(merge);
   }
-  std::vector<float> partial_memory(partial_floats);
-  std::vector<float*> partials;
-  for (size_t offset : offsets) partials.push_back(partial_memory.data() + offset);
+  done.memory.resize(partial_floats);
+  for (size_t offset : offsets) done.partials.push_back(done.memory.data() + offset);
   // Long items first: a causal prefill's last tiles see the most keys.
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return int64_t(a.num_queries) * (a.key_end - a.key_begin) >
            int64_t(b.num_queries) * (b.key_end - b.key_begin);
   });
+  return done;
+}
 
+// Computes token t's query, and its keys and values [K, H]. These are null for a token whose key and
+// value are in a page of the prefix cache already (slot -1).
+template <class T>
+using Prepare = std::function<void(int64_t t, T* keys, T* values)>;
+
+// Stores the step's keys and values, then attends.
+template <class T, class P>
+void run(const Step<T, P>& s, int num_threads, const Prepare<T>& prepare) {
+  const Work work = divide(s, num_threads);
   const int64_t width = int64_t(s.num_kv_heads) * s.H;
-  each_item(s.num_tokens, num_threads, [&](int64_t t) {
+  each_item(s.num_tokens, work.num_threads, [&](int64_t t) {
     const int64_t slot = s.slots[t], at = slot * width;
     if (slot < 0) {
       prepare(t, nullptr, nullptr);
@@ -93,11 +112,23 @@ void run(const Step<T, P>& s, int num_threads, Prepare prepare) {
     }
   });
   // Everything is stored before anything attends.
-  each_item(int64_t(items.size()), num_threads, [&](int64_t i) {
+  each_item(int64_t(work.items.size()), work.num_threads, [&](int64_t i) {
     static thread_local Scratch scratch;
-    attend(s, items[i], scratch, items[i].partial < 0 ? nullptr : partials[items[i].partial]);
+    const Item& item = work.items[i];
+    attend(s, item, scratch, item.partial < 0 ? nullptr : work.partials[item.partial]);
   });
-  each_item(int64_t(merges.size()), num_threads, [&](int64_t i) { merge(s, merges[i], partials); });
+  each_item(int64_t(work.merges.size()), work.num_threads,
+            [&](int64_t i) { merge(s, work.merges[i], work.partials); });
 }
+
+// run() for inputs of type T and each type of cache. A file for each T compiles it (attention_f16.cpp
+// and so on), so that compilers work side by side.
+#define RUN(KIND, T)                                                      \
+  KIND template void run(const Step<T, T>&, int, const Prepare<T>&);      \
+  KIND template void run(const Step<T, i8>&, int, const Prepare<T>&);     \
+  KIND template void run(const Step<T, e4m3>&, int, const Prepare<T>&);
+RUN(extern, float)
+RUN(extern, bf16)
+RUN(extern, f16)
 
 }  // namespace attention

@@ -16,8 +16,14 @@ namespace attention {
 constexpr int BLOCK = 64;  // keys; scores, keys and values of a block stay in the L1/L2 cache
 constexpr float LOWEST = std::numeric_limits<float>::lowest();
 
+// What the division of a step into items depends on.
+struct Shape {
+  const int32_t *lengths, *ends;
+  int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;  // window 0: none
+};
+
 template <class T, class P>
-struct Step {
+struct Step : Shape {
   static constexpr bool QUANTISED = !std::is_same_v<T, P>;
   const T* q;
   T* out;
@@ -25,8 +31,7 @@ struct Step {
   float *k_scales, *v_scales;  // where QUANTISED, of slot s and head k at [s * scale_stride + k]
   int64_t scale_stride;        // 0: all slots share the scales of their head
   int64_t q_stride, table_stride;  // elements between tokens, rows
-  const int32_t *slots, *table, *table_idxs, *lengths, *ends;
-  int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;
+  const int32_t *slots, *table, *table_idxs;
   const float* sinks;    // a logit per query head, or null
   float scale, softcap;  // softcap 0: none
 };
@@ -44,8 +49,7 @@ struct Merge {  // partial results [begin, end) make one tile
 };
 
 // The first key that a query at `position` sees.
-template <class T, class P>
-int first_key(const Step<T, P>& s, int position) {
+inline int first_key(const Shape& s, int position) {
   return s.window ? std::max(0, position - s.window + 1) : 0;
 }
 

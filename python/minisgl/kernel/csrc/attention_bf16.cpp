@@ -1,0 +1,6 @@
+// Attention of bfloat16 inputs.
+#include "attention_items.h"
+
+namespace attention {
+RUN(, bf16)
+}  // namespace attention

@@ -1,0 +1,6 @@
+// Attention of float16 inputs.
+#include "attention_items.h"
+
+namespace attention {
+RUN(, f16)
+}  // namespace attention

@@ -1,0 +1,6 @@
+// Attention of float32 inputs.
+#include "attention_items.h"
+
+namespace attention {
+RUN(, float)
+}  // namespace attention
