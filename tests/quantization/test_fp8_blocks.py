@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import (
     CohereConfig,
+    DeepseekV3Config,
     LlamaConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -56,11 +57,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "phi3": Phi3Config(**FUSED),
     "cohere": CohereConfig(**HALF_BLOCKS, logit_scale=0.25),
 }
-QWEN = {
+DEEPSEEK = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
     "weight_block_size": [BLOCK, BLOCK],
+}
+"""That of DeepSeek-V3, DeepSeek-R1 and Kimi K2, as released: no list of plain modules, and routers
+are plain. DeepSeek-V3.1 has `scale_fmt`, too."""
+QWEN = {
+    **DEEPSEEK,
     "modules_to_not_convert": ["lm_head", "mlp.gate", "mlp.shared_expert_gate"],
 }
 WEIGHTS = {
@@ -74,7 +80,7 @@ WEIGHTS = {
 COMPRESSED = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
-    "ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$"],
+    "ignore": ["lm_head"],
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
 }
 
@@ -117,6 +123,39 @@ def test_logits_are_those_of_dequantised_weights(name: str, spelling: str, tmp_p
     logits, ours = run(tmp_path / "quantised")
     assert relative_error(logits, expected) <= TOLERANCE
     assert ours == tokens == transformers_ids(tmp_path / "float32")
+
+
+@pytest.mark.parametrize("more", [{}, {"scale_fmt": "ue8m0"}], ids=["V3", "V3.1"])
+def test_deepseek_as_released(more: dict[str, str], tmp_path: Path) -> None:
+    """All linear layers but routers and the LM head are quantised, and the files have a layer of
+    multi-token prediction after the last."""
+    sizes = {**HALF_BLOCKS, **MOE, "num_hidden_layers": 2, "moe_intermediate_size": 192}
+    latents = {"q_lora_rank": 128, "kv_lora_rank": 160, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    config = DeepseekV3Config(
+        **{name: size for name, size in sizes.items() if name not in ("num_experts", "head_dim")}
+        | latents
+        | {"qk_rope_head_dim": 64, "num_key_value_heads": 4, "n_routed_experts": 8},
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        num_nextn_predict_layers=1,
+    )
+    quantise_block = quantise("weight_scale_inv")
+    tensors = save_both(config, {**DEEPSEEK, **more}, quantise_block, tmp_path)
+    quantised = {name for name in tensors if name.endswith("_scale_inv")}
+    assert f"{LAYER}.self_attn.kv_b_proj.weight_scale_inv" in quantised
+    assert not any(".mlp.gate." in name for name in quantised)
+    layer = {name: tensors[name].clone() for name in tensors if "layers.1." in name}
+    drafts = {name.replace("layers.1.", "layers.2."): layer[name] for name in layer}
+    plain = {f"model.layers.2.{name}.weight": torch.ones(192) for name in ("enorm", "hnorm")}
+    save_quantised({**tensors, **drafts, **plain}, tmp_path)
+    expected, tokens = run(tmp_path / "float32")
+    logits, ours = run(tmp_path / "quantised")
+    assert relative_error(logits, expected) <= TOLERANCE
+    assert ours == tokens == transformers_ids(tmp_path / "float32")
+    for logits, ours in run_ranks(tmp_path / "quantised"):
+        assert relative_error(logits, expected) <= TOLERANCE
+        assert ours == tokens
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ CASES: dict[str, tuple[dict[str, Any], Quantise]] = {
         grouped("compressed-tensors", 8),
     ),
     "awq": (AWQ, grouped("awq")),
+    "awq-capitals": ({**AWQ, "version": "GEMM"}, grouped("awq")),
     "gptq": (GPTQ, grouped("gptq")),
     "gptq-act-order": ({**GPTQ, "desc_act": True}, grouped("gptq", act_order=True)),
     "gptq-v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, grouped("gptq_v2")),
@@ -225,6 +226,7 @@ def test_a_mistake_would_be_noticed(mistake: str, tmp_path: Path) -> None:
     ("quantization", "message"),
     [
         ({**AWQ, "version": "gemv"}, "version is 'gemv', expected None or 'gemm'"),
+        ({**AWQ, "version": "GEMV"}, "version is 'GEMV', expected None or 'gemm'"),
         ({**AWQ, "zero_point": False}, "zero_point is False, expected True"),
         ({**AWQ, "group_size": 0}, "group_size is 0, expected a positive integer"),
         ({**GPTQ, "bits": 3}, "bits is 3, expected 4 or 8"),

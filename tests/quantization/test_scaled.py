@@ -30,7 +30,6 @@ from minisgl.errors import ConfigError
 from minisgl.models import ModelConfig
 
 NOTICED = 0.02
-ROUTERS = [r"re:.*mlp\.gate$"]
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES, attention_bias=True),
     "qwen3-moe": Qwen3MoeConfig(**SIZES, **MOE),
@@ -44,7 +43,7 @@ def compressed(format: str, **weights: Any) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "format": format,
-        "ignore": ["lm_head", *ROUTERS],
+        "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
     }
 
@@ -73,7 +72,7 @@ def same(scale: Tensor) -> Tensor:
     return scale
 
 
-MODELOPT = {"quant_method": "modelopt", "exclude_modules": ["lm_head", "model.layers.*.mlp.gate"]}
+MODELOPT = {"quant_method": "modelopt", "exclude_modules": ["lm_head"]}
 FP8 = torch.float8_e4m3fn
 CASES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "compressed-tensors-row": (
@@ -97,7 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], Quantise]] = {
         scaled(FP8, 0, lambda scale: scale[:, 0]),
     ),
     "fbgemm": (
-        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", "mlp.gate"]},
+        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]},
         scaled(FP8, 0, same, "input_scale_ub"),
     ),
 }
@@ -133,6 +132,15 @@ def test_a_share_that_cuts_a_group_is_refused(tmp_path: Path) -> None:
     save_both(CONFIGS["llama"], quantization, scaled(torch.int8, 24, same), tmp_path)
     with pytest.raises(ConfigError, match=r"o_proj: .* hold columns \d+ to \d+ of 48, .* of 48"):
         run_ranks(tmp_path / "quantised")
+
+
+def test_modelopt_s_section_may_lack_the_method(tmp_path: Path) -> None:
+    """As ModelOpt 0.31 wrote it to config.json."""
+    quantization, quantise = CASES["modelopt"]
+    values = {name: value for name, value in quantization.items() if name != "quant_method"}
+    save_both(CONFIGS["llama"], values, quantise, tmp_path)
+    expected, _ = run(tmp_path / "float32")
+    assert relative_error(run(tmp_path / "quantised")[0], expected) <= TOLERANCE
 
 
 def test_modelopt_s_own_file_is_read(tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 PACKED: Final = 8
 """Numbers of 4 bits in an int32: files hold them so."""
 ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
+PLAIN_ROUTERS: Final = Rule(
+    matches=lambda module, target: ROUTERS.search(module) is not None, format=PLAIN
+)
+"""Routers are plain in every format, listed or not: DeepSeek-V3's config has no list at all."""
 PACKINGS: Final[Mapping[str, GroupedSpelling]] = {
     "auto_round:auto_gptq": "gptq",
     "auto_round:gptq": "gptq",
@@ -88,6 +92,8 @@ def read_formats(config: object, where: str) -> ConfiguredFormats:
         rules = read_compressed_tensors(section)
     elif isinstance(method, str) and method in METHODS:
         rules = METHODS[method](section)
+    elif method is None and section.get("quant_algo"):  # ModelOpt's, which once wrote no method
+        rules = _modelopt(section)
     elif method is None and section.get("group_size") and section.get("bits"):
         raise ConfigError(
             f"{where}: this is a checkpoint for Apple's MLX, whose layout is not read here; take "
@@ -119,10 +125,10 @@ def _fbgemm(config: Section) -> list[Rule]:
 
 
 def _linear_but(config: Section, key: str, format: Format) -> list[Rule]:
-    """Rules: the modules of the ignore list `key` are plain, all other linear layers have `format`.
-    A config without the list means the LM head."""
+    """Rules: the modules of the ignore list `key` and routers are plain, all other linear layers
+    have `format`. A config without the list means the LM head."""
     ignored = excluded(config, config.names(key, ["lm_head"]))
-    return [ignored, Rule(matches=of_class("Linear"), format=format)]
+    return [ignored, PLAIN_ROUTERS, Rule(matches=of_class("Linear"), format=format)]
 
 
 def _mxfp4(config: Section) -> list[Rule]:
@@ -145,12 +151,13 @@ def _modelopt(config: Section) -> list[Rule]:
     names = [*config.names("exclude_modules"), *config.names("ignore")]
     return [
         Rule(matches=_wildcards(names), format=PLAIN),
+        PLAIN_ROUTERS,
         Rule(matches=of_class("Linear"), format=formats[config.get("quant_algo")]),
     ]
 
 
 def _awq(config: Section) -> list[Rule]:
-    config.check("version", None, "gemm")
+    config.check("version", None, "gemm", "GEMM")  # AutoAWQ writes what its caller wrote
     config.check("bits", 4)
     config.check("zero_point", True)
     group = _group(config, "group_size")
@@ -243,7 +250,7 @@ def _group(config: Section, key: str) -> int:
 def _layers(format: Format) -> list[Rule]:
     """Rules: the linear layers inside the decoder's layers have `format`, except routers."""
     return [
-        Rule(matches=lambda module, target: ROUTERS.search(module) is not None, format=PLAIN),
+        PLAIN_ROUTERS,
         Rule(
             matches=lambda module, target: target == "Linear" and ".layers." in module,
             format=format,
