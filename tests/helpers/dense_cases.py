@@ -240,6 +240,7 @@ DENSE_CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], int, bool]]
         1,
         True,
     ),
+    "cohere-qk-norm": (CohereConfig, {"logit_scale": 0.8333, "use_qk_norm": True}, 4, False),
     "cohere2": (Cohere2Config, {"num_hidden_layers": 4, "sliding_window": 9}, 4, False),
     "cohere2-layer-types-old": (
         Cohere2Config,

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from transformers import (
     AfmoeConfig,
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
@@ -20,8 +21,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from helpers.family_cases import CASES, SIZES
-from helpers.model_harness import to_old_spelling
+from helpers.family_cases import CASES, SIZES, check_case, save_case
+from helpers.model_harness import Runner, load, to_old_spelling
 from minisgl.distributed import SingleRank
 from minisgl.errors import ConfigError, MinisglError
 from minisgl.kernel.ops import Ops
@@ -189,6 +190,17 @@ def build(case: str, changes: dict[str, Any], folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     open_checkpoint(folder, config)
+
+
+@torch.inference_mode()
+def test_gelu_means_the_form_with_tanh_in_gemma_1(tmp_path: Path) -> None:
+    """Eleven of twelve released files write it so."""
+    reference, _ = save_case("gemma", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values |= {"hidden_act": "gelu", "hidden_activation": None}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert AutoConfig.from_pretrained(tmp_path).hidden_act == "gelu_pytorch_tanh"
+    check_case(reference, Runner(load(tmp_path)), num_outputs=6)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""Cohere (Command R): attention and MLP side by side on one layer norm, interleaved rotation."""
+"""Cohere (Command R, Command R+, Aya): attention and MLP side by side on one layer norm,
+interleaved rotation; in Command R+ each head of queries and keys has a layer norm."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
+from minisgl.models.head_layer_norm import NormedHeadsBlock
 from minisgl.models.parallel_block import ParallelBlock
 from minisgl.models.scaled import ScaledDecoder
 from minisgl.models.spec import Family, ModelSpec, layers_of
@@ -14,14 +16,17 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 
+def block_of(config: ModelConfig) -> type[ParallelBlock]:
+    """Return the block of config.json's `use_qk_norm`."""
+    return NormedHeadsBlock if config.fields.flag("use_qk_norm", False) else ParallelBlock
+
+
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
-    if fields.flag("use_qk_norm", False):
-        raise fields.error("use_qk_norm", "false: layer norms on heads are not supported")
     bias = fields.flag("attention_bias", False)
     return ModelSpec(
         config=config,
-        layers=layers_of(config, block=ParallelBlock),
+        layers=layers_of(config, block=block_of(config)),
         qkv_bias=bias,
         o_bias=bias,
         decoder=partial(ScaledDecoder, logit_scale=fields.number("logit_scale", 0.0625)),

@@ -167,7 +167,7 @@ class ModelConfig:
         if num_layers > MAX_LAYERS:
             raise config.error("num_hidden_layers", f"at most {MAX_LAYERS}")
         activation = str(config._value("hidden_act", family.defaults.get("hidden_act", "silu")))
-        activations: Mapping[str, Activation] = _ACTIVATIONS
+        activations: Mapping[str, Activation] = {**_ACTIVATIONS, **family.activations}
         if family.activation:
             activations = {family.activation: "silu"}
         if activation not in activations:

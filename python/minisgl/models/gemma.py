@@ -84,4 +84,5 @@ FAMILY = Family(
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
+    activations={"gelu": "gelu_tanh"},  # most released files write gelu, as Hugging Face notes, too
 )

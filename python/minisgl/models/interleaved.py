@@ -5,6 +5,7 @@ reordered in the same way, so q @ k does not change. In a quantised checkpoint s
 points are reordered, too::
 
     an entry for each output         weight, bias, scales of rows and groups     reordered
+    a row of entries for each head   weights of norms on heads                   reordered
     an entry for whole heads         scales of blocks                            as they are
     32-bit words of several outputs  zero points; all numbers of AWQ             unpacked, reordered
 """
@@ -49,6 +50,8 @@ class Heads:
         ConfigError if an entry is for several outputs that would be separated.
         """
         module, _, suffix = name.rpartition(".")
+        if module.endswith((".q_norm", ".k_norm")) and tensor.dim() == 2:
+            return self._by_heads(tensor.flatten()).view(tensor.shape)
         outputs = self._outputs.get(module[-len(".q_proj") :])
         axis = OUTPUTS.get(suffix)
         if outputs is None or axis is None or tensor.numel() == 1:

@@ -15,6 +15,7 @@ from minisgl.core.groups import FULL, CacheGroup
 if TYPE_CHECKING:
     import torch
 
+    from minisgl.kernel.ops import Activation
     from minisgl.layers.base import BuildContext
     from minisgl.layers.rotary import RotaryConfig
     from minisgl.layers.shard import HeadShare
@@ -186,10 +187,11 @@ class Family:
     """How to read the config.json of some architectures.
 
     defaults: the values of fields that are not in the file, as in Hugging Face's config class.
-    renames: the family's own name of a field -> the name here. activation: the only `hidden_act` of
-    a family whose blocks build MLPs of their own, which do not read `ModelConfig.activation`; ""
-    for other families. layer_ropes: `rope_parameters` may have one object for each type of layer;
-    `ModelConfig.rope` is then that of full attention.
+    renames: the family's own name of a field -> the name here. activations: a `hidden_act` that
+    means something else in this family's files than its name says -> what it means. activation: the
+    only `hidden_act` of a family whose blocks build MLPs of their own, which do not read
+    `ModelConfig.activation`; "" for other families. layer_ropes: `rope_parameters` may have one
+    object for each type of layer; `ModelConfig.rope` is then that of full attention.
     names: parts of tensors' names in the files -> as the layers declare them, applied one after
     another. view: turns the files' tensors into those that the layers declare; None if they are the
     same.
@@ -199,6 +201,7 @@ class Family:
     spec: Callable[[ModelConfig], ModelSpec]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
+    activations: Mapping[str, Activation] = field(default_factory=dict)
     activation: str = ""
     layer_ropes: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
