@@ -89,7 +89,7 @@ def test_tokens_are_those_of_transformers_however_they_run(
     sizes = {**SIZES, "max_position_embeddings": 1024, **changes}
     reference = make_reference(config_class(**sizes))
     reference.save_pretrained(tmp_path)
-    # Below its trained length, transformers rotates longrope otherwise than beyond it.
+    # Up to its original length, transformers rotates longrope otherwise than beyond it.
     lengths = [n for n in LENGTHS if "longrope" not in name or n > 16]
     prompts = [random_ids(length, length) for length in lengths]
     requests = [(prompt, greedy(NUM_TOKENS)) for prompt in prompts]
@@ -106,6 +106,7 @@ def test_tokens_are_those_of_transformers_however_they_run(
                 page_size=page_size,
                 max_prefill_length=chunk,
                 max_running_requests=8,
+                max_seq_len=1024,
             )
         )
         try:
@@ -128,3 +129,26 @@ def test_tokens_are_those_of_transformers_however_they_run(
                 assert alone == [expected[index]]
         finally:
             engine.close()
+
+
+@torch.inference_mode()
+def test_longrope_serves_its_original_length_unless_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to 16 tokens transformers takes the short factors. The case above takes the long ones."""
+    config_class, changes, _, _ = CASES["phi3-longrope"]
+    reference = make_reference(config_class(**{**SIZES, **changes}))
+    reference.save_pretrained(tmp_path)
+    prompts = [random_ids(length, length) for length in (1, 5, 11)]
+    config = EngineConfig(folder=tmp_path, device="cpu", attn="torch", num_pages=64, page_size=4)
+    with caplog.at_level("INFO", logger="minisgl.engine.memory"):
+        engine = Engine(config)
+    try:
+        assert engine.max_seq_len == 16
+        assert "--max-seq-len 128 serves the longer one" in caplog.text
+        tokens = drive(engine, [(prompt, greedy(5)) for prompt in prompts], vocab_size=VOCAB)
+    finally:
+        engine.close()
+    for prompt, ours in zip(prompts, tokens, strict=True):
+        theirs = choices(reference, prompt, ours)
+        assert ours[: len(theirs)] == theirs

@@ -174,7 +174,7 @@ class EngineArgs:
     )
     max_seq_len: int | None = option(
         None, whole(2), "scheduling", "tokens of prompt and answer together at most",
-        unset="the checkpoint's context",
+        unset="the checkpoint's context; with longrope (Phi-3.5, Phi-4-mini) its original one",
     )
     device: DeviceName = option(
         "auto", one_of(DeviceName), "engine", "what computes; auto takes the best that is there"

@@ -21,7 +21,10 @@ from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, ModelSpec, build_model
+from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted, size_of
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +163,14 @@ def plan_engine_memory(
     ops: they decide in which formats weights are held. All ranks use the number of pages of the
     rank that has the fewest.
     """
-    max_seq_len = model.max_context
+    max_seq_len = model.default_context
+    if config.max_seq_len is None and max_seq_len < model.max_context and comm.rank == 0:
+        logger.info(
+            "longrope: serving a context of %d tokens with the short factors; --max-seq-len %d "
+            "serves the longer one, with the long factors at every position",
+            max_seq_len,
+            model.max_context,
+        )
     if config.max_seq_len is not None:
         if config.max_seq_len > model.max_context:
             raise ConfigError(

@@ -82,8 +82,8 @@ def _yarn_scale(config: RotaryConfig) -> float:
 
 def _longrope(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
     """A factor for each pair of dims, and a temperature (LongRoPE, Ding et al. 2024). One list of
-    factors is for the trained length, one for longer contexts. As with `dynamic`, the length that
-    the engine serves decides for all positions."""
+    factors is for the original length, one for longer contexts. As with `dynamic`, the length that
+    the engine serves decides for all positions; by default it is the original one."""
     is_long = num_positions > config.original_max_position
     if is_long:
         logger.info(

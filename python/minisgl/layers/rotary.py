@@ -62,6 +62,14 @@ class RotaryConfig:
             return max(self.max_position, int(self.original_max_position * self.factor))
         return self.max_position
 
+    @property
+    def default_context(self) -> int:
+        """The positions to serve unless more are asked for: with `longrope` those before
+        stretching, because a longer context changes the rotation of every position."""
+        if self.rope_type == "longrope":
+            return min(self.original_max_position, self.max_context)
+        return self.max_context
+
 
 class RotaryEmbedding(StateLessOP):
     """The table for `num_positions` positions. cos_sin: float32 [P, R], cosines then sines."""

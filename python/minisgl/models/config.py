@@ -116,6 +116,11 @@ class ModelConfig:
         return self.rope.max_context
 
     @property
+    def default_context(self) -> int:
+        """The positions to serve unless more are asked for."""
+        return self.rope.default_context
+
+    @property
     def family(self) -> Family:
         return get_model_class(self.architecture)
 

@@ -1,4 +1,5 @@
-"""Phi-3, Phi-3.5 and Phi-4: a Llama with fused tensors, longrope and partial rotation."""
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: a Llama with fused tensors, longrope and partial rotation.
+The context is the original one (4,096 tokens) unless `--max-seq-len` asks for the long one."""
 
 from __future__ import annotations
 
