@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -173,3 +174,37 @@ def test_the_log_names_each_kind_once(
         "web_search; this is logged once",
         "text.verbosity; this is logged once",
     ]
+
+
+@pytest.mark.parametrize(
+    ("template", "asks", "is_named"),
+    [
+        ("{{ messages }}", True, True),
+        ("{{ messages }}", False, False),  # such a model never reasons
+        ("<think></think>", False, True),
+        ("<think></think>", True, False),  # such a model always reasons
+        ("{% if enable_thinking %}<think></think>{% endif %}", False, False),
+    ],
+)
+def test_a_switch_of_reasoning_that_has_no_effect(
+    server: ScriptedServer, http: httpx.Client, template: str, asks: bool, is_named: bool
+) -> None:
+    messages = [{"role": "user", "content": "one"}]
+    chat: dict[str, Any] = {"messages": messages}
+    kind = {"type": "enabled" if asks else "disabled"}
+    with server.templated(template):
+        for path, body in (
+            ("/v1/chat/completions", chat | {"enable_thinking": asks}),
+            ("/v1/chat/completions", chat | {"thinking": kind}),
+            (
+                "/v1/chat/completions",
+                chat | {"chat_template_kwargs": {"enable_thinking": asks}, "stream": True},
+            ),
+            ("/api/chat", chat | {"model": MODEL, "think": asks}),
+            ("/api/generate", {"model": MODEL, "prompt": "one", "think": asks}),
+        ):
+            answer = http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found = answer.headers.get(WARNING)
+            assert found == ("left out: enable_thinking" if is_named else None)
+            assert prompt_of(server).template_args == {"enable_thinking": asks}

@@ -21,6 +21,7 @@ from minisgl.server.api.chat_answer import (
     Delta,
     finish_reason,
 )
+from minisgl.server.api.left_out import OmissionLog, unused_switch
 from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.models import ServedModel
@@ -193,6 +194,7 @@ RECORDS: Final = (ChatRequest, ChatCompletion, ChatCompletionChunk)
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
+    omissions = OmissionLog()
 
     @routes.post(
         "/v1/chat/completions", **operation(ChatRequest, ChatCompletion, ChatCompletionChunk)
@@ -202,15 +204,17 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, ChatRequest)
         shape = _ChatShape(model.check(asked.model), asked)
         sampling, names = asked.params(model.defaults)
+        prompt = asked.split_prompt
         return await respond(
             request,
             frontend,
-            [asked.split_prompt],
+            [prompt],
             sampling,
             asked,
             shape=shape,
             names={"prompt": "messages", **names},
             num_choices=asked.n or 1,
+            warning=omissions.warning(unused_switch(prompt.template_args, model.card)),
         )
 
     return routes

@@ -9,13 +9,15 @@ user sets is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.model_card import ModelCard
 from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.server.api.chat import ChatRequest
 
 logger = get_logger(__name__)
 
@@ -78,3 +80,12 @@ def fitting(
         left_out.append(Omission(names[BUDGET], names[BUDGET]))
         chat = msgspec.structs.replace(chat, thinking_budget=None)
     return chat, left_out
+
+
+def unused_switch(args: Mapping[str, Any], card: ModelCard) -> list[Omission]:
+    """Return an omission if `enable_thinking` asks for what the model does not do and the chat
+    template has no switch. args: the template's variables."""
+    wanted = args.get("enable_thinking")
+    if wanted is None or card.has_switch or wanted == card.has_reasoning:
+        return []
+    return [Omission("enable_thinking", "enable_thinking")]

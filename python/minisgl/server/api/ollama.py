@@ -11,9 +11,10 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from minisgl.core import Finished
-from minisgl.message import Prompt, TextPrompt, TextReply
+from minisgl.message import ChatPrompt, Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
+from minisgl.server.api.left_out import OmissionLog, unused_switch
 from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.ollama_models import is_named
@@ -80,6 +81,7 @@ RECORDS: Final = (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, Ollama
 
 def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     routes = APIRouter()
+    omissions = OmissionLog()
 
     async def answer(
         request: Request, asked: OllamaChatRequest | OllamaGenerateRequest, prompt: Prompt | None
@@ -95,6 +97,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             return body.response(shape.loaded())
         chat = asked.chat
         sampling, names = chat.params(model.defaults, _NAMES)
+        args = prompt.template_args if isinstance(prompt, ChatPrompt) else {}
         return await respond(
             request,
             frontend,
@@ -104,6 +107,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             shape=shape,
             names={"prompt": "messages" if is_chat else "prompt", **_NAMES, **names},
             is_clamped=True,
+            warning=omissions.warning(unused_switch(args, model.card)),
         )
 
     documented: dict[str, Any] = {"error": OllamaError, "stream": NDJSON}
