@@ -1,4 +1,7 @@
-"""A conversation over /v1/chat/completions: its messages, and streamed answers."""
+"""A conversation over /v1/chat/completions: its messages, and streamed answers.
+
+A base model has no chat template. It completes each text over /v1/completions instead.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +24,9 @@ from minisgl.utils.text import counted
 # No timeout for reading: on a CPU the prefill of a long prompt may take minutes, and the end of a
 # server closes the connection.
 TIMEOUT: Final = httpx.Timeout(None, connect=5.0)
+
+COMPLETED_TOKENS: Final = 200
+"""The most tokens of a base model's text, unless `max_tokens` is set: it seldom ends by itself."""
 
 TOO_LONG: Final = "context_length_exceeded"
 NO_KEY: Final = "invalid_api_key"
@@ -83,15 +90,30 @@ class Chat:
         self._is_answered = True
         self.cost: Cost | None = None  # of the last answer; None if that was stopped or failed
 
+    @property
     def model(self) -> str:
-        """Return the served model's name. Raises ChatError."""
+        """The served model's name. Raises ChatError."""
+        return str(self._entry["id"])
+
+    @property
+    def is_base(self) -> bool:
+        """Whether the server says that its model has no chat template."""
+        try:
+            return self._entry.get("has_chat_template") is False
+        except ChatError:  # the request itself says what is wrong
+            return False
+
+    @cached_property
+    def _entry(self) -> dict[str, Any]:
+        """The model's entry in /v1/models, which has an id."""
         try:
             response = self._http.get("/v1/models")
             self._check(response)
-            return str(response.json()["data"][0]["id"])
+            entry: dict[str, Any] = response.json()["data"][0]
+            return {"id": entry["id"], **entry}
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
-        except (ValueError, LookupError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise self._not_ours() from error
 
     def reset(self, system: str | None = None) -> None:
@@ -112,6 +134,8 @@ class Chat:
 
     def save(self, path: str) -> None:
         """Write the conversation to a file, as the JSON of a request. Raises ChatError."""
+        if self.is_base:
+            raise ChatError(f"{self.model} is a base model: there is no conversation to save")
         body = {"messages": self._messages(), **self.settings.as_fields()}
         try:
             Path(path).expanduser().write_text(
@@ -149,15 +173,24 @@ class Chat:
 
     def ask(self, text: str) -> Generator[str, None, None]:
         """Stream the answer to `text`. Closing the generator stops the answer, and keeps its text
-        so far.
+        so far. A base model completes `text`, and keeps nothing.
 
         Raises ChatError; then neither question nor answer is kept.
         """
         self.cost = None
         self._question, self._is_answered = text, False
         question = {"role": "user", "content": text}
+        if self.is_base:
+            asked: dict[str, Any] = {"prompt": text, "max_tokens": COMPLETED_TOKENS}
+            if self._system:
+                raise ChatError(
+                    f"{self.model} is a base model, which has no system prompt: write its text "
+                    "before the text to complete"
+                )
+        else:
+            asked = {"messages": [*self._messages(), question]}
         body = {
-            "messages": [*self._messages(), question],
+            **asked,
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.settings.as_fields(),
@@ -172,7 +205,7 @@ class Chat:
             answer.clear()
             raise self._not_ours() from error
         finally:
-            if answer:
+            if answer and not self.is_base:
                 self._turns += [question, {"role": "assistant", "content": "".join(answer)}]
                 self._is_answered = True
 
@@ -184,7 +217,8 @@ class Chat:
         began = time.monotonic()
         first = last = began
         reason = "stop"
-        with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        with self._http.stream("POST", path, json=body) as response:
             self._check(response)
             for line in response.iter_lines():
                 field, _, data = line.partition(":")
@@ -196,7 +230,8 @@ class Chat:
                     raise self._refused(chunk["error"])
                 for choice in chunk["choices"]:
                     reason = choice["finish_reason"] or reason
-                    if text := choice["delta"].get("content"):
+                    text = choice["text"] if "text" in choice else choice["delta"].get("content")
+                    if text:
                         last = time.monotonic()
                         first = last if first == began else first
                         answer.append(text)

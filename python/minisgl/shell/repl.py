@@ -70,6 +70,8 @@ def run_question(
     after Ctrl-C."""
 
     def ask(chat: Chat, console: Console) -> int:
+        if chat.is_base:
+            console.print(f"{chat.model} is a base model: it completes the text.", style="dim")
         result = _answer(question, chat, console)
         return INTERRUPTED if result is None else int(not result)
 
@@ -99,7 +101,13 @@ class _Loop:
         self._all_answered = True
 
     def run(self) -> int:
-        greeting = f"Chatting with {self._chat.model()}. /help lists commands."
+        name = self._chat.model
+        greeting = f"Chatting with {name}. /help lists commands."
+        if self._chat.is_base:
+            greeting = (
+                f"{name} is a base model without a chat template: it completes each text that you "
+                "type, and remembers none. /help lists commands."
+            )
         self._console.print(greeting, style="bold")
         is_terminal = sys.stdin.isatty()
         read = _reader(self._console) if is_terminal else _read_pipe

@@ -128,4 +128,4 @@ def _template(folder: Path) -> str:
         template = template or read_json_object(folder / "chat_template.json").get("chat_template")
     except (OSError, ValueError, CheckpointError):
         return ""
-    return template if isinstance(template, str) else json.dumps(template or "")
+    return template if isinstance(template, str) else json.dumps(template) if template else ""
