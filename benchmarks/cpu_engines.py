@@ -17,7 +17,8 @@ from minisgl.benchmark.versus_transformers import generate
 from minisgl.core import SamplingParams
 from minisgl.core.args import Quantization
 from minisgl.llm import LLM
-from minisgl.utils.gguf.folder import WEIGHTS, open_gguf, stored_types
+from minisgl.utils.gguf.folder import open_header, stored_types
+from minisgl.utils.gguf.index import WEIGHTS
 
 Generate = Callable[[torch.Tensor, int], None]
 """Computes greedy answers to prompts [B, T], each of the given number of tokens."""
@@ -82,8 +83,8 @@ def of_files(
         for kind in kinds:
             checkpoint = folder / f"gguf-{kind}"
             write_checkpoint(checkpoint, values, weights=False)
-            tensors = {tensor.name: tensor for tensor in open_gguf(folder / f"{kind}.gguf").tensors}
-            stored = stored_types("qwen3", tensors)
+            _, tensors = open_header(folder / f"{kind}.gguf")
+            stored = stored_types("qwen3", {tensor.name: tensor for tensor in tensors})
             (checkpoint / "config.json").write_text(json.dumps({**values, **stored}))
             (checkpoint / WEIGHTS).symlink_to(folder / f"{kind}.gguf")
             llm = LLM(checkpoint, device="cpu", num_pages=512, progress=False)

@@ -69,7 +69,7 @@ def quantise(source: Path, target: Path) -> None:
 def test_rows_of_several_experts_are_joined() -> None:
     """Rows 1 to 5 of two experts, of tensors with 3 rows and 4 rows."""
     whole = np.arange(3 * 7 * 2, dtype=np.float32).reshape(3, 7, 2)
-    stack = Stack([Dequantised(whole[:, a:b], Kind.F32) for a, b in ((0, 3), (3, 7))])
+    stack = Stack([Dequantised(whole[:, a:b], "F32") for a, b in ((0, 3), (3, 7))])
     assert stack.get_shape() == [3, 7, 2]
     for experts in (slice(1, 3), 1):
         rows = stack[(experts, slice(1, 6), slice(None))]

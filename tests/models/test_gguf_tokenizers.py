@@ -138,3 +138,31 @@ def test_an_unknown_name_is_refused() -> None:
     }
     with pytest.raises(ConfigError, match="pre is 'y', expected llama-bpe"):
         tokenizer_files(values, Path("x.gguf"))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "gemma4"])
+def test_the_library_would_write_the_same_file(model: str, tmp_path: Path) -> None:
+    """The vocabulary and the merges are written without it, and added tokens get the ids that they
+    have in the vocabulary."""
+    text_checkpoints.make(tmp_path, "gemma")
+    values = _values(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), model, "gpt-2")
+    tokens = values["tokenizer.ggml.tokens"]
+    count = len(tokens)
+    values["tokenizer.ggml.scores"] = [-float(index // 2) for index in range(count)]
+    kinds = values["tokenizer.ggml.token_type"]
+    kinds[count - 3 :], kinds[1] = [4, 3, 4], 2
+    values |= {"tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.add_bos_token": True}
+    text = tokenizer_files(values, Path("x.gguf"))["tokenizer.json"]
+    written, again = json.loads(text), json.loads(Tokenizer.from_str(text).to_str())
+    assert written == again
+    if model == "llama":
+        pairs = {
+            (token[:end], token[end:])
+            for token in tokens
+            for end in range(1, len(token))
+            if token[:end] in tokens and token[end:] in tokens
+        }
+        scores = dict(zip(tokens, values["tokenizer.ggml.scores"], strict=True))
+        ids = {token: index for index, token in enumerate(tokens)}
+        wanted = sorted(pairs, key=lambda pair: (-scores["".join(pair)], *map(ids.get, pair)))
+        assert [tuple(merge) for merge in written["model"]["merges"]] == wanted

@@ -8,7 +8,7 @@ two tensors. Other differences are in
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minisgl.models.gguf.names import EXPERT_KINDS, LATENT_HEADS, STACKED
 from minisgl.models.gguf.places import Places, split_name
@@ -16,39 +16,39 @@ from minisgl.models.gguf.tensors import Blocks, Dequantised, LatentHeads, MxByte
 from minisgl.models.weight import Checkpoint
 from minisgl.quantization.gguf import BLOCKS
 from minisgl.quantization.gguf_blocks import LAYOUTS
-from minisgl.utils.gguf.folder import open_weights
+from minisgl.utils.gguf.index import open_weights
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
+    from minisgl.utils.gguf.tensor import MappedTensor
 
 
 class GgufCheckpoint(Checkpoint):
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         """Raises the errors of `open_weights`."""
         self.folder = folder
-        fields, tensors = open_weights(folder)
-        arch = fields["general.architecture"].contents()
+        values, tensors = open_weights(folder)
+        arch = values["general.architecture"]
         places = Places(arch, config)
-        predicting = fields.get(f"{arch}.nextn_predict_layers")
-        count = predicting.contents() if predicting else 0
+        count = values.get(f"{arch}.nextn_predict_layers", 0)
         unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
         self._file_of = {}
-        stacks: dict[str, dict[str, Any]] = {}
+        stacks: dict[str, dict[str, MappedTensor]] = {}
         heads: dict[str, dict[str, Dequantised]] = {}
         for tensor in tensors:
             layer, part = split_name(tensor.name)
             if tensor.name.startswith("rope_") or layer in unread:
                 continue  # config.json has the former; multi-token prediction is not served
             if part in LATENT_HEADS:
-                made = Dequantised(tensor.data, tensor.tensor_type)
+                made = Dequantised(tensor.data, tensor.kind)
                 heads.setdefault(f"{layer}self_attn.kv_b_proj.weight", {})[part] = made
             elif part.partition(".")[0] in EXPERT_KINDS and arch in STACKED:
                 stacks.setdefault(f"{layer}mlp.experts.", {})[part] = tensor
             else:
                 for place in places.of(tensor.name, tensor.data.shape):
-                    data, kind = tensor.data[place.index], tensor.tensor_type
+                    data, kind = tensor.data[place.index], tensor.kind
                     self._file_of[place.name] = Dequantised(data, kind, place.change)
-                    if kind.name in LAYOUTS:
+                    if kind in LAYOUTS:
                         self._file_of[place.name + BLOCKS] = Blocks(data, place.change)
         for name, each in heads.items():
             self._file_of[name] = LatentHeads(*(each[part] for part in LATENT_HEADS))
@@ -57,7 +57,7 @@ class GgufCheckpoint(Checkpoint):
         self.names = set(self._file_of)
 
 
-def _stacks(tensors: dict[str, Any]) -> dict[str, Stack]:
+def _stacks(tensors: dict[str, MappedTensor]) -> dict[str, Stack]:
     """Return the stacks of a layer's experts as gpt-oss's checkpoint has them, by name: the rows of
     gate then up, and those of down."""
     stacks = {}
@@ -66,12 +66,12 @@ def _stacks(tensors: dict[str, Any]) -> dict[str, Stack]:
         ("down_proj", ("ffn_down_exps",)),
     ):
         parts = [tensors[f"{kind}.weight"] for kind in kinds]
-        if all(part.tensor_type.name == "MXFP4" for part in parts):
+        if all(part.kind == "MXFP4" for part in parts):
             for end, is_scale in (("blocks", False), ("scales", True)):
                 read = [MxBytes(part.data, is_scale=is_scale) for part in parts]
                 stacks[f"{name}_{end}"] = Stack(read)
         else:
-            stacks[name] = Stack([Dequantised(part.data, part.tensor_type) for part in parts])
+            stacks[name] = Stack([Dequantised(part.data, part.kind) for part in parts])
         biases = [tensors[f"{kind}.bias"] for kind in kinds]
-        stacks[f"{name}_bias"] = Stack([Dequantised(b.data, b.tensor_type) for b in biases])
+        stacks[f"{name}_bias"] = Stack([Dequantised(b.data, b.kind) for b in biases])
     return stacks

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from minisgl.utils.gguf.tensor import NUMPY, TYPE_OF
 
 Index = tuple[int | slice, ...]
 Change = Callable[[Tensor], Tensor]
@@ -33,13 +36,11 @@ class Slice(Protocol):
 class Dequantised:
     """A tensor that is dequantised to float32 when it is indexed."""
 
-    def __init__(self, data: Any, kind: Any, change: Change | None = None) -> None:
-        """data: numbers, or rows of blocks. kind: the gguf package's type of it. change: see
+    def __init__(self, data: Any, kind: str, change: Change | None = None) -> None:
+        """data: numbers, or rows of blocks. kind: the name of its type. change: see
         `minisgl.models.gguf.changes.change_of`."""
-        from gguf import quants
-
-        self._data, self._kind, self._change = data, kind, change
-        self._dequantise = quants.dequantize
+        self._data, self._change = data, change
+        self._type = TYPE_OF[kind]
 
     def get_slice(self, name: str) -> Dequantised:
         return self
@@ -48,8 +49,8 @@ class Dequantised:
         return "F32"
 
     def get_shape(self) -> list[int]:
-        first = self._data[(slice(0, 1),) * (self._data.ndim - 1)]
-        shape = [*self._data.shape[:-1], int(self._dequantise(first, self._kind).shape[-1])]
+        columns = self._data.nbytes // max(prod(self._data.shape[:-1]) * self._type.num_bytes, 1)
+        shape = [*self._data.shape[:-1], columns * self._type.block]
         if self._change is None:
             return shape
         return list(self._change(torch.empty(shape, device="meta")).shape)
@@ -68,7 +69,13 @@ class Dequantised:
         return self._values(self._data[tuple(rows)])[..., columns]
 
     def _values(self, data: Any) -> Tensor:
-        values = np.ascontiguousarray(self._dequantise(data, self._kind), dtype=np.float32)
+        if self._type.name == "BF16":
+            data = (data.view("<u2").astype("<u4") << 16).view("<f4")
+        elif self._type.name not in NUMPY:
+            from gguf import GGMLQuantizationType, quants  # imports much, and few files need it
+
+            data = quants.dequantize(data, GGMLQuantizationType[self._type.name])
+        values = np.ascontiguousarray(data, dtype=np.float32)
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from minisgl.utils.gguf.tensor import MappedTensor
 
 CARD: Final = "gguf.json"
 """The name of the file with the card."""
@@ -13,7 +16,7 @@ _GUESSED: Final = 1024
 """llama.cpp's flag of a `general.file_type` that no converter wrote."""
 
 
-def card_of(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+def card_of(values: Mapping[str, Any], tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
     """Return the architecture, the name of the file's type, such as Q4_K_M, and the number of
     parameters.
 
@@ -22,10 +25,10 @@ def card_of(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, 
     """
     from gguf import LlamaFileType
 
-    sizes = {name: prod(map(int, tensor.shape)) for name, tensor in tensors.items()}
+    sizes = {name: prod(tensor.shape) for name, tensor in tensors.items()}
     types: Counter[str] = Counter()
     for name, tensor in tensors.items():
-        types[tensor.tensor_type.name] += sizes[name]
+        types[tensor.kind] += sizes[name]
     names = {kind.value: kind.name.partition("_")[2] for kind in LlamaFileType}
     names.pop(_GUESSED, None)
     usual = types.most_common(1)[0][0] if types else ""

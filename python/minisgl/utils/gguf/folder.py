@@ -1,9 +1,10 @@
 """Makes a checkpoint folder for a GGUF file of llama.cpp.
 
 The folder is made once for each file, below the cache folder. It has config.json and the
-tokenizer's files, which are made from the file's metadata, and a link to the file, from which
-`minisgl.models.gguf` reads the weights. Source of the keys: llama.cpp's specification (docs/gguf.md
-there).
+tokenizer's files, which are made from the file's metadata, a link to the file, and an index, by
+which `minisgl.models.gguf` finds the weights in it. A file with another size or time gets another
+folder, and a damaged folder is made anew. Source of the keys: llama.cpp's specification
+(docs/gguf.md there).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,15 +21,15 @@ from typing import Any, Final
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError, MinisglError
 from minisgl.utils.gguf.card import CARD, card_of
-from minisgl.utils.gguf.header import check_header
+from minisgl.utils.gguf.header import read_header
+from minisgl.utils.gguf.index import is_whole, map_file, size_and_time, write_files
 from minisgl.utils.gguf.parts import check_parts, parts_of
+from minisgl.utils.gguf.tensor import MappedTensor, StoredTensor
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
-WEIGHTS: Final = "model.gguf"
-"""The name of the link; the links to other parts are 2.gguf and so on."""
-VERSION: Final = 5
+VERSION: Final = 6
 """The version of a folder's files. When they change, raise it: folders of older versions are then
 not used."""
 _SAMPLING: Final = {
@@ -45,23 +47,24 @@ PLAIN: Final = ("F32", "F16", "BF16", "F64")
 def gguf_folder(path: Path) -> Path:
     """Return the folder for a GGUF file. Makes it if there is none.
 
-    path: the file, or any of its parts. Raises ConfigError if the package gguf is missing, the
-    model is not supported or the folder cannot be made, CheckpointError if the file is damaged or a
-    part is missing.
+    path: the file, or any of its parts. Raises ConfigError if the model is not supported or the
+    folder cannot be made, CheckpointError if the file is damaged or a part is missing.
     """
     parts = [part.resolve() for part in parts_of(path)]
-    states = [(str(part), *_size_and_time(part)) for part in parts]
+    states = [(str(part), *size_and_time(part)) for part in parts]
     key = repr((VERSION, *states)).encode()
     folder = env.cache_dir() / "gguf" / f"{path.stem}-{hashlib.sha256(key).hexdigest()[:12]}"
-    if (folder / "config.json").is_file():
+    if is_whole(folder):
         return folder
-    readers = [open_gguf(part) for part in parts]
+    start = time.monotonic()
+    headers = [open_header(part) for part in parts]
+    values = headers[0][0]
+    found = [[tensor.stored for tensor in tensors] for _, tensors in headers]
     try:
         from minisgl.utils.gguf.config import config_of
         from minisgl.utils.gguf.tokenizer import tokenizer_files
 
-        values = {name: field.contents() for name, field in readers[0].fields.items()}
-        tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        tensors = {tensor.name: tensor for _, own in headers for tensor in own}
         check_parts(path, len(parts), values, len(tensors))
         config = config_of(values, tensors, path) | stored_types(
             values["general.architecture"], tensors
@@ -79,13 +82,18 @@ def gguf_folder(path: Path) -> Path:
             f"{path} lacks metadata of a language model, or has it in an unknown form: {error!r}"
         ) from error
     try:
-        _make(folder, files, parts)
+        _make(folder, files, values, list(zip(parts, found, strict=True)))
     except OSError as error:
         raise ConfigError(
             f"{folder.parent} cannot hold the config and tokenizer of {path.name}: "
             f"{error.strerror}; MINISGL_CACHE_DIR names another folder"
         ) from error
-    logger.info("%s: its config and tokenizer are in %s", path.name, folder)
+    logger.info(
+        "%s: its config and tokenizer are in %s (%.1f s)",
+        path.name,
+        folder,
+        time.monotonic() - start,
+    )
     return folder
 
 
@@ -104,63 +112,49 @@ def sampling_of(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _make(folder: Path, files: Mapping[str, str], parts: Sequence[Path]) -> None:
-    """Make the folder, unless another process is faster."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
+def open_header(path: Path) -> tuple[dict[str, Any], list[MappedTensor]]:
+    """Return the metadata and the memory-mapped tensors of a file. Raises CheckpointError if the
+    file is damaged or cannot be read."""
     try:
-        for name, text in files.items():
-            (made / name).write_text(text, encoding="utf-8")
-        for index, part in enumerate(parts):
-            (made / (f"{index + 1}.gguf" if index else WEIGHTS)).symlink_to(part)
-        made.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        values, stored = read_header(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged or incomplete ({error}); download it again"
+        ) from error
+    mapped = map_file(path)
+    return values, [MappedTensor(tensor, mapped) for tensor in stored]
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
-def stored_types(arch: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def stored_types(arch: str, tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
     """Return config.json's `quantization_config`: the format of each quantised matrix."""
-    types = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
     quantised = {
-        name: kind for name, kind in types.items() if name.endswith(".weight") and kind not in PLAIN
+        name: tensor.kind
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and tensor.kind not in PLAIN
     }
     if not quantised:
         return {}
     return {"quantization_config": {"quant_method": "gguf", "arch": arch, "types": quantised}}
 
 
-def open_weights(folder: Path) -> tuple[Any, list[Any]]:
-    """Return the metadata and the tensors of all parts of a file.
-
-    folder: of `gguf_folder`. Raises the same errors as `gguf_folder`.
-    """
-    first = open_gguf(folder / WEIGHTS)
-    others = [open_gguf(path) for path in folder.glob("*.gguf") if path.name != WEIGHTS]
-    return first.fields, [tensor for reader in (first, *others) for tensor in reader.tensors]
-
-
-def open_gguf(path: Path) -> Any:
-    """Return a gguf.GGUFReader, memory-mapped. Raises the same errors as `gguf_folder`."""
+def _make(
+    folder: Path,
+    files: Mapping[str, str],
+    values: Mapping[str, Any],
+    parts: Sequence[tuple[Path, Sequence[StoredTensor]]],
+) -> None:
+    """Make the folder, unless another process is faster. A damaged one gives way to it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ConfigError(
-            f'{path}: GGUF files need the package gguf: pip install "minisgl[gguf]"'
-        ) from None
-    try:
-        check_header(path)
-        return GGUFReader(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or incomplete ({error}); download it again"
-        ) from error
+        write_files(made, files, values, parts)
+        if folder.exists() and not is_whole(folder):
+            shutil.rmtree(folder)
+        made.rename(folder)
+    except OSError:
+        if not is_whole(folder):  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
