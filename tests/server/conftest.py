@@ -9,6 +9,8 @@ The router has a second server, which is too busy to get a request:
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -52,3 +54,22 @@ def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def pool() -> Background:
     return Background()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed one for 127.0.0.1, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    certfile, keyfile = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", keyfile, "-out", certfile),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certfile, keyfile

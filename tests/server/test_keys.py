@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -187,25 +186,6 @@ def test_a_prompt_of_several_choices_counts_once(ring: KeyRing, guarded: Scripte
 
 
 # --- HTTPS ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A self-signed one for 127.0.0.1, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    certfile, keyfile = str(folder / "cert.pem"), str(folder / "key.pem")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", keyfile, "-out", certfile),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certfile, keyfile
 
 
 def test_https_with_a_key(certificate: tuple[str, str], ring: KeyRing) -> None:

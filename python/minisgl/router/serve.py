@@ -96,7 +96,7 @@ class Router:
     ) -> None:
         self._fleet, self._bound, self._tls, self._drain_s = fleet, bound, tls, drain_s
         self._app = RouterApp(fleet)
-        self._http = HttpServer(RequestIds(self._app), tls)
+        self._http = HttpServer(RequestIds(self._app), tls, per_connection=2)
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
         """Serve until `end` is called, by a signal or otherwise. on_started: called when

@@ -11,15 +11,18 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp, Receive
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.errors import error_body, refusal
+from minisgl.server.accept import accept
+from minisgl.server.connections import Connections, client_address, most_connections
+from minisgl.server.errors import error_body, error_response, refusal
 
 GRACE_S: Final = 2
 """The longest wait for clients at a shutdown. Streams have ended by then, so the server waits only
@@ -35,7 +38,10 @@ takes memory, and time that grows with the square of the length."""
 
 HEAD_S: Final = 30.0
 """The longest wait for a complete head (a request's line and headers) on a connection without an
-open request."""
+open request, and for TLS's handshake."""
+
+PROBES: Final = frozenset((b"/health", b"/ready"))
+"""Paths that answer when all connections are taken by requests."""
 
 UNREAD_S: Final = 60.0
 """The longest wait for a client that reads less than about 50 KiB of its answer. The answer takes
@@ -57,12 +63,32 @@ class _Protocol(HttpToolsProtocol):
     It is found only among the complete lines that arrive first.
 
     Mutable: it counts the bytes since a head or a piece of a body was complete, and its timers
-    close the connection of a client that stalls.
+    close the connection of a client that stalls. starting: the task that makes its transport.
     """
 
+    starting: asyncio.Task[None]
     _num_pending = 0
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: uvicorn.server.ServerState,
+        connections: Connections,
+        client: str,
+    ) -> None:
+        super().__init__(config, state, {})
+        self._served = self.app
+        self._connections, self.address = connections, client_address(client)
+        connections.add(self)
+
+    def displace(self) -> None:
+        """Close the connection, which waits for its client, for a new one."""
+        if self.starting.done():
+            self.transport.abort()
+        else:
+            self.starting.cancel()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # the base class takes any transport
         super().connection_made(transport)
@@ -72,6 +98,7 @@ class _Protocol(HttpToolsProtocol):
         for timer in (self._head_timer, self._unread_timer):
             if timer:
                 timer.cancel()
+        self._connections.remove(self)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -121,7 +148,26 @@ class _Protocol(HttpToolsProtocol):
         if self._head_timer:
             self._head_timer.cancel()
             self._head_timer = None
+        self.app = self._served
+        if self._connections.is_over and self.url.partition(b"?")[0] not in PROBES:
+            self.app = _refuse_connection
+        if self.parser.get_http_version() != "1.1":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1
+            self.app = partial(_unframed, self.app)
+        elif self.expect_100_continue:
+            self.app = partial(_closed_unless_read, self.app)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._connections.serve(self)
+
+    def on_response_complete(self) -> None:
+        has_next = bool(self.pipeline)
+        super().on_response_complete()
+        if not has_next:
+            self._connections.wait(self)
 
     def on_body(self, body: bytes) -> None:
         self._num_pending = 0
@@ -145,6 +191,44 @@ class _Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request on a connection above the bound, and close the connection."""
+    error = refusal(
+        "all connections of this server have requests; try again later",
+        status=503,
+        code="too_many_connections",
+    )
+    response = error_response(error, scope["path"])
+    response.headers["Connection"] = "close"
+    await response(scope, receive, send)
+
+
+async def _unframed(app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a client that does not know the chunked encoding (HTTP/1.0). Its answer ends with the
+    connection, which uvicorn closes."""
+    cycle = cast(Any, send).__self__
+
+    async def send_unframed(message: Message) -> None:
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_unframed)
+
+
+async def _closed_unless_read(app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    """Close the connection if the answer comes before the client was told to send the body
+    (Expect: 100-continue). The client may then send it or not, so the next request has no start."""
+    cycle = cast(Any, send).__self__
+
+    async def send_and_close(message: Message) -> None:
+        if cycle.waiting_for_100_continue:
+            cycle.keep_alive = False
+        await send(message)
+
+    await app(scope, receive, send_and_close)
+
+
 async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client disconnects. ASGI's `receive` also reports a disconnect after a
     complete response, so this always ends."""
@@ -159,22 +243,29 @@ def _is_useful(record: logging.LogRecord) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves `app` until `should_exit` is set. tls: the settings of HTTPS; None is HTTP."""
+    """Serves `app` until `should_exit` is set.
 
-    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
+    tls: the settings of HTTPS; None is HTTP. per_connection: the descriptors that a connection
+    needs.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tls: ssl.SSLContext | None = None, *, per_connection: int = 1
+    ) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
             lifespan="off",
             ws="none",
-            http=_Protocol,
+            http="httptools",
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
         super().__init__(config)
-        self._tls = tls
+        self._tls, self._per_connection = tls, per_connection
+        self._accepting: asyncio.Task[None] | None = None
         logging.getLogger("uvicorn.error").addFilter(_is_useful)  # adding it again changes nothing
         self._on_started: Callable[[], None] | None = None
 
@@ -184,10 +275,23 @@ class HttpServer(uvicorn.Server):
         await self.serve([listening])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.ssl = self._tls  # uvicorn's options lack the better ciphers of TLS 1.2
-        await super().startup(sockets)
+        assert sockets, "serve_on gives the socket"
+        (listening,) = sockets
+        listening.setblocking(False)
+        self.servers = []
+        self.connections = Connections(most_connections(self._per_connection))
+        connect = partial(_Protocol, self.config, self.server_state, self.connections)
+        self._accepting = asyncio.create_task(
+            accept(listening, self.connections, connect, self._tls, HEAD_S)
+        )
+        self.started = True
         if self._on_started:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting:
+            self._accepting.cancel()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -1,0 +1,143 @@
+"""The connections that a server keeps: fewer than the descriptors that the process may open.
+
+A connection *waits* while its client owes a whole request, and is *served* from then until the
+answer is sent. At the bound a new connection takes the place of one that waits: of the address with
+the most such connections, the one that has waited longest. So a client that opens many connections
+displaces its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import resource
+import time
+from typing import Final, Protocol
+
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+MOST_DESCRIPTORS: Final = 16_384
+"""The soft limit that a server asks for, if the hard limit allows it: two connections for each of
+8,000 requests, more than one process can answer."""
+
+RESERVE: Final = 128
+"""Descriptors for all but connections: the sockets to the workers, files, and the connections that
+are accepted before displaced ones are closed (48, and `EXTRA`)."""
+
+EXTRA: Final = 16
+"""Connections above the bound while all others are served, so that probes get an answer."""
+
+FEWEST: Final = 8
+"""The bound at a limit of descriptors that is too low for a server."""
+
+SAY_S: Final = 60.0
+"""The least time between two lines of the log about the bound."""
+
+
+class Connection(Protocol):
+    """What is kept. address: of the client."""
+
+    address: str
+
+    def displace(self) -> None:
+        """Close the connection, which waits, for a new one."""
+
+
+class Connections:
+    """The open connections. Mutable. most: the bound."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._waiting: dict[str, dict[Connection, None]] = {}  # by address, the longest wait first
+        self._open: set[Connection] = set()
+        self._said_at = -SAY_S
+
+    def add(self, connection: Connection) -> None:
+        """Keep a new connection, which waits."""
+        self._open.add(connection)
+        self.wait(connection)
+
+    def wait(self, connection: Connection) -> None:
+        """Note that the connection waits for its client from now on."""
+        if connection in self._open:
+            self.serve(connection)
+            self._waiting.setdefault(connection.address, {})[connection] = None
+
+    def serve(self, connection: Connection) -> None:
+        """Note that the connection has a whole request, so that it is not displaced."""
+        waiting = self._waiting.get(connection.address, {})
+        waiting.pop(connection, None)
+        if not waiting:
+            self._waiting.pop(connection.address, None)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that ends. A second call does nothing."""
+        if connection in self._open:
+            self._open.remove(connection)
+            self.serve(connection)
+
+    def make_room(self) -> bool:
+        """Return whether one more connection may be kept. At the bound one that waits is closed."""
+        return len(self._open) < self.most or self.displace() or len(self._open) < self.most + EXTRA
+
+    def displace(self) -> bool:
+        """Close a connection that waits. Returns False if there is none."""
+        now = time.monotonic()
+        if now - self._said_at >= SAY_S:
+            self._said_at = now
+            logger.warning(
+                "%d connections are open, and there are descriptors for %d (ulimit -n): new ones "
+                "displace those that wait for their clients",
+                len(self._open),
+                self.most,
+            )
+        if not self._waiting:
+            return False
+        most = max(self._waiting.values(), key=lambda waiting: len(waiting))
+        connection = next(iter(most))
+        self.remove(connection)
+        connection.displace()
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there are more connections than the bound, because all others are served."""
+        return len(self._open) > self.most
+
+
+def client_address(name: str) -> str:
+    """Return what stands for one client: an IPv4 address, or the 64-bit prefix of an IPv6 address,
+    of which every host has all the others."""
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name
+    if isinstance(address, ipaddress.IPv4Address):
+        return name
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return f"{int(address) >> 64:x}::/64"
+
+
+def most_connections(per_connection: int = 1) -> int:
+    """Raise this process's soft limit of descriptors, and return how many connections fit below it.
+
+    per_connection: descriptors that a connection needs; a router opens another one for each.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    limit = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MOST_DESCRIPTORS)
+    return max((limit - _num_descriptors() - RESERVE) // per_connection, FEWEST)
+
+
+def _num_descriptors() -> int:
+    """Return how many descriptors are open; 0 where the system has no list of them."""
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return 0
