@@ -33,7 +33,7 @@ def operations(ops: Ops, dtype: torch.dtype, device: torch.device) -> dict[str, 
         "rms_norm": lambda x: ops.rms_norm(x, scale, 1e-6),
         "silu_and_mul": ops.silu_and_mul,
         "linear": lambda x: ops.linear(x, weight),
-        "LM head": lambda x: ops.logits(ops.linear(x, head)),
+        "LM head": lambda x: ops.logits(x, head),
         "logprobs": lambda x: ops.logprobs(
             x.float(), torch.zeros(len(x), dtype=torch.int32, device=device)
         ),

@@ -18,13 +18,14 @@ def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[li
     def start(rank: int) -> Engine:
         settings = {
             "device": "cpu",
+            "dtype": "float32",
             "num_pages": 96,
             "max_running_requests": 8,
             "max_prefill_length": 16,
         }
         return Engine(
             EngineConfig(
-                folder=folder, dtype="float32", page_size=4, tp=size, rank=rank,
+                folder=folder, page_size=4, tp=size, rank=rank,
                 num_local=size, store=f"file://{store}", **(settings | options),
             )
         )  # fmt: skip

@@ -98,7 +98,7 @@ def scored_result(
 def _scores(logits_RV: Tensor, next_R: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities [R] of the next ids, and ids and log-probabilities [R, K] of the
     most likely tokens. The same token has the same value in both."""
-    x_RV = logits_RV.float()
+    x_RV = logits_RV
     sum_R1 = x_RV.logsumexp(-1, keepdim=True)
     if num_top > x_RV.shape[1]:
         x_RV = F.pad(x_RV, (0, num_top - x_RV.shape[1]), value=-torch.inf)

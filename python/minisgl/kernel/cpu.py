@@ -21,7 +21,8 @@ GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """The values of `Gate` in csrc/product.h."""
 PANEL = 16  # outputs, see csrc/panels.h
 FEW_ROWS = 64
-"""On a processor with AMX tiles, torch computes GEMMs of more rows than this."""
+"""On a processor with AMX tiles, torch computes GEMMs of more rows than this. Not those of logits:
+it has none with bfloat16 inputs and float32 outputs."""
 
 
 class CpuOps(Ops):
@@ -81,6 +82,13 @@ class CpuOps(Ops):
         out_TD = torch.empty(len(ids_T), weight.shape[1], dtype=weight.dtype)
         self._packed_rows(ids_T, weight, out_TD, torch.get_num_threads())
         return out_TD
+
+    def packed_logits(self, x_SD: Tensor, weight: Tensor) -> Tensor:
+        """See `Ops.logits`."""
+        out_SV = torch.empty(x_SD.shape[0], weight.shape[0], dtype=torch.float32)
+        num_threads = torch.get_num_threads()
+        self._packed_linear(x_SD.contiguous(), weight, None, GATES[None], out_SV, num_threads)
+        return out_SV
 
     def packed_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Activation | None
@@ -151,9 +159,6 @@ class CpuOps(Ops):
         ids_T = torch.empty(len(token_ids_T), dtype=torch.int32)
         self._take_ids(token_ids_T, table_idxs_D, last_token_R, ids_T)
         return ids_T
-
-    def logits(self, x_SV: Tensor) -> Tensor:
-        return x_SV  # `sample` reads any dtype and computes in float32
 
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         ids_S = torch.empty(len(logits_SV), dtype=torch.int32)

@@ -98,8 +98,17 @@ class CudaOps(Ops):
     def write_pages(self, page_table_RP: Tensor, new_pages_3N: Tensor) -> None:
         step.write_pages(page_table_RP, new_pages_3N)
 
-    def logits(self, x_SV: Tensor) -> Tensor:
-        return x_SV  # `sample` computes in float32; a copy of 256 Qwen rows is 156 MB
+    def logits(self, x_SD: Tensor, weight_LD: Tensor) -> Tensor:
+        import torch
+
+        if gemv.takes(*x_SD.shape) and x_SD.is_contiguous():
+            arguments = (None, None, 0.0, weight_LD, None, None)
+            return gemv.norm_linear(x_SD, *arguments, out_dtype=torch.float32)[0]
+        if self._skinny and (config := self._skinny.config(x_SD, weight_LD, wide=True)):
+            return self._skinny.linear(x_SD, weight_LD, None, config)
+        if x_SD.dtype == torch.float32:
+            return super().logits(x_SD, weight_LD)
+        return torch.mm(x_SD, weight_LD.t(), out_dtype=torch.float32)
 
     def mask(self, logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:
         return mask.mask(logits_SV, rows_M, masks_MW)

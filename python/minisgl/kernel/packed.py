@@ -84,6 +84,14 @@ class PackedGemms:
         y = y.view(*x.shape[:-1], -1)
         return self._ops.gated(y, gate) if gate else y
 
+    def logits(self, x_SD: Tensor) -> Tensor:
+        """See `Ops.logits`."""
+        if not 0 < len(x_SD) <= MAX_DECODED:
+            return self._ops.logits(x_SD, self.dense())
+        outputs, inputs = self._weight.shape
+        tile = choose_tile(len(x_SD), outputs, inputs, self._weight.group, self._num_cores)
+        return packed_gemm(x_SD.contiguous(), self._weight, None, tile, self._done, torch.float32)
+
     def quantises(self, rows: int) -> bool:
         """Return whether activations are rounded to fp8 with a scale for each 128."""
         return self._is_fp8 and self._weight.group > 0 and rows > MAX_FP8

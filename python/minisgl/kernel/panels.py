@@ -72,11 +72,18 @@ class Panels:
         y = out if rows is x else out.view(*x.shape[:-1], width)
         return ops.gated(y, gate) if gate and not fused else y
 
+    def logits(self, ops: CpuOps, x_SD: Tensor) -> Tensor:
+        """See `Ops.logits`."""
+        out_SV = torch.empty(x_SD.shape[0], self.outputs, dtype=torch.float32)
+        self.linear_into(ops, x_SD.contiguous(), None, None, out_SV)
+        return out_SV
+
     def linear_into(
         self, ops: CpuOps, rows: Tensor, bias: Tensor | None, gate: Activation | None, out: Tensor
     ) -> None:
         """Do `linear` for rows [M, I], which are contiguous, and write to `out`, whose rows may
-        have gaps between them. gate: only if the outputs are pairs of whole panels."""
+        have gaps between them. gate: only if the outputs are pairs of whole panels. out: of the
+        dtype of the rows; without a gate it may be float32."""
         ops.numbers_linear(rows, *self._tensors(), bias, GATES[gate], out, torch.get_num_threads())
 
     def rows(self, ops: CpuOps, ids_T: Tensor) -> Tensor:

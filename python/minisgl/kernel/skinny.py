@@ -10,7 +10,7 @@ Axes: M rows, D inputs, F outputs.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -46,12 +46,14 @@ class GemmConfig:
     """The kernel config of a GEMM; see skinny.cu.
 
     columns: N of its matrix instructions. split: the number of blocks that split a tile's inputs.
+    wide: the outputs are float32.
     """
 
     columns: int
     split: int
     gated: bool
     halves: bool
+    wide: bool = False
 
     @property
     def width(self) -> int:
@@ -159,6 +161,7 @@ def kernel_cubin(kind: tuple[GemmConfig, torch.dtype]) -> bytes:
         "SPLIT": config.split,
         "GATED": config.gated,
         "HALVES": config.halves,
+        "WIDE": config.wide,
     }
     return load_gemm("skinny", dtype, (config.columns,), numbers)
 
@@ -180,7 +183,9 @@ class SkinnyGemms:
             for size in range(1, MAX_SPLIT + 1)
         )
 
-    def config(self, x: Tensor, weight: Tensor, *, gated: bool = False) -> GemmConfig | None:
+    def config(
+        self, x: Tensor, weight: Tensor, *, gated: bool = False, wide: bool = False
+    ) -> GemmConfig | None:
         """Return the config for `linear` with these arguments; None if cuBLAS should compute it."""
         if x.dim() != 2 or not 0 < len(x) <= MAX_ROWS:
             return None
@@ -192,16 +197,20 @@ class SkinnyGemms:
             return None
         outputs = len(weight) // (2 if gated else 1)
         config = choose_config(outputs, x.shape[1], gated, self._max_blocks)
+        if config and wide:
+            config = replace(config, wide=True)
         return config if config and self._kernels.get((config, x.dtype)) else None
 
     def linear(
         self, x_MD: Tensor, weight: Tensor, bias: Tensor | None, config: GemmConfig
     ) -> Tensor:
-        """See `Ops.linear`. With a gated config, return silu(gate) * up of its result."""
+        """See `Ops.linear`. With a gated config, return silu(gate) * up of its result. With a wide
+        config, the result is float32."""
         assert bias is None or bias.dtype == x_MD.dtype
         rows, inputs = x_MD.shape
         outputs = len(weight) // (2 if config.gated else 1)
-        out_MF = torch.empty((rows, outputs), dtype=x_MD.dtype, device=x_MD.device)
+        dtype = torch.float32 if config.wide else x_MD.dtype
+        out_MF = torch.empty((rows, outputs), dtype=dtype, device=x_MD.device)
         library = self._kernels.library
         weight_map = self._kernels.weight_map(
             weight.data_ptr(), len(weight), inputs, config.width // 2

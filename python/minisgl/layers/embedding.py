@@ -57,7 +57,8 @@ class VocabParallelEmbedding(_VocabShare):
 
 
 class ParallelLMHead(StateLessOP):
-    """[S, D] -> logits [S, V] (see `Ops.logits`). table: its weight; the embedding if tied."""
+    """[S, D] -> float32 logits [S, V] (see `Ops.logits`). table: its weight; the embedding if
+    tied."""
 
     def __init__(self, table: _VocabShare) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class ParallelLMHead(StateLessOP):
         """own_rows: return only this rank's share of the rows
         (`DistributedCommunicator.shares_rows`)."""
         table = self.table
-        columns = table.weight.linear(x_SD)
+        columns = table.weight.logits(x_SD)
         comm = table.comm
         whole = comm.exchange(columns) if own_rows else comm.all_gather(columns, dim=-1)
-        return table.ops.logits(whole[:, : table.vocab_size])
+        return whole[:, : table.vocab_size]

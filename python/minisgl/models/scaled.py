@@ -39,6 +39,6 @@ class ScaledDecoder(Decoder):
         if self.logit_scale != 1.0:
             x_SD = x_SD * self.logit_scale
         logits_SV = super().logits(x_SD, own_rows)
-        if self.softcap is None:
-            return logits_SV
-        return self.softcap * (logits_SV / self.softcap).tanh()
+        if self.softcap is not None:
+            logits_SV.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits_SV

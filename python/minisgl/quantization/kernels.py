@@ -54,6 +54,9 @@ class QuantisedWeight(PanelledWeight):
             return self._kernels.linear(x, bias, gate)
         return super().linear(x, bias, gate)
 
+    def logits(self, x_SD: Tensor) -> Tensor:
+        return self._kernels.logits(x_SD) if self._kernels else super().logits(x_SD)
+
     def gates_input(self, num_rows: int) -> bool:
         return bool(self._kernels and self._kernels.quantises(num_rows))
 

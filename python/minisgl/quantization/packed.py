@@ -52,6 +52,9 @@ class PackedWeight(CpuWeight, PlainWeight):
     ) -> Tensor:
         return self.ops.packed_linear(x, self.tensor, bias, gate)
 
+    def logits(self, x_SD: Tensor) -> Tensor:
+        return self.ops.packed_logits(x_SD, self.tensor)
+
     def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
         return rows_of_share(partial(self.ops.packed_rows, weight=self.tensor), ids_T, share)
 

@@ -58,6 +58,11 @@ class PanelledWeight(Weight):
             return self.panels.linear(cast("CpuOps", self.ops), x, bias, gate)
         return super().linear(x, bias, gate)
 
+    def logits(self, x_SD: Tensor) -> Tensor:
+        if self.panels:
+            return self.panels.logits(cast("CpuOps", self.ops), x_SD)
+        return super().logits(x_SD)
+
     def norm_linear(
         self,
         x: Tensor,

@@ -61,6 +61,10 @@ class Weight(TensorOwner, ABC):
         """See `Ops.linear`."""
         return self.ops.linear(x, self.dense(), bias, gate)
 
+    def logits(self, x_SD: Tensor) -> Tensor:
+        """See `Ops.logits`."""
+        return self.ops.logits(x_SD, self.dense())
+
     def gates_input(self, num_rows: int) -> bool:
         """Whether `gated_linear` is faster than a gate on the output of the GEMM before."""
         return False

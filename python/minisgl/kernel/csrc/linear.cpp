@@ -72,7 +72,7 @@ void packed_rows(TensorView ids, TensorView weight, TensorView out, int64_t num_
 }
 
 // out = x @ weight.T + bias, then the gate (0: none, 1: SiLU, 2: GELU): x [M, I], weight [O, I]
-// packed, out [M, O] or [M, O / 2]. All bfloat16.
+// packed, out [M, O] or [M, O / 2]. All bfloat16; without a gate, out may be float32.
 void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorView> bias,
                    int64_t gate, TensorView out, int64_t num_threads) {
   CHECK(weight.ndim() == 2 && weight.IsContiguous() && weight.dtype() == x.dtype() &&
@@ -94,7 +94,9 @@ void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorVie
     for (int64_t m = 0; m < product.rows; m++) {
       float y = dot(data<bf16>(weight) + o * inputs, rows + m * inputs, inputs);
       if (bias) y += load_first(data<bf16>(*bias) + o, 1)[0];
-      store_first(data<bf16>(out) + m * out.stride(0) + o, splat(y), 1);
+      const int64_t at = m * out.stride(0) + o;
+      if (is_float32(out)) data<float>(out)[at] = y;
+      else store_first(data<bf16>(out) + at, splat(y), 1);
     }
 }
 

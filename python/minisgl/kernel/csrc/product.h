@@ -1,5 +1,5 @@
-// The GEMM of a linear layer with bfloat16 inputs and outputs: which thread computes which tile,
-// and how the sums of a tile are stored.
+// The GEMM of a linear layer with bfloat16 inputs: which thread computes which tile, and how the sums
+// of a tile are stored, in bfloat16 or (logits) in float32.
 #pragma once
 
 #include "panels.h"
@@ -21,7 +21,8 @@ struct Tile {
 };
 
 // out = sums + bias, or of two panels activation(sums + bias) * (sums + bias).
-inline void store_tile(const Tile& tile, const bf16* bias, Gate gate, bf16* out, int64_t stride) {
+template <class T>
+void store_tile(const Tile& tile, const bf16* bias, Gate gate, T* out, int64_t stride) {
   for (int i = 0; i < tile.rows; i++)
     for (int v = 0; v < NV; v++) {
       VF y[2];
@@ -29,7 +30,7 @@ inline void store_tile(const Tile& tile, const bf16* bias, Gate gate, bf16* out,
         y[p] = tile.sums[(p * tile.M + i) * NV + v];
         if (bias) y[p] += load(bias + tile.first[p] + v * W);
       }
-      bf16* to = out + (tile.row + i) * stride + tile.first[0] + v * W;
+      T* to = out + (tile.row + i) * stride + tile.first[0] + v * W;
       if (gate) {
         const VF a = round_to<bf16>(y[0]), b = round_to<bf16>(y[1]);
         store(to, round_to<bf16>(gate == SILU ? silu_of(a) : gelu_tanh(a)) * b);
@@ -52,9 +53,9 @@ struct Product {
         outputs(outputs) {
     CHECK(x.ndim() == 2 && out.ndim() == 2 && is_packed(x) && (out.stride(1) == 1 || out.size(1) == 1),
           "linear: x must be a matrix, packed, and out one of packed rows");
-    CHECK(x.dtype().code == kDLBfloat && x.dtype() == out.dtype() &&
+    CHECK(x.dtype().code == kDLBfloat && (x.dtype() == out.dtype() || (is_float32(out) && !gate)) &&
               (!bias || (*bias).dtype() == x.dtype()),
-          "linear: x, bias and out must be bfloat16");
+          "linear: x and bias must be bfloat16; out, too, or without a gate float32");
     CHECK(x.size(0) == rows && x.size(1) == inputs && inputs % 2 == 0 &&
               out.size(1) * (gate ? 2 : 1) == outputs && (!bias || (*bias).numel() == outputs),
           "linear: x [" << x.size(0) << ", " << x.size(1) << "], weight [" << outputs << ", "
@@ -173,7 +174,9 @@ struct Product {
   }
 
   void store(const Tile& tile) const {
-    store_tile(tile, bias ? data<bf16>(*bias) : nullptr, gate, data<bf16>(out), out.stride(0));
+    const bf16* const to_add = bias ? data<bf16>(*bias) : nullptr;
+    if (is_float32(out)) store_tile(tile, to_add, NONE, data<float>(out), out.stride(0));
+    else store_tile(tile, to_add, gate, data<bf16>(out), out.stride(0));
   }
 };
 

@@ -44,11 +44,14 @@ def norm_linear(
     weight_FD: Tensor,
     bias: Tensor | None,
     gate: Activation | None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `Ops.norm_linear`. At most MAX_INPUTS inputs."""
+    """See `Ops.norm_linear`. At most MAX_INPUTS inputs. out_dtype: of the output; None for that of
+    x, the only one with a gate."""
     halves = 2 if gate else 1
     outputs, inputs = weight_FD.shape[0] // halves, weight_FD.shape[1]
-    out_MF = torch.empty((len(x_MD), outputs), dtype=x_MD.dtype, device=x_MD.device)
+    out_dtype = out_dtype or x_MD.dtype
+    out_MF = torch.empty((len(x_MD), outputs), dtype=out_dtype, device=x_MD.device)
     total_MD = x_MD if residual_MD is None else torch.empty_like(x_MD)
     # A tile's width is a power of two: 5,120 inputs are 4,096 and 1,024.
     width = power_of_2(inputs + 1) // 2
@@ -66,7 +69,7 @@ def norm_linear(
             outputs, inputs, width, rest, len(x_MD), block, residual_MD is not None,
             norm_weight is not None, bias is not None, bool(gate), gate == "silu",
         ),
-        dtype=(x_MD.dtype, None if norm_weight is None else norm_weight.dtype),
+        dtype=(x_MD.dtype, None if norm_weight is None else norm_weight.dtype, out_dtype),
         num_warps=4 if row_bytes <= 32 << 10 else 8,
     )  # fmt: skip
     return out_MF, total_MD
@@ -127,7 +130,7 @@ def _held_kernel(
             y *= scale
         if BIAS:
             y += tl.load(bias_ptr + f, mask=in_f, other=0.0).to(tl.float32)
-        y = y.to(weight_a.dtype)
+        y = y.to(out_ptr.dtype.element_ty)
         if GATED:
             up = _dot(up_a, x_a)
             if REST:
@@ -136,7 +139,7 @@ def _held_kernel(
                 up *= scale
             if BIAS:
                 up += tl.load(bias_ptr + F + f, mask=in_f, other=0.0).to(tl.float32)
-            y = activate(y, SILU) * up.to(weight_a.dtype)
+            y = activate(y, SILU) * up.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + m * F + f, y, mask=in_f)
 
 

@@ -36,12 +36,19 @@ class TileConfig:
 
 
 def packed_gemm(
-    x_MD: Tensor, weight: Packed, bias: Tensor | None, tile: TileConfig, done: Tensor | None
+    x_MD: Tensor,
+    weight: Packed,
+    bias: Tensor | None,
+    tile: TileConfig,
+    done: Tensor | None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return x @ weight.T + bias. done: int32 zeros, one for each tile; zeros again afterwards."""
+    """Return x @ weight.T + bias. done: int32 zeros, one for each tile; zeros again afterwards.
+    out_dtype: None for that of x."""
     rows, inputs = x_MD.shape
     outputs = weight.shape[-2]
-    out_MF = torch.empty((rows, outputs), dtype=x_MD.dtype, device=x_MD.device)
+    out_dtype = out_dtype or x_MD.dtype
+    out_MF = torch.empty((rows, outputs), dtype=out_dtype, device=x_MD.device)
     tiles_m = -(-rows // tile.m)
     shape = (tile.split, rows, outputs) if tile.split > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x_MD.device)
@@ -56,7 +63,7 @@ def packed_gemm(
             0, 1, outputs, inputs, 1, tile.m, tile.n, tile.k, tile.split, bias is not None,
             *weight.constants,
         ),
-        dtype=(x_MD.dtype, *weight.key), num_warps=tile.warps, num_stages=tile.stages,
+        dtype=(x_MD.dtype, *weight.key, out_dtype), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out_MF
 
@@ -120,7 +127,7 @@ def _packed_gemm(
     MIDDLE: tl.constexpr, EXPONENT: tl.constexpr, OUTER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """L > 0: M is the number of tokens, and bias holds the scales of the pairs."""
-    type: tl.constexpr = out_ptr.dtype.element_ty
+    type: tl.constexpr = x_ptr.dtype.element_ty
     GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP if GROUP > 0 else 1
     SCALED: tl.constexpr = (GROUP > 0) & (KIND != 4)
     STEPS: tl.constexpr = (D + BLOCK_K - 1) // BLOCK_K
@@ -182,7 +189,7 @@ def _packed_gemm(
             acc *= tl.load(bias_ptr + pair, mask=in_m, other=0.0)[None, :]
         else:
             acc += tl.load(bias_ptr + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
-    tl.store(out_ptr + at, acc.to(type), mask=inside)
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 _launch = Launcher(_packed_gemm)

@@ -12,10 +12,12 @@
 // Blocks with the SPLIT parts of one tile's inputs are a cluster. They send each other sums through
 // its shared memory, and each adds up a share of the columns, in the order of the parts.
 //
-// Compiled by NVRTC behind hopper.cuh, with N, SPLIT, GATED, HALVES and BFLOAT16 defined and with
-// `multiply` before it, which has an operand for each sum of a thread (hopper.py, skinny.py).
+// Compiled by NVRTC behind hopper.cuh, with N, SPLIT, GATED, HALVES, WIDE (out is float32) and
+// BFLOAT16 defined and with `multiply` before it, which has an operand for each sum of a thread
+// (hopper.py, skinny.py).
 
 static_assert(HALVES ? GATED && SPLIT == 1 : N % 16 == 0, "not a config of skinny.py");
+static_assert(!(WIDE && GATED), "not a config of skinny.py");
 
 constexpr int WIDTH = HALVES ? 2 * N : N;
 constexpr int BOX = WIDTH / 2;  // rows of w that one copy brings
@@ -42,7 +44,7 @@ struct Ring {
 };
 
 struct Product {
-  unsigned short* out;
+  void* out;  // float if WIDE, else of the type of x
   const unsigned short* bias;  // or null
   int rows, outputs;
 };
@@ -126,10 +128,13 @@ __device__ void store(const Product& product, int row, int column, Four x, Four 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (row + half * 8 < product.rows) {
-      auto* to = product.out + (long long)(row + half * 8) * product.outputs + column;
+      const long long to = (long long)(row + half * 8) * product.outputs + column;
       const float *two = &x.at[half * 2], *ups = &up.at[half * 2];
-      *reinterpret_cast<unsigned*>(to) =
-          GATED ? gated(two[0], two[1], ups[0], ups[1]) : round(two[0], two[1]);
+      if (WIDE)
+        reinterpret_cast<float2*>(product.out)[to / 2] = make_float2(two[0], two[1]);
+      else
+        reinterpret_cast<unsigned*>(product.out)[to / 2] =
+            GATED ? gated(two[0], two[1], ups[0], ups[1]) : round(two[0], two[1]);
     }
   }
 }
