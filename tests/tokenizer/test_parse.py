@@ -339,3 +339,59 @@ def test_whitespace_without_end_takes_linear_time() -> None:
     assert not any(parser.feed(" ") for _ in range(50_000))
     assert time.process_time() - start < 10  # 0.2 s here; it was a minute
     assert parser.feed("a") == [("content", " " * 50_000 + "a")]
+
+
+def cut(form: AnswerForm, pieces: list[str], following: str = "") -> list[Part]:
+    parser = AnswerParser(form)
+    parts = [part for piece in pieces for part in parser.feed(piece)]
+    return merged([*parts, *parser.flush(is_cut=True, following=following)])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_cut_call_leaves_no_syntax_in_the_content(name: str) -> None:
+    """Wherever `max_tokens`, a stop string or an abort cuts it, also a stream's."""
+    form = AnswerForm(
+        calls=name, types=TYPES, reasoning=name if name in MESSAGES else "think", is_open=False
+    )
+    text = WRITERS[name](WEATHER, SEARCH)
+    for end in range(len(text)):
+        parts = cut(form, [text[:end]])
+        assert cut(form, list(text[:end])) == parts
+        answer = collect(parts)
+        assert (answer.content, answer.reasoning) == ("", ""), text[:end]
+        names = [call.name for call in answer.calls]
+        assert names == ["get_weather", "search"][: len(names)]
+    if name in MESSAGES:
+        return
+    said = "Let me look." + text if name != "llama3" else "Let me look.<|python_tag|>" + text
+    for end in range(len("Let me look."), len(said)):
+        assert collect(cut(form, [said[:end]])).content == "Let me look.", said[:end]
+
+
+def test_a_cut_call_whose_arguments_are_missing_has_none() -> None:
+    """Empty arguments would look like a whole call."""
+    form = AnswerForm(calls="hermes", types=TYPES)
+    (call,) = collect(cut(form, ['<tool_call>{"name": "now"'])).calls
+    assert (call.name, call.arguments) == ("now", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3", '{"name": "Ada Lovel'),
+        ("llama3", '{"city": "Rome", "name": "x'),
+        ("hermes", "<tool_call>no, that"),
+        ("hermes", "a <b"),
+        ("harmony", "It is 4"),
+        ("muse_glimmer", "to be or"),
+    ],
+)
+def test_a_cut_text_that_is_no_call_stays(name: str, text: str) -> None:
+    assert collect(cut(AnswerForm(calls=name, types=TYPES), [text])).content == text
+
+
+def test_a_stop_string_behind_half_a_mark() -> None:
+    form = AnswerForm(calls="hermes")
+    assert collect(cut(form, ["if a <"], following="b")).content == "if a <"
+    assert collect(cut(form, ["if a <"], following="tool_")).content == "if a"
+    assert collect(cut(form, ["if a <"])).content == "if a"

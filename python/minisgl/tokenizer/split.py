@@ -44,7 +44,10 @@ class SplitOutput(Output):
         self._split()
 
     def closed(self, event: Finished) -> Finished:
-        self.parts += self.parser.flush()
+        match = event.stop_match
+        is_cut = event.reason != "stop" or match is not None
+        following = match if isinstance(match, str) else ""
+        self.parts += self.parser.flush(is_cut=is_cut, following=following)
         return msgspec.structs.replace(event, num_reasoning_tokens=self.num_reasoning)
 
     def take(self, uid: int) -> TextReply:

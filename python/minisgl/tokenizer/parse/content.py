@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from minisgl.tokenizer.parse.formats import CallFormat
 from minisgl.tokenizer.parse.reader import Reader, Reading
-from minisgl.tokenizer.parse.syntax import READERS, Types
+from minisgl.tokenizer.parse.syntax import ARGUMENT_KEYS, READERS, Types
 
 
 def read_content(reader: Reader, calls: CallFormat, types: Types) -> Reading[None]:
@@ -31,13 +33,15 @@ def read_content(reader: Reader, calls: CallFormat, types: Types) -> Reading[Non
 
 def _read_calls(reader: Reader, calls: CallFormat, types: Types) -> Reading[None]:
     """Read the calls behind one `begin`: a call, or a list of calls."""
+    is_first = True
     yield from reader.skip_space()
     is_list = calls.syntax == "object" and (yield from reader.starts_with("["))
     while True:
         yield from reader.skip_space()
         if not (yield from READERS[calls.syntax](reader, calls, types)):
-            reader.give_up()
+            reader.give_up(may_call=not is_first or _may_call(reader.taken or "", calls, types))
             return
+        is_first = False
         reader.record("")
         yield from reader.skip_space()
         if is_list and (yield from reader.starts_with(",")):
@@ -54,3 +58,13 @@ def _read_calls(reader: Reader, calls: CallFormat, types: Types) -> Reading[None
         yield from reader.skip_space()
         yield from reader.starts_with(calls.section[1])
     yield from reader.skip_space()
+
+
+def _may_call(text: str, calls: CallFormat, types: Types) -> bool:
+    """Return whether a call may begin with `text`. An answer in JSON begins like a bare one."""
+    said = re.sub(r"\s", "", text)
+    if not calls.is_bare or said.startswith(calls.begin):
+        return True
+    keys = [f'{{"{key}":' for key in (*ARGUMENT_KEYS, calls.key, "type")]
+    starts = [f'{{"{calls.name_key}":"{name}"' for name in types] + keys
+    return any(start.startswith(said[: len(start)]) for start in starts)

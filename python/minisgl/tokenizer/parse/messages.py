@@ -28,7 +28,7 @@ def read_messages(
         if not header:
             header, mark = yield from reader.until(_BEGIN)
             if not mark:
-                if is_first:
+                if is_first and not (reader.is_cut and _is_header(form, header)):
                     reader.emit("content", header)
                 return
         is_first = False
@@ -39,8 +39,8 @@ def read_messages(
             set_reasoning(False)
         elif call := re.search(form.call, header):
             if form.calls:
-                text, _ = yield from reader.until(*form.ends)
-                _emit_calls(reader, form.calls, text, types)
+                text, mark = yield from reader.until(*form.ends)
+                _emit_calls(reader, form.calls, text, types, is_cut=reader.is_cut and not mark)
             else:
                 reader.emit("call", call[1])
                 yield from reader.skip_space()
@@ -64,10 +64,18 @@ def _read_text(reader: Reader, form: MessageFormat, kind: Kind) -> Reading[str]:
         reader.emit(kind, piece[len(piece.rstrip(SPACE)) :] + mark + name)
 
 
-def _emit_calls(reader: Reader, calls: CallFormat, text: str, types: Types) -> None:
+def _is_header(form: MessageFormat, text: str) -> bool:
+    """Return whether `text`, at which an answer was cut, may be the begin of a header."""
+    begin = text.lstrip(SPACE)
+    return any(mark.startswith(begin[: len(mark)]) for mark in (*form.markers, "to="))
+
+
+def _emit_calls(
+    reader: Reader, calls: CallFormat, text: str, types: Types, *, is_cut: bool
+) -> None:
     """Emit the calls of a whole message. One that is cut off is not continued by the next."""
     inner = Reader()
-    inner.buffer, inner.has_ended = text, True
+    inner.buffer, inner.has_ended, inner.is_cut = text, True, is_cut
     for _ in read_content(inner, calls, types):
         pass
     for part in inner.parts:

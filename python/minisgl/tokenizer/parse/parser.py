@@ -53,9 +53,10 @@ class AnswerParser:
         self._reader.buffer += text
         return self._advance()
 
-    def flush(self) -> list[Part]:
-        """Return the other parts: no text follows."""
-        self._reader.has_ended = True
+    def flush(self, *, is_cut: bool = False, following: str = "") -> list[Part]:
+        """Return the other parts: no text follows. is_cut, following: see `Reader`."""
+        self._reader.has_ended, self._reader.is_cut = True, is_cut
+        self._reader.following = following
         return self._advance()
 
     def _advance(self) -> list[Part]:
@@ -88,6 +89,8 @@ class AnswerParser:
         is_begun = yield from reader.starts_with(begin)  # even if the prompt ends with it
         if not is_begun and not self._is_open:
             reader.give_up()
+            if reader.is_cut and begin.startswith(reader.buffer):
+                reader.buffer = ""
             return
         reader.taken = None
         self.is_reasoning = True

@@ -23,12 +23,15 @@ _WORD: Final = re.compile(r"^[\w.-]+")
 class Reader:
     """Mutable. buffer: the text that is not taken yet. parts: emitted and not fetched yet.
 
-    taken: the text taken since `record`; None while nothing is recorded.
+    taken: the text taken since `record`; None while nothing is recorded. is_cut: whether the text
+    has ended, but not where the model ended it. Then half of a marker or of a call is left out.
+    following: the stop string at which the text was cut.
     """
 
     def __init__(self) -> None:
         self.buffer = ""
-        self.has_ended = False
+        self.has_ended = self.is_cut = False
+        self.following = ""
         self.parts: list[Part] = []
         self.taken: str | None = None
 
@@ -36,9 +39,11 @@ class Reader:
         """Record `text` and what is taken from now on: it may turn out to be content."""
         self.taken = text
 
-    def give_up(self) -> None:
-        """Emit the recorded text as content, and end the recording."""
-        self.emit("content", self.taken or "")
+    def give_up(self, *, may_call: bool = True) -> None:
+        """Emit the recorded text as content, and end the recording. At a cut, half a call is
+        dropped. may_call: whether the text may be one."""
+        if self.buffer or not (self.is_cut and may_call):
+            self.emit("content", self.taken or "")
         self.taken = None
 
     def emit(self, kind: Kind, text: str) -> None:
@@ -94,7 +99,7 @@ class Reader:
 
         No marker may be the start of another. Returns (text, marker); the marker is "" if the text
         ends first. With `kind` the text is emitted as it arrives, without the whitespace before the
-        marker, and the returned text is only the last piece.
+        marker, and the returned text is only the last piece. At a cut, half of a marker is dropped.
         """
         text = ""
         while True:
@@ -107,7 +112,11 @@ class Reader:
                 self.take(len(marker))
                 return text, marker
             if self.has_ended:
-                text += self.take(len(self.buffer))
+                num_partial = self._num_cut(markers)
+                text += self.take(len(self.buffer) - num_partial)
+                if num_partial:
+                    self.take(num_partial)
+                    text = text.rstrip(SPACE)
                 if kind:
                     self.emit(kind, text)
                 return text, ""
@@ -119,6 +128,12 @@ class Reader:
             else:
                 text += piece
             yield
+
+    def _num_cut(self, markers: tuple[str, ...]) -> int:
+        """Return the length of the marker's half with which a text that was cut ends."""
+        num = self._num_partial(markers) if self.is_cut else 0
+        tail = self.buffer[len(self.buffer) - num :] + self.following
+        return num * any(mark.startswith(tail) or tail.startswith(mark) for mark in markers)
 
     def _num_partial(self, markers: tuple[str, ...]) -> int:
         """Return the length of the longest suffix of the buffer with which a marker begins."""

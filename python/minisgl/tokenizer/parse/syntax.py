@@ -57,7 +57,8 @@ def read_object(reader: Reader, form: CallFormat, types: Types) -> Reading[bool]
         yield from reader.starts_with(",")
     if name and held:
         reader.emit("call", name)
-        reader.emit("arguments", held)
+        if not (reader.is_cut and held == "{}"):  # else the arguments may have been cut off
+            reader.emit("arguments", held)
     if char == "}":
         reader.take(1)
     return bool(name)
