@@ -48,7 +48,7 @@ UNIQUE = {"type": "array", "uniqueItems": True}
         (in_object(a={"type": "strin"}), ".properties.a", "Invalid type: strin"),
         (in_object(a={"type": "string", "pattern": "(("}), ".properties.a", "unclosed group"),
         (in_object(a={"type": "string", "pattern": "(?=a)"}), ".properties.a", "look-around"),
-        (in_object(a={"type": "string", "format": "nonsense"}), ".properties.a", "nonsense"),
+        (in_object(a={"oneOf": [{"minLength": 1}, {}]}), ".properties.a", "or use anyOf"),
         (in_object(a={"$ref": "#/nowhere"}), ".properties.a", "does not exist"),
         (in_object(a={"$ref": "http://example.com/s"}), ".properties.a", "does not fetch"),
         (in_object(a={"not": {"type": "string"}}), ".properties.a", "not"),

@@ -267,9 +267,11 @@ def test_tools_that_must_not_be_called_stay_out_of_the_prompt(
 
 def test_tools(claude: anthropic.Anthropic, server: ScriptedServer) -> None:
     choices: Any = [
-        (None, "auto", True),
+        (None, "auto", False),
         ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
-        ({"type": "tool", "name": "f"}, "f", True),
+        ({"type": "any", "disable_parallel_tool_use": False}, "required", True),
+        ({"type": "any"}, "required", False),
+        ({"type": "tool", "name": "f"}, "f", False),
     ]
     for choice, expected, is_parallel in choices:
         fields = {"tool_choice": choice} if choice else {}

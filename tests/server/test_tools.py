@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import jsonschema
 import openai
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from helpers.chat_answers import shown, summed
 from helpers.running_server import RunningServer
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt
@@ -33,35 +32,6 @@ PARTS = (
     "!part:reasoning:Hm, !part:reasoning:yes. !part:content:Wait. !part:call:weather "
     '!part:arguments:{"city": !part:arguments:"a"} !part:call:now !part:arguments:{}'
 )
-
-
-def summed(chunks: Iterator[ChatCompletionChunk]) -> dict[str, Any]:
-    """Return the sum of a stream's deltas, and the last finish_reason."""
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "calls": []}
-    for chunk in chunks:
-        for choice in chunk.choices:
-            message["finish_reason"] = choice.finish_reason
-            message["content"] += choice.delta.content or ""
-            message["reasoning_content"] += getattr(choice.delta, "reasoning_content", None) or ""
-            for call in choice.delta.tool_calls or ():
-                assert call.function
-                if call.index == len(message["calls"]):
-                    assert call.id
-                    assert call.type == "function"
-                    message["calls"].append([call.function.name, ""])
-                message["calls"][call.index][1] += call.function.arguments or ""
-    return message
-
-
-def shown(answer: ChatCompletion) -> dict[str, Any]:
-    (choice,) = answer.choices
-    calls = choice.message.tool_calls or []
-    return {
-        "content": choice.message.content or "",
-        "reasoning_content": getattr(choice.message, "reasoning_content", None) or "",
-        "calls": [[call.function.name, call.function.arguments] for call in calls],
-        "finish_reason": choice.finish_reason,
-    }
 
 
 def test_the_parts_of_an_answer(client: openai.OpenAI) -> None:

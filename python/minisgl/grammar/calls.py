@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import unquote
 
 from minisgl.grammar.answer import TEXT, AnswerGrammar, escaped
 from minisgl.grammar.compile import json_grammar
+from minisgl.grammar.schema import target
 
 _MOVED: Final = "arguments"
 """The name of the definition that a schema becomes within another one."""
@@ -80,16 +80,6 @@ def tagged_call(
             call += f" {shown}" if key in required else f" ({shown})?"
         calls.append(f"{call} {grammar.literal(footer)}")
     return " | ".join(f"({call})" for call in calls)
-
-
-def target(root: Any, reference: str) -> Any:
-    """Return the part of a schema to which a reference in it points. `checked_schema` has checked
-    that it exists."""
-    found = root
-    for step in unquote(reference).split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        found = found[int(step)] if isinstance(found, list) else found[step]
-    return found
 
 
 def _value(grammar: AnswerGrammar, schema: Any, root: dict[str, Any], after: str) -> str:

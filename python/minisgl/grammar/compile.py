@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from minisgl.errors import InvalidSampling
 from minisgl.grammar import trial
+from minisgl.grammar.schema import prepared
 from minisgl.utils.text import shortened
 
 JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -56,7 +57,7 @@ def json_grammar(schema: Any) -> dict[str, Any]:
     """Return the grammar of a JSON schema, an object or a boolean."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    return {"json_schema": {**schema, "x-guidance": JSON_LAYOUT}}
+    return {"json_schema": {**prepared(schema), "x-guidance": JSON_LAYOUT}}
 
 
 def definitions_of(schema: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +122,11 @@ def _summary(message: str) -> str:
     if found := _UNKNOWN_KEYS.match(first):
         keys = ", ".join(json.loads(found[1]))
         return f"a schema cannot have {keys} here; leave that out, and check the answer yourself"
+    if first.startswith("oneOf constraints are not supported"):
+        return (
+            "the schemas of oneOf must exclude one another: by their types, or by a required "
+            "property whose const or enum differs; or use anyOf"
+        )
     errors = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     return " ".join([shortened(first, 150), *errors])
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from minisgl.errors import InvalidSampling
 from minisgl.grammar.answer import TEXT, AnswerGrammar
-from minisgl.grammar.calls import Tool, target
+from minisgl.grammar.calls import Tool
 from minisgl.grammar.compile import json_grammar, text_literal
+from minisgl.grammar.schema import target
 
 _COMMA: Final = ' "," '
 _KEY: Final = r"[\w.$-]+"

@@ -56,15 +56,16 @@ class ChatPrompt(Record, frozen=True, kw_only=True):
     """Messages for the checkpoint's chat template: plain JSON objects with a role and content.
 
     template_args: further variables for the template, for example `enable_thinking`. tools: in
-    OpenAI's form. tool_choice: "auto", "required", or a tool's name. is_split: split the answer
-    into reasoning, content and tool calls. thinking_budget: the most reasoning tokens.
+    OpenAI's form. tool_choice: "auto", "required", or a tool's name. parallel_tool_calls: whether a
+    required answer may have several calls. is_split: split the answer into reasoning, content and
+    tool calls. thinking_budget: the most reasoning tokens.
     """
 
     messages: list[dict[str, Any]]
     template_args: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tool_choice: str = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool = False
     is_split: bool = False
     thinking_budget: int | None = None
 

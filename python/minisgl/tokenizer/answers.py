@@ -53,14 +53,15 @@ class AnswerPlan:
     """How the answer to one prompt is parsed, and what a grammar must enforce in it.
 
     form: None if the answer can only be text. tools: the tools that may be called. choice: "auto",
-    "required", or the name of the tool that must be called. is_parallel: whether several calls are
-    allowed. thinking_budget: the largest number of tokens of reasoning; None is no limit.
+    "required", or the name of the tool that must be called. is_parallel: whether an answer that
+    must call may have several calls. thinking_budget: the largest number of tokens of reasoning;
+    None is no limit.
     """
 
     form: AnswerForm | None = None
     tools: tuple[Tool, ...] = ()
     choice: str = "auto"
-    is_parallel: bool = True
+    is_parallel: bool = False
     thinking_budget: int | None = None
 
     def resolve(self, sampling: SamplingParams, tokenizer: Tokenizer) -> tuple[str, str]:
@@ -232,7 +233,7 @@ def _check_tools(tools: Sequence[Tool], choice: str) -> None:
 def _tool(tool: Mapping[str, Any], index: int) -> tuple[str, dict[str, Any]]:
     """Return (name, schema of the arguments). Raises InvalidRequest for a bad schema."""
     function = tool["function"]
-    schema = function.get("parameters") or {"type": "object"}
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
     path = f"tools[{index}].function.parameters"
     if schema.get("type", "object") != "object":
         raise InvalidRequest(f"{path} must be the schema of an object", param=path)

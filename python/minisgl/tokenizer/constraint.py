@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 from minisgl.grammar import calls
 from minisgl.grammar.answer import AnswerGrammar
+from minisgl.grammar.closed import closed
 from minisgl.grammar.compile import answer_grammar, checked_schema, compiled, problem
 from minisgl.grammar.pairs import pairs_call
 from minisgl.tokenizer.answers import AnswerPlan
@@ -53,9 +55,11 @@ def constraint(
         begin, end = reasoning_marks(form.reasoning)
         lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
     if must_call:
+        tools = []
         for tool, schema in plan.tools:
             checked_schema(schema, f"tools.{tool}.parameters")
-        body = _calls(grammar, plan, form.calls)
+            tools.append((tool, closed(schema, f"tools.{tool}.parameters")))
+        body = _calls(grammar, replace(plan, tools=tuple(tools)), form.calls)
     elif content:
         body = grammar.sub(answer_grammar(content))
         if messages:

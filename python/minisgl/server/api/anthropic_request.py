@@ -261,7 +261,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
             ),
             tools=tools,
             tool_choice=tool_choice_of(choice.for_chat) if tools or must_call else None,
-            parallel_tool_calls=not choice.disable_parallel_tool_use,
+            parallel_tool_calls=choice.disable_parallel_tool_use is False,
             enable_thinking=None if thinking.type == "adaptive" else thinking.type == "enabled",
             thinking_budget=thinking.budget_tokens if thinking.type == "enabled" else None,
             chat_template_kwargs=self.chat_template_kwargs,

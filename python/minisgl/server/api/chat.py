@@ -77,7 +77,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Annotated[
-        bool | None, Meta(description="Whether an answer may have several calls if one is required")
+        bool | None,
+        Meta(description="true: an answer that must call may have several calls; else it has one."),
     ] = None
     functions: Annotated[list[Any] | None, only([], why="use tools")] = None
     function_call: Annotated[
@@ -164,7 +165,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
             tool_choice=choice.function.name
             if isinstance(choice, ChosenTool)
             else ("required" if choice == "required" else "auto"),
-            parallel_tool_calls=self.parallel_tool_calls is not False,
+            parallel_tool_calls=bool(self.parallel_tool_calls),
             is_split=True,
             thinking_budget=self.thinking_budget,
         )
