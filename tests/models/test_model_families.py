@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from helpers.aliases import ALIASES
 from helpers.family_cases import CASES, SIZES, check_case, save_case
 from helpers.model_harness import VOCAB, Runner, load, make_reference, random_ids
 from helpers.rounding_error import EACH_FAMILY, errors, margin_of
@@ -19,7 +20,7 @@ def test_each_architecture_has_a_case() -> None:
     tested = {classes[config_class].__name__ for config_class, *_ in CASES.values()}
     # transformers has them inside models of text and images alone: test_wrappers.py
     inside = {"MuseGlimmerForCausalLM", "Qwen3VLMoeTextForCausalLM"}
-    assert tested | inside == set(supported_architectures())
+    assert tested | inside | set(ALIASES) == set(supported_architectures())
 
 
 @pytest.mark.parametrize("name", CASES)

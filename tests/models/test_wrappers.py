@@ -25,6 +25,8 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
     Qwen3_5Config,
     Qwen3_5MoeConfig,
     Qwen3VLConfig,
@@ -228,6 +230,38 @@ def test_the_text_model_of_qwen3_vl(
     reference = save_wrapped(qwen3_vl(kind), tmp_path)
     if not transposed:
         reference.save_pretrained(tmp_path, save_original_format=False)
+    check_case(reference, Runner(load(tmp_path), page_size=4), num_outputs=24)
+
+
+@pytest.mark.parametrize("released", [True, False], ids=["released", "transformers-5"])
+@pytest.mark.parametrize("kind", [Qwen2VLConfig, Qwen2_5_VLConfig])
+@torch.inference_mode()
+def test_the_text_model_of_qwen2_vl(
+    kind: type[PreTrainedConfig], released: bool, tmp_path: Path
+) -> None:
+    """Released without a text_config: its fields are beside vision_config, the rope type is mrope,
+    and the tensors are `model.layers` and `visual.blocks`."""
+    rope = {"type": "mrope", "mrope_section": [2, 2, 2]}
+    text = {**SIZES, "use_sliding_window": False, "max_window_layers": 28, "sliding_window": 32}
+    text["rms_norm_eps"] = 1e-6
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "in_channels": 3, "patch_size": 14}
+    if kind is Qwen2VLConfig:
+        vision = {**vision, "embed_dim": 16, "hidden_size": 48}
+    else:
+        vision = {**vision, "intermediate_size": 16, "out_hidden_size": 48}
+    config = kind(
+        text_config={**text, "rope_scaling": rope, "rope_theta": 1e6}, vision_config=vision
+    )
+    reference = save_wrapped(config, tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    if released:
+        flat = {**text, "rope_scaling": rope, "rope_theta": 1e6, "tie_word_embeddings": False}
+        flat |= {"vision_config": values["vision_config"], "model_type": values["model_type"]}
+        flat |= {"architectures": values["architectures"], "torch_dtype": "float32"}
+        file.write_text(json.dumps(flat))
+        rename(tmp_path, "model.language_model.", "model.")
+        rename(tmp_path, "model.visual.", "visual.")
     check_case(reference, Runner(load(tmp_path), page_size=4), num_outputs=24)
 
 

@@ -32,6 +32,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OTHER_ROPE_NAMES = {"su": "longrope", "mrope": "default"}
+"""su is longrope's first name. mrope gives a token three positions, which are equal in text."""
 MAX_HEAD_DIM = 1024
 """The C++ kernels handle no larger head (`kernel/csrc/rows.h`)."""
 MODELOPT = "hf_quant_config.json"
@@ -136,7 +138,7 @@ class ModelConfig:
         values = read_json(file)
         config = Fields(values, str(file))
         is_wrapped = False
-        if isinstance(values.get("text_config"), dict):
+        if isinstance(values.get("text_config"), dict) or "vision_config" in values:
             from minisgl.models.wrapper import text_values
 
             whole, values = values, text_values(values, str(file))
@@ -237,7 +239,7 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
         raise config.error(name, "one object for all layers")
     rope = Fields(values, f"{config.where}: {name}")
     rope_type = str(values.get("rope_type", values.get("type", "default")))
-    rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
+    rope_type = OTHER_ROPE_NAMES.get(rope_type, rope_type)
     if rope_type not in ROPE_TYPES:
         raise ConfigError(
             f"{rope.where}: rope type {rope_type!r} is not supported; "

@@ -44,7 +44,7 @@ def sigmoid_mixture(config: ModelConfig) -> MoeSpec:
     )
 
 
-def _without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+def without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     """Leave out the layers of multi-token prediction, which follow the last layer."""
     for index in range(config.fields.integer("num_nextn_predict_layers", 1, minimum=0)):
         view.drop(f"model.layers.{config.num_layers + index}.")
@@ -54,7 +54,7 @@ def _without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView
 FAMILY = Family(
     architectures=("Glm4MoeForCausalLM",),
     spec=spec,
-    view=_without_drafts,
+    view=without_drafts,
     defaults={
         "n_routed_experts": 128,
         "num_experts_per_tok": 8,

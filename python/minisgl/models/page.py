@@ -38,7 +38,7 @@ def page() -> str:
         about = " ".join((module.__doc__ or "").split("\n\n")[0].split())
         rows.append(f"| `{architecture}` | {about} |\n")
     wrapped = [
-        f"| `{name}` | {', '.join(f'`{TEXT_MODELS[kind]}`' for kind in kinds)} |\n"
+        f"| `{name}` | {', '.join(dict.fromkeys(f'`{TEXT_MODELS[kind]}`' for kind in kinds))} |\n"
         for name, kinds in WRAPPERS.items()
     ]
     head = WRAPPED.format(parts=", ".join(f"`{part}`" for part in OTHER_PARTS))

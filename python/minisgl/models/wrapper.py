@@ -21,6 +21,10 @@ TEXT_MODELS = {
     "mistral": "MistralForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForCausalLM",
+    "qwen2_5_vl": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_vl": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3VLMoeTextForCausalLM",
@@ -37,6 +41,8 @@ WRAPPERS = {
     "Lfm3VlForConditionalGeneration": ("lfm3",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3", "mistral4"),
     "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),
+    "Qwen2VLForConditionalGeneration": ("qwen2_vl_text", "qwen2_vl"),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text", "qwen2_5_vl"),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
@@ -55,8 +61,13 @@ OTHER_PARTS = (
 
 
 def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the text model's config.json. Raises UnsupportedModel if it is not served."""
-    text: dict[str, Any] = values["text_config"]
+    """Return the text model's config.json. Raises UnsupportedModel if it is not served.
+
+    Qwen2-VL and Qwen2.5-VL were released without a text_config: its fields are beside
+    vision_config.
+    """
+    inner = values.get("text_config")
+    text: dict[str, Any] = inner if isinstance(inner, dict) else values
     architectures = values.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if name in supported_architectures():
