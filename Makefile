@@ -14,15 +14,15 @@ ARGS   ?=
 PYTEST_ARGS ?= -n 3 --dist worksteal
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-.PHONY: help serve shell test check docs install install-dev clean
+.PHONY: help serve shell test check docs wheel install install-dev clean
 
 help:
 	@echo "make serve   install what is needed and serve the built-in model on http://127.0.0.1:1919"
 	@echo "make shell   the same, with a chat in this terminal"
 	@echo "make test    install what is needed and run the tests"
 	@echo "make check   lint, types, import layers"
+	@echo "make wheel   build a wheel in dist/, with the C++ kernels compiled"
 	@echo "make docs    run the documented commands (minutes)"
 
 serve: install
@@ -43,6 +43,11 @@ check: install-dev
 docs: install-dev
 	$(BIN)/python scripts/check_docs.py
 
+# Its C++ kernels are compiled for the common instruction sets: it needs no compiler where it is installed.
+wheel: install
+	$(BIN)/python -m minisgl.kernel.build --ahead
+	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps -w dist .
+
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
@@ -51,8 +56,8 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[dev]'
-	touch $@
+	@$(PYTHON) scripts/install.py --venv $(VENV) --extra dev
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

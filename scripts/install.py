@@ -9,11 +9,15 @@ import argparse
 import os
 import subprocess
 import sys
+import threading
+import time
 
 OLDEST = (3, 11)
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of builds without CUDA. PyPI's Linux build needs the CUDA packages."""
+
+TICK_S = 5.0  # a longer silence looks like a hang
 
 INDEX_SETTINGS = ("index-url", "extra-index-url", "find-links", "no-index")
 
@@ -22,17 +26,22 @@ def main():
     parser = argparse.ArgumentParser(description="Install Mini-SGLang into a virtual environment.")
     parser.add_argument("--venv", default=".venv", help="its folder (default: .venv)")
     parser.add_argument("--torch", default="torch", help="torch for pip: a version or a wheel")
+    parser.add_argument("--extra", help="add the packages of this extra to the environment")
     args = parser.parse_args()
     if sys.version_info < OLDEST:
         print(too_old(sys.executable, sys.version_info), file=sys.stderr)
         return 1
     python = os.path.join(args.venv, "bin", "python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
+    if args.extra:
+        print("installing the packages of [%s] (once) ..." % args.extra)
+        run_with_progress([*pip, "-e", ".[%s]" % args.extra])
+        return 0
     is_broken = is_environment(args.venv) and not is_usable(python)
     if is_broken:
         print("%s is broken or older than Python 3.11: making it anew" % args.venv)
     if is_broken or not is_usable(python):
         run([sys.executable, "-m", "venv"] + (["--clear"] if is_broken else []) + [args.venv])
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
     index = [] if has_gpu() or has_index(python) else ["--extra-index-url", CPU_INDEX]
     build = "the CUDA build, about 4.8 GB" if has_gpu() else "the CPU build, about 0.2 GB"
     if index or has_gpu():
@@ -41,7 +50,7 @@ def main():
         print("installing %s (once) from the package index that pip is set to ..." % args.torch)
     run([*pip, "--progress-bar", "on", args.torch, *index])
     print("installing the other packages (once) ...")
-    run([*pip, "-q", "-e", "."])
+    run_with_progress([*pip, "-e", "."])
     if subprocess.call([python, "-m", "minisgl.kernel.build"]):
         print("no C++ kernels: the plain torch ones are used")
     return 0
@@ -94,6 +103,40 @@ def run(command):
     if code:
         print("%s failed; the same command continues where it stopped" % " ".join(command))
         sys.exit(code)
+
+
+def run_with_progress(pip):
+    """Run pip; print every TICK_S what it does, and all that it printed if it fails."""
+    began = time.monotonic()
+    lines = []
+    is_done = threading.Event()
+
+    def tick():
+        while not is_done.wait(TICK_S):
+            print("  %.0f s: %s" % (time.monotonic() - began, stage(lines)))
+            sys.stdout.flush()
+
+    ticker = threading.Thread(target=tick)
+    ticker.daemon = True
+    ticker.start()
+    running = subprocess.Popen(pip, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    for line in running.stdout:
+        lines.append(line.decode(errors="replace").rstrip())
+    code = running.wait()
+    is_done.set()
+    ticker.join()
+    if code:
+        print("\n".join(lines))
+        print("%s failed; the same command continues where it stopped" % " ".join(pip))
+        sys.exit(code)
+
+
+def stage(lines):
+    """Return what pip does, by the lines that it has printed."""
+    if any(line.startswith("Installing collected packages: ") for line in lines):
+        return "all packages are there, installing them"
+    names = [line.split()[1] for line in lines if line.startswith("Collecting ")]
+    return "%d packages, now %s" % (len(names), names[-1]) if names else "looking for packages"
 
 
 if __name__ == "__main__":

@@ -55,11 +55,18 @@ esac
     return tmp_path
 
 
-def install(machine: Path, **env: str) -> tuple[str, list[str]]:
+def install(machine: Path, *flags: str, **env: str) -> tuple[str, list[str]]:
     """What the script prints, and the commands that it ran."""
     (machine / "log").write_text("")
     done = subprocess.run(
-        [sys.executable, "run.py", str(ROOT / "scripts" / "install.py"), "--torch", "torch==9.9"],
+        [
+            sys.executable,
+            "run.py",
+            str(ROOT / "scripts" / "install.py"),
+            "--torch",
+            "torch==9.9",
+            *flags,
+        ],
         capture_output=True,
         text=True,
         cwd=machine,
@@ -136,3 +143,39 @@ def test_an_old_python_is_refused_before_anything_is_made(
     assert done.returncode == 2
     assert "needs 3.11 or newer; name another one, as in\n  make serve PYTHON=" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_packages_of_an_extra_are_added(machine: Path) -> None:
+    install(machine)
+    said, commands = install(machine, "--extra", "dev")
+    assert "installing the packages of [dev] (once)" in said
+    assert [line.split("install ")[1] for line in commands] == ["-e .[dev]"]
+
+
+PIP = """
+import sys, time
+print("Collecting torch>=2.11")
+print("Collecting numpy>=1.26 (from minisgl)", flush=True)
+time.sleep(0.5)
+print("Installing collected packages: numpy, torch", flush=True)
+time.sleep(0.5)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_pip_is_not_silent(
+    code: int, script: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.run_with_progress.__globals__["TICK_S"] = 0.05
+    command = [sys.executable, "-c", PIP, str(code)]
+    if code:
+        with pytest.raises(SystemExit, match="3"):
+            script.run_with_progress(command)
+    else:
+        script.run_with_progress(command)
+    said = capsys.readouterr().out
+    assert "s: 2 packages, now numpy>=1.26\n" in said
+    assert "s: all packages are there, installing them\n" in said
+    assert ("failed; the same command continues where it stopped" in said) == bool(code)
+    assert ("Collecting torch" in said) == bool(code)
