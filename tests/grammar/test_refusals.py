@@ -167,7 +167,7 @@ def test_after_a_hostile_grammar_others_compile() -> None:
 
 def test_after_ctrl_c_the_next_grammar_gets_its_own_answer() -> None:
     assert compiled({"regex": "a+"})
-    process = trial._helper(os.getpid())._process
+    process = trial._helper(os.getpid()).process
     assert process
     process.send_signal(signal.SIGSTOP)
     main = threading.main_thread().ident
@@ -181,27 +181,8 @@ def test_after_ctrl_c_the_next_grammar_gets_its_own_answer() -> None:
 
 def test_the_end_of_the_helper_refuses_no_grammar() -> None:
     assert compiled({"regex": "a+"})
-    process = trial._helper(os.getpid())._process
+    process = trial._helper(os.getpid()).process
     assert process
     process.kill()
     process.wait(timeout=60)
     assert compiled({"regex": "a+"})
-
-
-def test_a_helper_that_did_not_start_is_started_by_the_next_grammar(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A machine without memory for a process once, when a hostile grammar had ended the helper."""
-
-    def cannot_start() -> None:
-        raise OSError("no memory")
-
-    helper = trial._Helper()
-    assert helper.ask("start: /a/") == ""
-    assert helper._process
-    helper._process.kill()
-    with monkeypatch.context() as patch:
-        patch.setattr(trial, "_started", cannot_start)
-        with pytest.raises(OSError, match="no memory"):
-            helper.ask("start: /a/")
-    assert helper.ask("start: /b/") == ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import resource
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from helpers.chat_templates import CALL, CHATML, MISTRAL, USER, folder_with, template_of
 from helpers.text_checkpoints import make
 from minisgl.errors import CheckpointError, InvalidRequest
-from minisgl.tokenizer import sandbox
+from minisgl.tokenizer import template as bounds
 from minisgl.tokenizer.template import ChatTemplate
+
+PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n".format(USER["content"])
 
 
 def test_a_message_that_cannot_be_continued_is_refused() -> None:
@@ -104,70 +107,107 @@ def test_checkpoints_that_cannot_chat(tmp_path: Path) -> None:
             template.render([USER])
 
 
+DOUBLING = "{% set ns = namespace(s='aa') %}{% for i in range(60) %}BODY{% endfor %}"
+LISTS = "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}"
+ATTACKS: dict[str, tuple[str, str]] = {
+    "loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "more than 0.2 s",
+    ),
+    "a macro that calls itself nine times": (
+        "{% macro f() %}{% for i in range(9) %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}",
+        "recursion|more than|ends the process",
+    ),
+    "a macro of filters that calls itself": (
+        "{% macro f(x) %}{{ [f(x)]|map('upper')|list|tojson }}{% endmacro %}{{ f(1) }}",
+        "recursion|more than|ends the process",
+    ),
+    "a list in itself": (
+        "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l] %}"
+        "{% endfor %}{{ ns.l|tojson }}",
+        "recursion|more than|ends the process",
+    ),
+    "wordwrap": ("{{ (messages[0].role * 9999999)|wordwrap(1)|length }}", "more than"),
+    "title": ("{{ ((messages[0].role ~ ' ') * 9999999)|title|length }}", "more than"),
+    "tojson": ("{{ [[[[1]]]]|tojson(indent=60000000)|length }}", "more than"),
+    "ljust": ("{{ 'x'.ljust(999999999)|length }}", "more than"),
+    "a large power": ("{{ ((messages|length + 9) ** (10 ** 9)) % 7 }}", "more than"),
+    "a long text": ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "exceeds 1,000,000"),
+    "a text that doubles": (DOUBLING.replace("BODY", "{% set ns.s = ns.s ~ ns.s %}"), "more than"),
+    "a text that joins": (
+        DOUBLING.replace("BODY", "{% set ns.s = [ns.s, ns.s]|join %}"),
+        "more than",
+    ),
+    "lists that double": (LISTS + "{% endfor %}", "more than"),
+    "lipsum": ("{{ lipsum(n=999999999)|length }}", "more than"),
+}
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that an attack reaches soon."""
+    monkeypatch.setattr(bounds, "LOAD_S", 1.0)
+    monkeypatch.setattr(bounds, "RENDER_S", 0.2)
+    monkeypatch.setattr(bounds, "MAX_PROMPT", 10**6)
+    monkeypatch.setattr(bounds, "MAX_MEMORY", 2**28 if sys.platform == "linux" else 2**30)
+
+
+@pytest.mark.usefixtures("little")
+def test_a_rendering_ends_at_a_bound_and_others_go_on() -> None:
+    """Each attack ends in a 400; the next prompt gets a renderer."""
+    for name, (source, match) in ATTACKS.items():
+        start = time.monotonic()
+        with pytest.raises(InvalidRequest, match=match) as caught:
+            ChatTemplate({"default": source}, {}).render([USER])
+        assert caught.value.status == 400, name
+        print(f"{name}: {time.monotonic() - start:.2f} s, {caught.value.message[-60:]}")
+    assert ChatTemplate({"default": CHATML}, {}).render([USER]) == PROMPT
+
+
+@pytest.mark.usefixtures("little")
 @pytest.mark.parametrize(
-    ("source", "match"),
+    "source",
     [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "more than",
-        ),
-        (
-            "{% macro f() %}{% for i in range(9) %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}",
-            "recursion",
-        ),
-        ("{{ 'x' * 10 ** 9 }}", "far too large"),
-        ("{{ 'x' * 999999999 }}", "far too large"),
-        ("{{ [1, 2] * 999999999 }}", "far too large"),
-        ("{{ 10 ** 10 ** 10 }}", "far too large"),
-        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "exceeds"),
-        ("{{ ('%999999999d' % 1)|length }}", "far too large"),
-        ("{{ ('%(a(b))999999999d' % {'a(b)': 1})|length }}", "far too large"),
-        ("{{ ('%.999999999f' % 1.5)|length }}", "far too large"),
-        ("{{ ('%*d' % (999999999, 1))|length }}", "far too large"),
-        ("{{ ('%999999s%999999s' % (1, 1))|length }}", "far too large"),
-        ("{{ '%999999999s'|format(1)|length }}", "far too large"),
-        ("{{ '%999999999s'|safe|format(1)|length }}", "far too large"),
-        ("{{ '{:>999999999}'.format(1)|length }}", "far too large"),
-        ("{{ '{:>{}}'.format(1, 999999999)|length }}", "far too large"),
-        ("{{ '{a:>{b}}'.format_map({'a': 1, 'b': '999999999'})|length }}", "far too large"),
-        ("{{ 'x'.ljust(999999999)|length }}", "far too large"),
-        ("{{ 'x'|center(width=999999999)|length }}", "far too large"),
-        ("{{ 'x'|indent(999999999, true)|length }}", "far too large"),
-        ("{{ [1]|slice(999999999)|list|length }}", "far too large"),
-        ("{{ lipsum(n=999999999)|length }}", "undefined"),
-        ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ messages.__class__() }}", "unsafe"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        "{{ 1|round(300000000, 'ceil') }}",
+        "{% if 'a' %}" * 60_000 + "{% endif %}" * 60_000,
+        "{% if messages %}a{% endif %}" * 60_000,
+        "{{ " + "(" * 100_000,
     ],
+    ids=["a constant of 300 million digits", "60,000 levels", "60,000 conditions", "brackets"],
 )
-def test_a_template_has_bounds_of_time_and_size(
-    source: str, match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sandbox, "MAX_TEMPLATE_S", 5.0 if match == "recursion" else 0.2)
-    monkeypatch.setattr(sandbox, "MAX_PROMPT", 10**6)
-    chat = ChatTemplate({"default": source}, {})
-    with pytest.raises(InvalidRequest, match=match):
-        chat.render([{"role": "user", "content": "a"}])
+def test_loading_ends_at_a_bound(source: str, caplog: pytest.LogCaptureFixture) -> None:
+    broken = ChatTemplate({"default": source}, {})
+    assert not broken.is_usable
+    assert "the chat template of this model is broken" in caplog.text
+    with pytest.raises(InvalidRequest, match=r"is broken \(.*: send a text prompt"):
+        broken.render([USER])
+    assert ChatTemplate({"default": CHATML}, {}).render([USER]) == PROMPT
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bound memory")
-@pytest.mark.parametrize(
-    "body",
-    ["{% set ns.s = ns.s ~ ns.s %}", "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}",
-     "{% set ns.s = [ns.s, ns.s]|join %}", "{% set ns.s = ns.s.replace('a', ns.s[:99]) %}"],
-)  # fmt: skip
-def test_a_text_that_a_loop_doubles_ends_at_a_bound(
-    body: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sandbox, "MAX_MEMORY", 2**28)
-    source = "{% set ns = namespace(s='aa') %}{% for i in range(60) %}" + body + "{% endfor %}"
-    chat = ChatTemplate({"default": source}, {})
-    chat.is_alone = True
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(InvalidRequest, match="more than 268,435,456 bytes"):
-        chat.render([{"role": "user", "content": "a"}])
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
+def test_a_template_cannot_leave_its_sandbox() -> None:
+    for source in (
+        "{{ messages.append(1) }}",
+        "{{ messages.__class__() }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+    ):
+        with pytest.raises(InvalidRequest, match="unsafe"):
+            ChatTemplate({"default": source}, {}).render([USER])
+
+
+def test_a_large_chat_has_a_renderer_of_its_own() -> None:
+    """An ordinary chat does not wait for it. Its bound of time grows with its size."""
+    chat, large = ChatTemplate({"default": CHATML}, {}), "x" * bounds.LARGE
+    assert large in chat.render([{"role": "user", "content": large}])
+    helpers = [bounds._renderer(os.getpid(), bounds.MAX_MEMORY, size) for size in (0, 1)]
+    with helpers[1]._lock:
+        assert chat.render([USER]) == PROMPT
+
+
+def test_variables_that_are_no_json_are_refused() -> None:
+    """In a Python program they can be anything."""
+    with pytest.raises(InvalidRequest, match=r"TypeError.*not JSON serializable"):
+        ChatTemplate({"default": CHATML}, {}).render([USER], {"when": object()})
 
 
 def test_products_that_templates_write() -> None:

@@ -170,12 +170,19 @@ def _stick(status: WorkerStatus) -> None:
         libc.pthread_mutex_lock(mutex)
 
 
+def _compute(status: WorkerStatus) -> None:
+    """Hold the interpreter's lock for minutes, so that no thread can watch the parent."""
+    status.bound_native_code(1.0)
+    status.ready({"pid": os.getpid()})
+    print((10 ** (10**9)) % 7)
+
+
 _PARENT = """
 import os, signal, sys, time
 sys.path.insert(0, {tests!r})
-from test_process import _stick, receive_status, _start
+from test_process import _compute, _stick, receive_status, _start
 if __name__ == "__main__":
-    process, connection = _start(_stick)
+    process, connection = _start(_compute if {case!r} == "computes" else _stick)
     pid = receive_status(connection).info["pid"]
     fork = os.fork() if {case!r} == "beside a fork" else None
     if fork == 0:
@@ -185,12 +192,14 @@ if __name__ == "__main__":
         time.sleep(0.3)  # it is stuck by then
         process.terminate()
         process.join(0.5)
+    if {case!r} == "computes":
+        time.sleep(0.3)
     print(pid, fork or 0, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("case", ["alone", "beside a fork", "asked to end"])
+@pytest.mark.parametrize("case", ["alone", "beside a fork", "asked to end", "computes"])
 def test_a_stuck_worker_ends_with_its_killed_parent(tmp_path: Path, case: str) -> None:
     """A process that the parent forked has the parent's end of every pipe, and may live on."""
     script = tmp_path / "parent.py"

@@ -1,31 +1,48 @@
 """A checkpoint's chat template, rendered as transformers renders it.
 
 The variables, filters and settings are those of "Chat templates" in the documentation of
-transformers, for which model makers write templates. A template runs in a sandbox with limits of
-time and size (`minisgl.tokenizer.sandbox`). It may refuse messages, for example for the order of
-their roles; the client then gets the template's own message.
+transformers, for which model makers write templates. A template is a program: loops can nest, and a
+few characters can ask for a number of a gigabyte. So a process of its own compiles and renders it
+(`minisgl.templates.render`), which the operating system ends at a bound of CPU time; another one
+renders later prompts. A template may refuse messages, for example for the order of their roles; the
+client then gets the template's own message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Final, NoReturn
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from typing import Any, Final
 
 from minisgl.errors import CheckpointError, InvalidRequest
-from minisgl.tokenizer.sandbox import Sandbox, bounded_memory, rendered
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
+from minisgl.utils.helper import Helper, HelperEnded, packed
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
+
+LOAD_S: Final = 5.0
+"""The most CPU seconds of compiling. The templates of 60 architectures took at most 0.1 s."""
+
+RENDER_S: Final = 1.0
+RENDER_S_PER_MIB: Final = 0.5
+"""The most CPU seconds of one rendering: so many, and so many more for each MiB of variables. A
+chat of a million tokens takes a tenth of a second."""
+
+MAX_PROMPT: Final = 64 * 2**20
+"""The most characters of a rendered prompt: four times the largest body of a request."""
+
+MAX_MEMORY: Final = 2**30
+"""The most bytes that a renderer may take, on Linux. The largest prompt takes a quarter of them."""
+
+LARGE: Final = 2**18
+"""Prompts whose variables have more bytes are rendered by a second process, so that ordinary ones
+do not wait for them."""
 
 
 class ChatTemplate:
@@ -38,39 +55,34 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """sources: templates by name: "default", and perhaps "tool_use" for prompts with tools.
 
-        special_tokens: variables such as `bos_token`. Set `is_alone` if nothing else in the process
-        takes much memory: a template then takes at most `sandbox.MAX_MEMORY`.
+        special_tokens: variables such as `bos_token`.
         """
-        self.is_alone = False
-        environment = Sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        self._sources = dict(sources)
+        self._key = hashlib.sha256(repr(sorted(self._sources.items())).encode()).hexdigest()
         self._special_tokens = dict(special_tokens)
         self._reads_thinking = any("message.thinking" in source for source in sources.values())
         self.source = sources.get("tool_use") or sources.get("default", "")
-        self._templates: dict[str, jinja2.Template] = {}
-        self._problem = (
-            "this model has no chat template, so it cannot be asked in messages: "
-            "send a text prompt (/v1/completions, or LLM.generate)"
-        )
+
+    @cached_property
+    def _problem(self) -> str:
+        """Why no messages can be rendered; "" if they can. This loads the template."""
+        advice = "send a text prompt (/v1/completions, or LLM.generate)"
+        if "default" not in self._sources:
+            return f"this model has no chat template, so it cannot be asked in messages: {advice}"
         try:
-            for name, source in sources.items():
-                self._templates[name] = environment.from_string(source)
-        except Exception as error:  # jinja computes constants, which may fail in any way
-            self._templates = {}
-            line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            self._problem = (
-                f"the chat template of this model is broken ({line}{error}), so it cannot be asked "
-                "in messages: send a text prompt (/v1/completions, or LLM.generate)"
+            self._load(is_large=False)
+        except _Refusal as error:
+            problem = (
+                f"the chat template of this model is broken ({error}), so it cannot be asked in "
+                f"messages: {advice}"
             )
-            logger.warning("%s", self._problem)
+            logger.warning("%s", problem)
+            return problem
+        return ""
 
     @property
     def is_usable(self) -> bool:
-        return "default" in self._templates
+        return not self._problem
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] | None = None
@@ -88,7 +100,7 @@ class ChatTemplate:
     ) -> dict[str, Any]:
         """Return the client's messages and `args` as the template's variables. Raises
         InvalidRequest."""
-        if not self.is_usable:
+        if self._problem:
             raise InvalidRequest(self._problem, param="messages")
         if not messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
@@ -110,19 +122,53 @@ class ChatTemplate:
         if is_continued:
             *before, last = given["messages"]
             variables["messages"] = [*before, _with_end(last, len(before))]
-        name = "tool_use" if variables["tools"] and "tool_use" in self._templates else "default"
+        name = "tool_use" if variables["tools"] and "tool_use" in self._sources else "default"
         try:
-            with bounded_memory() if self.is_alone else contextlib.nullcontext():
-                prompt = rendered(self._templates[name], variables)
-        except Exception as error:  # a template is a program: odd input may break it in any way
-            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            prompt = self._filled(name, variables)
+        except _Refusal as error:
             # The text may quote halves of surrogate pairs, from the JSON of a tool call.
             text = str(error).encode(errors="backslashreplace").decode()
             raise InvalidRequest(
-                f"the chat template of this model refuses these messages: {kind}{text}",
-                param="messages",
+                f"the chat template of this model refuses these messages: {text}", param="messages"
             ) from error
         return _cut_at_end(prompt) if is_continued else prompt
+
+    def _filled(self, name: str, variables: dict[str, Any]) -> str:
+        """Return the text of a template. Raises _Refusal."""
+        try:
+            question = packed(["fill", self._key, name, variables, MAX_PROMPT])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _Refusal(f"{type(error).__name__}: {error}") from None
+        is_large = len(question) > LARGE
+        cpu_s = RENDER_S + RENDER_S_PER_MIB * len(question) / 2**20
+        while (text := _asked(question, cpu_s, is_large)) is None:
+            self._load(is_large)
+        return text
+
+    def _load(self, is_large: bool) -> None:
+        """Let a renderer compile the templates. Raises _Refusal."""
+        _asked(packed(["load", self._key, self._sources]), LOAD_S, is_large)
+
+
+class _Refusal(Exception):
+    """The template is broken, or cannot be rendered with these variables. The text says why."""
+
+
+def _asked(question: bytes, cpu_s: float, is_large: bool) -> str | None:
+    """Return the renderer's text; None if it has not loaded the template. Raises _Refusal."""
+    try:
+        kind, text = _renderer(os.getpid(), MAX_MEMORY, is_large).ask(question, cpu_s)
+    except HelperEnded as error:
+        raise _Refusal(f"it {error}") from None
+    if kind == "problem":
+        raise _Refusal(text)
+    return None if kind == "unknown" else str(text)
+
+
+@lru_cache(2)
+def _renderer(pid: int, max_memory: int, is_large: bool) -> Helper:
+    """Return a renderer of the process `pid`. A fork does not share its parent's."""
+    return Helper("minisgl.templates.render", [str(max_memory)])
 
 
 _END: Final = "[end-of-the-final-message-7c1f]"
@@ -263,35 +309,3 @@ def _normalise_call(call: Any) -> Any:
                 return call  # a model's earlier mistake, which stays as it is
             return {**call, "function": {**function, "arguments": arguments}}
     return call
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's part for training. Here its body is rendered."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return the JSON of a value. Jinja's own filter would escape it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -38,6 +38,9 @@ from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
 
+NATIVE_S: Final = 60.0
+"""The most CPU seconds in one piece of native code. The largest tokenizer loads in 4 s."""
+
 TURN_S: Final = 30.0
 """The most seconds of a turn. A prompt of a million tokens or a template may take long."""
 
@@ -64,17 +67,19 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     Raises ConfigError, before it is ready, if the tokenizer cannot be used.
     """
     assert config.tokenizer_index is not None or config.detokenizer, "a worker needs a role"
+    status.bound_native_code(NATIVE_S)
     tokenizer = load_tokenizer(config.folder)
     encoder = PromptEncoder(
         tokenizer=tokenizer, folder=config.folder, tool_call_parser=config.tool_call_parser
     )
-    has_chat_template = encoder.template.is_usable  # this loads it, and logs if it is broken
-    encoder.template.is_alone = True
+    info: dict[str, object] = {}
+    if config.tokenizer_index is not None:  # this loads the template, and logs if it is broken
+        info["has_chat_template"] = encoder.template.is_usable
     detokenizer = Detokenizer(tokenizer)
     if config.detokenizer:  # a server has one
         warn_of_unknown_ids(tokenizer, config.folder)
     if config.dry_run:
-        status.ready({"has_chat_template": has_chat_template})
+        status.ready(info)
         return
     with ExitStack() as stack:
         inboxes: list[PullQueue[Any]] = []
@@ -86,7 +91,7 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             inboxes.append(stack.enter_context(closing(PullQueue(address, DetokenizeMsg))))
         to_scheduler = stack.enter_context(closing(PushQueue(config.endpoints.scheduler)))
         to_api = stack.enter_context(closing(PushQueue(config.endpoints.api)))
-        status.ready({"has_chat_template": has_chat_template})
+        status.ready(info)
 
         checks = Checks()
         pulse = status.pulse

@@ -76,6 +76,7 @@ class WorkerStatus:
         self.is_reported = False
         self.end_lines: Callable[[], None] = lambda: None  # called when the worker is ready
         self.pulse = Pulse()
+        self._native_s = 0.0
         self._heart = Heart(connection, self.pulse)
 
     def ready(self, info: dict[str, object]) -> None:
@@ -95,6 +96,19 @@ class WorkerStatus:
         """Send a line of the log, unless the start is over."""
         if not self.is_reported:
             self._connection.send_bytes(msgspec.msgpack.encode(StartLine(text=text)))
+
+    def bound_native_code(self, cpu_s: float) -> None:
+        """Let the operating system end this process after so many CPU seconds without Python code.
+
+        While native code holds the interpreter's lock, no thread notices that the parent has ended.
+        """
+        self._native_s = cpu_s
+        self.restart_timer()
+
+    def restart_timer(self) -> None:
+        """Count the CPU seconds of `bound_native_code` from now on."""
+        if self._native_s:
+            signal.setitimer(signal.ITIMER_PROF, self._native_s)
 
     @contextlib.contextmanager
     def quiet(self, most_s: float) -> Iterator[None]:
@@ -208,7 +222,7 @@ def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
     assert main_thread is not None
 
     def watch() -> None:
-        if not wait_for_parents_end(wakeup):
+        if not wait_for_parents_end(wakeup, on_check=status.restart_timer):
             while not stopping.is_set() and not wait_for_parents_end(timeout_s=0.05):
                 signal.pthread_kill(main_thread, signal.SIGTERM)
             wait_for_parents_end()
@@ -219,18 +233,24 @@ def _watch_for_the_end(status: WorkerStatus, leftover: Path | None) -> None:
     threading.Thread(target=watch, name="end-watch", daemon=True).start()
 
 
-def wait_for_parents_end(wakeup: int | None = None, timeout_s: float = math.inf) -> bool:
+def wait_for_parents_end(
+    wakeup: int | None = None,
+    timeout_s: float = math.inf,
+    on_check: Callable[[], None] = lambda: None,
+) -> bool:
     """Wait until the process that started this one has ended; forever if it was started by hand.
 
     Returns True then, and False after `timeout_s`, or if the descriptor `wakeup` is readable first.
     The operating system closes the pipe of a parent that ends, unless a fork of the parent has it,
-    too. So the parent's id is checked every `PARENT_CHECK_S`. prctl's PDEATHSIG exists on Linux
-    only, and comes when the *thread* that started this process ends.
+    too. So the parent's id is checked every `PARENT_CHECK_S`, each time after a call of `on_check`.
+    prctl's PDEATHSIG exists on Linux only, and comes when the *thread* that started this process
+    ends.
     """
     parent = multiprocessing.parent_process()
     watched = [*([parent.sentinel] if parent else []), *([wakeup] if wakeup is not None else [])]
     deadline = time.monotonic() + timeout_s
     while True:
+        on_check()
         left_s = max(deadline - time.monotonic(), 0)
         ready = wait(watched, min(left_s, PARENT_CHECK_S))
         if wakeup is not None and wakeup in ready:
