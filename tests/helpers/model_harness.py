@@ -37,9 +37,13 @@ MAX_TOKENS = 128  # tokens of one sequence
 def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Return a random model, each of whose parameters changes its logits."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    return randomised(
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    )
+
+
+def randomised(model: PreTrainedModel) -> PreTrainedModel:
+    """Draw each parameter of the model such that it changes its logits."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -53,7 +57,7 @@ def make_reference(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
                 buffer.normal_(1.0, 0.3)
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3)
-    return model
+    return model.eval()
 
 
 def to_old_spelling(folder: Path) -> None:

@@ -28,6 +28,13 @@ _MODULES = {
     "SolarOpen": "solar_open", "Youtu": "youtu",
 }  # fmt: skip
 """architecture without `_SUFFIX` -> the module of this package that has its `FAMILY`."""
+_SPELLINGS = {
+    "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
+    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "LFM2ForCausalLM": "Lfm2ForCausalLM",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+}
+"""An architecture as some released files spell it -> as Hugging Face does."""
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -41,6 +48,7 @@ def module_of(architecture: str) -> str:
 def get_model_class(architecture: str) -> Family:
     """Return the family that builds `architecture`. Raises UnsupportedModel with the names of all
     architectures."""
+    architecture = _SPELLINGS.get(architecture, architecture)
     if architecture not in supported_architectures():
         from minisgl.models.wrapper import unsupported
 
