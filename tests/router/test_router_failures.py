@@ -81,6 +81,8 @@ class Breaking:
             while data := connection.recv(65536):
                 if b"GET /replica" in data:
                     self._whole(connection, msgspec.json.encode(state))
+                elif b"GET /v1/models" in data:
+                    self._whole(connection, b"{}")  # it needs no key
                 elif b"x-minisgl-prefix" in data:
                     hashes = b'{"num_tokens":1,"page_size":1,"hashes":""}'
                     self._whole(connection, hashes)

@@ -196,7 +196,7 @@ class Fleet:
             raise ReplicaFailed("the router's --api-key needs admin rights there")
         if status == 404:
             raise ReplicaFailed(f"it has no {path}: is it a Mini-SGLang server of this version?")
-        raise ReplicaFailed(f"{path} answers {status}: {_message(body)}")
+        raise ReplicaFailed(f"{path} answers {status}: {message_of(body)}")
 
     async def _watch(self, replica: Replica) -> None:
         while True:
@@ -211,7 +211,8 @@ class Fleet:
         return f"no replica can take the request ({reasons or 'each has failed'}); try again later"
 
 
-def _message(body: bytes) -> str:
+def message_of(body: bytes) -> str:
+    """Return the message of a replica's error."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):

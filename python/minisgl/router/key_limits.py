@@ -49,6 +49,11 @@ class KeyLimits:
             tokens = use.num_tokens - (last.num_tokens if last and is_same else 0)
             key.reported(requests, tokens, now)
 
+    def check(self, text: str) -> None:
+        """Raise RateLimited if the key with this text has used up one of its known limits."""
+        if key := self._keys.get(digest_of(text).hex()):
+            key.limits.check(key.name, self._clock())
+
     def admit(self, text: str) -> Passed | None:
         """Count a request of the key with this text, and return it. Returns None if the key has no
         known limits. Raises RateLimited."""

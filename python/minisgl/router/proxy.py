@@ -30,14 +30,17 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.errors import EngineError, MinisglError
 from minisgl.message.replica import PromptHashes
+from minisgl.router.checked_keys import CheckedKeys
 from minisgl.router.fleet import Fleet, NoReplica, Replica
 from minisgl.router.metrics import RouterMetrics
 from minisgl.router.passed_request import PassedRequest
 from minisgl.router.stream_errors import last_event
 from minisgl.router.upstream import Answer, Headers, ReplicaFailed, end_to_end, with_key
+from minisgl.server.bodies import Bodies
 from minisgl.server.body import read_bytes, response
 from minisgl.server.errors import Draining, client_left, error_response, refusal
 from minisgl.server.http import wait_for_disconnect
+from minisgl.server.key_guard import key_given
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 from minisgl.utils.logger import get_logger
 
@@ -75,6 +78,7 @@ class RouterApp:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._keys, self._bodies = CheckedKeys(fleet), Bodies()
         self.metrics = RouterMetrics(fleet)
         self.is_draining = False
         self.num_open = 0
@@ -94,7 +98,7 @@ class RouterApp:
             if path == "/metrics" and scope["method"] == "GET":
                 await (await self.metrics.page(scope["headers"]))(scope, receive, send)
                 return
-            body = await read_bytes(Request(scope, receive))
+            body = await self._body(Request(scope, receive))
             await _until_client_leaves(self._pass_on(scope, body, send), receive)
         except MinisglError as error:
             await error_response(error, path)(scope, receive, send)
@@ -102,6 +106,17 @@ class RouterApp:
             await client_left()(scope, receive, send)
         finally:
             self.num_open -= 1
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body of a request whose key is good and within its limits."""
+        if not {"content-length", "transfer-encoding"} & set(request.headers):
+            return b""
+        if not self._fleet.up:
+            self._fleet.choose()  # raises NoReplica, which says why
+        owner = await self._keys.owner(request.scope)
+        if request.method == "POST":
+            self._fleet.limits.check(key_given(request.headers))
+        return await read_bytes(request, self._bodies, owner)
 
     def _health(self, path: str) -> Response:
         if path == "/ready" and self.is_draining:
@@ -228,6 +243,7 @@ class RouterApp:
                     answer.close()
                 else:
                     await _begin(answer)
+                    request.body = b""  # it is not sent again
                     sent.started_at = time.monotonic()
                     if passed and answer.status >= 400:
                         passed.take_back(num_tokens, is_counted=answer.status != 429)

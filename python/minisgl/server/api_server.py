@@ -23,6 +23,7 @@ from minisgl.server.api import (
     tokens,
 )
 from minisgl.server.api.models import ServedModel
+from minisgl.server.bodies import Bodies
 from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.key_guard import KeyGuard
@@ -59,6 +60,7 @@ def create_app(
     records = [record for family in families for record in family.RECORDS]
     settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = DocumentedAPI(records, title="Mini-SGLang", **settings)
+    app.state.bodies = Bodies()
     errors.install(app, frontend.observer)
     for family in families:
         app.include_router(family.router(frontend, model))

@@ -9,10 +9,13 @@ from typing import Final, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from starlette.types import Scope
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.schema import Json
 from minisgl.server.api.wrong_fields import field_error
+from minisgl.server.bodies import Bodies
+from minisgl.server.connections import client_address
 from minisgl.server.errors import refusal
 from minisgl.utils.text import brief
 
@@ -20,6 +23,9 @@ MAX_BODY_BYTES: Final = 16 * 2**20  # a million tokens are about 5 MB of English
 MAX_PAUSE_S = 30.0
 """The longest wait for the next piece of a body. A slower client may only want to hold a connection
 open."""
+
+WHOLE_S = 60.0
+"""The longest time of a whole body: one of the largest size comes within it at 2.3 Mbit/s."""
 
 R = TypeVar("R", bound=Json)
 
@@ -48,7 +54,8 @@ async def read(request: Request, kind: type[R], *, any_type: bool = False) -> R:
             status=415,
             code="unsupported_media_type",
         )
-    parsed = parse(await read_bytes(request), kind)
+    body = await read_bytes(request, request.app.state.bodies, owner_of(request.scope))
+    parsed = parse(body, kind)
     parsed.refuse_unsupported()
     return parsed
 
@@ -58,28 +65,51 @@ def response(record: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(record), status, media_type="application/json")
 
 
-async def read_bytes(request: Request) -> bytes:
-    """Return the body. Raises InvalidRequest if it is too long, or if its next piece is late."""
-    body, stream = bytearray(), aiter(request.stream())
-    while True:
-        try:
-            async with asyncio.timeout(MAX_PAUSE_S):
-                chunk = await anext(stream, None)
-        except TimeoutError:
-            raise refusal(
-                f"the body is not complete, and no part of it came for {MAX_PAUSE_S:g} s: is the "
-                "Content-Length right?",
-                status=408,
-                code="body_timeout",
-            ) from None
-        if chunk is None:
-            break
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise refusal(
-                f"the body exceeds {MAX_BODY_BYTES} bytes", status=413, code="body_too_large"
-            )
-    return bytes(body)
+async def read_bytes(request: Request, bodies: Bodies, owner: str) -> bytes:
+    """Return the body. bodies: where its memory is taken. owner: who takes it.
+
+    Raises InvalidRequest if it is too long, if it or its next piece is late, or if there is no
+    memory for it.
+    """
+    declared = request.headers.get("content-length", "")
+    num_declared = int(declared) if declared.isdecimal() else 0
+    with bodies.reading(owner) as reading:
+        _check_length(num_declared)
+        await reading.need(num_declared)
+        body, stream, loop = bytearray(), aiter(request.stream()), asyncio.get_running_loop()
+        end = loop.time() + WHOLE_S
+        while True:
+            try:
+                async with asyncio.timeout_at(min(loop.time() + MAX_PAUSE_S, end)):
+                    chunk = await anext(stream, None)
+            except TimeoutError:
+                what = (
+                    f"after {WHOLE_S:g} s"
+                    if loop.time() >= end
+                    else f"and no part of it came for {MAX_PAUSE_S:g} s"
+                )
+                raise refusal(
+                    f"the body is not complete, {what}: is the Content-Length right?",
+                    status=408,
+                    code="body_timeout",
+                ) from None
+            if chunk is None:
+                return bytes(body)
+            _check_length(len(body) + len(chunk))
+            await reading.need(len(body) + len(chunk))
+            body += chunk
+
+
+def _check_length(num_bytes: int) -> None:
+    if num_bytes > MAX_BODY_BYTES:
+        raise refusal(f"the body exceeds {MAX_BODY_BYTES} bytes", status=413, code="body_too_large")
+
+
+def owner_of(scope: Scope) -> str:
+    """Return who takes the memory of a request's body: its key, else the client's address."""
+    if key := scope.get("api_key"):
+        return f"key {key.name}"
+    return client_address((scope.get("client") or ("",))[0])
 
 
 _MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
