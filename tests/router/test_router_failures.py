@@ -18,7 +18,7 @@ from helpers.router_thread import RouterThread
 from helpers.routing import Setup, complete, state_with, until
 from helpers.scripted_server import MODEL, STATE, ScriptedServer
 from minisgl.message.replica import ReplicaState
-from minisgl.router import fleet
+from minisgl.router import fleet, waits
 
 
 def test_a_replica_that_cannot_be_reached_is_passed_over() -> None:
@@ -204,6 +204,47 @@ def test_a_long_wait_for_the_first_token_is_no_silence(impatient: None) -> None:
     with RouterThread([busy.url]) as router, pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{router.url}/v1/completions", json={"stream": True}, timeout=2.0)
     busy.close()
+
+
+@pytest.fixture
+def asks_soon(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("ASKED_AFTER_S", 0.1), ("LOST_S", 0.3)):
+        monkeypatch.setattr(waits, name, seconds)
+
+
+def test_a_request_that_the_replica_has_lost_ends(asks_soon: None) -> None:
+    """The replica answers all questions, and does not name the request."""
+    losing = Stopped(before=True, answers_questions=True)
+    with RouterThread([losing.url]) as router:
+        answer = complete(router.url, "one two")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "replica_failed")
+        assert "it says that it does not have the request" in answer.json()["error"]["message"]
+    losing.close()
+
+
+def test_a_request_that_a_replica_has_lost_goes_to_another_one(asks_soon: None) -> None:
+    losing = Stopped(before=True, answers_questions=True)
+    with ScriptedServer() as server, RouterThread([losing.url, server.url]) as router:
+        answer = complete(router.url, "one two")
+        assert (answer.status_code, len(server.received)) == (200, 1)
+        assert losing.num_asked == 1
+    losing.close()
+
+
+def test_a_request_that_the_replica_has_may_wait(asks_soon: None, two: Setup) -> None:
+    """Its answer is no stream, so it begins when it is whole."""
+    answers: list[httpx.Response] = []
+    asker = threading.Thread(target=lambda: answers.append(complete(two.url, "a !pause b")))
+    asker.start()
+    until(lambda: any(server.received for server in two.servers))
+    (wait,) = (wait for each in two.router.fleet.replicas for wait in each.waits)
+    asked_at = wait.ask_at
+    until(lambda: wait.ask_at > asked_at + 3.0)  # it is asked for, and known, again and again
+    for server in two.servers:
+        server.resumed.set()
+    asker.join(60)
+    assert answers[0].status_code == 200
+    assert not any(each.waits for each in two.router.fleet.replicas)
 
 
 def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:

@@ -32,7 +32,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     num_finished, num_output_tokens: requests that ended, and all output tokens, since the start.
     hashes: of prefixes in the cache (`minisgl.kvcache.prefix_hashes`), little-endian uint64.
     model, max_model_len: of the server. keys: the API keys with limits that were used; None if the
-    server has no keys. The API server sets these three.
+    server has no keys. open: of the request ids that the router asked about (`?open=ID,ID`), those
+    that the server has and has not answered whole. The API server sets these four.
     """
 
     page_size: int
@@ -51,6 +52,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     max_model_len: int | None = None
     keys: list[KeyUse] | None = None
+    open: list[str] = []
 
 
 class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):

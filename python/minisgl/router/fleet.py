@@ -15,6 +15,7 @@ from minisgl.message.replica import ReplicaState
 from minisgl.router.key_limits import KeyLimits
 from minisgl.router.upstream import ReplicaFailed, Unreachable, Upstream, bearer
 from minisgl.router.view import View, Views
+from minisgl.router.waits import Wait, query_of, to_ask
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -37,8 +38,8 @@ class NoReplica(EngineError):
 
 class Replica:
     """One server. Mutable. down: why it gets no requests; None if it is up. heard_at: when it
-    answered a question of the fleet last. ends: the number of requests sent to it, by how they
-    ended."""
+    answered a question of the fleet last. waits: the requests whose answer has not
+    begun. ends: the number of requests sent to it, by how they ended."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -48,6 +49,7 @@ class Replica:
         self.down: str | None = "it has not answered yet"
         self.heard_at = time.monotonic()
         self.num_open = 0
+        self.waits: set[Wait] = set()
         self.ends: Counter[str] = Counter({"answered": 0, "failed": 0, "left": 0})
 
 
@@ -140,11 +142,11 @@ class Fleet:
 
     async def ask(self, replica: Replica) -> None:
         """Ask for the replica's state. A replica that does not answer is down."""
-        asked_at = time.monotonic()
+        asked_at, asked = time.monotonic(), to_ask(replica.waits)
         try:
             try:
                 async with asyncio.timeout(ASK_S):
-                    state = await self._state(replica)
+                    state = await self._state(replica, query_of(asked))
             except TimeoutError:
                 async with asyncio.timeout(ASK_S):
                     await self._get(replica, "/ready")
@@ -156,6 +158,9 @@ class Fleet:
         except ReplicaFailed as error:
             self.lost(replica, str(error))
         else:
+            for wait in asked:
+                if wait in replica.waits:
+                    wait.answered(wait.id in state.open)
             self._found(replica, state, asked_at)
 
     def _found(self, replica: Replica, state: ReplicaState, asked_at: float) -> None:
@@ -177,15 +182,15 @@ class Fleet:
         if state.keys is not None:
             self.limits.update(replica.name, state.keys)
 
-    async def _state(self, replica: Replica) -> ReplicaState:
-        body = await self._get(replica, "/replica")
+    async def _state(self, replica: Replica, query: str) -> ReplicaState:
+        body = await self._get(replica, "/replica", query)
         try:
             return msgspec.json.decode(body, type=ReplicaState)
         except msgspec.DecodeError as error:
             raise ReplicaFailed(f"its answer to /replica is not of this version: {error}") from None
 
-    async def _get(self, replica: Replica, path: str) -> bytes:
-        status, body = await replica.upstream.get(path, self._headers)
+    async def _get(self, replica: Replica, path: str, query: str = "") -> bytes:
+        status, body = await replica.upstream.get(path + query, self._headers)
         replica.heard_at = time.monotonic()
         if status == 200:
             return body

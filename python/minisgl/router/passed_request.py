@@ -8,7 +8,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from minisgl.router.fleet import Replica
-from minisgl.router.upstream import Answer, end_to_end
+from minisgl.router.upstream import Answer, ReplicaFailed, end_to_end
+from minisgl.router.waits import Wait
 from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.key_guard import key_given
 from minisgl.server.telemetry.replica import PREFIX_HEADER
@@ -32,8 +33,19 @@ class PassedRequest:
         self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
 
     async def ask(self, replica: Replica) -> Answer:
-        """Send the request to a replica and return the answer. Raises ReplicaFailed."""
-        return await replica.upstream.request(self.method, self.target, self.headers, self.body)
+        """Send the request to a replica and return the answer. Raises ReplicaFailed, also if the
+        replica does not have the request (`Wait`)."""
+        wait = Wait(self.id)
+        replica.waits.add(wait)
+        try:
+            async with wait.limit:
+                return await replica.upstream.request(
+                    self.method, self.target, self.headers, self.body
+                )
+        except TimeoutError:
+            raise ReplicaFailed("it says that it does not have the request") from None
+        finally:
+            replica.waits.discard(wait)
 
 
 def _break_off() -> None:

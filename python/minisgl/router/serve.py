@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, get_args
 
@@ -96,7 +97,7 @@ class Router:
     ) -> None:
         self._fleet, self._bound, self._tls, self._drain_s = fleet, bound, tls, drain_s
         self._app = RouterApp(fleet)
-        self._http = HttpServer(RequestIds(self._app), tls, per_connection=2)
+        self._http = HttpServer(RequestIds(self._app, Counter()), tls, per_connection=2)
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
         """Serve until `end` is called, by a signal or otherwise. on_started: called when

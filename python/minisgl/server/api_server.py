@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -60,14 +61,14 @@ def create_app(
     records = [record for family in families for record in family.RECORDS]
     settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = DocumentedAPI(records, title="Mini-SGLang", **settings)
-    app.state.bodies = Bodies()
+    app.state.bodies, open_ids = Bodies(), Counter[str]()
     errors.install(app, frontend.observer)
     for family in families:
         app.include_router(family.router(frontend, model))
     app.include_router(metrics.router(frontend, model, keys))
     app.include_router(profile.router(frontend))
     app.include_router(xray.router(frontend))
-    app.include_router(replica.router(frontend, model, keys))
+    app.include_router(replica.router(frontend, model, keys, open_ids))
     app.include_router(page.router())
 
     @app.get("/health")
@@ -107,4 +108,4 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After", "X-Minisgl-Warning"),
         )
-    return RequestIds(guarded)  # outermost: FastAPI's answer to a crash gets an id too
+    return RequestIds(guarded, open_ids)  # outermost: FastAPI's answer to a crash gets an id too

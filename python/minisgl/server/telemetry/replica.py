@@ -1,14 +1,15 @@
 """Answers a router's requests for the server's state and for a prompt's hashes.
 
-GET /replica returns the state. A request to an endpoint of the model with the header
-`X-Minisgl-Prefix: PAGE_SIZE` returns the prompt's `PromptHashes`, by which the router finds cached
-prefixes. The model does not run.
+GET /replica returns the state; with ?open=ID,ID,... it also says which of these requests the server
+has, because a request may be lost on its way while others are answered. A request to an endpoint of
+the model with the header `X-Minisgl-Prefix: PAGE_SIZE` returns the prompt's `PromptHashes`, by
+which the router finds cached prefixes. The model does not run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -37,14 +38,17 @@ FRESH_S: Final = 0.2
 MAX_PAGE_SIZE: Final = 65_536
 
 
-def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIRouter:
-    """keys: the API keys; None if all clients may use the server."""
+def router(
+    frontend: Frontend, model: ServedModel, keys: KeyRing | None, open_ids: Container[str]
+) -> APIRouter:
+    """keys: the API keys; None if all clients may use the server. open_ids: of all requests that
+    have no whole answer yet."""
     routes = APIRouter()
     made_at = -FRESH_S
     made: ReplicaState | None = None
 
     @routes.get("/replica")
-    async def replica() -> Response:
+    async def replica(open: str = "") -> Response:
         """The server's load and its cached prefixes, for a router."""
         nonlocal made_at, made
         if frontend.is_draining:
@@ -61,7 +65,8 @@ def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None) -> APIR
         uses = None
         if keys is not None:  # the guard has checked that the request's key has admin rights
             uses = [use for key in keys if key.num_requests and (use := key.use())]
-        return body.response(msgspec.structs.replace(made, keys=uses))
+        known = [each for each in open.split(",") if each in open_ids]
+        return body.response(msgspec.structs.replace(made, keys=uses, open=known))
 
     return routes
 
