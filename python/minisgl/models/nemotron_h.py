@@ -1,5 +1,7 @@
 """Nemotron-H, Nemotron Nano 2, Nemotron 3: Mamba2 in most layers, attention without rotation in a
-few, and MLPs or mixtures with squared ReLU between them."""
+few, and MLPs or mixtures with squared ReLU between them. Time steps have no bounds, as released
+files say (`time_step_limit` is 0 to infinity); transformers 5.24 raises them to `time_step_min` at
+least, so tokens with smaller steps differ there."""
 
 from __future__ import annotations
 
