@@ -12,6 +12,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 from transformers import (
+    CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
@@ -49,6 +50,11 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3moe": Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=256,
         decoder_sparse_step=1, norm_topk_prob=True,
+    ),
+    "command-r": CohereConfig(  # Command R+
+        **{name: size for name, size in SIZES.items() if name != "head_dim"}
+        | {"tie_word_embeddings": True},
+        use_qk_norm=True, logit_scale=0.25,
     ),
     "gemma2": Gemma2Config(
         **{**SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True, "sliding_window": 8},
@@ -170,7 +176,11 @@ def write(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim if hasattr(config, "head_dim") else 64)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch == "command-r":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(5e4)
     if arch.startswith("qwen35"):
         writer.add_rope_dimension_count(16)

@@ -49,7 +49,8 @@ def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
     """Return the function that turns a tensor of the file into the checkpoint's; None if they are
     the same. kind: such as attn_q.
 
-    - Rows of q and k may be in the order of interleaved pairs, and norms may have 1 + the weight.
+    - Rows of q and k may be in the order of interleaved pairs, and with them the weights of norms
+      that each head has of its own. Norms may have 1 + the weight.
     - The file has -exp(A_log) in place of A_log.
     - Qwen3.5: the file has the first value head of each key head, then the second of each. The
       checkpoint has the value heads of a key head side by side.
@@ -57,6 +58,9 @@ def change_of(arch: str, kind: str, config: ModelConfig) -> Change | None:
     """
     if arch in INTERLEAVED and kind in ("attn_q", "attn_k"):
         return partial(deinterleave, head_dim=config.head_dim, rotary_dim=config.rope.rotary_dim)
+    if arch == "command-r" and kind in ("attn_q_norm", "attn_k_norm"):
+        rows = partial(deinterleave, head_dim=config.head_dim, rotary_dim=config.rope.rotary_dim)
+        return lambda weight: rows(weight.flatten()).view(weight.shape)
     if arch in PLUS_ONE and kind.endswith("norm") and kind != "ssm_norm":
         return _minus_one
     if kind == "ffn_gate_inp_shexp":
