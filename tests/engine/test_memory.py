@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from minisgl.builtin import model_path
 from minisgl.core.groups import FULL, REQUEST_TOKENS, CacheGroup
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.memory import MemoryPlan, plan_memory
+from minisgl.engine.connect import connect
+from minisgl.engine.memory import MemoryPlan, plan_engine_memory, plan_memory
 from minisgl.errors import ConfigError
+from minisgl.kernel.ops import Ops
+from minisgl.models import ModelConfig
 from minisgl.models.recurrent import GROUPS
+from minisgl.utils import container
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -40,6 +47,39 @@ def test_pool_takes_what_the_ratio_leaves() -> None:
 
 def test_pool_is_no_larger_than_it_can_be_filled() -> None:
     assert plan(max_running=2).num_pages == 2 * 63  # 63 pages hold 1,000 tokens
+
+
+def test_a_limit_holds_for_all_pools_together_and_is_said() -> None:
+    limited = plan(kv_limit_bytes=100 * MIB)
+    assert limited.num_pages == 100
+    assert re.search(r"KV cache, at most +100\.0 MiB  a quarter .* --memory-ratio", str(limited))
+    window = {
+        "groups": (FULL, CacheGroup(kind="window", window=64)),
+        "group_page_bytes": (MIB, MIB),
+    }
+    assert plan(**window, kv_limit_bytes=2 * GIB).kv_bytes <= 2 * GIB
+    assert "at most" not in str(plan()).replace("activations, at most", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "limit"), [({}, 250), ({"memory_ratio": 0.5}, None), ({"num_pages": 9}, None)]
+)
+def test_a_cpu_gives_a_quarter_of_its_memory_to_the_cache_unless_told(
+    args: dict[str, Any], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what was free went there: 10 GiB for a file of 98 MB. A container's limit counts."""
+    (tmp_path / "memory.max").write_text("1000\n")
+    monkeypatch.setattr(container, "CGROUP", tmp_path)
+    config = EngineConfig(folder=model_path(), device="cpu", **args)
+    device, comm = connect(config)
+    model = ModelConfig.from_folder(config.folder)
+    planned: list[MemoryPlan] = []
+    monkeypatch.setattr(
+        "minisgl.engine.memory.plan_memory", lambda memory, pages: planned.append(memory) or memory
+    )
+    plan_engine_memory(config, model, torch.float32, device, comm, Ops())
+    device.close()
+    assert planned[0].kv_limit_bytes == limit
 
 
 def test_rows_are_planned_for_as_many_requests_as_states() -> None:

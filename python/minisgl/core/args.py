@@ -18,7 +18,7 @@ from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 from minisgl.errors import ConfigError
-from minisgl.utils.text import brief
+from minisgl.utils.text import brief, counted
 
 CacheKind = Literal["radix", "naive"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -103,6 +103,14 @@ def check_option(name: str, value: Any, rule: Rule) -> None:
     """Raise ConfigError unless `rule` accepts the value of the option `name`."""
     if not rule.accepts(value):
         raise ConfigError(f"{name} must be {rule.words}, got {brief(value)}")
+
+
+def context_exceeded(asked: int, context: int) -> str:
+    """Return the sentence about a `--max-seq-len` of more tokens than the model's context."""
+    return (
+        f"--max-seq-len {asked} exceeds the {counted(context, 'token')} that the model was made "
+        "for (max_position_embeddings and its rope scaling)"
+    )
 
 
 def _is_attention(name: str) -> bool:
@@ -191,7 +199,8 @@ class EngineArgs:
     memory_ratio: float | None = option(
         None, _RATIO, "engine",
         "share of the free memory that weights, activations and KV cache together may use, above 0 "
-        "and at most 1", unset="0.5 on a CPU, 0.9 on a GPU",
+        "and at most 1", unset="0.9 on a GPU; 0.5 on a CPU, and at most a quarter of the "
+        "machine's memory for the KV cache",
     )
     num_pages: int | None = option(
         None, whole(1), "engine", "pages of the KV cache, instead of --memory-ratio",

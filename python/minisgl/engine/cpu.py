@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
-from minisgl.utils.container import container_cores, container_free_bytes
+from minisgl.utils.container import container_bytes, container_cores, container_free_bytes
 from minisgl.utils.text import counted
 
 NODE_1 = Path("/sys/devices/system/node/node1")  # exists on a machine with several nodes (NUMA)
@@ -50,10 +50,15 @@ class CpuDevice(Device):
     busy machine (Qwen3-0.6B shapes). Larger chunks fall out of the cache."""
     measured_sizes = (16, 32, 64, 128, 256)
     default_memory_ratio = 0.5  # lower than on a GPU, because other programs use this memory too
+    KV_SHARE = 0.25
+    """Of the machine's memory, for the KV cache: other programs and the file cache need the rest.
+    """
 
     def __init__(self, num_sharing: int = 1, num_threads: int | None = None) -> None:
         self._stream = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-stream")
         self._num_sharing = num_sharing
+        total = min(psutil.virtual_memory().total, container_bytes())
+        self.kv_limit_bytes = int(total * self.KV_SHARE) // num_sharing
         self._place: Callable[[Sequence[Any]], Iterable[Any]] = iter
         share = max(min(torch.get_num_threads(), container_cores()) // num_sharing, 1)
         self.max_threads = share if num_threads is None else 0

@@ -94,8 +94,9 @@ class Device(ABC):
     measured_sizes: the numbers of prompt tokens for which start-up times steps (the stall bound).
     max_threads: the threads that a step can use; start-up chooses 1 or this number. 0 if there is
     no choice.
-    max_graph_tokens: the largest of `Runner.prompt_sizes`. can_compile_only: whether `compile_only`
-    is implemented.
+    kv_limit_bytes: the most that the KV cache takes unless the user says how much; None for no
+    limit. max_graph_tokens: the largest of `Runner.prompt_sizes`. can_compile_only: whether
+    `compile_only` is implemented.
     """
 
     torch_device: torch.device
@@ -105,6 +106,7 @@ class Device(ABC):
     max_graph_tokens = 0
     can_compile_only = False
     default_memory_ratio: float
+    kv_limit_bytes: int | None = None
 
     @abstractmethod
     def free_bytes(self) -> int:

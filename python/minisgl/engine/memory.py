@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from minisgl.core.args import context_exceeded
 from minisgl.core.groups import CacheGroup
 from minisgl.distributed import DistributedCommunicator
 from minisgl.engine.config import EngineConfig
@@ -22,7 +23,7 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, ModelSpec, build_model
 from minisgl.utils.logger import get_logger
-from minisgl.utils.text import counted, size_of
+from minisgl.utils.text import size_of
 
 logger = get_logger(__name__)
 
@@ -31,11 +32,12 @@ logger = get_logger(__name__)
 class MemoryPlan:
     """How the memory of one device is divided.
 
-    free_bytes: free memory before loading. activation_bytes: an upper bound for one step. groups:
-    the cache groups with their numbers of pages. group_page_bytes: bytes of one page of each group,
-    over all its layers. num_pages, num_tokens: those of the first group. chunk: the most prompt
-    tokens in a step. max_seq_len: the most tokens of a request. max_running: the most running
-    requests.
+    free_bytes: free memory before loading. kv_limit_bytes: the most for all pools together, if the
+    user did not say how much; None for what the ratio leaves. activation_bytes: an upper bound for
+    one step. groups: the cache groups with their numbers of pages. group_page_bytes: bytes of one
+    page of each group, over all its layers. num_pages, num_tokens: those of the first group. chunk:
+    the most prompt tokens in a step. max_seq_len: the most tokens of a request. max_running: the
+    most running requests.
     """
 
     free_bytes: int
@@ -48,6 +50,7 @@ class MemoryPlan:
     chunk: int
     max_seq_len: int
     max_running: int
+    kv_limit_bytes: int | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -106,8 +109,8 @@ class MemoryPlan:
 def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:
     """Return the plan with its pages. Raises ConfigError, which states the sizes, if none fits.
 
-    num_pages: pages of the first group. None is as many as the memory ratio allows, but no more
-    than `max_running` requests of full length fill.
+    num_pages: pages of the first group. None is as many as the memory ratio and the limit of the KV
+    cache allow, but no more than `max_running` requests of full length fill.
     """
 
     def kv_bytes(num_pages: int) -> int:
@@ -124,6 +127,8 @@ def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:
     if num_pages is None:
         usable = int(memory.free_bytes * memory.memory_ratio)
         budget = usable - memory.weight_bytes - memory.activation_bytes
+        if memory.kv_limit_bytes is not None:
+            budget = min(budget, memory.kv_limit_bytes)
         most = memory.max_running * -(-memory.max_seq_len // memory.page_size)
         num_pages = bisect_right(range(1, most + 1), budget, key=kv_bytes)
         if num_pages < 1:
@@ -173,11 +178,7 @@ def plan_engine_memory(
         )
     if config.max_seq_len is not None:
         if config.max_seq_len > model.max_context:
-            raise ConfigError(
-                f"--max-seq-len {config.max_seq_len} exceeds the "
-                f"{counted(model.max_context, 'token')} that the model was made for "
-                "(max_position_embeddings and its rope scaling)"
-            )
+            raise ConfigError(context_exceeded(config.max_seq_len, model.max_context))
         max_seq_len = config.max_seq_len
     kv_dtype = resolve_kv_dtype(config, dtype)
     skeleton = build_model(
@@ -188,9 +189,11 @@ def plan_engine_memory(
         max_context=max_seq_len,
         expert_parallel=config.ep,
     )
+    is_sized = config.memory_ratio is not None or config.num_pages is not None
     memory = MemoryPlan(
         free_bytes=device.free_bytes(),
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
+        kv_limit_bytes=None if is_sized else device.kv_limit_bytes,
         weight_bytes=skeleton.num_weight_bytes,
         activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
         groups=skeleton.layout.groups,

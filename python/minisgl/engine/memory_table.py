@@ -19,10 +19,18 @@ def memory_table(plan: MemoryPlan) -> str:
         ("weights", size_of(plan.weight_bytes), ""),
         ("activations, at most", size_of(plan.activation_bytes), ""),
         *(_pool_row(plan, group, page_bytes) for group, page_bytes in groups),
+        *_limit_rows(plan),
         ("tokens that fit", f"{plan.num_tokens:,}", ""),
         ("requests at full length", f"{plan.num_requests:,}", f"of {plan.max_seq_len:,} tokens"),
     ]
     return "\n".join(f"  {name:<24}{value:>12}  {note}".rstrip() for name, value, note in rows)
+
+
+def _limit_rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
+    if plan.kv_limit_bytes is None:
+        return []
+    note = "a quarter of the machine's memory, unless --memory-ratio or --num-pages says more"
+    return [("KV cache, at most", size_of(plan.kv_limit_bytes), note)]
 
 
 def _pool_row(plan: MemoryPlan, group: CacheGroup, page_bytes: int) -> tuple[str, str, str]:

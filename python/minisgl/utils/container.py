@@ -24,10 +24,16 @@ def container_cores() -> int:
     return max(int(quota) // int(period), 1) if quota.isdigit() and period.isdigit() else 1 << 62
 
 
+def container_bytes() -> int:
+    """Return the container's memory limit; 2**62 without a limit."""
+    limit = _text("memory.max")
+    return int(limit) if limit.isdigit() else 1 << 62
+
+
 def container_free_bytes() -> int:
     """Return the bytes left of the container's memory limit; 2**62 without a limit."""
-    limit, used = _text("memory.max"), _text("memory.current")
-    return max(int(limit) - int(used), 0) if limit.isdigit() and used.isdigit() else 1 << 62
+    limit, used = container_bytes(), _text("memory.current")
+    return max(limit - int(used), 0) if limit < 1 << 62 and used.isdigit() else limit
 
 
 def _text(name: str) -> str:
