@@ -81,6 +81,26 @@ def test_socks_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_checkpoint("org/name")
 
 
+def test_a_file_is_called_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GGUF file that does not exist was "no folder", or asked of the hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"is a file, and no .*; its folder .* has one"):
+        resolve_checkpoint("model.safetensors")
+    (tmp_path / "a/b").mkdir(parents=True)
+    for model in ("x.gguf", str(tmp_path / "x.gguf"), "./a/b/x.gguf", "a/b/x.gguf"):
+        with pytest.raises(ConfigError, match=rf"there is no file {model}; .* has no GGUF file"):
+            resolve_checkpoint(model)
+    (tmp_path / "y.gguf").touch()
+    with pytest.raises(ConfigError, match=r"there is no file x\.gguf; \. has y\.gguf"):
+        resolve_checkpoint("x.gguf")
+    for name in ("blob", "M.GGUF"):
+        (tmp_path / name).write_bytes(b"GGUF")
+        with pytest.raises(CheckpointError, match=f"{name} is damaged or incomplete"):
+            resolve_checkpoint(name)
+
+
 def test_a_file_that_cannot_be_read_is_not_called_broken(tmp_path: Path) -> None:
     assert mending(tmp_path / "a link to nowhere") == "download it again"
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):

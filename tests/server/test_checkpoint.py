@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 
-from minisgl.errors import ConfigError
+from minisgl.builtin import model_path
+from minisgl.errors import CheckpointError, ConfigError
+from minisgl.runtime.check_early import check_context
 from minisgl.runtime.check_ranks import check_ranks
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
+from minisgl.utils import gpus
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has two."""
     monkeypatch.setattr("minisgl.runtime.check_ranks.num_gpus", lambda: 2)
 
@@ -26,7 +32,7 @@ def check(folder: Path, config: dict[str, Any], **args: Any) -> None:
     check_ranks(folder, ServerArgs(**args))
 
 
-@pytest.mark.usefixtures("gpus")
+@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize(("tp", "nnodes"), [(3, 1), (6, 2)])
 def test_more_ranks_than_gpus(tmp_path: Path, device: str, tp: int, nnodes: int) -> None:
@@ -38,7 +44,7 @@ def test_more_ranks_than_gpus(tmp_path: Path, device: str, tp: int, nnodes: int)
     )
 
 
-@pytest.mark.usefixtures("gpus")
+@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
     "args",
     [{"tp": 2}, {"tp": 4, "nnodes": 2, "device": "cuda"}, {"tp": 3, "device": "cpu"}],
@@ -79,7 +85,7 @@ def test_random_weights_are_not_downloaded(
     def download(model: str, allow_patterns: list[str], **options: Any) -> str:
         assert ("*.safetensors" in allow_patterns) != dummy
         if not dummy:
-            (tmp_path / "model.safetensors").touch()
+            (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
         return str(tmp_path)
 
     (tmp_path / "config.json").write_text("{}")
@@ -87,3 +93,75 @@ def test_random_weights_are_not_downloaded(
     monkeypatch.setattr("minisgl.utils.hub.why_offline", lambda: "")
     found = find_checkpoint(ServerArgs(model="org/name", dummy_weight=dummy))
     assert (found.folder, found.names) == (tmp_path, ("org/name",))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"max_position_embeddings": 100}, "--max-seq-len 101 exceeds the 100 tokens that the mod"),
+        ({"text_config": {"max_position_embeddings": 100}}, "exceeds the 100 tokens"),
+        ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "llama3"}}, "the 100 tok"),
+        ({"max_position_embeddings": 101}, None),
+        ({"max_position_embeddings": 10, "rope_scaling": {"type": "linear", "factor": 8}}, None),
+        ({"max_position_embeddings": 9, "rope_parameters": {"full": {"rope_type": "yarn"}}}, None),
+        ({}, None),
+    ],
+)
+def test_a_context_beyond_the_models(
+    tmp_path: Path, config: dict[str, Any], says: str | None
+) -> None:
+    """The engine refused it, after 46 s."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = ServerArgs(max_seq_len=101)
+    if says is None:
+        check_context(tmp_path, args)
+        return
+    with pytest.raises(ConfigError, match=says):
+        check_context(tmp_path, args)
+
+
+def test_no_gpu_is_noticed_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was, after 39 s, by the engine."""
+    monkeypatch.setattr("minisgl.runtime.check_early.has_no_gpu", lambda: True)
+    monkeypatch.setattr("minisgl.server.checkpoint.resolve_checkpoint", None)
+    with pytest.raises(ConfigError, match="--device cuda: torch finds no CUDA device here"):
+        find_checkpoint(ServerArgs(model="org/name", device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("build", "libraries", "driver", "answer"),
+    [
+        ("2.13.0+cpu", ("libnvidia-ml.so.1", "libcuda.so.1"), 1, True),
+        ("2.13.0", (), 0, True),
+        ("2.13.0", ("libnvidia-ml.so.1", "libcuda.so.1"), 0, True),
+        ("2.13.0", ("libnvidia-ml.so.1", "libcuda.so.1"), 1, False),
+        ("2.13.0", ("libcuda.so.1",), 0, False),  # a driver without NVML: not known
+        ("2.13.0+rocm7.1", (), 0, False),
+    ],
+)
+def test_only_a_machine_that_surely_has_no_gpu_is_refused(
+    build: str,
+    libraries: tuple[str, ...],
+    driver: int,
+    answer: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpus, "version", lambda name: build)
+    monkeypatch.setattr(gpus, "_loads", libraries.__contains__)
+    monkeypatch.setattr(gpus, "gpus_of_driver", lambda: driver)
+    assert gpus.has_no_gpu() is answer
+
+
+def test_weights_that_are_cut_off_or_missing_are_noticed_at_the_door(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_path(), folder)
+    find_checkpoint(ServerArgs(model=str(folder)))
+    weights = folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or incomplete"):
+        find_checkpoint(ServerArgs(model=str(folder)))
+    weights.unlink()
+    with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
+        find_checkpoint(ServerArgs(model=str(folder)))
+    for args in ({"dummy_weight": True}, {"dry_run": True}):
+        find_checkpoint(ServerArgs(model=str(folder), **args))

@@ -60,6 +60,12 @@ def test_a_missing_model(launch: Any) -> None:
             "generation_config.json: temperature must be between 0 and 2",
         ),
         (
+            ("--device", "cpu"),
+            {},
+            "--max-seq-len 1000000",
+            "--max-seq-len 1000000 exceeds the ",
+        ),
+        (
             POOL,
             {"top_k": "all"},
             "--tp 2",

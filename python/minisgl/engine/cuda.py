@@ -25,6 +25,7 @@ from torch import Tensor
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.engine.graph import PROMPT_TOKENS, SIZES, GraphRunner, captured
 from minisgl.errors import ConfigError
+from minisgl.utils.gpus import NO_CUDA
 
 _cuda: Any = torch.cuda  # whose events and streams have no annotations
 
@@ -99,10 +100,7 @@ class CudaDevice(Device):
 
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():
-            raise ConfigError(
-                "--device cuda: torch finds no CUDA device here (is the driver installed, and is "
-                "torch a CUDA build?); --device cpu runs without"
-            )
+            raise ConfigError(NO_CUDA)
         self.torch_device = torch.device("cuda", index)
         capability = torch.cuda.get_device_capability(self.torch_device)
         if capability < MIN_CAPABILITY:

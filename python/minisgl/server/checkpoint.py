@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.core import SamplingParams
+from minisgl.runtime.check_early import check_context, check_device, check_weights
 from minisgl.runtime.check_ranks import check_ranks
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import sampling_defaults
@@ -29,7 +30,12 @@ class Found:
 
 
 def find_checkpoint(args: ServerArgs) -> Found:
-    """Find the model of `args.model`, or download it. Raises ConfigError."""
+    """Find the model of `args.model`, or download it.
+
+    Raises ConfigError, also for options that do not fit the machine or the model, as far as that
+    is known without torch.
+    """
+    check_device(args)
     if args.model is None:
         from minisgl.builtin import model_path
 
@@ -42,6 +48,9 @@ def find_checkpoint(args: ServerArgs) -> Found:
         is_here = path.exists()
         name = (path.stem if path.is_file() else folder.resolve().name) if is_here else args.model
     check_ranks(folder, args)
+    check_context(folder, args)
+    if not (args.dummy_weight or args.dry_run):
+        check_weights(folder)
     given = (args.served_model_name or "").split(",")
     names = tuple(filter(None, map(str.strip, given))) or (name,)
     logger.info("the model is %s, from %s", " and ".join(names), folder)

@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 
 from minisgl.errors import CheckpointError, ConfigError
 
+MAX_NAMED: Final = 10
+"""The most files that an error names."""
 _LFS_POINTER: Final = b"version https://git-lfs"
 
 
@@ -33,14 +35,10 @@ def resolve_checkpoint(
     folder = Path(os.path.expanduser(model))
     try:
         if not folder.is_dir():
-            if folder.exists() and folder.suffix == ".gguf":
-                from minisgl.utils.gguf.folder import gguf_folder
-
-                return gguf_folder(folder)
             if folder.exists():
-                raise ConfigError(
-                    f"{model} is a file; a model is a folder with a config.json, or a .gguf file"
-                )
+                return _folder_of_file(folder)
+            if folder.suffix == ".gguf" and folder.parent.is_dir():
+                raise ConfigError(f"there is no file {model}{_ggufs_beside(folder)}")
             from minisgl.utils.hub import downloaded
 
             folder = downloaded(model, source, weights=weights)
@@ -55,6 +53,30 @@ def resolve_checkpoint(
             f"(config.json, *.safetensors, tokenizer files){other_format(folder)}"
         )
     return folder
+
+
+def _folder_of_file(path: Path) -> Path:
+    """Return the folder for a GGUF file. Raises ConfigError for another file, and what
+    `gguf_folder` raises."""
+    with path.open("rb") as file:
+        is_gguf = path.suffix.lower() == ".gguf" or file.read(4) == b"GGUF"
+    if is_gguf:
+        from minisgl.utils.gguf.folder import gguf_folder
+
+        return gguf_folder(path)
+    hint = f"; its folder {path.parent} has one" if (path.parent / "config.json").is_file() else ""
+    raise ConfigError(
+        f"{path} is a file, and no GGUF file; a model is a folder with a config.json, or a GGUF "
+        f"file{hint}"
+    )
+
+
+def _ggufs_beside(path: Path) -> str:
+    """Return words about the GGUF files in the folder of a file that does not exist."""
+    names = sorted(each.name for each in path.parent.glob("*.gguf"))[:MAX_NAMED]
+    return (
+        f"; {path.parent} has {', '.join(names)}" if names else f"; {path.parent} has no GGUF file"
+    )
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:

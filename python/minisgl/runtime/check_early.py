@@ -1,0 +1,67 @@
+"""Checks that need no torch, so a server makes them before any process starts.
+
+Each refuses only what the engine would refuse, seconds later and in the same words.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from minisgl.core.args import context_exceeded
+from minisgl.errors import CheckpointError, ConfigError
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.utils.gguf.index import WEIGHTS
+from minisgl.utils.gpus import NO_CUDA, has_no_gpu
+from minisgl.utils.hf import mending, read_json, weight_files
+
+_STRETCHED: Final = ("linear", "yarn")
+"""The types of RoPE scaling whose factor may lengthen `max_position_embeddings`."""
+
+
+def check_device(args: RuntimeArgs) -> None:
+    """Raise ConfigError for `--device cuda` on a machine without a GPU."""
+    if args.device == "cuda" and has_no_gpu():
+        raise ConfigError(NO_CUDA)
+
+
+def check_context(folder: Path, args: RuntimeArgs) -> None:
+    """Raise ConfigError if `--max-seq-len` exceeds the model's context.
+
+    If config.json has a RoPE scaling that lengthens it, the engine decides.
+    """
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        config = {**config, **text}
+    context = config.get("max_position_embeddings")
+    if args.max_seq_len is None or type(context) is not int or _is_stretched(config):
+        return
+    if args.max_seq_len > context:
+        raise ConfigError(context_exceeded(args.max_seq_len, context))
+
+
+def _is_stretched(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(
+            _is_stretched(part) or (key in ("type", "rope_type") and part in _STRETCHED)
+            for key, part in value.items()
+        )
+    return False
+
+
+def check_weights(folder: Path) -> None:
+    """Raise CheckpointError if a safetensors file is missing or cut off. Of each only the header is
+    read; a GGUF file's is read before its folder is made."""
+    if (folder / WEIGHTS).exists():
+        return
+    from safetensors import SafetensorError, safe_open
+
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path} is damaged or incomplete ({error}); {mending(path)}"
+            ) from error
