@@ -29,7 +29,7 @@ KIB = 2**10
 @contextmanager
 def sending(url: str, num_bytes: int, *headers: str, sent: bytes = b"") -> Iterator[socket.socket]:
     """A connection on which a request with so long a body has begun."""
-    lines = [f"POST {TEXT} HTTP/1.1", "host: a", "content-type: application/json", *headers]
+    lines = [f"POST {TEXT} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
     lines += [f"content-length: {num_bytes}", "", ""]
     parts = httpx.URL(url)
     with socket.create_connection((parts.host, parts.port or 0), timeout=60) as client:

@@ -178,7 +178,11 @@ def exchange(server: ScriptedServer, *parts: bytes) -> bytes:
 
 
 def request(version: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST /v1/completions HTTP/{version}", "host: a", "content-type: application/json"]
+    lines = [
+        f"POST /v1/completions HTTP/{version}",
+        "host: localhost",
+        "content-type: application/json",
+    ]
     lines += [f"content-length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode()
 
