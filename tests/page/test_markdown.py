@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from helpers.page import MARKDOWN, answers, ask, wait_answers
 from helpers.scripted_server import ScriptedServer
 
@@ -47,6 +49,72 @@ def test_streamed_markdown_equals_the_whole(tab: Any, scripted: ScriptedServer) 
         MARKDOWN,
     )
     assert equal == [True, 7]
+
+
+WIDE = "|" + "a|" * 2000 + "\n|" + "-|" * 2000 + "\n" + ("|" + "b|" * 2000 + "\n") * 3
+NESTED = "\n".join("  " * depth + "- a" for depth in range(600))
+
+
+@pytest.mark.parametrize(
+    ("text", "absent", "most"),
+    [
+        (WIDE, "table", 5),
+        (NESTED, "li " * 25, 100),
+        ("> " * 600 + "a", "blockquote " * 25, 100),
+        ("- a\n" * 5000, "li", 5),
+        ("$x$ " * 3000, ".tex", 5),
+        ("_a" * 20_000, "em", 5),
+        ("a\n\n" * 5000, ":nth-child(1005)", 2100),
+        ("```python\n" + "x = 1\n" * 20_000 + "```", ".hljs-number", 40),
+        ("$" + "a+" * 2000 + "b$", "math", 5),
+        ("# a\n" + "word " * 40_000, "p:not(.plain)", 5),
+    ],
+    ids=[
+        *("wide", "deep", "quotes", "items", "formulas"),
+        *("emphasis", "blocks", "code", "formula", "long"),
+    ],
+)
+def test_what_would_freeze_the_page_is_plain_text(
+    tab: Any, scripted: ScriptedServer, text: str, absent: str, most: int
+) -> None:
+    """Nothing of it is left out. most: elements."""
+    tab.goto(scripted.url)
+    is_absent, count, shown = tab.evaluate(
+        """async ([text, absent]) => {
+          const { render } = await import("/page/markdown.js");
+          const element = document.createElement("div");
+          render(element, text, true);
+          await new Promise((resolve) => setTimeout(resolve, 300));
+          const count = element.querySelectorAll("*").length;
+          return [!element.querySelector(absent), count, element.textContent];
+        }""",
+        [text, absent],
+    )
+    assert is_absent
+    assert count <= most
+    words = re.findall(r"[a-z]", text.replace("python", ""))
+    found = re.findall(r"[a-z]", shown.replace("python", ""))
+    assert found == words
+
+
+def test_usual_sizes_are_set(tab: Any, scripted: ScriptedServer) -> None:
+    """A table of 20 columns and 50 rows, lists in lists, and a thousand lines of code."""
+    table = "|" + "a|" * 20 + "\n|" + "-|" * 20 + "\n" + ("|" + "b|" * 20 + "\n") * 50
+    nested = "\n".join("  " * depth + "- a" for depth in range(10))
+    code = "```python\n" + "x = 1\n" * 1000 + "```"
+    tab.goto(scripted.url)
+    counts = tab.evaluate(
+        """async (text) => {
+          const { render } = await import("/page/markdown.js");
+          const element = document.createElement("div");
+          render(element, text, true);
+          const count = (selector) => element.querySelectorAll(selector).length;
+          while (!count(".hljs-number")) await new Promise((resolve) => setTimeout(resolve, 20));
+          return [count("td"), count("li"), count(".plain")];
+        }""",
+        f"{table}\n\n{nested}\n\n{code}",
+    )
+    assert counts == [1000, 10, 0]
 
 
 ATTACKS = (

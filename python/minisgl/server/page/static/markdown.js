@@ -5,6 +5,7 @@
 
 import { Marked } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
+import { lex, MOST_CODE, MOST_TEX } from "./bounded.js";
 import { copy, h, iconButton } from "./dom.js";
 
 const purify = globalThis.DOMPurify;
@@ -33,7 +34,8 @@ const formula = (tex, block) =>
 const blockMath = {
   name: "blockMath",
   level: "block",
-  start: (src) => src.match(/(?:^|\n) {0,3}(?:\$\$|\\\[)/)?.index,
+  // Only within the paragraph: Marked asks for each one, and `src` is all that follows.
+  start: (src) => src.slice(0, src.search(/\n[ \t]*\n|$/)).match(/(?:^|\n) {0,3}(?:\$\$|\\\[)/)?.index,
   tokenizer(src) {
     const found = /^ {0,3}(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n+|$)/.exec(src);
     return found && { type: "blockMath", raw: found[0], tex: (found[1] ?? found[2]).trim() };
@@ -57,6 +59,13 @@ const inlineMath = {
   renderer: (token) => formula(token.tex, false),
 };
 
+/** A text that exceeds a bound (bounded.js). */
+const plain = {
+  name: "plain",
+  level: "block",
+  renderer: (token) => `<p class="plain">${escape(token.raw)}</p>`,
+};
+
 const marked = new Marked({
   gfm: true,
   extensions: [],
@@ -66,15 +75,15 @@ const marked = new Marked({
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
   },
 });
-marked.use({ extensions: [blockMath, inlineMath] });
+marked.use({ extensions: [blockMath, inlineMath, plain] });
 
 /** Show `text` in `element`, which nothing else may change. isLast: no more text will come. */
 export function render(element, text, isLast) {
-  const tokens = marked.lexer(text).filter((token) => token.type !== "space");
+  const tokens = lex(text, marked.defaults);
   const sources = (element.sources ??= []);
   for (const [index, token] of tokens.entries()) {
     const settled = isLast || index < tokens.length - 1;
-    const source = (settled ? "1" : "0") + token.raw;
+    const source = (settled ? "1" : "0") + token.type + token.raw;
     if (sources[index] === source) continue;
     const block = h("div", { class: "block" }, purify.sanitize(marked.parser([token]), SAFE));
     decorate(block, settled);
@@ -108,7 +117,7 @@ function setCode(code, settled) {
   const frame = h("div", { class: "code" }, head);
   pre.replaceWith(frame);
   frame.append(pre);
-  if (settled && language) highlight(code, text, language);
+  if (settled && language && text.length <= MOST_CODE) highlight(code, text, language);
 }
 
 async function highlight(code, text, language) {
@@ -120,6 +129,7 @@ async function highlight(code, text, language) {
 
 async function setFormula(span) {
   const tex = span.textContent;
+  if (tex.length > MOST_TEX) return;
   const displayMode = span.classList.contains("display");
   await import("./vendor/katex.min.js");
   // MathML: the browser sets it, a screen reader reads it, and it needs no fonts and no styles.
