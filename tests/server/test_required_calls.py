@@ -43,6 +43,7 @@ def test_one_call_with_the_declared_arguments(choice: Any, builtin: RunningServe
                 "tool_choice": chosen,
                 "max_tokens": 400,
                 "seed": seed,
+                "temperature": 1,
             }
             answer = shown(client.chat.completions.create(**asked))
             assert answer["finish_reason"] == "tool_calls"
@@ -109,3 +110,17 @@ def test_a_cut_message_has_no_syntax_in_its_text(builtin: RunningServer) -> None
             assert {block.type for block in answer.content} <= {"tool_use"}
             events = list(claude.messages.create(**asked, stream=True))
             assert "text_delta" not in str(events)
+
+
+def test_a_grammar_that_becomes_too_much_work_ends_the_answer(builtin: RunningServer) -> None:
+    """Its request failed with a 400 in the middle of its stream."""
+    with builtin.client() as client:
+        asked: Any = {
+            "model": MODEL,
+            "messages": ASK,
+            "max_tokens": 20,
+            "extra_body": {"guided_regex": "(a?){5000}a{5000}"},
+        }
+        answer = shown(client.chat.completions.create(**asked))
+        assert (answer["content"], answer["finish_reason"]) == ("a", "length")
+        assert summed(client.chat.completions.create(**asked, stream=True)) == answer

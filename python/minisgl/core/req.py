@@ -48,7 +48,8 @@ class Masker(Protocol):
         """Return the mask for the token after the committed output ids; it allows at least one.
 
         output: equals or continues the output of the last call. Raises RequestError if it cannot
-        make a mask, which fails the request. Either every rank raises it or none.
+        make a mask. That fails a request without output; one with output ends as at its length
+        limit. Either every rank raises it or none.
         """
 
 

@@ -8,6 +8,9 @@ from minisgl.core.plan import Plan
 from minisgl.core.req import Mask
 from minisgl.errors import RequestError
 from minisgl.scheduler.requests import Requests
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 
 def masks_of(
@@ -16,7 +19,8 @@ def masks_of(
     """Return the masks of a launched plan's late rows. The plan before it must be committed.
 
     A mask allows every token if the sampled one will be discarded: the request has ended, an
-    earlier step has failed, or the masker has raised an error, which is added to `refused` by uid.
+    earlier step has failed, or the masker has raised an error, which is added to `refused` by uid:
+    it fails a request without output, and ends another one as its length limit does.
     """
     any_token = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
     masks = []
@@ -30,5 +34,9 @@ def masks_of(
                 mask = req.masker.mask(req.output)
             except RequestError as error:
                 refused[req.uid] = error
+                if req.output:
+                    logger.warning(
+                        "request %d ends after %d tokens: %s", req.uid, len(req.output), error
+                    )
         masks.append(mask)
     return masks

@@ -150,7 +150,11 @@ class Scheduler:
         events: list[Event] = []
         while self.refused:
             uid, error = self.refused.popitem()
-            events += self._fail(requests[uid], error)
+            req = requests[uid]
+            if not req.output:
+                events += self._fail(req, error)
+            elif not req.ended:  # what it has is good
+                events.append(self._end(req, "length"))
         if self.requests.void_from is None:  # else an earlier failed step voids this one too
             if isinstance(outcome, StepResult):
                 self._take_result(plan, outcome, rows, events)
