@@ -140,6 +140,8 @@ class _Closer:
         ):
             return schema
         more = dict.fromkeys(sorted(names - declared.keys()), True)
+        if more and {"minProperties", "maxProperties"} & schema.keys():
+            return schema  # llguidance counts properties only where all declared ones are required
         self._count(len(more))
         return {**schema, "properties": {**declared, **more}, "additionalProperties": False}
 

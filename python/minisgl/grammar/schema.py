@@ -1,7 +1,8 @@
 """Walks JSON schemas, and turns them into schemas of the same meaning that llguidance implements.
 
-llguidance refuses a `format` that it does not know, which JSON Schema calls an annotation, and a
-`oneOf` unless it can prove itself that its schemas exclude one another.
+llguidance refuses a `format` that it does not know, which JSON Schema calls an annotation; keywords
+that it does not implement, even where they allow everything; and `oneOf`, unless it can prove that
+its schemas exclude one another, for which it follows no reference.
 """
 
 from __future__ import annotations
@@ -24,6 +25,24 @@ NAMED: Final = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 )
 """Keywords with an object whose keys are names and whose values are schemas."""
+
+
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "uniqueItems": (False,),
+    "not": (False,),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "propertyNames"), (True, {})),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
+}
+"""Values with which keywords that llguidance does not implement allow everything."""
+_NEEDS: Final = {
+    "minContains": "contains",
+    "maxContains": "contains",
+    "then": "if",
+    "else": "if",
+}
+"""Keywords that mean nothing without another one."""
+_TOGETHER: Final = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "not")
+"""Keywords of schemas that may evaluate properties of the same object."""
 
 
 def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -58,13 +77,16 @@ def target(root: Any, reference: str) -> Any:
 
 
 def prepared(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema without unknown formats, and with `anyOf` for each `oneOf` whose schemas
-    exclude one another."""
+    """Return the schema without keywords that allow everything, unknown formats among them; with
+    `anyOf` for `oneOf` if its schemas exclude one another; and with `additionalProperties` for
+    `unevaluatedProperties` if no other schema describes the object."""
     proof = Disjointness(root=schema, target=target)
 
     def change(part: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
-            part = {key: value for key, value in part.items() if key != "format"}
+        part = {key: value for key, value in part.items() if not _says_nothing(part, key)}
+        closes = not {*_TOGETHER, "dependentSchemas", "additionalProperties"} & part.keys()
+        if closes and "unevaluatedProperties" in part:
+            part["additionalProperties"] = part.pop("unevaluatedProperties")
         branches = part.get("oneOf")
         if not isinstance(branches, list):
             return part
@@ -77,3 +99,14 @@ def prepared(schema: dict[str, Any]) -> dict[str, Any]:
 
     prepared_schema: dict[str, Any] = changed(schema, change)
     return prepared_schema
+
+
+def _says_nothing(schema: dict[str, Any], key: str) -> bool:
+    value = schema[key]
+    if key == "format":
+        return isinstance(value, str) and value not in FORMATS
+    if key in _NEEDS:
+        return _NEEDS[key] not in schema
+    if key == "if":
+        return not {"then", "else"} & schema.keys()
+    return value in NEUTRAL.get(key, ())
