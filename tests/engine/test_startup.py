@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from minisgl.core.groups import CacheGroup
 from minisgl.core.step_times import PLANNED_SHARE, StepTimes
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.config import Tuning
+from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup import graphs, measure, start_engine
 from minisgl.engine.startup.threads import NUM_ROUNDS, fastest_threads
@@ -51,7 +53,9 @@ class FakeEngine:
     page_size, max_running, max_seq_len, max_prefill_tokens = 16, 64, 40_960, 8192
     memory = SimpleNamespace(num_tokens=100_000, groups=(CacheGroup(num_pages=6250),))
     device = SimpleNamespace(
-        measured_sizes=(64, 1024, 4096, 8192), warm_up_rows=lambda most: [most]
+        measured_sizes=(64, 1024, 4096, 8192),
+        warm_up_rows=lambda most: [most],
+        measuring_s=math.inf,
     )
     comm = SimpleNamespace(rank=0, all_min=lambda value: 2 * value)  # times come as negatives
     tuning = Tuning(graph_tokens=1024)
@@ -82,6 +86,35 @@ def test_the_model_of_a_step_is_that_of_the_slowest_rank(monkeypatch: pytest.Mon
     assert times.step_s(20, 0, 1000, 1000 * 2048) == pytest.approx(
         2 * (11.2e-3 + 2.048e-3), rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("decode_ms", "token_ms", "most_s"),
+    [(10, 0.3, 1.0), (12, 2.0, 1.0), (400, 60.0, 1.8)],  # a model of 8 B: three steps
+)
+def test_a_cpu_measures_for_a_second(
+    decode_ms: float, token_ms: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 4.5 s for a model of 135 M, and 10 for one of 8 B."""
+
+    def step_s(plan: Plan) -> float:
+        rows, prompt = plan.num_decodes, plan.num_tokens - plan.num_decodes
+        return (decode_ms + (rows + prompt - 1) * token_ms) / 1e3 + max(plan.starts) * 1e-6
+
+    engine = FakeEngine(step_s)
+    sizes, seconds = CpuDevice.measured_sizes, CpuDevice.measuring_s
+    device = SimpleNamespace(
+        measured_sizes=sizes, warm_up_rows=lambda most: [], measuring_s=seconds
+    )
+    monkeypatch.setattr(FakeEngine, "device", device)
+    monkeypatch.setattr(FakeEngine, "comm", SimpleNamespace(rank=0, all_min=lambda value: value))
+    monkeypatch.setattr(FakeEngine, "max_prefill_tokens", 256)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.now)
+    times = measure.measure_step_times(cast(Engine, engine))
+    assert engine.now <= most_s
+    assert times.step_s(1) == pytest.approx(decode_ms / 1e3, rel=0.01)
+    assert times.step_s(16) == pytest.approx((decode_ms + 15 * token_ms) / 1e3, rel=0.01)
+    assert times.step_s(0, 0, 16) == pytest.approx((decode_ms + 15 * token_ms) / 1e3, rel=0.01)
 
 
 @pytest.mark.parametrize(("host_ms", "device_ms", "gap_ms"), [(0.7, 1.0, 1.0), (1.2, 0.5, 1.2)])
@@ -201,7 +234,7 @@ def test_noise_does_not_choose_the_threads(one_ms: float, all_ms: float, right: 
         )
         num_decodes.add(machine.num_decodes)
     assert choices == {right} or right is None
-    assert num_decodes == ({6} if all_ms > 20 else {6 + 4 * NUM_ROUNDS})
+    assert num_decodes <= ({2, 6} if all_ms > 20 else {6 + 4 * NUM_ROUNDS})
 
 
 @pytest.mark.parametrize(

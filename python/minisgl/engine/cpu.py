@@ -49,6 +49,7 @@ class CpuDevice(Device):
     10,273, 11,751, 11,317 and 9,615 tokens/s (the built-in model); 154, 180, 280, 229 and 146 on a
     busy machine (Qwen3-0.6B shapes). Larger chunks fall out of the cache."""
     measured_sizes = (16, 32, 64, 128, 256)
+    measuring_s = 0.5
     default_memory_ratio = 0.5  # lower than on a GPU, because other programs use this memory too
     KV_SHARE = 0.25
     """Of the machine's memory, for the KV cache: other programs and the file cache need the rest.

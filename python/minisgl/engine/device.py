@@ -6,6 +6,7 @@ waits for the result. Read next: `cpu.py`, then `cuda.py`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class Device(ABC):
 
     best_chunk: the number of prompt tokens of a step at which the prefill rate is best.
     measured_sizes: the numbers of prompt tokens for which start-up times steps (the stall bound).
+    measuring_s: after so many seconds it times no step again.
     max_threads: the threads that a step can use; start-up chooses 1 or this number. 0 if there is
     no choice.
     kv_limit_bytes: the most that the KV cache takes unless the user says how much; None for no
@@ -106,6 +108,7 @@ class Device(ABC):
     max_graph_tokens = 0
     can_compile_only = False
     default_memory_ratio: float
+    measuring_s = math.inf
     kv_limit_bytes: int | None = None
 
     @abstractmethod

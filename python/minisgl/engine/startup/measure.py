@@ -35,8 +35,11 @@ CACHED_TOKENS = 4096  # before a prompt chunk, if the context has room for them
 
 def measure_step_times(engine: Engine) -> StepTimes:
     """Return the times of this engine's steps. All ranks get the slowest rank's."""
-    prompt_us = _prompt_times(engine)
+    clock = _Clock(engine)
+    prompt_us = _prompt_times(engine, clock)
     num_tokens = prompt_us[-1][0]
+    if not clock.has_time():
+        return _of_few_steps(engine, prompt_us)
     has_short = any(size >= MANY_DECODE_ROWS and us <= SHORT_STEP_US for size, us in prompt_us)
     rows = min(MANY_DECODE_ROWS if has_short else DECODE_ROWS, engine.max_running)
     few = min(CONTEXT_ROWS, engine.max_running)
@@ -44,7 +47,9 @@ def measure_step_times(engine: Engine) -> StepTimes:
     start = min(CACHED_TOKENS, room) // engine.page_size * engine.page_size
     decodes = [(1, 0), (rows, 0), (few, 0), *([(few, start)] if start > 0 else [])]
     one, many, few_us, *deep_us = _decode_us(
-        engine, [probe_plan(engine, n, before=before, sampling=GREEDY) for n, before in decodes]
+        engine,
+        [probe_plan(engine, n, before=before, sampling=GREEDY) for n, before in decodes],
+        clock,
     )
     times = StepTimes(
         prompt_us=tuple(prompt_us),
@@ -54,7 +59,7 @@ def measure_step_times(engine: Engine) -> StepTimes:
     )
     if not deep_us:
         return times
-    resume_us, attend_ns = _cost_of_cached(engine, prompt_us, times.default_chunk, start)
+    resume_us, attend_ns = _cost_of_cached(engine, prompt_us, times.default_chunk, start, clock)
     return replace(
         times,
         context_ns=max(deep_us[0] - few_us, 0) * 1e3 / (few * start),
@@ -64,7 +69,11 @@ def measure_step_times(engine: Engine) -> StepTimes:
 
 
 def _cost_of_cached(
-    engine: Engine, prompt_us: Sequence[tuple[int, float]], chunk: int, start: int
+    engine: Engine,
+    prompt_us: Sequence[tuple[int, float]],
+    chunk: int,
+    start: int,
+    clock: _Clock,
 ) -> tuple[float, float]:
     """Return `resume_us` and `attend_ns` of `StepTimes`.
 
@@ -81,7 +90,7 @@ def _cost_of_cached(
         if not before:
             return [us for _, us in timed]
         plans = [probe_plan(engine, 0, [size], before=before, sampling=GREEDY) for size, _ in timed]
-        return [float(us) for us in slowest_us(engine, plans)]
+        return [float(us) for us in slowest_us(engine, plans, clock=clock)]
 
     compiles = bool(engine.device.warm_up_rows(engine.max_running))
     page = engine.page_size if compiles and engine.page_size < start else 0
@@ -93,9 +102,23 @@ def _cost_of_cached(
     return resume_us, attend_ns
 
 
-def _decode_us(engine: Engine, plans: Sequence[Plan]) -> list[int]:
+def _of_few_steps(engine: Engine, prompt_us: Sequence[tuple[int, float]]) -> StepTimes:
+    """Return the times of a model whose first steps took all of `Device.measuring_s`: one decode
+    step is timed, a decode row takes as long as a token of the smallest prompt, and what attending
+    to more tokens takes is left out."""
+    [one] = slowest_us(engine, [probe_plan(engine, 1, sampling=GREEDY)], rounds=1)
+    tokens, us = prompt_us[0]
+    return StepTimes(
+        prompt_us=tuple(prompt_us),
+        decode_us=one,
+        row_us=max(us - one, 0.0) / (tokens - 1) if tokens > 1 else 0.0,
+        padded_tokens=engine.tuning.graph_tokens,
+    )
+
+
+def _decode_us(engine: Engine, plans: Sequence[Plan], clock: _Clock) -> list[int]:
     """Return the time of each decode step in microseconds, as a stream has it."""
-    alone = slowest_us(engine, plans)
+    alone = slowest_us(engine, plans, clock=clock)
     if max(alone) > SHORT_STEP_US:
         return alone
     best = [1e9] * len(plans)
@@ -112,33 +135,53 @@ def _decode_us(engine: Engine, plans: Sequence[Plan]) -> list[int]:
     return [-engine.comm.all_min(-int(us)) for us in best]
 
 
-def _prompt_times(engine: Engine) -> list[tuple[int, float]]:
+def _prompt_times(engine: Engine, clock: _Clock) -> list[tuple[int, float]]:
     """Return (tokens, microseconds) of steps with one prompt. The times never decrease."""
     room = min(engine.max_prefill_tokens, engine.max_seq_len, engine.memory.num_tokens)
-    sizes, plans = [], []
+    sizes, plans, firsts = [], [], []
     for size in sorted({min(size, room) for size in engine.device.measured_sizes}):
         plan = probe_plan(engine, 0, [size], sampling=GREEDY)
         if not fits(engine, plan):
             break
         sizes.append(size)
         plans.append(plan)
-        if slowest_us(engine, [plan], rounds=1)[0] > LONG_STEP_US:
+        firsts += slowest_us(engine, [plan], rounds=1)
+        if firsts[-1] > LONG_STEP_US:
             break
+    again = slowest_us(engine, plans, clock=clock) if clock.has_time() else firsts
     times: list[tuple[int, float]] = []
     longest = 0
-    for size, us in zip(sizes, slowest_us(engine, plans), strict=True):
-        longest = max(longest, us)
+    for size, first, us in zip(sizes, firsts, again, strict=True):
+        longest = max(longest, min(first, us))
         times.append((size, float(longest)))
     return times
 
 
-def slowest_us(engine: Engine, plans: Sequence[Plan], rounds: int = NUM_ROUNDS) -> list[int]:
+class _Clock:
+    """Says whether there is time to time a step again, to all ranks the same."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._end = engine, time.perf_counter() + engine.device.measuring_s
+
+    def has_time(self) -> bool:
+        return bool(self._engine.comm.all_min(int(time.perf_counter() < self._end)))
+
+
+def slowest_us(
+    engine: Engine,
+    plans: Sequence[Plan],
+    rounds: int = NUM_ROUNDS,
+    clock: _Clock | None = None,
+) -> list[int]:
     """Return the shortest time of each step in microseconds. All ranks get the slowest rank's.
 
-    Each round times every step once, so that other load on the machine affects all of them.
+    Each round times every step once, so that other load on the machine affects all of them. clock:
+    rounds after the first begin only while it has time.
     """
     best = [1e9] * len(plans)
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number and clock and not clock.has_time():
+            break
         for index, plan in enumerate(plans):
             start = time.perf_counter()
             run_probe(engine, plan)

@@ -23,10 +23,14 @@ logger = get_logger(__name__)
 LONG_STEP_S = 0.02
 """If a decode step on all threads takes longer, one thread is not timed. Waking a thread takes 5 to
 50 us, and a step wakes threads for 4 to 8 GEMMs per layer: 1 to 10 ms in all for 28 layers."""
-NUM_ROUNDS = 31
+SURELY_LONG_S = 2 * LONG_STEP_S
+"""If the first timed step takes longer, it is not timed again: a step of 8 B takes 0.4 s."""
+TRIAL_S = 0.5
+"""The most that the rounds together take, about."""
+NUM_ROUNDS, LEAST_ROUNDS = 31, 7
 """A round times one decode step on all threads and one on a single thread: 0.2 s in all for the
 built-in model. With 20 % noise the median ratio of 2 ms to 3 ms is on the wrong side of MARGIN less
-than once in a million starts."""
+than once in a million starts. Longer steps have fewer rounds."""
 MARGIN = 0.9
 """One thread is chosen if its median time is below this share of that of all threads."""
 AGREEMENT = 0.7
@@ -62,17 +66,20 @@ def fastest_threads(
         decode()
         return clock() - start
 
-    all_s = statistics.median(time_on(most) for _ in range(3))
+    all_s = time_on(most)
+    if all_s <= SURELY_LONG_S:
+        all_s = statistics.median((all_s, time_on(most), time_on(most)))
     if all_s > LONG_STEP_S:
         logger.info("steps run on %d threads (a decode step takes %.0f ms)", most, all_s * 1e3)
         return most
     ones, alls = [], []
-    for _ in range(NUM_ROUNDS):  # alternating, so that other load affects both
+    num_rounds = min(max(int(TRIAL_S / (4 * all_s)), LEAST_ROUNDS), NUM_ROUNDS)
+    for _ in range(num_rounds):  # alternating, so that other load affects both
         ones.append(time_on(1))
         alls.append(time_on(most))
     ratio = statistics.median(one / all_ for one, all_ in zip(ones, alls, strict=True))
     num_faster = sum(one < all_ for one, all_ in zip(ones, alls, strict=True))
-    chosen = 1 if ratio < MARGIN and num_faster >= AGREEMENT * NUM_ROUNDS else most
+    chosen = 1 if ratio < MARGIN and num_faster >= AGREEMENT * num_rounds else most
     logger.info(
         "steps run on %s: a decode step takes %.1f ms on 1 thread and %.1f ms on %d (1 thread was "
         "faster in %d of %d rounds; it is taken if it is clearly faster)",
@@ -81,6 +88,6 @@ def fastest_threads(
         statistics.median(alls) * 1e3,
         most,
         num_faster,
-        NUM_ROUNDS,
+        num_rounds,
     )
     return chosen
