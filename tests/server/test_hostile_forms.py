@@ -1,23 +1,33 @@
-"""Hostile schemas end in a 400, and running streams keep their text.
+"""Hostile schemas, texts and templates end in a 400, and running streams keep their text.
 
 `pytest -s` prints the time of each refusal and the worst gap of a stream beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import shutil
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
+import pytest
 
-from helpers.running_server import RunningServer
+from helpers.endless import endless_flags
+from helpers.running_server import RunningServer, assert_nothing_left
 from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
 
 NUM_STREAMS = 3
+NUM_HEAVY = 8
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -109,3 +119,114 @@ def gap(times: list[float], start: float, end: float) -> float:
     """The longest time between two tokens that has a part in [start, end], in seconds."""
     pairs = itertools.pairwise(times)
     return max((b - a for a, b in pairs if b > start and a < end), default=0.0)
+
+
+TEXT = "<" * (15 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": TEXT}),
+        ("/tokenize", {"prompt": TEXT, "add_special_tokens": False}),
+        ("/tokenize", {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}],
+                                       "system": TEXT}),
+        ("/detokenize", {"tokens": [1] * 3_000_000}),
+    ],
+    ids=["text", "plain", "chat", "count_tokens", "system", "ids"],
+)  # fmt: skip
+def test_the_largest_bodies_are_refused_with_the_numbers(
+    builtin: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    """15 MiB were a turn of 6 to 41 s in the tokenizer, and the server ended: its worker hung."""
+    with httpx.Client(base_url=builtin.url, timeout=150) as http:
+        answer = http.post(path, json={"model": MODEL, **body})
+        assert answer.status_code == 400, answer.text
+        assert "at most 65,536 are encoded or decoded in one request" in answer.text
+        assert http.get("/ready").status_code == 200
+
+
+def test_texts_that_wait_have_a_bound(builtin: RunningServer) -> None:
+    """Of five at once at least two are tokenized; those above 32 MiB get a 429."""
+    body = json.dumps({"prompt": TEXT}).encode()
+    with (
+        httpx.Client(base_url=builtin.url, timeout=150) as http,
+        ThreadPoolExecutor(5) as threads,
+    ):
+        answers = list(
+            threads.map(lambda _: http.post("/tokenize", content=body, headers=JSON), range(5))
+        )
+        assert sum(answer.status_code == 400 for answer in answers) >= 2
+        for answer in answers:
+            if answer.status_code != 400:
+                assert answer.status_code == 429
+                assert "of your texts wait" in answer.text
+        assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200
+
+
+def test_another_keys_grammars_wait_for_one_of_many(launch: Any, tmp_path: Path) -> None:
+    """The heavy key's eight take 0.3 s of a core each; the light key's request is the next."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[heavy]\nkey = "heavy"\n[light]\nkey = "light"\n')
+    keys.chmod(0o600)
+    server = launch("--api-key-file", str(keys))
+    hostile = json.dumps({"prompt": "a", "structured_outputs": HOSTILE["patterns to intersect"]})
+    done: list[int] = []
+    with (
+        httpx.Client(
+            base_url=server.url, timeout=150, limits=httpx.Limits(max_connections=20)
+        ) as http,
+        ThreadPoolExecutor(12) as threads,
+    ):
+
+        def refused(number: int) -> None:
+            answer = http.post("/v1/completions", content=hostile, headers=JSON | bearer("heavy"))
+            assert answer.status_code == 400
+            done.append(number)
+
+        heavy = [threads.submit(refused, number) for number in range(NUM_HEAVY)]
+        while not done:
+            time.sleep(0.01)
+        for option in ({}, {"structured_outputs": {"regex": "a+"}}):
+            body = {"prompt": "a", "max_tokens": 2, **option}
+            http.post("/v1/completions", json=body, headers=bearer("light")).raise_for_status()
+        assert len(done) < NUM_HEAVY, "the light key waited for all"
+        for future in heavy:
+            future.result()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_killed_server_leaves_no_renderer(launch: Any, endless: Path, tmp_path: Path) -> None:
+    """It is killed while the template's process is in a loop that may take 7 s of a core."""
+    folder = tmp_path / "m"
+    shutil.copytree(endless, folder)
+    loop = "{% for i in range(99999) %}"
+    (folder / "chat_template.jinja").write_text(loop * 2 + "{% endfor %}" * 2)
+    server = launch(*endless_flags(folder))
+    body = {"messages": [{"role": "user", "content": "a" * 12_000_000}]}
+    with ThreadPoolExecutor(1) as threads:
+        url = f"{server.url}/v1/chat/completions"
+        post = threads.submit(httpx.post, url, json=body, timeout=150)
+        while not (renderer := busy_renderer(server)):
+            assert not post.done(), post.result().text
+            time.sleep(0.02)
+        family = server.family()
+        assert renderer in family
+        os.kill(server.process.pid, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            post.result()
+    assert_nothing_left(server, family)
+
+
+def busy_renderer(server: RunningServer) -> psutil.Process | None:
+    """Return a renderer that has computed for 0.5 s, if there is one; its start takes 0.1 s."""
+    for process in server.family():
+        with contextlib.suppress(psutil.Error):
+            if "minisgl.templates.render" in process.cmdline() and process.cpu_times().user > 0.5:
+                return process
+    return None

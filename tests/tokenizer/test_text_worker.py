@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import select
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,7 +31,6 @@ from minisgl.message import (
 )
 from minisgl.message.frontend import PongMsg, UserReply
 from minisgl.tokenizer import load_tokenizer
-from minisgl.tokenizer.checks import Checks
 from minisgl.tokenizer.worker import TextWorkerConfig, tokenize_worker
 from minisgl.utils.process import Ready, StartFailed, receive_status, run_worker
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
@@ -193,29 +190,6 @@ def test_a_prompt_does_not_wait_for_a_grammar(server: Server) -> None:
     [refusal] = _collect(server.api, bool)
     assert isinstance(refusal, Failed)
     assert (refusal.uid, refusal.param) == (30, "structured_outputs.json")
-
-
-def test_checks_of_grammars_end_in_order_and_can_be_taken_back() -> None:
-    checks, go_on = Checks(), threading.Event()
-
-    def refusal(uid: int) -> Failed:
-        assert go_on.wait(60)
-        return Failed(uid=uid, message="m", code="c", status=400)
-
-    for uid in range(4):
-        checks.add(uid, partial(refusal, uid))
-    assert checks.take() == []
-    assert checks.cancel(2)
-    assert checks.cancel(0), "its check has begun"
-    assert not checks.cancel(0)
-    go_on.set()
-    answers: list[int] = []
-    while len(answers) < 2:
-        assert select.select([checks.news], [], [], 60)[0]
-        answers += [answer.uid for answer in checks.take()]
-    assert answers == [1, 3]
-    assert not checks.cancel(3), "it has gone on"
-    assert not select.select([checks.news], [], [], 0)[0], "nothing wakes the loop again"
 
 
 def test_bad_requests_do_not_reach_the_scheduler(server: Server) -> None:

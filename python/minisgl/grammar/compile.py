@@ -89,12 +89,21 @@ def compiled(structured_outputs: dict[str, Any]) -> str:
 def checked_schema(schema: Any, param: str) -> str:
     """Return the text of a schema's grammar. Raises InvalidSampling, which names the wrong part by
     its path below `param`."""
-    grammar = joined(json_grammar(schema))
-    if reason := problem(grammar):
-        raise _refusal(
-            *(_locate(param, schema, reason) if reason != trial.TOO_LONG else (param, reason))
-        )
-    return grammar
+    check_schemas({param: schema})
+    return joined(json_grammar(schema))
+
+
+def check_schemas(schemas: dict[str, Any]) -> None:
+    """Check schemas by their paths as `checked_schema` does, in `trial.LIMIT_S` for all of them."""
+    grammars = [joined(json_grammar(schema)) for schema in schemas.values()]
+    index, why = trial.first_problem(grammars)
+    if why:
+        param, schema = list(schemas.items())[index]
+        if why != trial.TOO_LONG:
+            param, why = _locate(param, schema, _summary(why))
+        elif len(schemas) > 1:  # all of them together can cause it
+            param = param.partition(".")[0]
+        raise _refusal(param, why)
 
 
 def joined(*grammars: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """The masks of requests with a grammar. Each rank computes its own, from committed tokens alone.
 
-A thread compiles the grammars, one after another, beside the steps of other requests. A request
+A thread compiles the grammars beside the steps of other requests; API keys take turns. A request
 waits until rank 0 has compiled its grammar (`CompiledMsg`). A slower rank waits before the first
 mask until it has compiled the grammar, too. So plans do not depend on the time.
 
@@ -12,7 +12,8 @@ starts, and `LLM` when it gets its first grammar.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 import llguidance
@@ -23,6 +24,7 @@ from minisgl.core.req import Mask
 from minisgl.errors import InvalidSampling, RequestError
 from minisgl.grammar.trial import LIMITS
 from minisgl.utils.text import shortened
+from minisgl.utils.turns import TurnThreads
 
 _PREFIX_SPACE: Final = '"add_prefix_space":true'
 OnCompiled = Callable[[RequestError | None], None]
@@ -43,22 +45,26 @@ class Maskers:
         self._vocab_size = vocab_size
         self._eos_ids = sorted(id for id in eos_ids if id < vocab_size)
         self._vocabulary: llguidance.LLTokenizer | InvalidSampling | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._thread = TurnThreads("grammar")
 
     def prepare(self) -> Future[object]:
         """Read the vocabulary in the thread. The future is done after that, even if it failed."""
-        return self._thread.submit(self._read_vocabulary)
+        return self._thread.submit(None, self._read_vocabulary)
 
-    def create(self, grammar: str, on_compiled: OnCompiled = lambda error: None) -> GrammarMasker:
+    def create(
+        self, grammar: str, on_compiled: OnCompiled = lambda error: None, key: int = 0
+    ) -> GrammarMasker:
         """Return the masker of a new request, and let the thread compile its grammar.
 
-        The thread then calls `on_compiled`, with an error if there can be no masks.
+        The thread then calls `on_compiled`, with an error if there can be no masks. key: the number
+        of the request's API key.
         """
-        return GrammarMasker(self._thread.submit(self._compiled, grammar, on_compiled))
+        compiled = partial(self._compiled, grammar, on_compiled)
+        return GrammarMasker(self._thread.submit(key, compiled))
 
     def close(self) -> None:
         """Wait for the grammar that is being compiled. Later ones are never compiled."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close()
 
     def _compiled(self, grammar: str, on_compiled: OnCompiled) -> _Matcher:
         error: RequestError | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -28,16 +29,32 @@ Each rank compiles again, and its running streams may wait as long."""
 TOO_LONG: Final = (
     f"it takes more than {LIMIT_S} s to compile; use a simpler schema, regex or grammar"
 )
+MASK_S: Final = 0.01
+"""CPU time of the second mask. In each step the rows without a grammar wait for the masks of the
+others. A mask takes 0.15 ms for each KB of text without an alternative, or else less than 1 ms."""
+SLOW: Final = (
+    f"each of its masks takes more than {MASK_S * 1e3:.0f} ms, because it has a very long text "
+    "without an alternative; shorten that text"
+)
 _TOKEN: Final = re.compile(r"<\[\d+\]>")
 _ANY_TOKEN: Final = "<[256]>"  # a special one of the helper's vocabulary
 
 
 def problem(grammar: str) -> str:
     """Return why a grammar cannot be compiled, "" if it can, `TOO_LONG` after `LIMIT_S`."""
+    return first_problem([grammar])[1]
+
+
+def first_problem(grammars: list[str]) -> tuple[int, str]:
+    """Return the index of the first grammar that cannot be compiled, and why; "" if all can.
+
+    `TOO_LONG` if all together take more than `LIMIT_S`; the index is then 0.
+    """
     try:
-        return str(_helper(os.getpid()).ask(packed(grammar), LIMIT_S))
+        index, why = _helper(os.getpid()).ask(packed(grammars), LIMIT_S)
     except HelperEnded:
-        return TOO_LONG
+        return 0, TOO_LONG
+    return index, why
 
 
 @lru_cache(1)
@@ -46,18 +63,30 @@ def _helper(pid: int) -> Helper:
     return Helper("minisgl.grammar.trial")
 
 
-def _compiled() -> Callable[[str], str]:
-    """Return the helper's function: from a grammar to its problem."""
+def _compiled() -> Callable[[list[str]], tuple[int, str]]:
+    """Return the helper's function: `first_problem`."""
     vocabulary = llguidance.LLTokenizer("byte")
 
-    def answer(grammar: str) -> str:
-        text = _TOKEN.sub(_ANY_TOKEN, grammar)
-        matcher = llguidance.LLMatcher(vocabulary, text, limits=LIMITS, log_level=0)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        return str(matcher.get_error())
+    def answer(grammars: list[str]) -> tuple[int, str]:
+        for index, grammar in enumerate(grammars):
+            text = _TOKEN.sub(_ANY_TOKEN, grammar)
+            matcher = llguidance.LLMatcher(vocabulary, text, limits=LIMITS, log_level=0)
+            if why := _problem(matcher):
+                return index, why
+        return 0, ""
 
     return answer
+
+
+def _problem(matcher: llguidance.LLMatcher) -> str:
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if not matcher.is_error():
+        began = time.process_time()
+        matcher.compute_bitmask()
+        if time.process_time() - began > MASK_S:
+            return SLOW
+    return str(matcher.get_error())
 
 
 if __name__ == "__main__":

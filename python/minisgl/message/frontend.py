@@ -10,6 +10,7 @@ import msgspec
 from minisgl.core.event import Accepted, Failed, Finished, Record
 from minisgl.message import (
     AbortMsg,
+    Natural,
     PingMsg,
     ProfileMsg,
     ProfileReply,
@@ -31,23 +32,29 @@ class PongMsg(Record, frozen=True, kw_only=True):
 class EncodeMsg(Record, frozen=True, kw_only=True):
     """Encode a prompt. The tokenizer answers with a `CodecReply` of the same seq, with `ids`.
 
-    is_plain: add no special tokens to a text. with_pieces: ask for `pieces` too.
+    is_plain: add no special tokens to a text. with_pieces: ask for `pieces` too. key: the number of
+    the API key; 0 without keys. context_length: as in `TokenizeMsg`; it bounds the ids.
     """
 
     seq: int
     prompt: Prompt
     is_plain: bool = False
     with_pieces: bool = False
+    key: Natural = 0
+    context_length: int | None = None
 
 
 class DecodeMsg(Record, frozen=True, kw_only=True):
     """Decode token ids (little-endian int32), special tokens included.
 
-    The tokenizer answers with a `CodecReply` of the same seq, with `text`.
+    The tokenizer answers with a `CodecReply` of the same seq, with `text`. key, context_length: as
+    in `EncodeMsg`.
     """
 
     seq: int
     ids: bytes
+    key: Natural = 0
+    context_length: int | None = None
 
 
 class CodecReply(Record, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ class Grammars:
                 AbortMsg(uid=uid, because=Failed.of(uid, error)) if error else CompiledMsg(uid=uid)
             )
 
-        return self._maskers.create(message.grammar, on_compiled)
+        return self._maskers.create(message.grammar, on_compiled, key=message.share[1])
 
     def close(self) -> None:
         """Wait for the grammar that is being compiled. After that `post` is not called."""

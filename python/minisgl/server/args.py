@@ -105,8 +105,8 @@ class ServerArgs(RuntimeArgs):
         1,
         whole(0, 64),
         "server",
-        "tokenizer processes; with 0 the detokenizer's process does both: one process fewer, but a "
-        "very long prompt then holds up the text of running streams",
+        "tokenizer processes; with 0 the detokenizer's process does both: one process fewer, but "
+        "prompts then take time from the text of running streams",
         nodes="first",
     )
     api_key: str | None = option(

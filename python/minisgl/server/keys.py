@@ -21,10 +21,10 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -101,6 +101,11 @@ class Key:
         It is a digest of who shares it and of the salt, so no salt names another key's namespace.
         """
         return hashlib.sha256(msgspec.json.encode([*self._sharers, salt])).hexdigest()
+
+    @property
+    def number(self) -> int:
+        """From 1; by it keys take turns in the workers."""
+        return self._share.number
 
     def use(self) -> KeyUse | None:
         """Return the key's limits and use, for a router; None if it has no limits."""
@@ -270,6 +275,12 @@ class KeyRing:
         if len({entry.key for entry in entries.values()}) < len(entries):
             raise ConfigError(f"{where}: two names have the same key")
         return entries
+
+
+def key_number(scope: Mapping[str, Any]) -> int:
+    """Return the number of the key of an HTTP request; 0 without keys."""
+    key: Key | None = scope.get("api_key")
+    return key.number if key else 0
 
 
 _CHARACTERS: Final = "must be visible ASCII characters without spaces"

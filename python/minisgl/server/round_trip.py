@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
+import msgspec
+
 from minisgl.core import Failed
-from minisgl.errors import EngineError
+from minisgl.errors import EngineError, ServerBusy
 from minisgl.message import PingMsg, ProfileMsg, ProfileReply, Prompt, WatchMsg, WatchReply
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg, PongMsg
 from minisgl.server.errors import encodable
@@ -18,7 +21,14 @@ from minisgl.utils.zmq import PushQueue
 RoundTripReply = PongMsg | ProfileReply | CodecReply | WatchReply
 
 CODEC_TIMEOUT_S: Final = 60.0
-"""A prompt waits until the tokenizer has encoded all prompts before it."""
+"""A prompt waits until the tokenizer has encoded its key's prompts before it."""
+
+MAX_OPEN_BYTES: Final = 32 * 2**20
+"""The most bytes of texts that one key may let wait here, two of the largest bodies. Prompts of the
+model have other bounds."""
+
+SMALL: Final = 64 * 1024
+"""Messages of at most so many bytes are not refused for `MAX_OPEN_BYTES`."""
 
 
 class RoundTrips:
@@ -34,6 +44,7 @@ class RoundTrips:
         self._seqs = itertools.count()
         self._waiting: dict[int, asyncio.Queue[RoundTripReply | EngineError]] = {}
         self._failure: EngineError | None = None
+        self._open_bytes: Counter[int] = Counter()  # of messages to encode or decode, by key
 
     async def ping(self, timeout_s: float) -> bool:
         """Return whether a ping through each tokenizer comes back from every rank in time."""
@@ -71,20 +82,54 @@ class RoundTrips:
         return answers[0].frame
 
     async def encode(
-        self, prompt: Prompt, *, is_plain: bool = False, with_pieces: bool = False
+        self,
+        prompt: Prompt,
+        key: int,
+        context_length: int | None,
+        *,
+        is_plain: bool = False,
+        with_pieces: bool = False,
     ) -> CodecReply:
         """Return the ids of `prompt`. Raises RequestError, EngineError.
 
-        is_plain: add no special tokens. with_pieces: return each token's bytes too.
+        key, context_length, is_plain, with_pieces: see `EncodeMsg`.
         """
         message = EncodeMsg(
-            seq=next(self._seqs), prompt=prompt, is_plain=is_plain, with_pieces=with_pieces
+            seq=next(self._seqs),
+            prompt=prompt,
+            is_plain=is_plain,
+            with_pieces=with_pieces,
+            key=key,
+            context_length=context_length,
         )
-        return await self._codec(message)
+        with encodable():
+            num_bytes = len(msgspec.msgpack.encode(prompt))
+        with self._counted(key, num_bytes):
+            return await self._codec(message)
 
-    async def decode(self, ids: bytes) -> str:
-        """Return the text of token ids (little-endian int32). Raises EngineError."""
-        return (await self._codec(DecodeMsg(seq=next(self._seqs), ids=ids))).text
+    async def decode(self, ids: bytes, key: int, context_length: int | None) -> str:
+        """Return the text of token ids (little-endian int32). Raises RequestError, EngineError.
+
+        key, context_length: see `DecodeMsg`.
+        """
+        message = DecodeMsg(seq=next(self._seqs), ids=ids, key=key, context_length=context_length)
+        with self._counted(key, len(ids)):
+            return (await self._codec(message)).text
+
+    @contextlib.contextmanager
+    def _counted(self, key: int, num_bytes: int) -> Iterator[None]:
+        """Count the bytes of a key's open messages. Raises ServerBusy if they are too many."""
+        is_large = num_bytes > SMALL
+        if is_large and self._open_bytes[key] + num_bytes > MAX_OPEN_BYTES:
+            raise ServerBusy(
+                f"{self._open_bytes[key] / 2**20:.0f} MiB of your texts wait to be encoded or "
+                f"decoded, and at most {MAX_OPEN_BYTES >> 20} MiB may wait; try again later"
+            )
+        self._open_bytes[key] += num_bytes
+        try:
+            yield
+        finally:
+            self._open_bytes[key] -= num_bytes
 
     async def _codec(self, message: EncodeMsg | DecodeMsg) -> CodecReply:
         tokenizer = self._tokenizers[message.seq % len(self._tokenizers)]

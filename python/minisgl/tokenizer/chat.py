@@ -111,7 +111,11 @@ class ChatEncoder:
         return [token for piece in marked.split(self._mark) for token in self._plain_ids(piece)]
 
     def _plain_ids(self, text: str) -> list[int]:
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
+        if not text:
+            return []
+        # As in `Tokenizer.encode`; `encode` of the library would hold Python's lock.
+        [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     @cached_property

@@ -10,7 +10,7 @@ from minisgl.errors import InvalidSampling
 from minisgl.grammar import calls
 from minisgl.grammar.answer import AnswerGrammar
 from minisgl.grammar.closed import closed
-from minisgl.grammar.compile import answer_grammar, checked_schema, compiled, problem
+from minisgl.grammar.compile import answer_grammar, check_schemas, compiled, problem
 from minisgl.grammar.pairs import pairs_call
 from minisgl.tokenizer.answers import AnswerPlan
 from minisgl.tokenizer.parse.formats import (
@@ -55,10 +55,10 @@ def constraint(
         begin, end = reasoning_marks(form.reasoning)
         lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
     if must_call:
-        tools = []
-        for tool, schema in plan.tools:
-            checked_schema(schema, f"tools.{tool}.parameters")
-            tools.append((tool, closed(schema, f"tools.{tool}.parameters")))
+        schemas = {f"tools.{tool}.parameters": schema for tool, schema in plan.tools}
+        check_schemas(schemas)
+        names = (tool for tool, _ in plan.tools)
+        tools = zip(names, (closed(schema, path) for path, schema in schemas.items()), strict=True)
         body = _calls(grammar, replace(plan, tools=tuple(tools)), form.calls)
     elif content:
         body = grammar.sub(answer_grammar(content))

@@ -2,47 +2,33 @@
 
 ``--num-tokenizer 0`` runs one such process with both roles; N > 0 runs N that tokenize and one
 that detokenizes. The process sleeps until a message comes, takes all that have arrived, and sends
-the text of all running requests as one frame. A message that causes an error fails its request
-only.
+the text of all running requests as one frame. `minisgl.tokenizer.work` encodes prompts. A message
+that causes an error fails its request only.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from minisgl.core import Event, Failed
-from minisgl.message import (
-    AbortMsg,
-    DetokenizeMsg,
-    ProfileMsg,
-    SchedulerMsg,
-    TokenizeMsg,
-    WatchMsg,
-)
-from minisgl.message.frontend import (
-    CodecReply,
-    DecodeMsg,
-    EncodeMsg,
-    FrontendMsg,
-    PongMsg,
-    UserReply,
-)
-from minisgl.tokenizer.checks import Checks, begin, has_grammar
+from minisgl.errors import EngineError
+from minisgl.message import AbortMsg, DetokenizeMsg
+from minisgl.message.frontend import CodecReply, FrontendMsg, PongMsg, UserReply
 from minisgl.tokenizer.detokenize import Detokenizer
 from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
+from minisgl.tokenizer.work import JOB_S, Work
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
 
 NATIVE_S: Final = 60.0
 """The most CPU seconds in one piece of native code. The largest tokenizer loads in 4 s."""
 
-TURN_S: Final = 30.0
-"""The most seconds of a turn. A prompt of a million tokens or a template may take long."""
+LOOK_S: Final = 10.0
+"""How often an idle worker looks whether one of its threads hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,62 +79,31 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
         to_api = stack.enter_context(closing(PushQueue(config.endpoints.api)))
         status.ready(info)
 
-        checks = Checks()
+        work = Work(encoder)
         pulse = status.pulse
-        pulse.allowed_s = lambda: TURN_S
-        waiting: deque[FrontendMsg] = deque()
         while True:
             events: list[Event] = []
             passed_on: list[UserReply] = []
-            if not waiting:
+            if not work:
                 pulse.rest()
-            ready = wait(inboxes, 0 if waiting else None, news=checks.news)
+            ready = wait(inboxes, 0 if work else LOOK_S, news=work.news)
+            if work.is_late:
+                raise EngineError(f"a prompt or a grammar has taken more than {JOB_S:g} s")
             pulse.turn()
+            aborts: list[AbortMsg] = []
             for inbox in ready:
                 for message in inbox.get(0):
                     if isinstance(message, DetokenizeMsg):
                         events += message.events
                         passed_on += [PongMsg(seq=seq) for seq in message.pings]
                         passed_on += message.pass_on
-                    elif isinstance(message, AbortMsg):
-                        _take_back(waiting, checks, message)
-                    else:
-                        waiting.append(message)
+                    elif not isinstance(message, AbortMsg):
+                        work.add(message)
+                    elif not work.cancel(message.uid):  # otherwise it was not sent on
+                        aborts.append(message)
             replies, stops = detokenizer.handle(events)
             to_api.put([*replies, *passed_on])
-            to_scheduler.put(stops)
-            answers: list[_Answer] = [*checks.take()]
-            if waiting:  # one prompt a turn, so that streams wait for at most one long prompt
-                answers += _forward(encoder, checks, waiting.popleft())
-            for answer in answers:
+            to_scheduler.put([*stops, *aborts])
+            # One short prompt a turn, so that streams wait for one at most.
+            for answer in [*work.take(), *work.step()]:
                 (to_api if isinstance(answer, Failed | CodecReply) else to_scheduler).put([answer])
-
-
-_Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
-
-
-def _take_back(waiting: deque[FrontendMsg], checks: Checks, abort: AbortMsg) -> None:
-    """Drop a prompt that was not sent on. Otherwise send the abort on before all waiting
-    messages."""
-    if checks.cancel(abort.uid):
-        return
-    for message in waiting:
-        if isinstance(message, TokenizeMsg) and message.uid == abort.uid:
-            waiting.remove(message)
-            return
-    waiting.appendleft(abort)
-
-
-def _forward(encoder: PromptEncoder, checks: Checks, message: FrontendMsg) -> list[_Answer]:
-    """Return the answers to send now. A request whose grammar must be checked has none yet."""
-    if isinstance(message, TokenizeMsg):
-        finish = begin(encoder, message)
-        if not has_grammar(message):
-            return [finish()]
-        checks.add(message.uid, finish)
-        return []
-    if isinstance(message, EncodeMsg | DecodeMsg):
-        from minisgl.tokenizer.codec import answer_codec
-
-        return [answer_codec(encoder, message)]
-    return [message]

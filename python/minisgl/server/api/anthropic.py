@@ -19,6 +19,7 @@ from minisgl.server.api.left_out import BUDGET, EFFORT, Omission, OmissionLog, f
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json
 from minisgl.server.frontend import Frontend
+from minisgl.server.keys import key_number
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
 
@@ -72,7 +73,9 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """Count the tokens of the prompt that /v1/messages makes of the same request."""
         asked = await body.read(request, CountRequest)
         model.check(asked.model)
-        reply = await frontend.round_trips.encode(chat_of(asked)[0].split_prompt)
+        prompt = chat_of(asked)[0].split_prompt
+        limits = key_number(request.scope), frontend.context_length
+        reply = await frontend.round_trips.encode(prompt, *limits)
         return body.response(TokenCount(input_tokens=len(ids_from_bytes(reply.ids))))
 
     return routes

@@ -17,6 +17,7 @@ from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json, token_prompt
 from minisgl.server.api.tools import tools_of
 from minisgl.server.frontend import Frontend
+from minisgl.server.keys import key_number
 from minisgl.server.openapi import operation
 
 
@@ -99,7 +100,11 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         model.check(asked.model)
         is_plain = asked.add_special_tokens is False
         reply = await frontend.round_trips.encode(
-            asked.encoded, is_plain=is_plain, with_pieces=bool(asked.return_token_strs)
+            asked.encoded,
+            key_number(request.scope),
+            frontend.context_length,
+            is_plain=is_plain,
+            with_pieces=bool(asked.return_token_strs),
         )
         ids = ids_from_bytes(reply.ids).tolist()
         names = [token_name(piece) for piece in reply.pieces] if asked.return_token_strs else None
@@ -114,7 +119,8 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         asked = await body.read(request, DetokenizeRequest)
         model.check(asked.model)
         ids = token_prompt(asked.tokens, "tokens").ids if asked.tokens else b""
-        text = await frontend.round_trips.decode(ids)
+        limits = key_number(request.scope), frontend.context_length
+        text = await frontend.round_trips.decode(ids, *limits)
         return body.response(Detokenized(prompt=text))
 
     return routes

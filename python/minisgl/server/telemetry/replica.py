@@ -22,7 +22,7 @@ from minisgl.message.replica import PromptHashes, ReplicaState
 from minisgl.server import body
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
-from minisgl.server.keys import Key, KeyRing
+from minisgl.server.keys import Key, KeyRing, key_number
 
 if TYPE_CHECKING:
     from minisgl.server.api.models import ServedModel
@@ -84,7 +84,8 @@ async def prefix_answer(
             f"the header X-Minisgl-Prefix must be a page size from 1 to {MAX_PAGE_SIZE}"
         )
     page_size = int(asked)
-    replies = [await frontend.round_trips.encode(prompt) for prompt in prompts]
+    limits = key_number(request.scope), frontend.context_length
+    replies = [await frontend.round_trips.encode(prompt, *limits) for prompt in prompts]
     hashes = prompt_hashes(ids_from_bytes(replies[0].ids), page_size, namespace)
     key: Key | None = request.scope.get("api_key")
     answer = PromptHashes(
