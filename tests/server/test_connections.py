@@ -64,7 +64,10 @@ def test_above_the_bound_only_a_few_are_accepted() -> None:
         connections.add(connection := Recorded("a", []))
         connections.serve(connection)
     assert connections.is_over
+    assert connections.is_full
     assert not connections.make_room()
+    connections.wait(connection)
+    assert not connections.is_full
 
 
 def test_the_address_of_a_client() -> None:

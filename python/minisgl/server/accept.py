@@ -57,15 +57,18 @@ async def accept(
 
     try:
         while True:
+            while connections.is_full:
+                await asyncio.sleep(PAUSE_S)
             try:
                 client, peer = await loop.sock_accept(listening)
             except OSError as error:
-                if error.errno in _NO_ROOM:
+                if is_lacking := error.errno in _NO_ROOM:
                     connections.displace()
-                    await asyncio.sleep(PAUSE_S)
-                continue  # else the client has left already
-            while not connections.make_room():
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(PAUSE_S if is_lacking else 0)  # else the client has left
+                continue
+            if not connections.make_room():  # it became full during the wait
+                client.close()
+                continue
             protocol = connect(peer[0])
             making = loop.connect_accepted_socket(
                 partial(_itself, protocol),

@@ -102,6 +102,11 @@ class Connections:
         return True
 
     @property
+    def is_full(self) -> bool:
+        """Whether not one more connection may be kept."""
+        return not self._waiting and len(self._open) >= self.most + EXTRA
+
+    @property
     def is_over(self) -> bool:
         """Whether there are more connections than the bound, because all others are served."""
         return len(self._open) > self.most
