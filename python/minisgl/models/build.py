@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,8 @@ def load_model(
     config = ModelConfig.from_folder(folder, quantization)
 
     checkpoint = None if dummy else open_checkpoint(folder, config)
+    if checkpoint:
+        config = replace(config, formats=config.formats.of_files(checkpoint.names))
     names = {EMBEDDING, LM_HEAD}
     if checkpoint and config.tie_word_embeddings and checkpoint.names.issuperset(names):
         from minisgl.models.tied import untied_if_different

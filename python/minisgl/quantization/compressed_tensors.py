@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisgl.quantization.config import PLAIN_ROUTERS, fp4_format, grouped_format, scaled_format
+from minisgl.quantization.config import fp4_format, grouped_format, scaled_format
 from minisgl.quantization.cut import ALL
 from minisgl.quantization.fp4 import MX_GROUP, NV_GROUP
 from minisgl.quantization.rules import Rule, Section, named, of_class
@@ -10,8 +10,7 @@ from minisgl.quantization.weight import PLAIN, Format
 
 
 def read_compressed_tensors(config: Section) -> list[Rule]:
-    """Return the rules: ignored modules and routers first, then modules by name, then modules by
-    class."""
+    """Return the rules: ignored modules first, then modules by name, then modules by class."""
     if config.get("kv_cache_scheme") is not None:  # `--kv-cache-dtype` says whether it is used
         scheme = config.section("kv_cache_scheme")
         scheme.check("type", "float")
@@ -28,7 +27,7 @@ def read_compressed_tensors(config: Section) -> list[Rule]:
         by_class.append(Rule(matches=of_class(*targets), format=format))
     rules = [Rule(matches=named(config, ignored), format=PLAIN)]
     rules.append(Rule(matches=of_class(*ignored), format=PLAIN))
-    return [*rules, PLAIN_ROUTERS, *by_name, *by_class]
+    return [*rules, *by_name, *by_class]
 
 
 def _format(config: Section, group: Section) -> Format:

@@ -26,11 +26,6 @@ from minisgl.quantization.weight import PLAIN, Format, Target
 NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 PACKED: Final = 8
 """Numbers of 4 bits in an int32: files hold them so."""
-ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
-PLAIN_ROUTERS: Final = Rule(
-    matches=lambda module, target: ROUTERS.search(module) is not None, format=PLAIN
-)
-"""Routers are plain in every format, listed or not: DeepSeek-V3's config has no list at all."""
 PACKINGS: Final[Mapping[str, GroupedSpelling]] = {
     "auto_round:auto_gptq": "gptq",
     "auto_round:gptq": "gptq",
@@ -125,10 +120,10 @@ def _fbgemm(config: Section) -> list[Rule]:
 
 
 def _linear_but(config: Section, key: str, format: Format) -> list[Rule]:
-    """Rules: the modules of the ignore list `key` and routers are plain, all other linear layers
-    have `format`. A config without the list means the LM head."""
+    """Rules: the modules of the ignore list `key` are plain, all other linear layers have `format`.
+    A config without the list means the LM head."""
     ignored = excluded(config, config.names(key, ["lm_head"]))
-    return [ignored, PLAIN_ROUTERS, Rule(matches=of_class("Linear"), format=format)]
+    return [ignored, Rule(matches=of_class("Linear"), format=format)]
 
 
 def _mxfp4(config: Section) -> list[Rule]:
@@ -151,7 +146,6 @@ def _modelopt(config: Section) -> list[Rule]:
     names = [*config.names("exclude_modules"), *config.names("ignore")]
     return [
         Rule(matches=_wildcards(names), format=PLAIN),
-        PLAIN_ROUTERS,
         Rule(matches=of_class("Linear"), format=formats[config.get("quant_algo")]),
     ]
 
@@ -248,13 +242,12 @@ def _group(config: Section, key: str) -> int:
 
 
 def _layers(format: Format) -> list[Rule]:
-    """Rules: the linear layers inside the decoder's layers have `format`, except routers."""
+    """Rules: the linear layers inside the decoder's layers have `format`."""
     return [
-        PLAIN_ROUTERS,
         Rule(
             matches=lambda module, target: target == "Linear" and ".layers." in module,
             format=format,
-        ),
+        )
     ]
 
 

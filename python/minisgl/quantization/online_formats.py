@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
 
-from minisgl.quantization.config import ROUTERS, grouped_format, scaled_format
+from minisgl.quantization.config import grouped_format, scaled_format
 from minisgl.quantization.online import GROUP, UNITS, Kind, OnlineInt4, OnlineScaled
 from minisgl.quantization.packed import PackedWeight, rows_of_share
+from minisgl.quantization.rules import ROUTERS
 from minisgl.quantization.weight import (
     PLAIN,
     Format,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from minisgl.errors import ConfigError
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
@@ -14,6 +14,10 @@ SUPPORTED = (
     "fp8 (a scale for each matrix, row or block), int8, int4 (compressed-tensors, AWQ, GPTQ, "
     "AutoRound), MXFP4 and NVFP4 weights; docs/quantization.md has the list"
 )
+
+ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
+QUANTISED: Final = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
+"""Ends of tensors' names that only quantised weights have."""
 
 Matches = Callable[[str, Target], bool]
 """(module, class) -> whether a rule applies to it."""
@@ -32,18 +36,25 @@ class Rule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredFormats(Formats):
     """A module has the format of the first rule that applies to it. Without such a rule it is
-    plain.
+    plain. Routers are plain whatever the rules say, unless the files have them quantised:
+    DeepSeek-V3's config lists no plain module, and its routers are.
 
     aliases: module -> its own name and its names in files; a rule may match any of them.
+    quantised: the modules that are quantised in the files, by the names that layers declare.
     """
 
     where: str
     rules: tuple[Rule, ...]
+    quantised: frozenset[str] = frozenset()
     aliases: Callable[[str], Sequence[str]] = lambda module: (module,)
 
     @property
     def names(self) -> Sequence[str]:
         return tuple(dict.fromkeys(rule.format.name for rule in self.rules if rule.format.name))
+
+    def of_files(self, names: Collection[str]) -> Formats:
+        found = (name.rpartition(".")[0] for name in names if name.endswith(QUANTISED))
+        return replace(self, quantised=frozenset(found))
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
         formats = [self._format_of(module, target) for module in modules]
@@ -55,6 +66,8 @@ class ConfiguredFormats(Formats):
         return formats[0]
 
     def _format_of(self, module: str, target: Target) -> Format:
+        if ROUTERS.search(module) and module not in self.quantised:
+            return PLAIN
         names = self.aliases(module)
         for rule in self.rules:
             if any(rule.matches(name, target) for name in names) != rule.others:

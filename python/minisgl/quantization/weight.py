@@ -11,7 +11,7 @@ Axes: O outputs, I inputs, L matrices of a stack.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -146,6 +146,10 @@ class Formats:
         from minisgl.quantization.panelled import log_kernels
 
         log_kernels(model, self.names)
+
+    def of_files(self, names: Collection[str]) -> Formats:
+        """The formats for a checkpoint whose tensors have these names."""
+        return self
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
         """The format of `modules`, which are of class `target` and are multiplied as one matrix.
