@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import jsonschema
@@ -135,11 +137,32 @@ def test_references_that_multiply_are_refused() -> None:
     result = closed(schema, "p")
     assert result["properties"]["a"] == {"$ref": "#/$defs/l0"}
     wide = {f"p{i}": {} for i in range(500)}
-    branches = [{"properties": wide, "required": [f"p{i}"]} for i in range(300)]
+    branches = [{"properties": wide, "required": [f"p{i}"]} for i in range(500)]
     with pytest.raises(
         InvalidSampling, match="p cannot be used: references or branches make it too large"
     ):
         closed({"type": "object", "properties": {"b": {}}, "anyOf": branches}, "p")
+
+
+def test_the_work_is_bounded() -> None:
+    """Chains of references, each of which is met in a walk of its own, and large definitions."""
+    chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)}
+    large = {"properties": {f"p{i}": {"properties": {"a": {}}} for i in range(2000)}}
+    uses = {f"u{i}": {"$ref": f"#/$defs/l{i}"} for i in range(1000)}
+    several = {f"l{i}": {**large, "allOf": [{"$ref": "#/$defs/l0"}]} for i in range(1, 5)}
+    start = time.process_time()
+    for schema in (
+        {"$defs": {**chain, "d2000": X}, "allOf": [{"$ref": "#/$defs/d0"}, X]},
+        {"$defs": {"l0": large, **several}, "properties": {"u": {"$ref": "#/$defs/l4"}}},
+        {
+            "$defs": {f"l{i}": large for i in range(1000)},
+            "properties": uses,
+            "allOf": [*uses.values()],
+        },
+    ):
+        with contextlib.suppress(InvalidSampling):
+            closed({"type": "object", **schema}, "p")
+    assert time.process_time() - start < 10
 
 
 def test_a_definition_that_nothing_needs_may_be_wrong() -> None:

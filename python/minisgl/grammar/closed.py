@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from minisgl.errors import InvalidSampling
 from minisgl.grammar.schema import DATA, NAMED, changed, target
 
-MAX_STEPS: Final = 100_000
-"""Schemas that are looked at, and names that are added: 0.1 s of a busy core. A schema of 128 KiB
+MAX_STEPS: Final = 200_000
+"""Schemas that are looked at, and names that are added: 0.5 s of a busy core. A schema of 128 KiB
 has at most 20,000; references and branches can multiply them."""
 _SAYS: Final = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _REFUSED: Final = ("not", "if", "then", "else", "dependentSchemas", "dependencies", "propertyNames")
@@ -33,20 +33,19 @@ def closed(schema: dict[str, Any], param: str) -> dict[str, Any]:
     Raises InvalidSampling, which names `param`, if it becomes too large, or if a definition that
     llguidance did not need is wrong.
     """
-    shared = frozenset[str]()
-    while True:
-        closer = _Closer(root=schema, shared=shared, param=param)
-        try:
+    closer = _Closer(root=schema, param=param)
+    try:
+        while True:
             result: dict[str, Any] = closer.of(schema, "")
-        except InvalidSampling:
-            raise
-        except (LookupError, TypeError, ValueError) as error:
-            raise InvalidSampling(
-                f"{param} cannot be used: a part of it is no JSON schema ({error!r})", param=param
-            ) from None
-        if closer.found <= shared:
-            return result
-        shared |= closer.found
+            if closer.found <= closer.shared:
+                return result
+            closer.shared |= closer.found
+    except InvalidSampling:
+        raise
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidSampling(
+            f"{param} cannot be used: a part of it is no JSON schema ({error!r})", param=param
+        ) from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,15 +53,17 @@ class _Closer:
     """Mutable: it counts its steps, and finds shared schemas.
 
     shared: pointers to schemas that describe an object together with others, so that they stay
-    open, and the schema that refers to them is closed. found: those that this walk met. declared:
-    `_own_names` of what a reference points to.
+    open, and the schema that refers to them is closed. found: those that a walk met; it may find
+    more if it knows them. declared: `_own_names` of what a reference points to. cyclic: whether a
+    pointer's schema refers to itself.
     """
 
     root: dict[str, Any]
-    shared: frozenset[str]
     param: str
+    shared: set[str] = field(default_factory=set)
     found: set[str] = field(default_factory=set)
     declared: dict[str, tuple[frozenset[str] | None, list[str]]] = field(default_factory=dict)
+    cyclic: dict[str, bool] = field(default_factory=dict)
     steps: int = MAX_STEPS
 
     def of(
@@ -79,6 +80,7 @@ class _Closer:
             return [self.of(each, f"{pointer}/{i}") for i, each in enumerate(schema)]
         if not isinstance(schema, dict):
             return schema
+        self._count(1)
         is_open = is_open or pointer in self.shared
         shown = {
             key: value if key in DATA or key in _REFUSED else self._below(key, value, pointer)
@@ -185,18 +187,21 @@ class _Closer:
 
     def _is_cyclic(self, pointer: str) -> bool:
         """Return whether the schema at `pointer` refers to itself, also by way of others."""
-        waiting, met = [f"#{quote(pointer)}"], set[str]()
-        while waiting:
-            inside: list[str] = []
-            changed(target(self.root, waiting.pop()), partial(_keep_reference, inside))
-            self._count(1 + len(inside))
-            for reference in inside:
-                if unquote(reference[1:]) == pointer:
-                    return True
-                if reference not in met:
-                    met.add(reference)
-                    waiting.append(reference)
-        return False
+        if pointer not in self.cyclic:
+            waiting, met = [f"#{quote(pointer)}"], set[str]()
+            for reference in waiting:  # which grows
+                found: list[str] = []
+                changed(target(self.root, reference), partial(self._keep_reference, found))
+                waiting += {*found} - met
+                met.update(found)
+            self.cyclic[pointer] = pointer in {unquote(reference[1:]) for reference in met}
+        return self.cyclic[pointer]
+
+    def _keep_reference(self, found: list[str], schema: dict[str, Any]) -> dict[str, Any]:
+        self._count(1)
+        if _pointer(schema) is not None:
+            found.append(schema["$ref"])
+        return schema
 
     def _count(self, steps: int) -> None:
         self.steps -= steps
@@ -210,12 +215,6 @@ class _Closer:
 
 def _joined(names: frozenset[str] | None, more: frozenset[str] | None) -> frozenset[str] | None:
     return None if names is None or more is None else names | more
-
-
-def _keep_reference(found: list[str], schema: dict[str, Any]) -> dict[str, Any]:
-    if _pointer(schema) is not None:
-        found.append(schema["$ref"])
-    return schema
 
 
 def _is_alone(schema: dict[str, Any], key: str) -> bool:
