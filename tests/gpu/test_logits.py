@@ -35,13 +35,17 @@ def close_rows(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     return ((first + changes) / 128).to(dtype)
 
 
-def check(ops: CudaOps, logits: torch.Tensor, exact: torch.Tensor, *, is_tie: bool = True) -> None:
+def check(
+    ops: CudaOps, logits: torch.Tensor, exact: torch.Tensor, inputs: int, *, is_tie: bool = True
+) -> None:
+    """A matrix instruction adds 16 products to a sum and cuts off what float32 does not hold: a
+    unit in its last place each time, at most, where all products have one sign."""
     assert logits.dtype == torch.float32
     assert logits.shape == exact.shape
-    largest = exact.abs().amax(-1)
-    assert ((logits.double() - exact).abs().amax(-1) <= 2**-17 * largest).all()
+    error = max(2**-17, inputs / 16 * 2**-23) * exact.abs().amax(-1)
+    assert ((logits.double() - exact).abs().amax(-1) <= error).all()
     ids = ops.sample(logits, BatchSamplingArgs(all_greedy=True)).long()
-    assert (exact.amax(-1) - exact.gather(1, ids[:, None])[:, 0] <= 2**-16 * largest).all()
+    assert (exact.amax(-1) - exact.gather(1, ids[:, None])[:, 0] <= 2 * error).all()
     rounded = exact.bfloat16()
     ties = (rounded == rounded.amax(-1, keepdim=True)).sum(-1) > 1
     assert not is_tie or ties.any(), "no tie to be found"
@@ -56,7 +60,7 @@ def test_plain_tables(dtype: torch.dtype, rows: int, shape: tuple[int, int], ops
     sizes = 1 + torch.rand(rows, shape[1], device="cuda")
     x = (sizes * (table[0].sign() + 0.5).sign()).to(dtype)
     torch.cuda.synchronize()  # weights are fetched while the kernel before still runs
-    check(ops, ops.logits(x, table), x.double() @ table.double().T)
+    check(ops, ops.logits(x, table), x.double() @ table.double().T, shape[1])
 
 
 @pytest.mark.parametrize("form", ["fp8 blocks", "int8 rows", "int4", "int4 zeros", "MXFP4"])
@@ -67,7 +71,7 @@ def test_packed_tables(rows: int, form: str, ops: CudaOps) -> None:
     x = torch.randn(rows, 384, device="cuda").bfloat16()
     table = values if rows <= 128 else values.bfloat16().double()
     gemms = PackedGemms(ops, weight, torch.bfloat16)
-    check(ops, gemms.logits(x), x.double() @ table.T, is_tie=False)
+    check(ops, gemms.logits(x), x.double() @ table.T, 384, is_tie=False)
 
 
 def test_in_a_graph(ops: CudaOps) -> None:

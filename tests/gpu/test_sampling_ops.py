@@ -19,6 +19,11 @@ REFERENCE, FAST = Ops(), CudaOps()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def coarse(dtype: torch.dtype) -> torch.dtype:
+    """The dtype whose values the filters tell apart."""
+    return torch.bfloat16 if dtype == torch.float32 else dtype
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_vocab", [5, 4096, 10_001])
 def test_greedy(num_vocab: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -80,7 +85,7 @@ def test_filtered_choice_is_the_reference(
 ) -> None:
     torch.manual_seed(num_vocab)
     rows = 24
-    logits = (torch.randn(rows, num_vocab, device=device) * 2).to(dtype)
+    logits = (torch.randn(rows, num_vocab, device=device) * 2).to(coarse(dtype)).to(dtype)
     logits[3] = 1.0  # all equal
     logits[4, 1:] = -torch.inf
     logits[5, : num_vocab // 2] = logits[5].max()  # a tie at the top
@@ -111,7 +116,7 @@ def test_what_filters_leave(filters: str, dtype: torch.dtype, device: torch.devi
     """The thresholds themselves, against a sort in float64."""
     torch.manual_seed(0)
     rows, num_vocab = 12, 3000
-    logits = (torch.randn(rows, num_vocab, device=device) * 3).to(dtype)
+    logits = (torch.randn(rows, num_vocab, device=device) * 3).to(coarse(dtype)).to(dtype)
     temperatures = torch.linspace(0.3, 2, rows, device=device)
     ks = torch.tensor([1, 2, 5, 50, 999, 2999, 3000, 5000, 0, 7, 8, 9], dtype=torch.int32)
     ps = torch.linspace(0.05, 1, rows)
@@ -138,7 +143,7 @@ def test_a_top_k_of_fewer_than_the_chunks(dtype: torch.dtype, device: torch.devi
     """The k-th largest of the chunks' largest bounds it: also where these tie, or are nothing."""
     torch.manual_seed(2)
     ks = [1, 2, 3, 4, 5, 6, 3, 4, 2]
-    logits = (torch.randn(len(ks), 6 * CHUNK, device=device) * 3).to(dtype)
+    logits = (torch.randn(len(ks), 6 * CHUNK, device=device) * 3).to(coarse(dtype)).to(dtype)
     logits[6, ::CHUNK] = 30.0  # the largest of each chunk
     logits[7, 2 * CHUNK :] = -torch.inf
     logits[8, :CHUNK] += 40.0  # all that count are in one chunk
@@ -151,11 +156,32 @@ def test_a_top_k_of_fewer_than_the_chunks(dtype: torch.dtype, device: torch.devi
         assert torch.equal(kept, logits[row] >= least), row
 
 
+@pytest.mark.parametrize("filters", ["k", "p"])
+def test_limits_of_float32_are_rounded_down_to_bfloat16(filters: str, device: torch.device) -> None:
+    torch.manual_seed(3)
+    rows, num_vocab = 4, 2 * CHUNK + 7
+    logits = torch.randn(rows, num_vocab, device=device) * 3
+    logits[1] = -logits[1].abs()
+    ks = torch.tensor([1, 7, 500, num_vocab - 1], dtype=torch.int32, device=device)
+    ps = torch.tensor([0.01, 0.5, 0.9, 0.999], device=device)
+    limit = (ks, None) if filters == "k" else (None, ps)
+    got = limits(logits, torch.ones(rows, device=device), *limit, None).thresholds_S
+    for row in range(rows):
+        x = logits[row].double().sort(descending=True).values
+        before = x.softmax(0).cumsum(0).roll(1)
+        before[0] = 0
+        num_kept = int(ks[row]) if filters == "k" else int((before < ps[row].double()).sum())
+        rounded = x[num_kept - 1].float().bfloat16()
+        if rounded.double() > x[num_kept - 1]:
+            rounded = torch.nextafter(rounded, torch.tensor(-torch.inf).to(rounded))
+        assert got[row] == rounded.float()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_filters_leave_is_the_rows_own(dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(1)
     rows, num_vocab = 8, 3 * CHUNK + 5
-    logits = (torch.randn(rows, num_vocab, device=device) * 2).to(dtype)
+    logits = (torch.randn(rows, num_vocab, device=device) * 2).to(coarse(dtype)).to(dtype)
     logits[1] -= 100  # no key has its highest bit
     logits[2, : 2 * CHUNK] = -torch.inf  # chunks of nothing
     logits[3, CHUNK + 1] = 60.0  # has all the mass

@@ -14,8 +14,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from minisgl.core import BatchSamplingArgs
-from minisgl.core.batch_sampling import SAMPLING_COLUMNS
+from minisgl.core import BatchSamplingArgs, SamplingParams
+from minisgl.core.batch_sampling import SAMPLING_COLUMNS, sampling_row
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Ops
@@ -276,3 +276,9 @@ def test_top_k_of_fewer_numbers_than_k() -> None:
     assert (ops.sample(logits, args(60, top_ks=400)) < 1000).all()
     logits[:, 3], logits[:, 7] = 0.0, -0.5
     assert set(ops.sample(logits, args(60, top_ks=400)).tolist()) == {3, 7}
+
+
+def test_a_top_k_of_1_is_greedy() -> None:
+    likeliest = SamplingParams(temperature=0.9, top_k=1, top_p=0.5, seed=3)
+    assert sampling_row(likeliest) == sampling_row(SamplingParams(temperature=0.0))
+    assert sampling_row(SamplingParams(temperature=0.9, top_k=2, seed=3))[0] > 0

@@ -86,9 +86,10 @@ SAMPLING_COLUMNS: dict[str, SamplingColumn] = {
 def sampling_row(params: SamplingParams) -> tuple[float, ...]:
     """Return the values of a request in the order of `SAMPLING_COLUMNS`.
 
-    A greedy request has neutral values: it draws no noise and ignores the filters.
+    A greedy request has neutral values: it draws no noise and ignores the filters. A top-k of 1 is
+    greedy.
     """
-    is_greedy = params.temperature == 0
+    is_greedy = params.temperature == 0 or params.top_k == 1
     return tuple(
         each.neutral if is_greedy else each.value(params) for each in SAMPLING_COLUMNS.values()
     )

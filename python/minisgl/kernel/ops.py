@@ -204,7 +204,8 @@ class Ops:
         A greedy row takes the first of its largest logits. For any other row, logits are divided by
         the temperature; then top-k, top-p and min-p apply, each to what the filter before it left;
         then the largest of log-probability + Gumbel noise is chosen, which is a draw from the
-        distribution. Each filter is a threshold on the logits, so equal logits stay or go together.
+        distribution. Each filter is a threshold on the logits, so equal logits stay or go together;
+        on a GPU also those that bfloat16 cannot tell apart.
 
         The noise of an entry is a function of (seed, output index, vocabulary id). It does not
         depend on the row, the other rows, or V.

@@ -1,5 +1,8 @@
 """The smallest logit of each row that top-k, top-p and min-p keep, found without sorting.
 
+The limits of top-k and top-p are rounded down to bfloat16: of logits that bfloat16 cannot tell
+apart, a filter keeps all or none. What is kept is then chosen by float32.
+
 A float's key is the integer of its bits, with all bits of negative floats flipped: keys have the
 order of the floats. The threshold is the greatest key with enough at and above it: k entries for
 top-k, and for top-p a share p of the mass that top-k left. Each pass over the row cuts the range of
@@ -38,8 +41,9 @@ CHUNK = 2048
 """Vocabulary entries of a program: 75 programs for each row of Qwen's 151,936."""
 NUM_WARPS = 2
 STEP_BITS = 4  # the bits of a key that a pass finds, by 16 steps
-NUM_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 32}
-"""The bits of a float32 that can differ between values of the dtype."""
+NUM_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 16}
+"""The bits of a float32 by which values of the dtype are told apart. Float32 is rounded down to
+bfloat16: with 32 bits, one stream of Qwen3-0.6B with top-k and top-p took 5 % longer, 256 10 %."""
 
 LOWEST_KEY = tl.constexpr(0x007FFFFF)  # of minus infinity; such a threshold drops nothing
 
