@@ -109,7 +109,8 @@ def bad_client(url: str, fault: str) -> str:
         client.settimeout(HANG_S + LATE_S)
         client.connect(("127.0.0.1", port))
         client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\n"
             b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         )
         if fault == "vanish":

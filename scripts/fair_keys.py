@@ -44,7 +44,8 @@ async def ask(port: int, key: str, body: dict[str, Any]) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\n"
             b"authorization: Bearer %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
             % (key.encode(), len(text), text)
         )

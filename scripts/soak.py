@@ -130,7 +130,8 @@ async def exchange(port: int, kind: str, rng: random.Random) -> tuple[str, float
     reader, writer = await asyncio.open_connection(sock=client, limit=4096)
     try:
         writer.write(
-            b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST %s HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\n"
             b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
         )
         if kind == "vanish":
@@ -211,7 +212,9 @@ async def watch(server: Server, deadline: float, result: Result) -> None:
         for path in ("/health", "/ready"):
             began = time.monotonic()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode())
+            writer.write(
+                b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % path.encode()
+            )
             status = (await reader.read())[9:12].decode()
             writer.close()
             result.end_s[path].append(time.monotonic() - began)

@@ -38,6 +38,8 @@ def test_a_server_that_dies_is_replaced_and_no_request_fails(launch: Any) -> Non
     supervisors = [child for child in children if child.children()]  # not the resource tracker
     assert len(supervisors) == 2
     assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert httpx.get(f"{url}/v1/models", headers={"Origin": "http://a.example"}).status_code == 403
+    assert httpx.get(f"{url}/v1/models", headers={"Host": "a.example"}).status_code == 401
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
     chat = [{"role": "user", "content": "What is a radix cache?"}]
 

@@ -18,6 +18,7 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--enable-precise-memory-info",
+    "--host-resolver-rules=MAP *.example 127.0.0.1",  # names of other sites, which lead here
 )
 
 

@@ -12,17 +12,24 @@ from minisgl.router.fleet import Fleet
 from minisgl.router.serve import Router
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, url_of
+from minisgl.server.browser_guard import Door
 
 
 class RouterThread:
     """Runs a router. Mutable: it starts and ends. fleet: its replicas. ended: set when `serve`
     has returned."""
 
-    def __init__(self, urls: Sequence[str], key: str | None = None, drain_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        key: str | None = None,
+        drain_s: float = 5.0,
+        door: Door | None = None,
+    ) -> None:
         self.fleet = Fleet(urls, key)
         self._bound = bind("127.0.0.1", 0)
         self.url = url_of(self._bound)
-        self._router = Router(self.fleet, self._bound, None, drain_s)
+        self._router = Router(self.fleet, self._bound, None, drain_s, door or Door())
         self.ended = threading.Event()
         self._thread = LoopThread(self._serving())
 

@@ -51,6 +51,7 @@ from minisgl.message.replica import ReplicaState
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
+from minisgl.server.browser_guard import Door
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
 from minisgl.server.keys import KeyRing
@@ -100,7 +101,7 @@ class ScriptedServer:
         num_ranks: int = 1,
         max_queued: int | None = None,
         stalled: Callable[[], str | None] | None = None,
-        origins: Sequence[str] = (),
+        door: Door | None = None,
         keys: KeyRing | None = None,
         tls: ssl.SSLContext | None = None,
         answer: Answer | None = None,
@@ -113,7 +114,7 @@ class ScriptedServer:
         self._observer = observer
         self._max_queued = max_queued
         self._app_options: dict[str, Any] = {"stalled": stalled} if stalled else {}
-        self._app_options |= {"keys": keys, "origins": origins}
+        self._app_options |= {"keys": keys, "door": door}
         self._tls = tls
         self._num_ranks = num_ranks
         self.profiling: Sequence[ProfileReply] = ()

@@ -19,6 +19,7 @@ from minisgl.message import ChatPrompt, TextPrompt
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.args import ServerArgs
+from minisgl.server.browser_guard import Door
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.keys import KeyRing
 from minisgl.server.openapi import DocumentedAPI
@@ -184,7 +185,7 @@ def test_cors(http: httpx.Client) -> None:
     for origins, allowed in (((page,), page), (("*",), "*")):
         keys = KeyRing("secret", None)
         with (
-            ScriptedServer(origins=origins, keys=keys) as server,
+            ScriptedServer(door=Door(origins=origins), keys=keys) as server,
             httpx.Client(base_url=server.url) as other,
         ):
             preflight = other.options("/v1/chat/completions", headers=asks)
@@ -194,7 +195,9 @@ def test_cors(http: httpx.Client) -> None:
             refused = other.get("/v1/models", headers={"Origin": page})
             assert refused.status_code == 401  # and the page may read why
             assert refused.headers["access-control-allow-origin"] == allowed
-    with ScriptedServer(origins=(page,)) as server, httpx.Client(base_url=server.url) as other:
-        stranger = other.get("/v1/models", headers={"Origin": "https://other.example"})
+    with ScriptedServer(door=Door(origins=(page,))) as server:
+        other = {"Origin": "https://other.example"}
+        stranger = httpx.get(f"{server.url}/v1/models", headers=other)
+        assert stranger.status_code == 403
         assert "access-control-allow-origin" not in stranger.headers
     assert "access-control-allow-origin" not in http.get("/health", headers=asks).headers

@@ -64,8 +64,7 @@ def test_streams_add_up(llama: ollama.Client) -> None:
 
 def test_a_stream_is_the_default_and_is_lines_of_json(http: httpx.Client) -> None:
     body = json.dumps({"model": MODEL, "messages": user("one")})
-    kind = {"Content-Type": "application/x-www-form-urlencoded"}  # as curl -d sends it
-    response = http.post("/api/chat", content=body, headers=kind)
+    response = http.post("/api/chat", content=body)  # without a content type
     assert response.headers["content-type"] == "application/x-ndjson"
     lines = [json.loads(line) for line in response.text.splitlines()]
     assert [line["done"] for line in lines] == [False, False, True]

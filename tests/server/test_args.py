@@ -30,7 +30,7 @@ def test_defaults_and_every_flag() -> None:
             "--max-stall-ms 2.5 --max-running-requests 3 --max-queued-requests 4 --max-seq-len 99 "
             "--device cpu --hang-timeout 3 --quantization int8 --drain-timeout 9 "
             "--restart --max-restarts 8 --max-queue-wait 7 --api-key k --api-key-file f "
-            "--cors-origin https://a.b:1,* --ssl-certfile f --ssl-keyfile f "
+            "--cors-origin https://a.b:1,* --allowed-host a.b,* --ssl-certfile f --ssl-keyfile f "
             "--attn torch --num-pages 5 --threads 3 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl --record f "
@@ -86,6 +86,9 @@ def test_defaults_and_every_flag() -> None:
         ("--dtype int4", "invalid choice: 'int4'"),
         ("--served-model-name ", "printable name"),
         ("--cors-origin example.org", "origins such as"),
+        ("--allowed-host https://example.org", "names of hosts without ports"),
+        ("--allowed-host example.org:80", "such as chat.example.org, with commas between them"),
+        ("--allowed-host ,", "names of hosts"),
         ("--num-pages 5 --memory-ratio 0.5", "give one of them"),
         ("--max-stall-ms 0", "must be a number above 0, got '0'"),
         ("--max-stall-ms nan", "must be a number above 0, got 'nan'"),
@@ -168,7 +171,7 @@ def test_help_has_each_flags_meaning_and_default(
     assert "Serve a language model" in capsys.readouterr().out
     flags = [a for a in {id(a): a for a in actions}.values() if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 43
+    assert len(values) == 44
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

@@ -105,7 +105,8 @@ def reading_nothing(server: ScriptedServer) -> Iterator[Any]:
         sockets.append(client)
         body = '{"prompt": "!forever", "n": 64, "stream": true' + fields + "}"
         client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\n"
             + f"content-length: {len(body)}\r\n\r\n{body}".encode()
         )
         return client
@@ -148,7 +149,7 @@ def test_a_timeout_ends_a_connection_that_is_not_read(
     assert server.num_open == 0
 
 
-ANSWERED = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+ANSWERED = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def ask_health(client: socket.socket) -> None:
@@ -217,7 +218,7 @@ def test_a_timeout_ends_with_its_answer(
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
         client.settimeout(60)
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head + body)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + head + body)
         answer = b""
         while not answer.endswith(b"0\r\n\r\n" if stream == "true" else b"}"):
             answer += client.recv(65536)

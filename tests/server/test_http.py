@@ -42,7 +42,7 @@ def exchange(client: socket.socket, parts: list[bytes]) -> None:
 def test_removing_an_upgrade_header_keeps_the_other_headers(server: ScriptedServer) -> None:
     body = b'{"prompt": "a", "max_tokens": 2}'
     head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Upgrade: h2c\r\nContent-Length: %d\r\nUpgrade: web" % len(body)
     )
     with raw_connection(server) as client:
@@ -54,7 +54,7 @@ def test_an_upgrade_header_does_not_lose_the_body(server: ScriptedServer, wish: 
     """Requests of Java's HttpClient, in one piece and in two; and a body that looks like one."""
     body = b'{"prompt": "a\\r\\nUpgrade: h2c", "max_tokens": 2}'
     fields = (
-        b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
+        b"Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
         b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: %b\r\n"
         b"Content-Type: application/json" % (len(body), wish)
     )

@@ -56,7 +56,7 @@ def test_a_client_that_leaves_within_its_body_is_not_an_error(path: str, caplog:
     observer = Observer()
     with ScriptedServer(observer=observer) as server:
         address = urlsplit(server.url)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         with socket.create_connection((address.hostname, address.port)) as client:
             client.sendall(f'{head}Content-Length: 100\r\n\r\n{{"pro'.encode())
             time.sleep(0.1)  # it is being read

@@ -193,7 +193,7 @@ def test_websockets_are_not_offered(http: httpx.Client, server: RunningServer) -
     assert http.get("/nothing", headers=upgrade).status_code == 404
     address = http.base_url
     with socket.create_connection((address.host, address.port or 0)) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n")
         time.sleep(0.05)
         client.sendall(b"Upgrade: websocket\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 200")

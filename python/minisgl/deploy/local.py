@@ -27,6 +27,7 @@ from minisgl.router.serve import Router
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, tls_context
 from minisgl.server.args import ServerArgs
+from minisgl.server.browser_guard import door_of
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.command import run_serving
 from minisgl.utils.container import num_cores
@@ -56,7 +57,8 @@ def serve_replicas(args: ServerArgs) -> int:
             urls = [server.wait_ready() for server in servers.processes]
             signals.check()
             fleet = Fleet(urls, servers.key)
-            router = Router(fleet, bound, tls, args.drain_timeout)
+            door = door_of(args.host, args.cors_origin, args.allowed_host)
+            router = Router(fleet, bound, tls, args.drain_timeout, door)
             asyncio.run(_route(router, fleet, servers, signals))
         return 0
 

@@ -29,6 +29,7 @@ from minisgl.router.fleet import Fleet
 from minisgl.router.proxy import RouterApp
 from minisgl.router.upstream import Upstream, bearer
 from minisgl.server.args import ServerArgs
+from minisgl.server.browser_guard import Door, door_of
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
@@ -91,22 +92,22 @@ END_S: Final = 10.0
 class Ingress:
     """The deployment that Ray Serve's proxies send requests to."""
 
-    def __init__(self, engines: Any, key: str | None) -> None:
-        self._engines, self._key = engines, key
+    def __init__(self, engines: Any, key: str | None, door: Door) -> None:
+        self._engines, self._key, self._door = engines, key, door
 
     def __serve_build_asgi_app__(self) -> Any:
-        return IngressApp(self._engines, self._key)
+        return IngressApp(self._engines, self._key, self._door)
 
 
 class IngressApp:
     """A router before the replicas in Ray's list. Mutable: the list changes."""
 
-    def __init__(self, engines: Any, key: str | None) -> None:
+    def __init__(self, engines: Any, key: str | None, door: Door) -> None:
         """engines: the handle of the replicas' deployment."""
         setup_logging("router")
         self._engines = engines
         self._fleet = Fleet([], key)
-        self._app = RouterApp(self._fleet)
+        self._app = RouterApp(self._fleet).behind(door)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
@@ -164,7 +165,9 @@ def build(given: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=options.server.drain_timeout + END_S,
         max_surge_percent=100,
     )(serve.ingress()(Ingress))
-    return ingress.bind(engines.bind(options.server, options.key), options.key)
+    args = options.server
+    door = door_of(args.host, args.cors_origin, args.allowed_host)
+    return ingress.bind(engines.bind(options.server, options.key), options.key, door)
 
 
 def _placement(options: DeployOptions) -> dict[str, Any]:

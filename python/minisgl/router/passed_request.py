@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -14,11 +14,13 @@ from minisgl.server.http import ABORT_CONNECTION
 from minisgl.server.key_guard import key_given
 from minisgl.server.telemetry.replica import PREFIX_HEADER
 
+_OF_THE_DOOR: Final = (b"origin", b"sec-fetch-site")
+
 
 class PassedRequest:
     """target: the path and the query as the client sent them. headers: without those that concern
-    one connection. key: the text of the client's API key, or "". abort_connection: cuts the
-    client's connection."""
+    one connection, and those that the router's door has checked. key: the text of the client's API
+    key, or "". abort_connection: cuts the client's connection."""
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.path, self.method, self.body = scope["path"], scope["method"], body
@@ -28,7 +30,7 @@ class PassedRequest:
         raw = scope.get("raw_path") or scope["path"].encode()
         self.target = raw.partition(b"?")[0].decode("latin-1") + (query and f"?{query}")
         dropped = (b"host", b"content-length", b"x-request-id", PREFIX_HEADER.encode())
-        self.headers = end_to_end(scope["headers"], *dropped)
+        self.headers = end_to_end(scope["headers"], *dropped, *_OF_THE_DOOR)
         self.headers.append((b"x-request-id", self.id.encode()))
         self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
 

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import EngineError, MinisglError
 from minisgl.message.replica import PromptHashes
@@ -38,6 +38,7 @@ from minisgl.router.stream_errors import last_event
 from minisgl.router.upstream import Answer, Headers, ReplicaFailed, end_to_end, with_key
 from minisgl.server.bodies import Bodies
 from minisgl.server.body import read_bytes, response
+from minisgl.server.browser_guard import Door, behind
 from minisgl.server.errors import Draining, client_left, error_response, refusal
 from minisgl.server.http import wait_for_disconnect
 from minisgl.server.key_guard import key_given
@@ -82,6 +83,10 @@ class RouterApp:
         self.metrics = RouterMetrics(fleet)
         self.is_draining = False
         self.num_open = 0
+
+    def behind(self, door: Door) -> ASGIApp:
+        """Return this application behind `door`."""
+        return behind(door, self, lambda: self._fleet.needs_key, lambda code: None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

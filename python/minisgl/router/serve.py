@@ -19,7 +19,8 @@ from minisgl.router.fleet import Fleet
 from minisgl.router.proxy import RouterApp
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, listen, tls_context, url_of
-from minisgl.server.args import SECONDS, LogFormat, LogLevel
+from minisgl.server.args import HOSTS, ORIGINS, SECONDS, LogFormat, LogLevel
+from minisgl.server.browser_guard import Door, door_of
 from minisgl.server.command import run_serving
 from minisgl.server.drain import finish_open
 from minisgl.server.flags import Parser, flag_type, integer
@@ -60,6 +61,17 @@ def route_parser() -> Parser:
         "state (default: $MINISGL_ROUTE_KEY, or none). Clients send their own keys, which the "
         "servers check",
     )  # fmt: skip
+    add(
+        "--cors-origin", type=flag_type(ORIGINS), metavar="ORIGIN",
+        help="web pages of these origins, with commas between them, may use the servers from a "
+        "browser; * is all (default: the servers' own pages)",
+    )  # fmt: skip
+    add(
+        "--allowed-host", type=flag_type(HOSTS), metavar="NAME",
+        help="names, with commas between them, by which clients ask for the router, besides "
+        "localhost, IP addresses and --host; * is all (default: all if the servers have API keys, "
+        "else none)",
+    )  # fmt: skip
     add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     add("--ssl-keyfile", metavar="FILE", help="the certificate's private key (PEM)")
     add(
@@ -83,7 +95,9 @@ def route(argv: Sequence[str]) -> int:
         key = given.api_key or os.environ.get("MINISGL_ROUTE_KEY")
         fleet = Fleet([server_root(url) for url in given.replica], key)
         with bind(given.host, given.port) as bound:
-            asyncio.run(Router(fleet, bound, tls, given.drain_timeout).serve(signals))
+            door = door_of(given.host, given.cors_origin, given.allowed_host)
+            router = Router(fleet, bound, tls, given.drain_timeout, door)
+            asyncio.run(router.serve(signals))
         return 0
 
     return run_serving("router", serve, level=given.log_level, log_format=given.log_format)
@@ -93,11 +107,17 @@ class Router:
     """A running router. Mutable: it starts, drains and ends."""
 
     def __init__(
-        self, fleet: Fleet, bound: socket.socket, tls: ssl.SSLContext | None, drain_s: float
+        self,
+        fleet: Fleet,
+        bound: socket.socket,
+        tls: ssl.SSLContext | None,
+        drain_s: float,
+        door: Door,
     ) -> None:
         self._fleet, self._bound, self._tls, self._drain_s = fleet, bound, tls, drain_s
         self._app = RouterApp(fleet)
-        self._http = HttpServer(RequestIds(self._app, Counter()), tls, per_connection=2)
+        app = RequestIds(self._app.behind(door), Counter())
+        self._http = HttpServer(app, tls, per_connection=2)
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
         """Serve until `end` is called, by a signal or otherwise. on_started: called when

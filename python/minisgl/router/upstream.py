@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from minisgl.errors import ConfigError
+from minisgl.server.browser_guard import VIA
 from minisgl.utils.keepalive import keep_alive
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -129,7 +130,8 @@ class Upstream:
         self, method: str, target: str, headers: Headers = (), body: bytes = b""
     ) -> Answer:
         """Return the answer once its headers have come. Raises ReplicaFailed."""
-        head = [f"{method} {target} HTTP/1.1\r\nhost: {self.name}\r\n".encode("latin-1")]
+        line = f"{method} {target} HTTP/1.1\r\nhost: {self.name}\r\nvia: {VIA}\r\n"
+        head = [line.encode("latin-1")]
         head += [name + b": " + value + b"\r\n" for name, value in headers]
         if body or method not in ("GET", "DELETE"):
             head.append(b"content-length: %d\r\n" % len(body))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from fastapi import Response
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from minisgl.errors import EngineError
@@ -25,6 +24,7 @@ from minisgl.server.api import (
 )
 from minisgl.server.api.models import ServedModel
 from minisgl.server.bodies import Bodies
+from minisgl.server.browser_guard import Door, behind
 from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.key_guard import KeyGuard
@@ -46,13 +46,13 @@ def create_app(
     model: ServedModel,
     stalled: Callable[[], str | None] = _no_answer,
     keys: KeyRing | None = None,
-    origins: Sequence[str] = (),
+    door: Door | None = None,
 ) -> ASGIApp:
     """Return the application.
 
     stalled: called if a ping does not come back from the workers in time, as during a long step. It
     returns what is wrong, or None if all workers make progress. keys: the API keys; with None every
-    client may use the server. origins: of the web pages that may use it (CORS); "*" is all.
+    client may use the server. door: for web pages of other origins and for names; None is `Door()`.
     """
     families = (
         *(chat, completions, generate, models, tokens, responses),
@@ -100,12 +100,6 @@ def create_app(
         return body.response(answer)
 
     guarded: ASGIApp = KeyGuard(app, keys, frontend.observer) if keys else app
-    if origins:  # outside the guard: a browser's preflight request has no key
-        guarded = CORSMiddleware(
-            guarded,
-            allow_origins=origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=("X-Request-Id", "Retry-After", "X-Minisgl-Warning"),
-        )
+    # Outside the guard of keys: a browser's preflight request has no key.
+    guarded = behind(door or Door(), guarded, lambda: keys is not None, frontend.observer.answered)
     return RequestIds(guarded, open_ids)  # outermost: FastAPI's answer to a crash gets an id too

@@ -34,18 +34,32 @@ SECONDS: Final = Rule(
 _SECRET: Final = text("a key")  # `keys` checks it; its errors do not show the key
 
 
-def origins_of(text: str | None) -> tuple[str, ...]:
-    """Return the origins that `--cors-origin` names."""
-    return tuple(filter(None, (origin.strip() for origin in (text or "").split(","))))
+def listed(text: str) -> tuple[str, ...]:
+    """Return the parts of a text with commas between them, as of `--cors-origin`."""
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 def is_origins(text: str) -> bool:
     """Return whether each origin is "*", or a scheme, a host and perhaps a port, as in browsers."""
-    origins = origins_of(text)
+    origins = listed(text)
     return bool(origins) and all(o == "*" or _ORIGIN.fullmatch(o) for o in origins)
 
 
+def is_hosts(text: str) -> bool:
+    """Return whether each part is "*", or a host's name or IPv4 address, without a port."""
+    hosts = listed(text)
+    return bool(hosts) and all(host == "*" or _HOST.fullmatch(host) for host in hosts)
+
+
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
+ORIGINS: Final = text(
+    "origins such as https://chat.example.org, with commas between them, or *", is_origins
+)
+HOSTS: Final = text(
+    "names of hosts without ports, such as chat.example.org, with commas between them, or *",
+    is_hosts,
+)
 _NAME: Final = text("a printable name", lambda name: bool(name.strip()) and name.isprintable())
 _COLLECTOR: Final = text(
     "the URL of an OTLP/HTTP collector, such as http://localhost:4318", _is_collector
@@ -130,14 +144,22 @@ class ServerArgs(RuntimeArgs):
     )
     cors_origin: str | None = option(
         None,
-        text(
-            "origins such as https://chat.example.org, with commas between them, or *", is_origins
-        ),
+        ORIGINS,
         "access",
         "web pages of these origins, with commas between them, may use the server from a browser "
         "(CORS); * is all",
         metavar="ORIGIN",
         unset="its own pages",
+        nodes="first",
+    )
+    allowed_host: str | None = option(
+        None,
+        HOSTS,
+        "access",
+        "names, with commas between them, by which clients ask for the server (the header Host), "
+        "besides localhost, IP addresses and --host: of a container, for instance; * is all",
+        metavar="NAME",
+        unset="with API keys all, else none",
         nodes="first",
     )
     ssl_certfile: str | None = option(

@@ -26,7 +26,8 @@ from minisgl.runtime.workers import Workers
 from minisgl.server.address import listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
-from minisgl.server.args import ServerArgs, origins_of
+from minisgl.server.args import ServerArgs
+from minisgl.server.browser_guard import door_of
 from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
@@ -81,8 +82,8 @@ class Server:
             max_queued=args.max_queued_requests,
             max_running=args.max_running_requests,
         )
-        origins = origins_of(args.cors_origin)
-        app = create_app(self._frontend, model, workers.stalled, keys, origins)
+        door = door_of(args.host, args.cors_origin, args.allowed_host)
+        app = create_app(self._frontend, model, workers.stalled, keys, door)
         self._http = HttpServer(app, tls)
         self._drain_s = args.drain_timeout
         self._drain: asyncio.Task[None] | None = None

@@ -28,6 +28,8 @@ _KINDS: Final = {
     "body_too_large": "request_too_large",
     "invalid_api_key": "authentication_error",
     "not_permitted": "permission_error",
+    "foreign_page": "permission_error",
+    "unknown_host": "permission_error",
     "deadline_exceeded": "timeout_error",
     "draining": "overloaded_error",
     "queue_timeout": "overloaded_error",

@@ -117,7 +117,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     )
     async def chat(request: Request) -> Response:
         """Continue a chat; Ollama's schema."""
-        asked = await body.read(request, OllamaChatRequest, any_type=True)
+        asked = await body.read(request, OllamaChatRequest, may_lack_type=True)
         return await answer(request, asked, asked.chat.split_prompt if asked.messages else None)
 
     @routes.post(
@@ -126,7 +126,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     )
     async def generate(request: Request) -> Response:
         """Answer a prompt; Ollama's schema."""
-        asked = await body.read(request, OllamaGenerateRequest, any_type=True)
+        asked = await body.read(request, OllamaGenerateRequest, may_lack_type=True)
         prompt: Prompt = TextPrompt(text=asked.prompt) if asked.raw else asked.chat.split_prompt
         return await answer(request, asked, prompt if asked.prompt else None)
 

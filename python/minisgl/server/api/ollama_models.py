@@ -127,7 +127,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
     @routes.post("/api/show", **operation(ShowRequest, OllamaShown, error=OllamaError))
     async def show(request: Request) -> Response:
         """The served model's template, sampling defaults and sizes."""
-        asked = await body.read(request, ShowRequest, any_type=True)
+        asked = await body.read(request, ShowRequest, may_lack_type=True)
         name = is_named(model, asked.model or asked.name or model.name)
         card = model.card
         shown = [
