@@ -41,8 +41,10 @@ class CpuOps(Ops):
         self._sample, self._take_ids = library.sample, library.take_ids
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
-        self.numbers_linear = library.numbers_linear  # these two for `minisgl.kernel.panels`
+        self.numbers_linear = library.numbers_linear  # these four for `minisgl.kernel.panels`
         self.numbers_rows = library.numbers_rows
+        self.pack_entries, self.pack_nibbles = library.pack_entries, library.pack_nibbles
+        self.read_blocks = library.read_blocks  # for `minisgl.quantization.gguf`
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from minisgl.kernel.ops import Activation
 Kind = Literal["int8", "int4", "fp4", "fp8"]
 KINDS: Final[tuple[Kind, ...]] = ("int8", "int4", "fp4", "fp8")
 """The index is the number of the kind in `csrc/numbers.cpp`."""
-PIECE_BYTES = 1 << 18  # packed at a time; the intermediate tensors take five times as many
+PIECE_BYTES = 1 << 18  # of fp8, packed at a time; the intermediate tensors take as many
 MOST = 128  # the most inputs of a block of integers, see csrc/numbers.cpp
 
 
@@ -113,10 +113,9 @@ def _row_bytes(panels: Panels) -> int:
     return panels.inputs // (2 if panels.kind in ("int4", "fp4") else 1)
 
 
-def pack_rows(values: Tensor) -> None:
+def pack_rows(ops: CpuOps, values: Tensor) -> None:
     """Pack scales or zeros in place: [..., O, G] -> [..., P, G, 16]."""
-    columns = values.shape[-1]
-    values.view(-1, columns, PANEL).copy_(values.view(-1, PANEL, columns).transpose(1, 2).clone())
+    ops.pack_entries(values, torch.get_num_threads())
 
 
 def unpack_rows(values: Tensor) -> Tensor:
@@ -125,15 +124,15 @@ def unpack_rows(values: Tensor) -> Tensor:
     return values.view(-1, columns, PANEL).transpose(1, 2).reshape(values.shape)
 
 
-def pack_bytes(numbers: Tensor, kind: Kind) -> None:
+def pack_bytes(ops: CpuOps, numbers: Tensor, kind: Kind) -> None:
     """Pack int8 or fp8 numbers [..., O, I] in place."""
+    if kind == "int8":
+        ops.pack_entries(numbers.view(torch.int16), torch.get_num_threads())
+        return
     for bytes_ in _pieces(numbers.view(torch.uint8)):
         outputs, inputs = bytes_.shape
-        panels = bytes_.view(outputs // PANEL, PANEL, inputs // 2, 2).transpose(1, 2)
-        if kind == "fp8":
-            quads = bytes_.view(outputs // PANEL, 4, 4, inputs // 4, 2, 2)
-            panels = quads.permute(0, 3, 1, 4, 2, 5)
-        bytes_.copy_(panels.reshape(outputs, inputs))
+        quads = bytes_.view(outputs // PANEL, 4, 4, inputs // 4, 2, 2)
+        bytes_.copy_(quads.permute(0, 3, 1, 4, 2, 5).reshape(outputs, inputs))
 
 
 def _pieces(bytes_: Tensor) -> tuple[Tensor, ...]:
@@ -153,19 +152,11 @@ def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
     return panels.reshape(numbers.shape).view(numbers.dtype)
 
 
-def pack_nibbles(packed: Tensor, *, offset: int) -> None:
+def pack_nibbles(ops: CpuOps, packed: Tensor, *, offset: int) -> None:
     """Pack 4-bit numbers in place: uint8 [..., O, I / 2], the number of the even column in the low
     bits. offset: with 8, numbers from 0 to 15 become the two's complement of -8 to 7.
     """
-    for rows in _pieces(packed):
-        half = rows.shape[-1]
-        quads = rows.view(-1, half // 4, 4) ^ (offset * 17)
-        even, odd = quads & 15, quads >> 4
-        words = torch.stack(
-            [side[..., i] | side[..., i + 1] << 4 for side in (even, odd) for i in (0, 2)], -1
-        )  # [O, I / 8, 4]: the bytes of an output's 32 bits
-        panels = words.view(-1, PANEL, half // 4, 4).transpose(1, 2)
-        rows.copy_(panels.reshape(rows.shape))
+    ops.pack_nibbles(packed, offset, torch.get_num_threads())
 
 
 def unpack_nibbles(packed: Tensor, *, offset: int) -> Tensor:

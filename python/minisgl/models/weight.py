@@ -132,9 +132,14 @@ def load_weight(
         row = 0
         for part in (part for part in parameter.parts if part.share):
             share = checkpoint.share(names[part.name], part)
-            if part.rearrange:
-                share = part.rearrange(share)
-            if not _copy(share, rows[row : row + len(share)], ops):
+            if part.fills:
+                made = rows[row : row + len(share)]
+                part.fills(share, made)
+                share, is_finite = made, not made.is_floating_point() or ops.all_finite(made)
+            else:
+                share = part.rearrange(share) if part.rearrange else share
+                is_finite = _copy(share, rows[row : row + len(share)], ops)
+            if not is_finite:
                 raise _not_finite(checkpoint.folder, names[part.name], share, tensor.dtype)
             row += len(share)
         rows[row:].zero_()

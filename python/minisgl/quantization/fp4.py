@@ -26,6 +26,7 @@ from minisgl.quantization.scaled import UNREAD, spread
 from minisgl.quantization.weight import WeightBuild
 
 if TYPE_CHECKING:
+    from minisgl.kernel.cpu import CpuOps
     from minisgl.kernel.panels import Panels
     from minisgl.kernel.triton.packed import Packed
 
@@ -147,7 +148,7 @@ class Fp4Weight(QuantisedWeight):
         numbers = self.packed.view(torch.int32)
         return Packed(kind="fp4", numbers=numbers, group=self._group, scale=self.scale, outer=outer)
 
-    def pack(self) -> Panels | None:
+    def pack(self, ops: CpuOps) -> Panels | None:
         from minisgl.kernel.panels import Panels, pack_nibbles, pack_rows, takes
 
         outputs, inputs = self.packed.shape[-2], 2 * self.packed.shape[-1]
@@ -155,8 +156,8 @@ class Fp4Weight(QuantisedWeight):
             outputs, inputs, self._group, self.dtype, "fp4"
         ):
             return None
-        pack_nibbles(self.packed, offset=0)
-        pack_rows(self.scale)
+        pack_nibbles(ops, self.packed, offset=0)
+        pack_rows(ops, self.scale)
         return Panels(
             kind="fp4", numbers=self.packed, group=self._group, scales=self.scale, zeros=None,
             middle=0, outputs=outputs, inputs=inputs,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 BLOCKS: Final = ".blocks"
 """The suffix of a checkpoint name that asks for a tensor's blocks, uint8 [O, bytes]. Under its
 plain name the tensor is dequantised."""
+FORMATS: Final = tuple(LAYOUTS)
+FIELDS: Final = get_args(Field)
+"""The indices of formats and fields are their numbers in csrc/blocks.cpp."""
 MIDDLE: Final = 8
 """What an int4 number is stored above its value."""
 
@@ -116,7 +119,10 @@ class BlockWeight(PanelledWeight):
         super().__init__(build)
         self.form = LAYOUTS[kinds[0]].form
         for name in self.form.fields:
-            held = [_field(part, kind, name) for part, kind in zip(build.parts, kinds, strict=True)]
+            held = [
+                _field(part, kind, name, cast("CpuOps", build.ops))
+                for part, kind in zip(build.parts, kinds, strict=True)
+            ]
             self.declare(name, DTYPES[name], *held, rows=build.rows, stacked=build.stacked)
         self._inputs = self.form.block * self.scale.shape[-1]
 
@@ -160,14 +166,17 @@ class BlockWeight(PanelledWeight):
             return spread
         return spread * of_groups.float().repeat_interleave(self.form.group, -1)
 
-    def pack(self) -> Panels:
+    def pack(self, ops: CpuOps) -> Panels:
         from minisgl.kernel.panels import Panels, pack_bytes, pack_nibbles, pack_rows
 
         is_4_bit = self.form.kind == "int4"
-        pack_nibbles(self.packed, offset=MIDDLE) if is_4_bit else pack_bytes(self.packed, "int8")
+        if is_4_bit:
+            pack_nibbles(ops, self.packed, offset=MIDDLE)
+        else:
+            pack_bytes(ops, self.packed, "int8")
         for tensor in (self.scale, self.factor, self.step, self.zero):
             if tensor is not None:
-                pack_rows(tensor)
+                pack_rows(ops, tensor)
         return Panels(
             kind=self.form.kind, numbers=self.packed, group=self.form.group, scales=self.scale,
             factors=self.factor, zeros=self.zero, steps=self.step,
@@ -209,7 +218,7 @@ class MergedWeight(CpuWeight):
         return self.ops.gated(y, gate) if gate else y
 
 
-def _field(part: Part, kind: str, name: Field) -> Part:
+def _field(part: Part, kind: str, name: Field, ops: CpuOps) -> Part:
     """The share of the part's blocks, of which loading keeps the field `name`."""
     layout = LAYOUTS[kind]
     outputs, inputs = part.shape
@@ -227,4 +236,10 @@ def _field(part: Part, kind: str, name: Field) -> Part:
         unread=(*part.unread, part.name),
         stored=torch.uint8,
         rearrange=partial(layout.read, field=name),
+        fills=partial(_read, ops, FORMATS.index(kind), FIELDS.index(name)),
     )
+
+
+def _read(ops: CpuOps, kind: int, field: int, rows: Tensor, made: Tensor) -> None:
+    """Do `Layout.read` by the C++ kernel, into `made`."""
+    ops.read_blocks(rows, kind, field, made)

@@ -26,6 +26,7 @@ from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
 
 if TYPE_CHECKING:
+    from minisgl.kernel.cpu import CpuOps
     from minisgl.kernel.panels import Kind, Panels
     from minisgl.kernel.triton.packed import Packed
 
@@ -146,7 +147,7 @@ class GroupedWeight(QuantisedWeight):
         zeros = None if self.zero is None else unpack_rows(self.zero)
         return numbers, unpack_rows(self.scale), zeros
 
-    def pack(self) -> Panels | None:
+    def pack(self, ops: CpuOps) -> Panels | None:
         from minisgl.kernel.panels import Panels, pack_bytes, pack_nibbles, pack_rows, takes
 
         kind: Kind = "int4" if self._kind.bits == 4 else "int8"
@@ -156,13 +157,13 @@ class GroupedWeight(QuantisedWeight):
         ):
             return None
         if kind == "int4":
-            pack_nibbles(self.packed, offset=self._middle)
+            pack_nibbles(ops, self.packed, offset=self._middle)
         else:
             self.packed ^= self._middle
-            pack_bytes(self.packed, kind)
-        pack_rows(self.scale)
+            pack_bytes(ops, self.packed, kind)
+        pack_rows(ops, self.scale)
         if self.zero is not None:
-            pack_rows(self.zero)
+            pack_rows(ops, self.zero)
         return Panels(
             kind=kind, numbers=self.packed, group=group or self._columns, scales=self.scale,
             zeros=self.zero, middle=self._middle, outputs=outputs, inputs=self._columns,

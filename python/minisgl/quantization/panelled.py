@@ -37,13 +37,13 @@ class PanelledWeight(Weight):
         return self.panels is not None
 
     @abstractmethod
-    def pack(self) -> Panels | None:
+    def pack(self, ops: CpuOps) -> Panels | None:
         """Pack the loaded tensors in place. Returns None if the CPU's kernels do not support
         them."""
 
     def init_buffers(self, device: torch.device) -> None:
         if self.ops.name == "cpu":
-            self.panels = self.pack()
+            self.panels = self.pack(cast("CpuOps", self.ops))
 
     def __getitem__(self, index: int) -> Self:
         matrix = super().__getitem__(index)

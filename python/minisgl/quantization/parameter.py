@@ -41,7 +41,7 @@ class Part:
     place in files that hold it inside of a larger tensor. unread: names of tensors that a file may
     hold beside it and that are not read. stored: its dtype in the files, if the parameter has
     another one. rearrange: makes the parameter's rows from this rank's share as read; None keeps
-    them.
+    them. fills: does the same by a kernel, from the share into the parameter's rows.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Part:
     unread: tuple[str, ...] = ()
     stored: torch.dtype | None = None
     rearrange: Callable[[Tensor], Tensor] | None = None
+    fills: Callable[[Tensor, Tensor], None] | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> Part:

@@ -25,6 +25,7 @@ from minisgl.quantization.kernels import QuantisedWeight, is_size
 from minisgl.quantization.weight import WeightBuild
 
 if TYPE_CHECKING:
+    from minisgl.kernel.cpu import CpuOps
     from minisgl.kernel.panels import Kind, Panels
     from minisgl.kernel.triton.packed import Packed
 
@@ -89,7 +90,7 @@ class ScaledWeight(QuantisedWeight):
         scale = spread(self.scale, numbers.shape, self._rows, self._unit)
         return (numbers.float() * scale).to(self.dtype)
 
-    def pack(self) -> Panels | None:
+    def pack(self, ops: CpuOps) -> Panels | None:
         from minisgl.kernel.panels import Panels, pack_bytes, pack_rows, takes
 
         kind: Kind = "int8" if self.tensor.dtype == torch.int8 else "fp8"
@@ -99,8 +100,8 @@ class ScaledWeight(QuantisedWeight):
             return None
         shape = (*self.tensor.shape[:-1], -(-inputs // (group or inputs)))
         scales = spread(self.scale, shape, self._rows, (height, 1 if group else ALL)).contiguous()
-        pack_rows(scales)
-        pack_bytes(self.tensor, kind)
+        pack_rows(ops, scales)
+        pack_bytes(ops, self.tensor, kind)
         return Panels(
             kind=kind, numbers=self.tensor, group=group or inputs, scales=scales, zeros=None,
             middle=0, outputs=outputs, inputs=inputs,

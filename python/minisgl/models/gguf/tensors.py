@@ -18,6 +18,8 @@ from minisgl.utils.gguf.tensor import NUMPY, TYPE_OF
 
 Index = tuple[int | slice, ...]
 Change = Callable[[Tensor], Tensor]
+SMALL: Final = 1 << 16
+"""Numbers of the largest norm or vector."""
 MX_BYTES: Final = 17
 """The bytes of a block of 32 numbers of MXFP4: the exponent, then 4 bits for each of the numbers 0
 and 16, 1 and 17, ..., the first of a pair in the low bits."""
@@ -53,7 +55,9 @@ class Dequantised:
         shape = [*self._data.shape[:-1], columns * self._type.block]
         if self._change is None:
             return shape
-        return list(self._change(torch.empty(shape, device="meta")).shape)
+        # Arithmetic on `meta` imports sympy, which takes 1 s. Only small tensors need arithmetic.
+        device = "cpu" if prod(shape) <= SMALL else "meta"
+        return list(self._change(torch.empty(shape, device=device)).shape)
 
     def __getitem__(self, index: Index) -> Tensor:
         """index: a slice for each axis, or a number for the first one.
