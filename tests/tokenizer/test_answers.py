@@ -18,7 +18,9 @@ import tokenizers
 from minisgl.builtin import model_path
 from minisgl.core import Accepted, Finished, SamplingParams, Token
 from minisgl.errors import InvalidRequest, RequestError
+from minisgl.grammar.answer import AnswerGrammar
 from minisgl.grammar.maskers import Maskers
+from minisgl.grammar.pairs import pairs_call
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.message.frontend import CodecReply, EncodeMsg
 from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
@@ -40,6 +42,7 @@ WEATHER = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
+FLAG = {"type": "boolean"}
 NOW = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = (("get_weather", WEATHER), ("now", NOW))
 TYPES = {"get_weather": {"city": "string", "days": "integer"}, "now": {}}
@@ -165,6 +168,69 @@ def test_pairs_follow_the_schema(tokenizer: Tokenizer) -> None:
             assert [call.name for call in found.calls] == ["go"]
             jsonschema.validate(json.loads(found.calls[0].arguments), schema)
     assert ended >= 5
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": FLAG}, "required": ["b"]}]},
+        {"properties": {"own": FLAG}, "allOf": [{"$ref": "#/$defs/base"}], "required": ["own"]},
+        {"$ref": "#/$defs/base", "properties": {"own": FLAG}, "required": ["own"]},
+        {"properties": {"a": FLAG, "b": FLAG}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {
+            "properties": {"kind": {"enum": ["x", "y"]}},
+            "required": ["kind"],
+            "oneOf": [
+                {"properties": {"kind": {"const": "x"}, "x": FLAG}, "required": ["x"]},
+                {"properties": {"kind": {"const": "y"}, "y": FLAG}, "required": ["y"]},
+            ],
+        },
+        {"properties": {"to": {"anyOf": [{"$ref": "#/$defs/base"}, {"type": "null"}]}}},
+    ],
+    ids=["allOf", "beside allOf", "beside $ref", "anyOf", "oneOf", "inside"],
+)
+@pytest.mark.parametrize("name", ["gemma4", "hermes"])
+def test_several_schemas_may_describe_the_arguments(
+    schema: dict[str, Any], name: str, tokenizer: Tokenizer
+) -> None:
+    base = {"type": "object", "properties": {"id": FLAG}, "required": ["id"]}
+    schema = {"type": "object", **schema, "$defs": {"base": base}}
+    plan = AnswerPlan(form=AnswerForm(calls=name), tools=(("go", schema),), choice="go")
+    grammar, encoded = plan.resolve(SamplingParams(), tokenizer)
+    ended = 0
+    for seed in range(12):
+        output = draw(tokenizer, grammar, seed)
+        if output[-1] == EOS:
+            ended += 1
+            found, _ = answer(tokenizer, encoded, output)
+            given = json.loads(found.calls[0].arguments)
+            jsonschema.validate(given, schema)
+            assert given.keys() <= {"id", "a", "b", "own", "kind", "x", "y", "to"}
+    assert ended >= 8
+
+
+@pytest.mark.parametrize(
+    ("defs", "says"),
+    [
+        ({"l": {"type": "object", "allOf": [{"$ref": "#/$defs/l"}]}}, "circle|text|large|sibling"),
+        (
+            {
+                **{f"l{i}": {"type": "object", "anyOf": [{"$ref": f"#/$defs/l{i + 1}"}] * 9}
+                   for i in range(9)},
+                "l9": {"type": "object"}, "l": {"$ref": "#/$defs/l0"},
+            },
+            "too large|0.3 s",
+        ),
+    ],
+    ids=["circle", "9^9"],
+)  # fmt: skip
+def test_references_that_multiply_are_refused(defs: Any, says: str, tokenizer: Tokenizer) -> None:
+    schema = {"type": "object", "properties": {"to": {"$ref": "#/$defs/l"}}, "$defs": defs}
+    plan = AnswerPlan(form=AnswerForm(calls="gemma4"), tools=(("go", schema),), choice="go")
+    with pytest.raises(RequestError, match=says):
+        plan.resolve(SamplingParams(), tokenizer)
+    with pytest.raises(RequestError, match=r"circle|too large"):  # without llguidance's own check
+        pairs_call(AnswerGrammar(token_id=lambda text: None), [("go", schema)], "", "", "'")
 
 
 def test_pairs_refuse_a_name_that_they_cannot_write(tokenizer: Tokenizer) -> None:

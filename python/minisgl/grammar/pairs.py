@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Final
 
 from minisgl.errors import InvalidSampling
 from minisgl.grammar.answer import TEXT, AnswerGrammar
-from minisgl.grammar.calls import Tool
+from minisgl.grammar.calls import MAX_REFERENCES, Tool
 from minisgl.grammar.compile import json_grammar, text_literal
 from minisgl.grammar.schema import target
 
@@ -18,6 +19,10 @@ _COMMA: Final = ' "," '
 _KEY: Final = r"[\w.$-]+"
 _PLAIN: Final = ("integer", "number", "boolean", "null")
 _BOUNDS: Final = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_TOGETHER: Final = {"type", "properties", "required", "allOf", "anyOf", "oneOf", "$ref"}
+"""Keywords that describe a value together with others."""
+MAX_SCHEMAS: Final = 20_000
+"""A schema of 128 KiB has as many; branches beside other keywords multiply them."""
 _KINDS: Final = ("object", "array", "string", *_PLAIN)
 
 
@@ -26,12 +31,19 @@ def pairs_call(
 ) -> str:
     """Return Lark for a call of one of `tools`. The pattern and length of a text are not enforced.
 
-    Raises InvalidSampling for a name that this syntax cannot write.
+    Raises InvalidSampling for a name that this syntax cannot write, and for a schema whose
+    references go in a circle or make it too large.
     """
     found = []
     for index, (name, schema) in enumerate(tools):
         values = _Values(grammar=grammar, quote=quote, root=schema, tool=name, tool_index=index)
-        arguments = values.of({"type": "object", **schema})
+        try:
+            arguments = values.of({"type": "object", **schema})
+        except RecursionError:
+            raise InvalidSampling(
+                f"tools.{name}.parameters cannot be used: its references go in a circle",
+                param="tools",
+            ) from None
         found.append(f"({grammar.literal(begin + name)} {arguments} {grammar.literal(end)})")
     return " | ".join(found)
 
@@ -49,24 +61,66 @@ class _Values:
     tool: str
     tool_index: int
     rules: dict[str, str] = field(default_factory=dict)
+    num_schemas: int = 0
 
     def of(self, schema: Any) -> str:
-        """Return Lark for a value."""
+        """Return Lark for a value. Raises InvalidSampling for more than `MAX_SCHEMAS` of them."""
+        self.num_schemas += 1
+        if self.num_schemas > MAX_SCHEMAS:
+            raise InvalidSampling(
+                f"tools.{self.tool}.parameters cannot be used: references or branches make it too "
+                "large; use a simpler schema",
+                param="tools",
+            )
         if not isinstance(schema, Mapping):
             return self._any()
-        if "$ref" in schema:
+        if _TOGETHER & schema.keys() == {"$ref"}:
             return self._named(schema["$ref"], target(self.root, schema["$ref"]))
+        if "$ref" in schema or "allOf" in schema:
+            parts = [*schema.get("allOf", ())]
+            parts += [{"$ref": schema["$ref"]}] if "$ref" in schema else []
+            alone: Mapping[str, Any] = {
+                key: value for key, value in schema.items() if key not in ("$ref", "allOf")
+            }
+            return self.of(reduce(self._merged, parts, alone))
         if "const" in schema or "enum" in schema:
-            choices = schema["enum"] if "enum" in schema else [schema["const"]]
+            choices = [schema["const"]] if "const" in schema else schema["enum"]
             return self._either([self._written(value) for value in choices])
-        for key in ("anyOf", "oneOf", "allOf"):
-            if parts := schema.get(key):
-                return self._either([self.of(part) for part in parts])
+        for key in ("anyOf", "oneOf"):
+            if branches := schema.get(key):
+                beside = {name: value for name, value in schema.items() if name != key}
+                merges = bool(_TOGETHER & beside.keys())
+                return self._either(
+                    [self.of(self._merged(beside, part) if merges else part) for part in branches]
+                )
         kinds = schema.get("type", _KINDS if set(schema) & {"items", "properties"} else None)
         if kinds is None:
             return self._any()
         kinds = [kinds] if isinstance(kinds, str) else kinds
         return self._either([self._kind(kind, schema) for kind in kinds])
+
+    def _merged(self, one: Mapping[str, Any], other: Any) -> Mapping[str, Any]:
+        """Return a schema of what is valid by both. If both bound a number or a list in the same
+        way, the bound of `other` counts."""
+        for _ in range(MAX_REFERENCES):
+            if isinstance(other, Mapping) and other.keys() == {"$ref"}:
+                other = target(self.root, other["$ref"])
+        if not isinstance(other, Mapping):
+            return one
+        merged = {**one, **other}
+        properties = dict(one.get("properties", {}))
+        for name, part in other.get("properties", {}).items():
+            both = [each for each in (properties.get(name, True), part) if each is not True]
+            properties[name] = {"allOf": both} if len(both) > 1 else next(iter(both), True)
+        if "properties" in merged:
+            merged["properties"] = properties
+        if "required" in merged:
+            merged["required"] = [*one.get("required", ()), *other.get("required", ())]
+        if "enum" in one and "enum" in other:
+            merged["enum"] = [value for value in other["enum"] if value in one["enum"]]
+        if "allOf" in one and "allOf" in other:
+            merged["allOf"] = [*one["allOf"], *other["allOf"]]
+        return merged
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
         if kind == "string":
