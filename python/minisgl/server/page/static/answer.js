@@ -15,7 +15,8 @@ const FINISHED = {
   abort: "The server ended this answer.",
 };
 
-/** Show an answer. actions: {regenerate, edit, keep, give}, each called with the node; `give` also gets the results. */
+/** Show an answer. actions: {regenerate, canResume, resume, edit, keep, give}, each called with the node; `give` also gets the
+ *  results. */
 export function answerView(node, actions) {
   const thinking = h("details", { class: "thinking", hidden: true }, h("summary"), h("div"));
   const text = h("div", { class: "markdown" });
@@ -96,6 +97,8 @@ export function answerView(node, actions) {
     note.replaceChildren(said || "");
     if (node.error)
       note.append(h("button", { type: "button", onclick: () => actions.regenerate(node) }, icon("retry"), "Try again"));
+    else if (actions.canResume(node))
+      note.append(h("button", { type: "button", onclick: () => actions.resume(node) }, icon("right"), "Continue"));
     showStats();
   }
 

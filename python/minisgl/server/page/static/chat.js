@@ -1,9 +1,9 @@
 // The conversation: asks the server, keeps the tree of messages, shows the chosen branch.
 
 import { answerView } from "./answer.js";
-import { ApiError, streamChat } from "./client.js";
-import { announce, copy, h, iconButton, set } from "./dom.js";
-import { responseFormat, toolFields } from "./settings.js";
+import { ApiError, streamChat, streamText } from "./client.js";
+import { announce, copy, h, iconButton, set, toast } from "./dom.js";
+import { COMPLETED_TOKENS, isBase, responseFormat, toolFields } from "./settings.js";
 import * as store from "./store.js";
 import { resultsForm, resultsView } from "./tools.js";
 import * as tree from "./tree.js";
@@ -17,6 +17,7 @@ export class Chat {
     this.settings = settings;
     this.on = on;
     this.conversation = tree.newConversation();
+    this.model = {}; // the served model, of /v1/models
     this.views = new Map(); // message id -> its element in the shown conversation
     this.runs = new Map(); // conversation id -> {conversation, controllers}: answers being written
     this.dirty = new Set();
@@ -25,6 +26,12 @@ export class Chat {
 
   get isRunning() {
     return this.runs.has(this.conversation.id);
+  }
+
+  /** The tokens of the shown branch, as far as its last answer; 0 if they are not known. */
+  get usedTokens() {
+    const last = tree.path(this.conversation).findLast((node) => node.promptTokens);
+    return last ? last.promptTokens + (last.usage?.completion_tokens ?? 0) : 0;
   }
 
   get isEmpty() {
@@ -64,6 +71,34 @@ export class Chat {
     tree.choose(this.conversation, runs[0].nodes[0]);
     this.show();
     this.messages.lastElementChild?.scrollIntoView({ block: "end" });
+    await this.run(runs, question);
+  }
+
+  canResume({ finish, content, toolCalls, promptTokens, usage }) {
+    const used = (promptTokens ?? 0) + (usage?.completion_tokens ?? 0);
+    const isCut = finish === "length" || finish === "stopped";
+    const hasRoom = !this.model.context_length || used < this.model.context_length;
+    return isCut && hasRoom && !toolCalls?.length && Boolean(tree.splitThinking(content).text.trim());
+  }
+
+  /** Let the model go on with `node`, an answer that was stopped or cut off. */
+  async resume(node) {
+    if (this.isRunning) return;
+    const { conversation } = this;
+    const before = { finish: node.finish, usage: node.usage, timings: node.timings };
+    Object.assign(node, { running: true, finish: undefined, usage: undefined, timings: undefined });
+    this.touch(node);
+    const values = node.label === "Setting 2" ? this.settings.second : this.settings.sampling;
+    await this.run([{ values, nodes: [node] }], node);
+    if (!node.error) return;
+    toast(node.error); // the text stays, and one can continue it again
+    Object.assign(node, before, { error: undefined });
+    this.touch(node);
+    await this.save(conversation);
+  }
+
+  /** Run all requests for messages behind `last`. */
+  async run(runs, last) {
     announce("The model is answering");
     const conversation = this.conversation;
     const controllers = runs.map(() => new AbortController());
@@ -73,7 +108,7 @@ export class Chat {
     try {
       await Promise.all(
         runs.map(({ values, nodes }, index) =>
-          this.stream(conversation, question, values, nodes, controllers[index].signal),
+          this.stream(conversation, last, values, nodes, controllers[index].signal),
         ),
       );
     } finally {
@@ -88,17 +123,34 @@ export class Chat {
     }
   }
 
-  async stream(conversation, question, values, nodes, signal) {
-    const { key, tokens, thinking } = this.settings;
-    const request = { messages: tree.messagesTo(conversation, question), ...values };
-    if (nodes.length > 1) request.n = nodes.length;
-    if (tokens) Object.assign(request, { logprobs: true, top_logprobs: 5 });
-    if (thinking) request.chat_template_kwargs = { enable_thinking: thinking === "on" };
+  /** Return the request's fields for an answer behind `last`, which the model goes on with if it is an answer. */
+  fields(conversation, last) {
+    const { tokens, thinking } = this.settings;
+    if (isBase(this.model)) {
+      const prompt = tree.textTo(conversation, last);
+      return { prompt, max_tokens: COMPLETED_TOKENS, ...(tokens && { logprobs: 5 }), ...responseFormat(this.settings) };
+    }
+    const hasSwitch = thinking && this.model.has_thinking_switch !== false;
+    return {
+      messages: tree.messagesTo(conversation, last),
+      ...(last.role === "assistant" && { continue_final_message: true }),
+      ...(tokens && { logprobs: true, top_logprobs: 5 }),
+      ...(hasSwitch && { chat_template_kwargs: { enable_thinking: thinking === "on" } }),
+      ...responseFormat(this.settings),
+      ...toolFields(this.settings),
+    };
+  }
+
+  async stream(conversation, last, values, nodes, signal) {
+    const { key } = this.settings;
     try {
-      Object.assign(request, responseFormat(this.settings), toolFields(this.settings));
-      for await (const chunk of streamChat(request, { key, signal })) {
+      const request = { ...this.fields(conversation, last), ...values };
+      if (nodes.length > 1) request.n = nodes.length;
+      const chunks = (request.messages ? streamChat : streamText)(request, { key, signal });
+      for await (const chunk of chunks) {
         for (const choice of chunk.choices) take(nodes[choice.index], choice, chunk.timings);
         if (chunk.usage && nodes.length === 1) nodes[0].usage = usageOf(chunk.usage);
+        if (chunk.usage) for (const node of nodes) node.promptTokens = chunk.usage.prompt_tokens;
         for (const { index } of chunk.choices) this.touch(nodes[index]);
       }
     } catch (error) {
@@ -219,6 +271,8 @@ export class Chat {
     if (!view) {
       const actions = {
         regenerate: (one) => this.regenerate(one),
+        canResume: (one) => this.canResume(one),
+        resume: (one) => this.resume(one),
         edit: (one) => this.edit(one),
         keep: (one) => this.keep(one),
         give: (one, results) => this.giveResults(one, results),

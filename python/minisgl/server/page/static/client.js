@@ -29,10 +29,10 @@ export async function send(path, options) {
   throw new ApiError(error.message ?? `The server answered ${response.status}.`, response.status, error.code);
 }
 
-/** Return the name of the served model. */
-export async function modelName(key) {
+/** Return the served model: its id, and what it can do. A field that another server leaves out is undefined. */
+export async function servedModel(key) {
   const response = await send("v1/models", { headers: headers(key) });
-  return (await response.json()).data[0].id;
+  return (await response.json()).data[0];
 }
 
 /** Return whether the server's processes are alive. */
@@ -44,9 +44,34 @@ export async function isAlive() {
   }
 }
 
-/** Yield the chunks of a streamed chat completion. Throws ApiError, or AbortError after a stop. */
-export async function* streamChat(request, { key, signal }) {
-  const response = await send("v1/chat/completions", {
+/** Yield the chunks of a streamed completion in the form of a chat's. */
+export async function* streamText(request, options) {
+  for await (const chunk of stream("v1/completions", request, options)) {
+    const choices = chunk.choices.map(({ text, logprobs, ...choice }) => ({
+      ...choice,
+      delta: { content: text },
+      logprobs: logprobs && { content: entriesOf(logprobs) },
+    }));
+    yield { ...chunk, choices };
+  }
+}
+
+function entriesOf({ tokens, token_logprobs: logprobs, top_logprobs: tops }) {
+  return tokens.map((token, index) => ({
+    token,
+    logprob: logprobs[index],
+    top_logprobs: Object.entries(tops?.[index] ?? {}).map(([other, logprob]) => ({ token: other, logprob })),
+  }));
+}
+
+/** Yield the chunks of a streamed chat completion. */
+export function streamChat(request, options) {
+  return stream("v1/chat/completions", request, options);
+}
+
+/** Yield the chunks of a stream. Throws ApiError, or AbortError after a stop. */
+async function* stream(path, request, { key, signal }) {
+  const response = await send(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headers(key) },
     body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } }),

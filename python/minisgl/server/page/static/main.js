@@ -1,9 +1,9 @@
 // The page: starts its parts, and shows the list of conversations, the composer and the connection.
 
 import { Chat } from "./chat.js";
-import { isAlive, modelName } from "./client.js";
+import { isAlive, servedModel } from "./client.js";
 import { $, announce, download, h, icon, iconButton, set, toast } from "./dom.js";
-import { activeOf, connectSettings } from "./settings.js";
+import { activeOf, connectSettings, isBase, showModel } from "./settings.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
@@ -12,6 +12,7 @@ const FOLLOW_MS = 500;
 const BUILTIN = ["Which models are supported?", "What is a radix cache?", "What is 12 + 30?", "Spell the word lamp."];
 const ABOUT_BUILTIN =
   "The built-in model is small: it answers questions about this engine, adds, spells and counts, and knows nothing else.";
+const TEXTS = ["Once upon a time", "A radix cache is", "The capital of France is"];
 const SUGGESTIONS = ["Explain paged attention to a friend.", "Write a haiku about memory.", "What makes a good test?"];
 
 const settings = store.loadSettings();
@@ -29,12 +30,15 @@ let model = "";
 
 async function connect() {
   try {
-    model = await modelName(settings.key);
+    chat.model = await servedModel(settings.key);
+    model = chat.model.id;
+    showModel(chat.model);
     set($("banner"), { hidden: true });
     set($("key-note"), { hidden: true, class: "note" });
     if (!document.body.classList.contains("xray-open")) $("model").textContent = model;
     document.title = `${model} · Mini-SGLang`;
     showWelcome();
+    changed();
   } catch (error) {
     if (error.status === 401 || error.status === 403) askForKey(error);
     else lost();
@@ -180,6 +184,7 @@ async function submit() {
   question.value = "";
   resize();
   isAtEnd = true;
+  await connecting; // whether it is a base model
   const isFirst = chat.isEmpty;
   const answered = chat.send(text);
   if (isFirst) {
@@ -200,13 +205,31 @@ function changed() {
   $("system").value = chat.conversation.system;
   const active = activeOf(settings, chat.conversation).join(" · ");
   set($("active"), { hidden: !active, text: active, "aria-label": `Settings: ${active}` });
+  showMeter();
   resize();
+}
+
+/** Show how many tokens of the context the conversation takes. */
+function showMeter() {
+  const used = chat.usedTokens;
+  const most = chat.model.context_length;
+  const says = most && `${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens`;
+  set($("meter"), {
+    hidden: !used || !most, class: used > 0.9 * most ? "full" : "", title: `Context: ${says}`,
+    "aria-valuemax": most, "aria-valuenow": used, "aria-valuetext": says,
+  }); // prettier-ignore
+  $("meter").querySelector(".says").textContent = says ?? "";
+  $("meter").querySelector("i").style.width = `${Math.min(100, (100 * used) / most)}%`;
 }
 
 function showWelcome() {
   const isBuiltin = model === "minisgl-builtin";
-  const texts = isBuiltin ? BUILTIN : SUGGESTIONS;
-  $("about").textContent = isBuiltin ? ABOUT_BUILTIN : `${model} answers, on this server.`;
+  const base = isBase(chat.model);
+  const texts = isBuiltin ? BUILTIN : base ? TEXTS : SUGGESTIONS;
+  const about = base ? "is a base model: it goes on with your text." : "answers, on this server.";
+  $("about").textContent = isBuiltin ? ABOUT_BUILTIN : `${model} ${about}`;
+  $("invitation").textContent = base ? "How does your text begin?" : "What would you like to ask?";
+  set(question, { placeholder: base ? "Text to go on with" : "Message" });
   $("suggestions").replaceChildren(
     ...texts.map((text) =>
       h("button", { type: "button", text, onclick: () => ((question.value = text), submit()) }),
@@ -318,7 +341,7 @@ function settingsChanged() {
 }
 
 const showSettings = connectSettings(settings, (name) => (settingsChanged(), name === "key" && connect()));
+const connecting = connect();
 if (location.hash.length > 1) await route();
 else startNew();
 showList();
-connect();

@@ -14,6 +14,22 @@ const NUMBERS = [
   ["repetition_penalty", "Repetition penalty", 0.1, 2, 0.05],
 ];
 
+const UNSET = { max_tokens: "no limit", seed: "random", presence_penalty: 0, frequency_penalty: 0 };
+
+/** The most tokens of a base model's text, unless the settings say another number: it seldom ends by itself. */
+export const COMPLETED_TOKENS = 200;
+
+export const isBase = (model) => model.has_chat_template === false;
+
+/** Show what counts where a field is empty, and only the settings that the model has. model: of /v1/models. */
+export function showModel(model) {
+  const shown = { ...UNSET, ...model.sampling_defaults };
+  if (isBase(model)) shown.max_tokens = COMPLETED_TOKENS;
+  for (const group of ["sampling", "second"])
+    for (const [name] of NUMBERS) $(`${group}-${name}`).placeholder = shown[name] ?? "default";
+  $("thinking-group").hidden = isBase(model) || model.has_thinking_switch === false;
+}
+
 /** changed: called after each change, with the name of the setting. Returns a function that fills the fields
  *  again. */
 export function connectSettings(settings, changed) {
@@ -93,7 +109,7 @@ export function activeOf(settings, { system }) {
       : [`${values.length} sampling settings`]),
     n > 1 && `${n} answers`,
     compare && "two settings",
-    thinking && `thinking ${thinking}`,
+    thinking && !$("thinking-group").hidden && `thinking ${thinking}`,
     form && (form === "json" ? "JSON" : "JSON schema"),
     toolList.trim() && "tools",
   ].filter(Boolean);

@@ -64,6 +64,12 @@ export function messagesTo(conversation, node) {
   return messages;
 }
 
+/** Return the texts down to `node` as one, which a base model goes on with. */
+export function textTo(conversation, node) {
+  const messages = messagesTo({ ...conversation, system: "" }, node);
+  return messages.map(({ content }) => content).join("");
+}
+
 /** Split a model's text into its thinking and its answer. */
 export function splitThinking(content) {
   const end = content.indexOf("</think>");
