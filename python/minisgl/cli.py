@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from minisgl.server.flags import Parser
     from minisgl.shell.completion import CompletedCommand
 
-COMMANDS: Final = ("serve", "chat", "run", "bench", "replay", "route", "selfcheck", "completion")
+COMMANDS: Final = (
+    "serve", "chat", "run", "pull", "list", "rm", "bench", "replay", "route", "selfcheck",
+    "completion",
+)  # fmt: skip
+
+ELSEWHERE: Final = {
+    "ps": "a server is a process of its own, without a daemon: `pgrep -af minisgl` finds those of "
+    "this machine, and GET /v1/models of a server's address says what it serves",
+    "stop": "Ctrl-C in its terminal, or SIGTERM, stops a server",
+    "ls": "minisgl list shows the models that are downloaded",
+    "show": "GET /v1/models and POST /api/show of a running server describe its model",
+}
+"""Commands of Ollama that are not here -> what to do instead."""
 
 HELP: Final = """\
 usage: minisgl COMMAND ...
@@ -28,6 +40,9 @@ usage: minisgl COMMAND ...
   serve [MODEL]            serve a model over OpenAI's HTTP API (no command means serve)
   chat [MODEL]             chat with a model in this terminal
   run [MODEL] [QUESTION]   print one answer; a pipe can ask, too
+  pull MODEL               download a model: ORG/REPO, or ORG/REPO:Q4_K_M for a GGUF file
+  list                     show the models that are downloaded
+  rm MODEL                 remove one of them
   bench [NAME]             measure a server or a model
   replay FILE              send a server what `--record FILE` kept, or plan it again
   route --replica URL ...  one address for several servers: requests go by prefix and load
@@ -67,6 +82,7 @@ def run_command(argv: Sequence[str], began: float) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean minisgl {near[0]}?" if near else f"minisgl serve {command} serves it"
         hint = hint if near or "/" in command else f"the commands are {', '.join(COMMANDS)}"
+        hint = ELSEWHERE.get(command, hint)
         print(f"minisgl: there is no command {command!r}; {hint}", file=sys.stderr)
         return 2
     if command == "serve":
@@ -76,6 +92,10 @@ def run_command(argv: Sequence[str], began: float) -> int:
         return _own_server(args, _chat({}), began) if args.shell else _serve(args, began)
     if command == "selfcheck":
         return _selfcheck(rest)
+    if command in ("pull", "list", "rm"):
+        from minisgl.shell.models import manage_models
+
+        return manage_models(command, rest)
     if command == "completion":
         from minisgl.shell.completion import print_script
 
@@ -132,12 +152,14 @@ def completed() -> list[CompletedCommand]:
     from minisgl.router.serve import route_parser
     from minisgl.server.flags import server_parser
     from minisgl.shell.completion import SHELLS, CompletedCommand
+    from minisgl.shell.models import ABOUT
 
     command = CompletedCommand.of
     return [
         command("serve", "serve a model over HTTP", server_parser("minisgl serve", "")),
         command("chat", "chat in this terminal", client_parser("chat")),
         command("run", "print one answer", client_parser("run")),
+        *(CompletedCommand(name, about) for name, about in ABOUT.items()),
         CompletedCommand("bench", "measure a server or a model", words=tuple(benchmarks())),
         CompletedCommand("replay", "send a server what was recorded"),
         command("route", "one address for several servers", route_parser()),

@@ -1,6 +1,6 @@
 // The X-ray (`#xray`): reads the engine's frames while it is open, and shows now or an earlier time.
 
-import { headers, modelName, send, streamChat } from "./client.js";
+import { headers, send, servedModel, streamChat } from "./client.js";
 import { h, iconButton, set } from "./dom.js";
 import { drawPages, drawRequests, drawSteps, drawTree, palette, ROW } from "./xray-draw.js";
 import { Model, sentenceOf } from "./xray-model.js";
@@ -299,7 +299,7 @@ export class XRay {
 /** Send requests to watch: they begin alike, come one after the other and have different lengths.
  *  Waits for all answers, which are dropped. Throws ApiError if one fails. */
 async function sendDemo(key, signal) {
-  const model = await modelName(key);
+  const { id: model } = await servedModel(key);
   const ask = async (index) => {
     await new Promise((resolve) => setTimeout(resolve, GAP_MS * index));
     const messages = [
