@@ -168,7 +168,7 @@ def test_the_meter_shows_the_context(tab: Any, builtin: RunningServer) -> None:
     tab.goto(builtin.url)
     assert not tab.is_visible("#meter")
     ask(tab, "What is 12 + 30?")
-    wait_answers(tab, 1)
+    until(tab, "!document.getElementById('meter').hidden")  # a moment after the answer
     text = tab.text_content("#meter").strip()
     used, most = (int(word.replace(",", "")) for word in text.split() if word[0].isdigit())
     assert text.endswith("tokens")
