@@ -51,8 +51,8 @@ class Door:
     """What may come in through a browser.
 
     origins: of the pages that may use the server (`--cors-origin`); "*" is all. host: `--host`.
-    names: further names of the server (`--allowed-host`), in lower case; "*" is all. If some are
-    given, the server has only these, also with API keys.
+    names: further names of the server (`--allowed-host`), in lower case; "*" is all. If there are
+    some, names are checked with API keys, too.
     """
 
     origins: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class BrowserGuard:
                     f"this server does not have the name {brief(host)}: it answers requests for "
                     "localhost, an IP address, --host and --allowed-host, because a web page could "
                     "let any other name lead here. If the name is right, start the server with "
-                    "--allowed-host and the name without the port, or give it API keys",
+                    "--allowed-host and the name without the port",
                     status=403,
                     code="unknown_host",
                 )
