@@ -207,7 +207,7 @@ def test_a_long_wait_for_the_first_token_is_no_silence(impatient: None) -> None:
 
 
 @pytest.fixture
-def asks_soon(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def asks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("ASKED_AFTER_S", 0.1), ("LOST_S", 0.3)):
         monkeypatch.setattr(waits, name, seconds)
 
