@@ -22,6 +22,7 @@ from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup import graphs, measure, start_engine
 from minisgl.engine.startup.threads import NUM_ROUNDS, fastest_threads
+from minisgl.runtime.engine_worker import _Progress
 
 
 def test_a_cpus_start_says_each_thing_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,3 +270,19 @@ def test_prompts_are_replayed_where_a_busy_host_launches_more_slowly(
     assert chosen == pytest.approx(wanted, rel=0.01)
     engine.max_seq_len, runner.max_tokens = 50, 0  # shorter than the smallest size
     assert graphs.choose_prompt_graphs(cast(Engine, engine)) == 0
+
+
+def test_loading_says_how_much_every_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("minisgl.runtime.engine_worker.time.monotonic", lambda: now[0])
+    progress = _Progress()
+    with caplog.at_level(logging.INFO, logger="minisgl"):
+        for second in range(6):
+            now[0] = float(second)
+            progress(second << 30, 8 << 30)
+    assert caplog.messages == [
+        "loading weights: 2.00 GiB of 8.00 GiB (25 %)",
+        "loading weights: 4.00 GiB of 8.00 GiB (50 %)",
+    ]

@@ -10,9 +10,11 @@ Axes: P pages, Z page size, K local key/value heads, H head dim.
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -73,7 +75,7 @@ class MHAKVCache(BaseKVCachePool):
         self.page_size = page_size
         num_vectors = 1 if values_are_keys else 2
         shape = (num_layers, num_vectors, num_pages, page_size, num_kv_heads, head_dim)
-        create = torch.zeros if zeroed else torch.empty
+        create = _zeros if zeroed else torch.empty
         make_layer: Callable[..., LayerPool] = LayerPool
         if dtype.itemsize == 1:
             from minisgl.kvcache.quantised import quantised_layer as make_layer
@@ -82,6 +84,16 @@ class MHAKVCache(BaseKVCachePool):
 
     def layer(self, layer_id: int) -> LayerPool:
         return self._layers[layer_id]
+
+
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros. On a CPU their memory is taken when it is first written: filling 2 GiB takes a
+    start 1 s, and most of them are not used for long."""
+    num_bytes = prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes)  # the system fills its pages with zeros
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
 create_kvcache_pool = MHAKVCache

@@ -22,6 +22,7 @@ from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.start import StartClock
+from minisgl.utils.text import size_of
 from minisgl.utils.zmq import Endpoints, PushQueue
 
 logger = get_logger(__name__)
@@ -135,7 +136,7 @@ def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
 
 
 class _Progress:
-    """Logs the share of the weights that is loaded, every `PROGRESS_EVERY_S`. Mutable."""
+    """Logs how much of the weights is loaded, every `PROGRESS_EVERY_S`. Mutable."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + PROGRESS_EVERY_S
@@ -144,4 +145,5 @@ class _Progress:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + PROGRESS_EVERY_S
-            logger.info("weights: %d %% of %.2f GiB", 100 * done // max(total, 1), total / 2**30)
+            share = 100 * done // max(total, 1)
+            logger.info("loading weights: %s of %s (%d %%)", size_of(done), size_of(total), share)

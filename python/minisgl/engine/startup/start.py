@@ -8,7 +8,10 @@ from dataclasses import replace
 from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error
 from minisgl.engine.engine import Engine
+from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
+
+logger = get_logger(__name__)
 
 
 def start_engine(
@@ -56,6 +59,8 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
     if measure_steps:
         from minisgl.engine.startup.measure import measure_step_times
 
+        if engine.comm.rank == 0:
+            logger.info("measuring how long steps take")
         tuning = replace(tuning, step_times=measure_step_times(engine))
         engine.apply(tuning)
     clock.lap("measuring")
