@@ -222,6 +222,40 @@ def test_the_bound_of_texts_without_the_model(encoder: PromptEncoder) -> None:
     assert len(codec.answer_codec(encoder, whole).ids) == 4 * 65_536
 
 
+def test_a_panic_of_a_library_fails_one_request(
+    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """As pyo3's PanicException."""
+
+    def fail(*args: Any, **rest: Any) -> Any:
+        raise Panic("index out of bounds")
+
+    regex = SamplingParams(structured_outputs={"regex": "a"})
+    worked = Work(encoder)
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptEncoder, "request", fail)
+        worked.add(message(1, "a", sampling=regex))
+        assert steps(worked) == []
+        assert failure(worked) == (1, 500, "a library fails with this text: index out of bounds")
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptEncoder, "encode", fail)
+        worked.add(message(2, LONG_STOP))
+        assert failure(worked)[:2] == (2, 500)
+        worked.add(EncodeMsg(seq=3, prompt=TextPrompt(text=LONG_STOP)))
+        assert failure(worked)[:2] == (3, 500)
+    worked.add(message(4, LONG_STOP))
+    assert answers(worked, 1) == [4]
+
+
+def failure(worked: Work) -> tuple[int, int, str]:
+    while not (found := worked.take()):
+        assert select.select([worked.news], [], [], WAIT_S)[0]
+    failed = found[0].failed if isinstance(found[0], CodecReply) else found[0]
+    assert isinstance(failed, Failed)
+    return failed.uid, failed.status, failed.message
+
+
 def test_what_is_long(encoder: PromptEncoder) -> None:
     parts: Sequence[dict[str, Any]] = [{"type": "text", "text": "a" * 1000}] * 40
     deep: Any = []

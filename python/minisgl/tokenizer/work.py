@@ -10,14 +10,16 @@ A request of one kind waits only for its own kind, and the keys take turns in ea
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
 from minisgl.core import Failed
+from minisgl.errors import EngineError
 from minisgl.message import (
     ChatPrompt,
     ProfileMsg,
@@ -144,21 +146,35 @@ class Work:
         return self._long if is_long else None
 
     def _encode(self, key: Hashable, message: TokenizeMsg | CodecMsg) -> None:
-        if not isinstance(message, TokenizeMsg):
-            self._answer(self._codec(message))
-            return
-        finish = begin(self._encoder, message)
-        if has_grammar(message):
-            self._check(key, message, finish)
-        else:
-            self._answer(finish())
+        with self._failing(message):
+            if not isinstance(message, TokenizeMsg):
+                self._answer(self._codec(message))
+                return
+            finish = begin(self._encoder, message)
+            if has_grammar(message):
+                self._check(key, message, finish)
+            else:
+                self._answer(finish())
 
     def _check(self, key: Hashable, message: TokenizeMsg, finish: Finish) -> None:
         def check() -> None:
-            if message.uid in self._open:
-                self._answer(finish())
+            with self._failing(message):
+                if message.uid in self._open:
+                    self._answer(finish())
 
         self._grammars.submit(key, check)
+
+    @contextlib.contextmanager
+    def _failing(self, message: TokenizeMsg | CodecMsg) -> Iterator[None]:
+        """Fail a request for a panic of a library in a thread; exceptions are answers already."""
+        try:
+            yield
+        except BaseException as raised:
+            error = EngineError(f"a library fails with this text: {raised}")
+            if isinstance(message, TokenizeMsg):
+                self._answer(Failed.of(message.uid, error))
+            else:
+                self._answer(CodecReply(seq=message.seq, failed=Failed.of(message.seq, error)))
 
     def _codec(self, message: CodecMsg) -> CodecReply:
         from minisgl.tokenizer.codec import answer_codec
