@@ -26,7 +26,7 @@ def answer_codec(encoder: PromptEncoder, message: CodecMsg) -> CodecReply:
     try:
         stream = tokenizer.stream(skip_special_tokens=False)
         if not isinstance(message, EncodeMsg):
-            _check(len(message.ids) // 4, message.context_length)
+            check_count(len(message.ids) // 4, message.context_length)
             ids = ids_from_bytes(message.ids).tolist()
             text = "".join(map(stream.feed, ids)) + stream.flush()
             return CodecReply(seq=message.seq, text=text)
@@ -48,9 +48,9 @@ def _encoded(encoder: PromptEncoder, message: EncodeMsg) -> bytes:
     try:
         data = encoder.encode(prompt, half)
     except PromptTooLong as error:  # its beginning alone
-        _check(error.got, context_length, "at least ")
+        check_count(error.got, context_length, "at least ")
         raise
-    _check(len(data) // 4, context_length)
+    check_count(len(data) // 4, context_length)
     return data
 
 
@@ -59,7 +59,7 @@ def most_tokens(context_length: int) -> int:
     return max(2 * context_length, MIN_TOKENS)
 
 
-def _check(num_tokens: int, context_length: int | None, at_least: str = "") -> None:
+def check_count(num_tokens: int, context_length: int | None, at_least: str = "") -> None:
     """Raise PromptTooLong above `most_tokens`. context_length: None if there is no bound."""
     most = num_tokens if context_length is None else most_tokens(context_length)
     if num_tokens > most:

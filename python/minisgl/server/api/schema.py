@@ -209,11 +209,13 @@ def token_prompt(ids: list[Any] | None, path: str) -> TokenPrompt:
     """
     if not ids:
         raise InvalidRequest(f"{path} has no token ids", param=path)
-    for index, token in enumerate(ids):
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31:
+        return TokenPrompt(ids=ids_to_bytes(ids))
+    for index, token in enumerate(ids):  # in Python, so only to find the wrong one
         if type(token) is not int or not 0 <= token < 2**31:
             got = shortened(msgspec.json.encode(token).decode(), 100)
             raise InvalidRequest(f"{path}[{index}] must be a token id, got {got}", param=path)
-    return TokenPrompt(ids=ids_to_bytes(ids))
+    raise AssertionError("one of them is no token id")
 
 
 class PromptTokensDetails(Json, frozen=True, kw_only=True):

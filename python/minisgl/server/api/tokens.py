@@ -19,6 +19,7 @@ from minisgl.server.api.tools import tools_of
 from minisgl.server.frontend import Frontend
 from minisgl.server.keys import key_number
 from minisgl.server.openapi import operation
+from minisgl.tokenizer.codec import check_count
 
 
 class TokenizeRequest(Json, frozen=True, kw_only=True):
@@ -118,6 +119,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         """The text of token ids, special tokens included."""
         asked = await body.read(request, DetokenizeRequest)
         model.check(asked.model)
+        check_count(len(asked.tokens), frontend.context_length)
         ids = token_prompt(asked.tokens, "tokens").ids if asked.tokens else b""
         limits = key_number(request.scope), frontend.context_length
         text = await frontend.round_trips.decode(ids, *limits)
