@@ -96,5 +96,5 @@ def test_a_documented_command_works(docs: SimpleNamespace, tmp_path: Path) -> No
     runner = docs.Runner(tmp_path)
     runner.run(bash)
     failing = docs.Block(where="here", language="bash", kind="run", text="minisgl run ./none hi\n")
-    with pytest.raises(ValueError, match=r"here ended with 1:\n.*there is no folder \./none"):
+    with pytest.raises(ValueError, match=r"(?s)here ended with 1:\n.*there is no folder \./none"):
         runner.run(failing)

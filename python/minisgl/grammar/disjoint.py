@@ -83,7 +83,7 @@ class Disjointness:
             return True
         if kinds != {"object"}:
             return False
-        names = {name for part in (*one, *other) for name in _required(part)}
+        names = dict.fromkeys(name for part in (*one, *other) for name in _required(part))
         self.steps -= len(names)
         return any(
             self.holds(_property(one, name), _property(other, name), depth + 1) for name in names
