@@ -50,12 +50,13 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         status.ready({"memory": memory} if leads else {})
         return
     step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
+    model = ModelConfig.from_folder(folder, args.quantization)  # refuses some models at once
     tokenizer = load_tokenizer(folder)
     eos_ids = end_of_sequence_ids(folder, tokenizer)
     to_scheduler = PushQueue(endpoints.scheduler)  # only the thread that compiles uses it
     grammars = Grammars(
         lambda: tokenizer,
-        ModelConfig.from_folder(folder, args.quantization).vocab_size,
+        model.vocab_size,
         eos_ids,
         lambda message: to_scheduler.put([message] if leads else []),
     )
