@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
+import openai
 import pytest
 
+from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 from minisgl.core import Accepted, Failed
 from minisgl.errors import InvalidSampling
@@ -117,3 +121,44 @@ def test_an_error_within_a_stream_names_the_field() -> None:
         ):
             said = httpx.post(f"{server.url}/v1/{path}", json={**body, "stream": True})
             assert f"{param} is too hard" in said.text
+
+
+def test_a_real_server_follows_what_pydantic_writes(builtin: RunningServer) -> None:
+    """A union with a discriminator, by reference, and a format that is an annotation."""
+    flag = {"type": "boolean"}
+    schema: dict[str, Any] = {
+        "$defs": {
+            kind: {
+                "type": "object",
+                "properties": {"kind": {"const": kind, "type": "string"}, field: flag},
+                "required": ["kind", field],
+                "additionalProperties": False,
+            }
+            for kind, field in (("circle", "round"), ("square", "straight"))
+        },
+        "type": "object",
+        "properties": {
+            "shape": {
+                "discriminator": {"propertyName": "kind"},
+                "oneOf": [{"$ref": "#/$defs/circle"}, {"$ref": "#/$defs/square"}],
+            },
+            "color": {"type": "string", "format": "color", "maxLength": 5},
+        },
+        "required": ["shape", "color"],
+        "additionalProperties": False,
+    }
+    with builtin.client() as client:
+        asked: Any = {
+            "model": "minisgl-builtin",
+            "messages": [{"role": "user", "content": "A shape?"}],
+            "max_tokens": 200,
+        }
+        named = {"name": "shape", "schema": schema}
+        form = {"type": "json_schema", "json_schema": named}
+        (choice,) = client.chat.completions.create(**asked, response_format=form).choices
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content or ""), schema)
+        schema["properties"]["shape"]["oneOf"] = [{"type": "object"}, {"type": "object"}]
+        with pytest.raises(openai.BadRequestError, match="must exclude one another") as raised:
+            client.chat.completions.create(**asked, response_format=form)
+        assert raised.value.param == "response_format.json_schema.schema.properties.shape"
