@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from minisgl import env
 from minisgl.version import __version__
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _chat(about: dict[str, Any]) -> Callable[[str], int]:
     """Return a function that chats with the server at a URL. Raises InvalidSampling."""
     from minisgl.shell import Settings, run_shell
 
-    settings = Settings(about.get("set") or ())
+    settings = Settings([*env.shell_settings(), *(about.get("set") or ())])
     system, key = about.get("system"), about.get("api_key")
     return lambda url: run_shell(url, system=system, settings=settings, api_key=key)
 

@@ -10,6 +10,8 @@ MINISGL_CACHE_DIR                     the folder for compiled kernels
 MINISGL_DISABLE_JIT=1                 compile nothing: use the plain-torch kernels
 MINISGL_CPU_ISA                       the instruction set of the C++ kernels: one of CPU_ISAS
                                       (default: all that the CPU has)
+MINISGL_SHELL_MAX_TOKENS              settings of `minisgl chat` unless --set gives them; also
+                                      _TEMPERATURE, _TOP_K and _TOP_P
 MINISGL_POWERCAP                      where the CPUs' energy is read (default: /sys/class/powercap)
 """
 
@@ -85,6 +87,13 @@ def cache_dir() -> Path:
 
 def powercap() -> Path:
     return Path(os.environ.get("MINISGL_POWERCAP") or "/sys/class/powercap")
+
+
+def shell_settings() -> list[tuple[str, str]]:
+    """Return the names and values of the settings of a chat that the environment has."""
+    names = ("max_tokens", "temperature", "top_k", "top_p")
+    found = ((name, os.environ.get(f"MINISGL_SHELL_{name.upper()}", "")) for name in names)
+    return [(name, value) for name, value in found if value]
 
 
 def chat_history() -> Path:

@@ -30,7 +30,8 @@ CHANGED: dict[str, Any] = {
 
 
 def test_llm_has_a_keyword_for_each_option() -> None:
-    keywords = inspect.signature(LLM.__init__).parameters
+    keywords = dict(inspect.signature(LLM.__init__).parameters)
+    assert keywords.pop("original").kind == inspect.Parameter.VAR_KEYWORD
     assert set(keywords) - {"self", "progress"} == set(options_of(EngineArgs))
     for field in fields(EngineArgs):
         assert keywords[field.name].default == field.default, field.name

@@ -19,7 +19,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "temperature": (0, 2, "be between 0 and 2"),
     "top_p": (5e-324, 1, "be above 0 and at most 1"),
     "min_p": (0, 1, "be between 0 and 1"),
-    "top_k": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}, or 0 for no limit"),
+    "top_k": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}, or 0 or -1 for no limit"),
     "seed": (-(2**63), 2**64 - 1, "fit 64 bits"),
     "max_tokens": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}"),
     "top_logprobs": (0, MAX_TOP_LOGPROBS, f"be from 0 to {MAX_TOP_LOGPROBS}"),
@@ -59,8 +59,8 @@ class SamplingParams(
     greedy and ignores the filters. Noise is a function of (seed, index of the output token,
     vocabulary id) only, so equal logits and an equal seed give equal text in any batch.
 
-    temperature: 0 to 2. top_k: 1 to 2**31 - 1, or 0 for all. top_p: above 0, to 1. min_p: 0 to 1.
-    seed: any 64-bit integer; if it is None, the server or `LLM` draws one.
+    temperature: 0 to 2. top_k: 1 to 2**31 - 1; 0 or -1 for all. top_p: above 0, to 1.
+    min_p: 0 to 1. seed: any 64-bit integer; if it is None, the server or `LLM` draws one.
     max_tokens: the most output tokens; None is as many as the context and the KV pool leave. 0 is
     allowed with `prompt_logprobs` or `echo`.
     ignore_eos: do not end at the model's end-of-sequence tokens.
@@ -123,6 +123,8 @@ class SamplingParams(
 
     def __post_init__(self) -> None:
         self._take_plain_values()
+        if self.top_k == -1:
+            msgspec.structs.force_setattr(self, "top_k", 0)
         for name, (low, high, allowed) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # NaN is not

@@ -14,6 +14,7 @@ import numpy as np
 from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
+from minisgl.core.aliases import own_keywords
 from minisgl.core.args import (
     SWITCH,
     CacheKind,
@@ -89,6 +90,7 @@ class LLM:
         disable_pynccl: bool = False,
         dummy_weight: bool = False,
         progress: bool = True,
+        **original: Any,
     ) -> None:
         """model: a checkpoint folder or a model id; None for the built-in model.
 
@@ -99,9 +101,11 @@ class LLM:
 
         With `tp` above 1 the model is split over this many processes, each on a GPU of its own; on
         a CPU they share the cores. Raises StartupFailed if such a process cannot start. If one
-        dies, the call that waits for it raises WorkerDied.
+        dies, the call that waits for it raises WorkerDied. original: options by the names of the
+        original mini-sglang (`minisgl.core.aliases`).
         """
-        given = locals()
+        given = locals() | own_keywords(original)
+        model = given["model"]
         env.check()
         check_option("progress", progress, SWITCH)
         options = {name: _plain(given[name]) for name in options_of(EngineArgs)}

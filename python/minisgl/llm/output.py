@@ -33,6 +33,8 @@ class RequestOutput:
     sequence or another `finish_reason`. num_cached_tokens: prompt tokens found in the prefix cache.
     queued_s, prefill_s, decode_s: seconds until the first step, then until the first token, then
     until the end.
+
+    `output["text"]` is `output.text`, for programs that were written for dictionaries.
     """
 
     text: str
@@ -51,6 +53,12 @@ class RequestOutput:
     prompt_top_logprobs: list[dict[int, float]] | None = None
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the field of this name. Raises KeyError."""
+        if name not in self.__dataclass_fields__:
+            raise KeyError(f"{name!r}; the fields are {', '.join(self.__dataclass_fields__)}")
+        return getattr(self, name)
 
 
 def fields(

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NoReturn
 
+from minisgl.core.aliases import FLAGS
 from minisgl.core.args import SWITCH, Option, Rule, options_of, whole
 from minisgl.errors import ConfigError
 from minisgl.runtime.args import flag_of
@@ -48,7 +49,11 @@ def server_parser(prog: str, description: str, *, without: Collection[str] = ())
         flags = parser.add_argument_group(group)
         for name, (default, option) in options_of(ServerArgs).items():
             if option.group == group and name not in without:
-                flags.add_argument(flag_of(name), **_flag(default, option))
+                about = _flag(default, option)
+                flags.add_argument(flag_of(name), **about)
+                for alias in (flag for flag, ours in FLAGS.items() if ours == name):
+                    hidden = about | {"dest": name, "help": argparse.SUPPRESS}
+                    flags.add_argument(alias, **hidden)
     return parser
 
 

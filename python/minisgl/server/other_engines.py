@@ -11,7 +11,7 @@ from typing import Final
 
 OURS: Final[dict[str, tuple[str, ...]]] = {
     "--model": (
-        "--model-path", "-m", "--model-id", "--hf-repo", "-hf", "-hfr", "--tokenizer-path",
+        "-m", "--model-id", "--hf-repo", "-hf", "-hfr", "--tokenizer-path",
         "--tokenizer",
     ),
     "--served-model-name": ("--alias", "-a"),
@@ -64,7 +64,7 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
     "--otlp-endpoint": ("--otlp-traces-endpoint",),
     "--hang-timeout": ("--watchdog-timeout",),
     "--num-tokenizer": ("--tokenizer-worker-num", "--tokenizer-pool-size", "--threads-http"),
-    "minisgl chat": ("--shell-mode", "--conversation", "-cnv"),
+    "minisgl chat": ("--conversation", "-cnv"),
 }  # fmt: skip
 """For each flag of this server, the other engines' flags."""
 
@@ -135,6 +135,8 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
     "set the environment variable MINISGL_DISABLE_OVERLAP_SCHEDULING=1": (
         "--disable-overlap-schedule", "--no-async-scheduling",
     ),
+    "experts have one backend for each kind of device and weight, which is chosen by itself: leave "
+    "it out": ("--moe-backend", "--moe-runner-backend"),
     "the priority is a field of a request": ("--scheduling-policy", "--schedule-policy"),
     "put the server behind a proxy that removes the prefix from paths": (
         "--root-path", "--api-prefix", "--fastapi-root-path",

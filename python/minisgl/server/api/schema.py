@@ -87,8 +87,6 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         given = {
             name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
         }
-        if self.top_k == -1:
-            given["top_k"] = 0
         if self.max_tokens:  # families that allow 0 add it
             given["max_tokens"] = self.max_tokens
         if isinstance(self.stop, str):
