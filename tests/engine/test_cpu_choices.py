@@ -14,6 +14,8 @@ import torch
 from minisgl.engine import EngineConfig, connect
 from minisgl.engine.connect import resolve_dtype
 from minisgl.models import ModelConfig
+from minisgl.quantization import UNQUANTISED
+from minisgl.quantization.online_formats import OnlineFormats
 
 SPIN, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 
@@ -49,8 +51,25 @@ def test_float16_becomes_bfloat16_on_a_cpu_without_float16(
 ) -> None:
     monkeypatch.setattr(connect, "slow_dtype_advice", lambda _: "slow" if is_slow else None)
     config = cast("EngineConfig", SimpleNamespace(dtype=asked))
-    model = cast("ModelConfig", SimpleNamespace(dtype=torch.float16))
+    model = cast("ModelConfig", SimpleNamespace(dtype=torch.float16, formats=UNQUANTISED))
     device: Any = SimpleNamespace(torch_device=torch.device("cpu"))
     with caplog.at_level("INFO", logger="minisgl.engine.connect"):
         assert resolve_dtype(config, model, device) == expected
     assert ("become bfloat16" in caplog.text) == (expected == torch.bfloat16)
+
+
+@pytest.mark.parametrize("is_quantised", [True, False])
+def test_float32_is_advised_for_plain_weights_only(
+    is_quantised: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A CPU's kernels of quantised weights compute in bfloat16: in float32 each GEMM would first
+    dequantise its weight, and so would loading a GGUF file."""
+    advice = "--dtype float32 computes them faster"
+    monkeypatch.setattr(connect, "slow_dtype_advice", lambda _: advice)
+    config = cast("EngineConfig", SimpleNamespace(dtype="bfloat16"))
+    formats = OnlineFormats.of_kind("int8", 2) if is_quantised else UNQUANTISED
+    model = cast("ModelConfig", SimpleNamespace(dtype=torch.bfloat16, formats=formats))
+    device: Any = SimpleNamespace(torch_device=torch.device("cpu"))
+    with caplog.at_level("INFO", logger="minisgl.engine.connect"):
+        assert resolve_dtype(config, model, device) == torch.bfloat16
+    assert (advice in caplog.text) == (not is_quantised)

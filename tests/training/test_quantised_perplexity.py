@@ -9,7 +9,7 @@ import torch
 
 from helpers.model_harness import MAX_TOKENS, Runner, Sequence, load
 from minisgl.builtin import model_path
-from minisgl.quantization.online import Kind
+from minisgl.core.args import Quantization as Kind
 from minisgl.tokenizer.template import load_template
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from training.corpus import suite

@@ -164,8 +164,9 @@ class EngineArgs:
     quantization: Quantization | None = option(
         None, one_of(Quantization), "model",
         "quantise a plain checkpoint's linear layers while loading: fp8 with a scale for each "
-        "block of 128 x 128, int8 for each row, int4 for each group of 128; on a CPU also the LM "
-        "head, as int8. It saves memory; docs/quantization.md says where it costs time",
+        "block of 128 x 128, int8 for each row, int4 with a scale and a zero point for each group "
+        "of inputs and int8 where that matters most; on a CPU also the LM head, as int8. It saves "
+        "memory; docs/quantization.md says where it costs time",
     )
     page_size: int = option(16, whole(1, 1024), "scheduling", "tokens per page of the KV cache")
     cache: CacheKind = option(

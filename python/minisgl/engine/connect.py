@@ -52,14 +52,15 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> t
     """Return the dtype that `--dtype` means. "auto" is the checkpoint's dtype; but if that is
     float16, and the CPU has no instructions for it, it is bfloat16.
 
-    If the CPU has no instructions for the dtype, this logs what it costs.
+    If the CPU has no instructions for the dtype, this logs what it costs a plain model.
     """
     dtype = model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     if device.torch_device.type == "cpu" and (advice := slow_dtype_advice(dtype)):
         if dtype == torch.float16 and config.dtype == "auto":
             logger.info("float16 weights become bfloat16, which this CPU computes faster")
             return torch.bfloat16
-        logger.info("%s", advice)
+        if not model.formats.names:  # quantised numbers have kernels in bfloat16 only
+            logger.info("%s", advice)
     assert isinstance(dtype, torch.dtype)
     return dtype
 

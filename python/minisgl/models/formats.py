@@ -42,7 +42,7 @@ def formats_of(
                 f"--quantization {quantization} is for plain checkpoints, and {modelopt.parent} is "
                 "quantised already; leave it out"
             )
-        return OnlineFormats.of_kind(quantization)
+        return OnlineFormats.of_kind(quantization, config.integer("num_hidden_layers"))
     from minisgl.quantization.config import read_formats, read_modelopt_file
 
     if values is None:

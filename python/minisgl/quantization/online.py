@@ -1,8 +1,8 @@
 """`--quantization`: weights that are quantised while a plain checkpoint is read.
 
 A scale is the largest absolute value of its unit over the largest number: fp8 has one for each
-block of 128 x 128, int8 for each row (an output channel), int4 for each group of 128 inputs. There
-are no zero points. Each rank quantises its own share, so the blocks begin where the share begins. A
+block of 128 x 128, int8 for each row (an output channel). There are no zero points (int4 has some:
+`online_int4`). Each rank quantises its own share, so the blocks begin where the share begins. A
 tensor is read twice, for its numbers and for its scales. `online_formats` says which weights are
 quantised.
 """
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from minisgl.quantization.config import NUMBERS
 from minisgl.quantization.cut import ALL, Unit, entries, local_rows
-from minisgl.quantization.grouped import Grouped, GroupedWeight
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.scaled import ScaledWeight, spread
 from minisgl.quantization.weight import Weight, WeightBuild
@@ -31,15 +30,14 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 BLOCK: Final = (128, 128)
-GROUP: Final = 128
-MOST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
+MOST: Final = {"fp8": 448.0, "int8": 127.0}
 """The largest number of each kind."""
-UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL), "int4": (1, GROUP)}
+UNITS: Final[dict[str, Unit]] = {"fp8": BLOCK, "int8": (1, ALL)}
 PIECE: Final = 1 << 15
 """Numbers that are quantised at a time. The intermediate tensors take 30 bytes for each. With whole
 matrices, one in each reading thread, they took as much memory as ten layers."""
 
-Kind = Literal["fp8", "int8", "int4"]
+Kind = Literal["fp8", "int8"]
 
 
 @dataclass(slots=True)
@@ -51,6 +49,7 @@ class Loss:
     seconds: float = 0.0
     error: float = 0.0
     total: float = 0.0
+    count: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, values: Tensor, dequantised: Tensor, seconds: float) -> None:
@@ -59,6 +58,12 @@ class Loss:
             self.seconds += seconds
             self.error += float(error)
             self.total += float(total)
+            self.count += values.numel()
+
+    @property
+    def relative(self) -> float:
+        """The root mean square error over that of the weights."""
+        return math.sqrt(self.error / self.total) if self.total else 0.0
 
     def log(self) -> None:
         """Log both. Random weights have none: they are made as numbers and scales."""
@@ -67,7 +72,7 @@ class Loss:
                 "quantised %s in %.2f s; root mean square error %.4f of the weights'",
                 self.name,
                 self.seconds,
-                math.sqrt(self.error / self.total),
+                self.relative,
             )
 
 
@@ -78,40 +83,20 @@ class OnlineScaled(ScaledWeight):
         Weight.__init__(self, build)
         parts, rows, stacked = build.parts, build.rows, build.stacked
         self._unit, self._rows = UNITS[kind], local_rows(parts, stacked)
-        self._loss = Loss(_name(parts))
-        numbers = partial(_numbers, kind=kind, loss=self._loss)
+        self.loss = Loss(name_of(parts))
+        numbers = partial(_numbers, kind=kind, loss=self.loss)
         tensors = [replace(part, stored=torch.float32, rearrange=numbers) for part in parts]
         self.declare("tensor", NUMBERS[kind], *tensors, rows=rows, stacked=stacked)
         scales = [_scale_part(part, kind) for part in parts]
         self.declare("scale", torch.float32, *scales, stacked=stacked)
 
     def init_buffers(self, device: torch.device) -> None:
-        self._loss.log()
+        self.loss.log()
         super().init_buffers(device)
 
 
-class OnlineInt4(GroupedWeight):
-    """A weight in int4."""
-
-    def __init__(self, build: WeightBuild) -> None:
-        Weight.__init__(self, build)
-        parts, rows, stacked = build.parts, build.rows, build.stacked
-        self._kind = Grouped(spelling="gptq", bits=4, group=GROUP, has_zero=False, act_order=False)
-        self._rows = local_rows(parts, stacked)
-        self._columns = next(part.local_shape[1] for part in parts if part.share)
-        self._loss = Loss(_name(parts))
-        numbers = partial(_packed, loss=self._loss)
-        tensors = [replace(part, stored=torch.float32, rearrange=numbers) for part in parts]
-        self.declare("packed", torch.uint8, *tensors, rows=rows, stacked=stacked)
-        scales = [_scale_part(part, "int4") for part in parts]
-        self.declare("scale", torch.bfloat16, *scales, rows=rows, stacked=stacked)
-
-    def init_buffers(self, device: torch.device) -> None:
-        self._loss.log()
-        super().init_buffers(device)
-
-
-def _name(parts: Sequence[Part]) -> str:
+def name_of(parts: Sequence[Part]) -> str:
+    """What the log calls a weight."""
     first = next(part.module for part in parts if part.share)
     return first if len(parts) == 1 else f"{first} and {len(parts) - 1} more"
 
@@ -120,9 +105,9 @@ def _scale_part(part: Part, kind: Kind) -> Part:
     return replace(part, stored=torch.float32, rearrange=partial(_scales, kind=kind))
 
 
-def _pieces(shape: Sequence[int], kind: Kind) -> Iterator[tuple[slice, slice]]:
+def pieces(shape: Sequence[int], unit: Unit) -> Iterator[tuple[slice, slice]]:
     """Yield the rows and columns of pieces: whole units, about `PIECE` numbers together."""
-    height, width = UNITS[kind][0], UNITS[kind][1] or max(shape[1], 1)
+    height, width = unit[0], unit[1] or max(shape[1], 1)
     columns = min(max(PIECE // (height * width), 1) * width, -(-shape[1] // width) * width)
     rows = max(PIECE // (height * max(columns, 1)), 1) * height
     for top in range(0, shape[0], rows):
@@ -134,7 +119,7 @@ def _scales(values: Tensor, kind: Kind) -> Tensor:
     """[O, I] of any float dtype -> a scale for each unit; a unit of zeros has 1."""
     height, width = UNITS[kind][0], UNITS[kind][1] or max(values.shape[1], 1)
     scales = torch.empty(entries(values.shape, UNITS[kind]), device=values.device)
-    for rows, columns in () if values.is_meta else _pieces(values.shape, kind):
+    for rows, columns in () if values.is_meta else pieces(values.shape, UNITS[kind]):
         made = _piece_scales(values[rows, columns], kind)
         top, left = rows.start // height, columns.start // width
         scales[top : top + len(made), left : left + made.shape[1]] = made
@@ -148,8 +133,6 @@ def _piece_scales(values: Tensor, kind: Kind) -> Tensor:
     padding = (0, columns * width - values.shape[1], 0, rows * height - values.shape[0])
     padded = torch.nn.functional.pad(values.float().abs(), padding)
     scales = padded.view(rows, height, columns, width).amax((1, 3)) / MOST[kind]
-    if kind == "int4":
-        scales = scales.bfloat16().float()  # memory holds them in bfloat16
     return torch.where(scales == 0, 1.0, scales)
 
 
@@ -162,26 +145,9 @@ def _ratio(values: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
 def _numbers(values: Tensor, kind: Kind, loss: Loss) -> Tensor:
     """[O, I] of any float dtype -> fp8 or int8."""
     made = torch.empty(values.shape, dtype=NUMBERS[kind], device=values.device)
-    for piece in () if values.is_meta else _pieces(values.shape, kind):
+    for piece in () if values.is_meta else pieces(values.shape, UNITS[kind]):
         start = time.perf_counter()
         ratio, scales = _ratio(values[piece], kind)
         made[piece] = numbers = (ratio.round() if kind == "int8" else ratio).to(NUMBERS[kind])
         loss.add(values[piece].float(), numbers.float() * scales, time.perf_counter() - start)
-    return made
-
-
-def _packed(values: Tensor, loss: Loss) -> Tensor:
-    """[O, I] of any float dtype -> uint8 [O, I / 2]: numbers of -7 to 7, plus 8."""
-    width = -(-values.shape[1] // 2)
-    made = torch.empty((len(values), width), dtype=torch.uint8, device=values.device)
-    for rows, columns in () if values.is_meta else _pieces(values.shape, "int4"):
-        start = time.perf_counter()
-        piece = values[rows, columns]
-        ratio, scales = _ratio(piece, "int4")
-        numbers = ratio.round()
-        even = torch.nn.functional.pad(numbers + 8, (0, piece.shape[1] % 2)).to(torch.uint8)
-        packed = even[:, ::2] | even[:, 1::2] << 4
-        left = columns.start // 2
-        made[rows, left : left + packed.shape[1]] = packed
-        loss.add(piece.float(), numbers * scales, time.perf_counter() - start)
     return made
