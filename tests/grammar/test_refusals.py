@@ -167,7 +167,7 @@ def test_after_a_hostile_grammar_others_compile() -> None:
 
 def test_after_ctrl_c_the_next_grammar_gets_its_own_answer() -> None:
     assert compiled({"regex": "a+"})
-    process = trial._helper(os.getpid()).process
+    process = trial._helpers(os.getpid())[0].process
     assert process
     process.send_signal(signal.SIGSTOP)
     main = threading.main_thread().ident
@@ -181,8 +181,14 @@ def test_after_ctrl_c_the_next_grammar_gets_its_own_answer() -> None:
 
 def test_the_end_of_the_helper_refuses_no_grammar() -> None:
     assert compiled({"regex": "a+"})
-    process = trial._helper(os.getpid()).process
+    process = trial._helpers(os.getpid())[0].process
     assert process
     process.kill()
     process.wait(timeout=60)
     assert compiled({"regex": "a+"})
+
+
+def test_a_grammar_does_not_wait_for_one_of_another_thread() -> None:
+    first = trial._helpers(os.getpid())[0]
+    with first._lock:  # as while it compiles
+        assert compiled({"regex": "a+"})

@@ -16,7 +16,7 @@ def answer(question: Any) -> Any:
         case ["allocate", limit]:
             limit_memory(limit)
             try:
-                return len(bytes(limit))
+                return len(bytes(2 * limit))
             except MemoryError:
                 return "no memory"
         case ["end", code]:

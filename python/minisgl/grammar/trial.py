@@ -50,17 +50,20 @@ def first_problem(grammars: list[str]) -> tuple[int, str]:
 
     `TOO_LONG` if all together take more than `LIMIT_S`; the index is then 0.
     """
+    helpers = _helpers(os.getpid())
+    free = next((helper for helper in helpers if not helper.is_busy), helpers[0])
     try:
-        index, why = _helper(os.getpid()).ask(packed(grammars), LIMIT_S)
+        index, why = free.ask(packed(grammars), LIMIT_S)
     except HelperEnded:
         return 0, TOO_LONG
     return index, why
 
 
 @lru_cache(1)
-def _helper(pid: int) -> Helper:
-    """Return the helper of the process `pid`. A fork does not share its parent's."""
-    return Helper("minisgl.grammar.trial")
+def _helpers(pid: int) -> tuple[Helper, Helper]:
+    """Return the helpers of the process `pid`. A fork does not share its parent's. The second one
+    starts when the first is busy: another key's grammar need not wait for it."""
+    return Helper("minisgl.grammar.trial"), Helper("minisgl.grammar.trial")
 
 
 def _compiled() -> Callable[[list[str]], tuple[int, str]]:

@@ -5,7 +5,7 @@ A request of one kind waits only for its own kind, and the keys take turns in ea
     short texts, ids   the worker's loop, one a turn, as it takes less time than a thread
     chats              a thread, because a process of its own renders them
     long ones          two threads; the library of tokenizers releases Python's lock
-    grammars           a thread, after the prompt, because a process of its own compiles them
+    grammars           two threads, after the prompt, because two processes compile them
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ LONG: Final = 32 * 1024
 LONG_THREADS: Final = 2
 """Long texts at a time, of different keys. 15 MiB of one character take 2.2 GB of memory."""
 
+GRAMMAR_THREADS: Final = 2
+"""As many as `minisgl.grammar.trial` has helpers."""
+
 JOB_S: Final = 300.0
 """The longest time of a thread's work. It is bounded by seconds of CPU time, so this is a hang."""
 
@@ -58,7 +61,7 @@ class Work:
         self._short: TurnQueue[FrontendMsg] = TurnQueue()
         self._chats = TurnThreads("chats")
         self._long = TurnThreads("long texts", LONG_THREADS)
-        self._grammars = TurnThreads("grammars")
+        self._grammars = TurnThreads("grammars", GRAMMAR_THREADS)
         self._open: dict[int, tuple[Hashable, TokenizeMsg, Future[None] | None]] = {}  # by uid
         self.news, self._done_fd = os.pipe()
         os.set_blocking(self.news, False)

@@ -50,6 +50,11 @@ class Helper:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it answers a question now, for which the next one would wait."""
+        return self._lock.locked()
+
     def ask(self, question: bytes, cpu_s: float) -> Any:
         """Return the answer to a question, which `packed` made. Raises HelperEnded."""
         with self._lock:
