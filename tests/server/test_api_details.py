@@ -60,7 +60,7 @@ def test_text_logprobs(client: openai.OpenAI) -> None:
     assert tokens == [["one", "three", "."], ["two", "."]]
     none = client.completions.create(**request | {"logprobs": 0}).choices[0].logprobs
     assert none
-    assert none.top_logprobs == [{}, {}, {}]
+    assert none.top_logprobs == [{"one": -1.5}, {"three": -2.5}, {".": 0.0}]
 
 
 def test_of_two_tokens_with_one_text_the_likeliest_counts() -> None:

@@ -238,6 +238,7 @@ class _ChatShape(OpenAIShape):
                     index=index,
                     message=AnswerMessage.of(output),
                     finish_reason=finish_reason(output.end, bool(output.answer.calls)),
+                    stop_reason=output.end.stop_match,
                     logprobs=self._logprobs(output),
                     token_ids=self._ids(output),
                 )
@@ -299,6 +300,7 @@ class _ChatShape(OpenAIShape):
             index=index,
             delta=delta,
             finish_reason=finish_reason(end, self._num_calls[index] > 0) if end else None,
+            stop_reason=end.stop_match if end else UNSET,
             logprobs=self._logprobs(reply) if reply else None,
             token_ids=self._ids(reply),
         )

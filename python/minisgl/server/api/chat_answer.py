@@ -36,9 +36,12 @@ ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(Json, frozen=True, kw_only=True):
+    """stop_reason: the stop string or stop token id that ended the answer, else null."""
+
     index: int
     message: AnswerMessage
     finish_reason: ChatFinishReason
+    stop_reason: str | int | None
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -65,6 +68,7 @@ class ChunkChoice(Json, frozen=True, kw_only=True):
     index: int
     delta: Delta
     finish_reason: ChatFinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 

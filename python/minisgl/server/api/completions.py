@@ -122,9 +122,13 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
 
 
 class TextChoice(Json, frozen=True, kw_only=True):
+    """stop_reason: the stop string or stop token id that ended the answer, else null; in a stream
+    only the choice's last chunk has it."""
+
     index: int
     text: str
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
     logprobs: TextLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -189,6 +193,7 @@ class _CompletionShape(OpenAIShape):
                 index=index,
                 text=output.text,
                 finish_reason=output.end.reason,
+                stop_reason=output.end.stop_match,
                 logprobs=self._logprobs(output),
                 token_ids=self._ids(output),
             )
@@ -225,6 +230,7 @@ class _CompletionShape(OpenAIShape):
             index=index,
             text=text,
             finish_reason=end.reason if end else None,
+            stop_reason=end.stop_match if end else UNSET,
             logprobs=self._logprobs(reply) if reply else None,
             token_ids=self._ids(reply),
         )

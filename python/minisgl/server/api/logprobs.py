@@ -68,7 +68,7 @@ class TextLogprobs(Json, frozen=True, kw_only=True):
             tokens=[token_name(token.data) for token in whole],
             token_logprobs=token_logprobs,
             top_logprobs=[
-                None if logprob is None else _top(token)
+                None if logprob is None else _top(token, logprob)
                 for token, logprob in zip(whole, token_logprobs, strict=True)
             ],
             text_offset=[token.offset for token in whole],
@@ -94,9 +94,13 @@ class PromptLogprob(Json, frozen=True, kw_only=True):
         return cls(id=token.id, logprob=token.logprob, top=top)
 
 
-def _top(token: TokenText) -> dict[str, float]:
-    """Return the log-probabilities by text. If tokens have the same text, the likeliest counts."""
-    return {token_name(data): logprob for _, data, logprob in reversed(token.top)}
+def _top(token: TokenText, logprob: float) -> dict[str, float]:
+    """Return the log-probabilities by text, of the likeliest tokens and of `token` itself, which is
+    the least likely of them if it is not one of the likeliest. If tokens have the same text, the
+    likeliest counts."""
+    top = {token_name(data): other for _, data, other in reversed(token.top)}
+    top.setdefault(token_name(token.data), logprob)
+    return top
 
 
 def token_name(data: bytes) -> str:
