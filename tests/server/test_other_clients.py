@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from helpers.api_requests import CHAT, TEXT, chat, events
-from helpers.scripted_server import MODEL, ScriptedServer
+from helpers.api_requests import CHAT, TEXT, chat, events, refused
+from helpers.scripted_server import MODEL
 from minisgl.message import TokenText
 from minisgl.server.api.logprobs import TextLogprobs
 
@@ -32,3 +32,13 @@ def test_stop_reason_is_the_stop_string_that_ended_the_answer(
 def test_the_likeliest_tokens_of_a_text_have_the_sampled_one_too() -> None:
     token = TokenText(data=b"b", offset=0, top=[(1, b"a", -0.5)])
     assert TextLogprobs.of([token], [-3.0]).top_logprobs == [{"a": -0.5, "b": -3.0}]
+
+
+def test_what_responses_cannot_do_is_a_404_that_says_so(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
+    with pytest.raises(openai.NotFoundError, match="not supported here: /tokenize"):
+        client.responses.input_tokens.count(model=MODEL, input="a")
+    error = refused(http.post("/v1/responses/compact", json={"input": "a"}), 404)
+    assert "/v1/responses/compact is not supported here" in error["message"]
+    assert "/tokenize" in error["message"]

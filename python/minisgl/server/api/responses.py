@@ -28,11 +28,18 @@ from minisgl.server.api.responses_answer import (
 from minisgl.server.api.responses_request import FORMAT_NAMES, ResponsesRequest
 from minisgl.server.api.responses_stream import ResponseShape
 from minisgl.server.api.schema import Json
+from minisgl.server.errors import refusal
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
 
 _REASONING: Final = {EFFORT: "reasoning.effort", BUDGET: "reasoning"}
+
+_INSTEAD: Final = {
+    "/v1/responses/input_tokens": "/tokenize counts the tokens of a chat",
+    "/v1/responses/compact": "leave out old items of input; /tokenize counts the tokens of a chat",
+}
+"""What to use instead of OpenAI's other POST requests below /v1/responses."""
 
 
 class Deleted(Json, frozen=True, kw_only=True):
@@ -80,6 +87,15 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             ),
             warning=omissions.warning([*asked.left_out, *left_out]),
             names={"prompt": "input", "max_tokens": "max_output_tokens", **names},
+        )
+
+    @routes.post("/v1/responses/input_tokens", include_in_schema=False)
+    @routes.post("/v1/responses/compact", include_in_schema=False)
+    async def refuse(request: Request) -> Response:
+        """Say what to use instead of OpenAI's other calls."""
+        path = request.url.path
+        raise refusal(
+            f"{path} is not supported here: {_INSTEAD[path]}", status=404, code="not_found"
         )
 
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))
