@@ -50,6 +50,7 @@ class CpuDevice(Device):
     busy machine (Qwen3-0.6B shapes). Larger chunks fall out of the cache."""
     measured_sizes = (16, 32, 64, 128, 256)
     measuring_s = 0.5
+    """With as much for the number of threads, start-up measures for about a second."""
     default_memory_ratio = 0.5  # lower than on a GPU, because other programs use this memory too
     KV_SHARE = 0.25
     """Of the machine's memory, for the KV cache: other programs and the file cache need the rest.

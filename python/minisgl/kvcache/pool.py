@@ -87,8 +87,8 @@ class MHAKVCache(BaseKVCachePool):
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros. On a CPU their memory is taken when it is first written: filling 2 GiB takes a
-    start 1 s, and most of them are not used for long."""
+    """Return zeros. On a CPU their memory is taken when it is first written, and a start does not
+    fill it."""
     num_bytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)

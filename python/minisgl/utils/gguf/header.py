@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file: its metadata, and where its tensors are.
 
-The header is read in one pass, and no tensor is. A vocabulary has hundreds of thousands of texts,
-for each of which the package gguf makes five numpy arrays: 13 s where this takes 0.4. Each count is
-checked against the file, so that a damaged file of a few hundred bytes cannot fill the memory.
+The header is read in one pass, and no tensor is. (A vocabulary has hundreds of thousands of texts,
+for each of which the package gguf makes several numpy arrays.) Each count is checked against the
+file, so that a damaged file of a few hundred bytes cannot fill the memory.
 Source of the layout: llama.cpp's specification (docs/gguf.md there), versions 2 and 3.
 """
 
