@@ -36,10 +36,11 @@ from minisgl.quantization.weight import Weight, WeightBuild
 
 MOST: Final = 15.0
 SHRINKS: Final = (1.0, 0.9)
-"""Parts of a group's range that the first scales span. Seven of them, from 1 to 0.7, have 0.5 %
-less error and take three times as long."""
+"""Parts of a group's range that the first scales span. The weighted error of ten matrices of two
+released files is 0.0638 of the values with the first alone, 0.0624 with both, and 0.0623 with seven
+from 1 to 0.7, in three times the time."""
 TURNS: Final = 2
-"""Of numbers and scale. With a third the error of the numbers is 0.2 % smaller."""
+"""Of numbers and scale. That error is 0.0633 after one, 0.0624 after two, 0.0622 after three."""
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 """Of a part: packed uint8 [O, I / 2], scale [O, G], zero uint8 [O, G]."""
