@@ -49,7 +49,6 @@ class Loss:
     seconds: float = 0.0
     error: float = 0.0
     total: float = 0.0
-    count: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, values: Tensor, dequantised: Tensor, seconds: float) -> None:
@@ -58,7 +57,6 @@ class Loss:
             self.seconds += seconds
             self.error += float(error)
             self.total += float(total)
-            self.count += values.numel()
 
     @property
     def relative(self) -> float:
