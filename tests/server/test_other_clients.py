@@ -8,9 +8,10 @@ import httpx
 import openai
 import pytest
 
-from helpers.api_requests import CHAT, TEXT, chat, events, refused
-from helpers.scripted_server import MODEL
-from minisgl.message import TokenText
+from helpers.api_requests import CHAT, GENERATE, TEXT, chat, events, refused
+from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, TokenText, ids_from_bytes
+from minisgl.server.api.aliases import ALIASES
 from minisgl.server.api.logprobs import TextLogprobs
 
 
@@ -42,3 +43,77 @@ def test_what_responses_cannot_do_is_a_404_that_says_so(
     error = refused(http.post("/v1/responses/compact", json={"input": "a"}), 404)
     assert "/v1/responses/compact is not supported here" in error["message"]
     assert "/tokenize" in error["message"]
+
+
+def test_the_original_client_of_generate(http: httpx.Client, server: ScriptedServer) -> None:
+    """Its clients send these three fields, and read lines that begin with "data: "."""
+    body = {"prompt": "one three", "max_tokens": 2, "ignore_eos": True, "stream": True}
+    assert [each["text"] for each in events(http.post(GENERATE, json=body))[:-1]][:2] == [
+        "one ",
+        "three ",
+    ]
+    message = server.received[-1]
+    assert message.prompt == TextPrompt(text="one three")
+    assert (message.sampling.max_tokens, message.sampling.ignore_eos) == (2, True)
+    assert http.post(GENERATE, json={"prompt": [5, 6]}).json()["text"] == "5 6 ."
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, TokenPrompt)
+    assert ids_from_bytes(prompt.ids).tolist() == [5, 6]
+
+
+def test_a_prompt_of_a_chat_is_a_users_message(http: httpx.Client, server: ScriptedServer) -> None:
+    assert http.post(CHAT, json={"prompt": "one"}).status_code == 200
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages == [{"role": "user", "content": "one"}]
+    assert refused(http.post(CHAT, json=chat("two") | {"prompt": "one"}))["param"] == "prompt"
+    for body in ({}, {"prompt": None}):
+        assert refused(http.post(CHAT, json=body))["message"] == "the field messages is missing"
+
+
+FORM = {"type": "object", "properties": {"a": {"type": "integer"}}}
+VALUES: dict[str, tuple[Any, Any, Any]] = {  # an alias: its value, another one, a wrong one
+    "n_predict": (3, 4, -2),
+    "repeat_penalty": (1.5, 2.0, "a"),
+    "json_schema": (FORM, {"type": "string"}, 5),
+    "grammar": ('start: "a"', 'start: "b"', 5),
+    "prompt": ("one", "two", 5),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES, ids=lambda alias: f"{alias.theirs}-{alias.ours}")
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
+def test_an_alias_means_our_field(
+    http: httpx.Client, server: ScriptedServer, path: str, alias: Any
+) -> None:
+    """The scheduler gets the same; both names with different values are refused."""
+    value, other, wrong = VALUES[alias.theirs]
+    if alias.kind is list:
+        value, other, wrong = [1, 2], [3], ["a"]
+    base = {} if alias.theirs == "prompt" else {CHAT: chat("a")}.get(path, {"prompt": "a"})
+    ours = alias.form(value)
+    first = http.post(path, json=base | {alias.ours: ours, "seed": 1})
+    if first.status_code == 400 and f"the field {alias.ours} is not known" in first.text:
+        return  # this form has neither of them
+    if alias.theirs == "prompt" and (path == TEXT or (alias.ours == "messages" and path != CHAT)):
+        return  # text completions have a prompt of their own; /generate's is a text
+    assert first.status_code == 200, first.text
+    expected = server.received[-1]
+    again = http.post(path, json=base | {alias.theirs: value, "seed": 1})
+    assert again.status_code == 200, again.text
+    got = server.received[-1]
+    assert (got.prompt, got.sampling) == (expected.prompt, expected.sampling)
+    both = {alias.ours: ours, alias.theirs: other}
+    assert "mean the same and differ" in refused(http.post(path, json=base | both))["message"]
+    error = refused(http.post(path, json=base | {alias.theirs: wrong}))
+    assert error["param"] is not None
+    assert error["param"].startswith(alias.theirs)
+
+
+def test_n_predict_of_llama_cpp_may_be_without_limit(
+    http: httpx.Client, server: ScriptedServer
+) -> None:
+    assert http.post(CHAT, json=chat("one") | {"n_predict": -1}).status_code == 200
+    assert server.received[-1].sampling.max_tokens is None
+    error = refused(http.post(CHAT, json=chat("one") | {"cache_prompt": False}))
+    assert (error["param"], "cache_salt" in error["message"]) == ("cache_prompt", True)

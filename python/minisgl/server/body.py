@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from starlette.types import Scope
 
 from minisgl.errors import InvalidRequest
+from minisgl.server.api.aliases import renamed
 from minisgl.server.api.schema import Json
 from minisgl.server.api.wrong_fields import field_error
 from minisgl.server.bodies import Bodies
@@ -58,7 +59,7 @@ async def read(request: Request, kind: type[R], *, may_lack_type: bool = False) 
     body = await read_bytes(request, request.app.state.bodies, owner_of(request.scope))
     parsed = parse(body, kind)
     parsed.refuse_unsupported()
-    return parsed
+    return renamed(parsed)
 
 
 def response(record: object, status: int = 200) -> Response:

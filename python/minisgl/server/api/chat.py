@@ -64,7 +64,10 @@ class ThinkingSwitch(Json, frozen=True, kw_only=True):
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1)] = msgspec.field(default_factory=list)
+    prompt: Annotated[
+        str | None, Meta(description="Instead of messages: the text of one user's message.")
+    ] = None
     max_completion_tokens: Positive | None = None
     chat_template_kwargs: TemplateArgs = None
     add_generation_prompt: Annotated[
@@ -137,7 +140,10 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     ] = None
 
     @property
-    def prompt(self) -> ChatPrompt:
+    def plain_prompt(self) -> ChatPrompt:
+        """The prompt without tools. Raises InvalidRequest."""
+        if not self.messages:
+            raise InvalidRequest("the field messages is missing", param="messages")
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "add_generation_prompt begins a message, and continue_final_message continues the "
@@ -153,14 +159,14 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def split_prompt(self) -> ChatPrompt:
-        """`prompt` with the tools. Its answer is split into reasoning, content and calls
+        """`plain_prompt` with the tools. Its answer is split into reasoning, content and calls
         (`TextReply.parts`, `Output.answer`)."""
         tools = [] if self.tool_choice == "none" else self.tools or []
         choice = self.tool_choice
         if isinstance(choice, AllowedChoice):
             tools, choice = choice.of(tools), choice.allowed_tools.mode
         return msgspec.structs.replace(
-            self.prompt,
+            self.plain_prompt,
             tools=[tool.for_template(f"tools[{i}]") for i, tool in enumerate(tools)],
             tool_choice=choice.function.name
             if isinstance(choice, ChosenTool)

@@ -30,10 +30,15 @@ from minisgl.server.respond import Output, Shape, event, respond
 
 
 class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
-    """POST /generate. Exactly one of text, input_ids and messages is given."""
+    """POST /generate. Exactly one of text, input_ids and messages is given; prompt is another name
+    of the first two."""
 
     text: str | None = None
     input_ids: list[NonNegative] | None = None
+    prompt: Annotated[
+        str | list[NonNegative] | None,
+        Meta(description="The same as text or input_ids, the original mini-sglang's name."),
+    ] = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     chat_template_kwargs: TemplateArgs = None
     logprobs: Annotated[
@@ -71,7 +76,8 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
         return "text" if self.input_ids is None else "input_ids"
 
     @property
-    def prompt(self) -> Prompt:
+    def given(self) -> Prompt:
+        """The prompt. Raises InvalidRequest."""
         if sum(given is not None for given in (self.text, self.input_ids, self.messages)) != 1:
             raise InvalidRequest("give exactly one of text, input_ids and messages", param="text")
         if self.chat_template_kwargs is not None and self.messages is None:
@@ -136,7 +142,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         return await respond(
             request,
             frontend,
-            [asked.prompt],
+            [asked.given],
             sampling,
             asked,
             shape=_GenerateShape(asked),

@@ -60,6 +60,10 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: Positive | None = None
+    n_predict: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        Meta(description="The same as max_tokens, llama.cpp's name; -1: left out."),
+    ] = None
     stream: bool | None = None
 
     # Extensions to OpenAI's schema, named as elsewhere in the field.
@@ -72,6 +76,9 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[
         Positive | None,
         Meta(description="Keep at most this many tokens, the last ones."),
+    ] = None
+    cache_prompt: Annotated[
+        bool | None, only(True, why="prefixes are always cached; cache_salt keeps yours apart")
     ] = None
     timeout: Timeout = None
     priority: Annotated[
@@ -144,6 +151,9 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     user: Annotated[str | None, ignored("Changes nothing.")] = None
 
     repetition_penalty: float | None = None
+    repeat_penalty: Annotated[
+        float | None, Meta(description="The same as repetition_penalty, llama.cpp's name.")
+    ] = None
     min_tokens: NonNegative | None = None
     allowed_token_ids: list[NonNegative] | None = None
 

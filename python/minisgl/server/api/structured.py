@@ -52,6 +52,13 @@ class StructuredFields(Json, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    json_schema: Annotated[
+        dict[str, Any] | bool | str | None,
+        Meta(description="The same as guided_json, llama.cpp's name."),
+    ] = None
+    grammar: Annotated[
+        str | None, Meta(description="The same as guided_grammar, llama.cpp's name.")
+    ] = None
     guided_decoding_backend: Annotated[str | None, only(why="there is one, llguidance")] = None
     guided_whitespace_pattern: Annotated[
         str | None, only(why="write the whitespace into a regex or grammar")
