@@ -34,7 +34,8 @@ def test_defaults_and_every_flag() -> None:
             "--attn torch --num-pages 5 --threads 3 --cuda-graph-max-bs 7 --dummy-weight --dry-run "
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl --record f "
-            "--tool-call-parser hermes --kv-cache-dtype int8 --xray-text"
+            "--tool-call-parser hermes --kv-cache-dtype int8 --xray-text "
+            "--max-tokens-policy clamp"
         )
     )
     # They exclude others of these; the last is no flag.
@@ -172,7 +173,7 @@ def test_help_has_each_flags_meaning_and_default(
     shown = [a for a in {id(a): a for a in actions}.values() if a.help != argparse.SUPPRESS]
     flags = [a for a in shown if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 44
+    assert len(values) == 45
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

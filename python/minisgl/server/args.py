@@ -15,6 +15,7 @@ DEFAULT_PORT: Final = 1919
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+MaxTokensPolicy = Literal["refuse", "clamp"]
 
 
 def _is_collector(url: str) -> bool:
@@ -113,6 +114,15 @@ class ServerArgs(RuntimeArgs):
         "server",
         "how the model writes tool calls",
         unset="what the chat template shows",
+        nodes="first",
+    )
+    max_tokens_policy: MaxTokensPolicy = option(
+        "refuse",
+        one_of(MaxTokensPolicy),
+        "server",
+        "what happens to a request whose max_tokens is more than the context leaves: it is refused "
+        "with HTTP 400, or max_tokens is lowered to that (clamp), and a header of the answer says "
+        "so",
         nodes="first",
     )
     num_tokenizer: int = option(

@@ -8,6 +8,7 @@ are dropped.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from minisgl.core import Accepted, Failed, Finished
@@ -37,6 +38,7 @@ class Call:
         "_num_unaccepted",
         "_pending",
         "_wakeup",
+        "max_tokens",
         "num_prompt_tokens",
         "watcher",
     )
@@ -55,6 +57,7 @@ class Call:
         self._wakeup: asyncio.Future[None] | None = None
         self._abort = abort
         self.num_prompt_tokens = 0  # of the accepted prompts
+        self.max_tokens = sys.maxsize  # the fewest output tokens that an accepted prompt may have
         # Aborts the call when its client leaves. asyncio has only a weak reference to a task.
         self.watcher: asyncio.Task[None] | None = None
 
@@ -100,6 +103,7 @@ class Call:
         elif isinstance(reply, Accepted):
             self._num_unaccepted -= 1
             self.num_prompt_tokens += reply.num_prompt_tokens
+            self.max_tokens = min(self.max_tokens, reply.sampling.max_tokens or self.max_tokens)
         elif isinstance(reply, Finished) and reply.reason != "abort":
             self._pending.append((self._indices.pop(reply.uid), reply))
         else:

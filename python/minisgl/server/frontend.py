@@ -48,7 +48,8 @@ class Frontend:
     machine. max_queued, max_running: the most requests that may wait in the scheduler, and run at
     once. context_length: the most tokens of one request, set when the engine is ready. failure: why
     requests are refused, from the death of a worker until new ones have started. is_draining: new
-    requests are refused.
+    requests are refused. clamps: every request's `max_tokens` is lowered to what the context
+    leaves.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Frontend:
         num_ranks: int = 1,
         max_queued: int | None = None,
         max_running: int = 0,
+        clamps: bool = False,
     ) -> None:
         self.observer = observer or Observer()
         self.round_trips = RoundTrips(tokenizers, num_ranks)
@@ -71,6 +73,7 @@ class Frontend:
         self._replies = replies
         self._num_ranks = num_ranks
         self._max_queued = max_queued
+        self._clamps = clamps
         self._max_open = 2 * max_queued + max_running if max_queued is not None else None
         self._uids = itertools.count()
         self._calls: dict[int, Call] = {}  # by uid
@@ -124,7 +127,7 @@ class Frontend:
                         share=jobs[uid].share if key else (0, 0),
                         namespace=namespace,
                         context_length=self.context_length,
-                        is_clamped=is_clamped,
+                        is_clamped=is_clamped or self._clamps,
                     )
                     by_tokenizer.setdefault(self._tokenizer_of(uid), []).append(message)
                 for tokenizer, messages in by_tokenizer.items():

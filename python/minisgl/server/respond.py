@@ -44,7 +44,8 @@ ERROR_READ_S: Final = 2.0
 DONE: Final = b"data: [DONE]\n\n"
 
 WARNING: Final = "x-minisgl-warning"
-"""The response header that names the omitted parts of a request."""
+"""The response header that names the omitted parts of a request, and says what `max_tokens` was
+lowered to."""
 
 _STREAM_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
@@ -145,7 +146,7 @@ async def respond(
     call ends with DeadlineExceeded. names: the request's names of fields, by the names that the
     workers use in a refusal. num_choices: of each prompt; output i is choice i % num_choices of
     prompt i // num_choices. is_clamped: `max_tokens` is lowered to what the context leaves.
-    warning: the ASCII text of the header `WARNING`; "" for none.
+    warning: the ASCII text of the header `WARNING`, "" for none; a lowered `max_tokens` is added.
     """
     key: Key | None = request.scope.get("api_key")
     salt = asked.cache_salt or ""
@@ -174,6 +175,9 @@ async def respond(
     deadline = Deadline(call, asked.timeout, request.scope) if asked.timeout else None
     try:
         await call.accepted()
+        if call.max_tokens < (sampling.max_tokens or 0):
+            lowered = f"{names.get('max_tokens', 'max_tokens')} lowered to {call.max_tokens}"
+            warning = "; ".join(filter(None, (warning, lowered)))
         if asked.stream:
             events = EventStream(call, shape, names, frontend.observer, deadline, warning)
             deadline = None

@@ -81,6 +81,7 @@ class Server:
             num_ranks=args.num_local,
             max_queued=args.max_queued_requests,
             max_running=args.max_running_requests,
+            clamps=args.max_tokens_policy == "clamp",
         )
         door = door_of(args.host, args.cors_origin, args.allowed_host)
         app = create_app(self._frontend, model, workers.stalled, keys, door)
