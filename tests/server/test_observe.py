@@ -23,6 +23,7 @@ from minisgl.scheduler.meter import LoopMeter, StepRecord
 from minisgl.scheduler.status_line import StatusLine
 from minisgl.server.telemetry.metrics import MetricsPage
 from minisgl.server.telemetry.observe import LONG, Histogram, Observer
+from minisgl.server.telemetry.other_names import OTHER_NAMES
 from minisgl.server.telemetry.tracing import Origin
 from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
 
@@ -201,6 +202,7 @@ def test_metrics_of_two_ranks() -> None:
         "steps_total": {"0": [40], "1": [50]},
         "step_seconds_total": {"0": [0.4] * len(PARTS), "1": [0.5] * len(PARTS)},
         "kv_pages": {"0": pages, "1": pages},
+        "kv_usage": {"0": [0.25], "1": [0.25]},
         "peak_memory_bytes": {"0": [0], "1": [0]},
     }
 
@@ -213,3 +215,30 @@ def test_a_metrics_format_of_no_known_version(version: str) -> None:
         ("text/plain", "application/openmetrics-text; version=1.0.0")
     )
     assert b"minisgl_build_info" in page.body
+
+
+def test_metrics_of_equal_meaning_have_other_engines_names_too() -> None:
+    """Each has our values, and stands in docs/observability.md."""
+    observer = Observer()
+    observer.time_to_first_token.observe(0.3)
+    counts = {"num_waiting": 3, "num_running": 2, "num_pages": 8, "num_used_pages": 2}
+    counts |= {"num_cached_pages": 1, "num_steps": 9, "num_retractions": 0}
+    counts |= {"num_prompt_tokens": 40, "num_cached_tokens": 16, "num_prefill_tokens": 24}
+    for rank in (0, 1):
+        observer.status[rank] = StatusReply(
+            rank=rank, num_output_tokens=7, part_s=[0.0] * len(PARTS), **counts
+        )
+    page = MetricsPage(observer, "m").render("").body.decode()
+    families = {each.name: each for each in text_string_to_metric_families(page)}
+    documented = (Path(__file__).parents[2] / "docs/observability.md").read_text()
+    for theirs, ours in OTHER_NAMES.items():
+        assert f"| `{theirs}` | `{ours}` |" in documented
+        copy, own = (families[name.removesuffix("_total")] for name in (theirs, ours))
+        assert copy.type == own.type
+        values = [each.value for each in own.samples if each.labels.get("rank", "0") == "0"]
+        assert [each.value for each in copy.samples] == values
+        assert all(each.labels["model_name"] == "m" for each in copy.samples)
+        assert all("rank" not in each.labels for each in copy.samples)
+    assert 'vllm:num_requests_waiting{model_name="m"} 3.0' in page
+    assert 'sglang:token_usage{model_name="m"} 0.25' in page
+    assert 'vllm:prefix_cache_hits_total{model_name="m"} 16.0' in page

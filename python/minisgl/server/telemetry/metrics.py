@@ -26,6 +26,7 @@ from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
 from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Histogram, Observer
+from minisgl.server.telemetry.other_names import under_other_names
 from minisgl.server.telemetry.prometheus import counter_by, metrics_page
 from minisgl.version import __version__
 
@@ -67,6 +68,11 @@ class MetricsPage(Collector):
         return metrics_page(self._registry, accept)
 
     def collect(self) -> Iterator[Metric]:
+        ours = [*self._ours()]
+        yield from ours
+        yield from under_other_names(ours, self._model)
+
+    def _ours(self) -> Iterator[Metric]:
         observer = self._observer
         info = GaugeMetricFamily(
             "minisgl_build_info",
@@ -127,6 +133,9 @@ class MetricsPage(Collector):
             "minisgl_requests_waiting", "Requests in the queue", labels=["rank"]
         )
         pages = GaugeMetricFamily("minisgl_kv_pages", "KV pages by use", labels=["rank", "state"])
+        usage = GaugeMetricFamily(
+            "minisgl_kv_usage", "Share of KV pages in use by running requests", labels=["rank"]
+        )
         part_s = CounterMetricFamily(
             "minisgl_step_seconds", "Time of the scheduler's loop by part", labels=["rank", "part"]
         )
@@ -147,6 +156,7 @@ class MetricsPage(Collector):
             peak.add_metric([label], status.peak_memory_bytes)
             used, cached = status.num_used_pages, status.num_cached_pages
             pages.add_metric([label, "used"], used)
+            usage.add_metric([label], used / status.num_pages)
             pages.add_metric([label, "cached"], cached)
             pages.add_metric([label, "free"], status.num_pages - used - cached)
             for part, seconds in zip(PARTS, status.part_s, strict=True):
@@ -154,7 +164,7 @@ class MetricsPage(Collector):
             for name, counter in counters.items():
                 if rank == 0 or name == "steps":
                     counter.add_metric([label], getattr(status, f"num_{name}"))
-        yield from (running, waiting, pages, peak, part_s, *counters.values())
+        yield from (running, waiting, pages, usage, peak, part_s, *counters.values())
 
 
 def _of_keys(keys: KeyRing) -> Iterator[Metric]:
