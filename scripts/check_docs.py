@@ -127,6 +127,7 @@ class _Parsed(Exception):
 def _parse_minisgl(words: list[str]) -> None:
     from minisgl.cli import client_parser, selfcheck_parser
     from minisgl.server.flags import parse_args
+    from minisgl.shell.models import models_parser
 
     command = words[0] if words and not words[0].startswith("-") else "serve"
     if command == "bench":
@@ -141,6 +142,8 @@ def _parse_minisgl(words: list[str]) -> None:
         from minisgl.router.serve import route_parser
 
         route_parser().parse_all(words[1:])
+    elif command in ("pull", "list", "rm"):
+        models_parser(command).parse_args(words[1:])
     elif command == "selfcheck":
         selfcheck_parser().parse_all(words[1:])
     else:

@@ -19,7 +19,7 @@ VERSION = re.compile(r"(.*[A-Za-z]{2,})[ -]?\d.*")
 UNKNOWN = (
     *("Llama 4", "Phi-2", "GPT-2", "GPT-J", "GPT-NeoX"),
     *("GPT-4", "GPT-5", "ChatGPT", "Claude", "Gemini", "Grok", "BERT", "T5", "Whisper", "BLOOM"),
-    *("OPT", "MPT", "RWKV", "Jamba", "DBRX", "StableLM", "Baichuan", "InternLM"),
+    *("OPT", "MPT", "RWKV", "Jamba", "DBRX", "StableLM", "Baichuan", "InternLM2"),
 )
 
 
