@@ -112,6 +112,12 @@ def test_an_alias_means_our_field(
     assert error["param"].startswith(alias.theirs)
 
 
+def test_a_prompt_to_tokenize_is_a_text(http: httpx.Client, server: ScriptedServer) -> None:
+    """It has both fields, which do not mean the same."""
+    assert http.post("/tokenize", json={"prompt": "one"}).status_code == 200
+    assert server.encoded[-1] == TextPrompt(text="one")
+
+
 def test_n_predict_of_llama_cpp_may_be_without_limit(
     http: httpx.Client, server: ScriptedServer
 ) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.aliases import renamed
-from minisgl.server.api.schema import Json
+from minisgl.server.api.schema import Json, SamplingFields
 from minisgl.server.api.wrong_fields import field_error
 from minisgl.server.bodies import Bodies
 from minisgl.server.connections import client_address
@@ -59,7 +59,7 @@ async def read(request: Request, kind: type[R], *, may_lack_type: bool = False) 
     body = await read_bytes(request, request.app.state.bodies, owner_of(request.scope))
     parsed = parse(body, kind)
     parsed.refuse_unsupported()
-    return renamed(parsed)
+    return renamed(parsed) if isinstance(parsed, SamplingFields) else parsed
 
 
 def response(record: object, status: int = 200) -> Response:

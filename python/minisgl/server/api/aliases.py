@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.api.strict import Json
+from minisgl.server.api.schema import SamplingFields
 from minisgl.server.api.wrong_fields import field_error
 
-R = TypeVar("R", bound=Json)
+R = TypeVar("R", bound=SamplingFields)
 
 
 class Alias(NamedTuple):
@@ -37,8 +37,8 @@ ALIASES: Final = (
     Alias("prompt", "input_ids", list),
     Alias("prompt", "messages", str, lambda text: [{"role": "user", "content": text}]),
 )
-"""A request's record has `theirs` as a field. The first entry counts whose `ours` it has, too, and
-whose kind the value is."""
+"""A request for an answer has `theirs` as a field. The first entry counts whose `ours` it has, too,
+and whose kind the value is."""
 
 
 def renamed(asked: R) -> R:
@@ -69,5 +69,5 @@ def renamed(asked: R) -> R:
 
 
 @cache
-def _types(record: type[Json]) -> dict[str, Any]:
+def _types(record: type[SamplingFields]) -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(record)}
