@@ -250,7 +250,8 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         return
     while words[:1] == ["!wait"]:  # neither accepted nor refused
         yield nothing
-    yield Accepted(uid=uid, num_prompt_tokens=len(words), sampling=message.sampling)
+    ids = ids_to_bytes([len(word) for word in words]) if message.returns_ids else b""
+    yield Accepted(uid=uid, num_prompt_tokens=len(words), prompt_ids=ids, sampling=message.sampling)
     limit = message.sampling.max_tokens or 1000
     num_output, num_reasoning, stop_match = 0, 0, None
     for word in words[:limit]:

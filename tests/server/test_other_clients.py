@@ -158,3 +158,22 @@ def test_max_tokens_beyond_the_context_is_lowered_in_every_api(
                     assert not is_lowered or 900 < int(number) < 1024, warning
                 if is_lowered and path not in ALWAYS_CLAMP:
                     assert "max_" in refused(refuses.post(path, json=asked))["param"]
+
+
+def test_prompt_token_ids_stand_beside_token_ids(builtin: RunningServer) -> None:
+    """Whole answers have them, and of a stream only the first event. They are /tokenize's."""
+    with httpx.Client(base_url=builtin.url, timeout=60) as http:
+        for path, body in ((CHAT, {"messages": TURN}), (TEXT, {"prompt": "hi there"})):
+            ids = http.post("/tokenize", json=body).json()["tokens"]
+            asked = body | {"return_token_ids": True, "max_tokens": 3, "n": 2}
+
+            def found(answer: dict[str, Any], path: str = path) -> list[Any]:
+                holders = [answer] if path == CHAT else answer["choices"]
+                return [holder.get("prompt_token_ids") for holder in holders]
+
+            assert found(http.post(path, json=asked).json()) == [ids] * (1 if path == CHAT else 2)
+            assert found(http.post(path, json=body | {"max_tokens": 3}).json()) == [None]
+            chunks = events(http.post(path, json=asked | {"stream": True}))[:-1]
+            shown = [each for chunk in chunks for each in found(chunk) if each]
+            assert found(chunks[0]) == [ids]
+            assert shown == [ids] * (1 if path == CHAT else 2)

@@ -39,8 +39,8 @@ class Accepted(_Event, frozen=True, kw_only=True):
     """The request fits and is queued. The detokenizer needs the other fields to make its text.
 
     sampling: its `max_tokens` is a number, the most output tokens that the request can have. form:
-    see `UserMsg`. prompt_ids: little-endian int32; empty unless the answer has the prompt's text or
-    log-probabilities.
+    see `UserMsg`. prompt_ids: little-endian int32; empty unless the answer has the prompt's ids,
+    text or log-probabilities.
     """
 
     num_prompt_tokens: int

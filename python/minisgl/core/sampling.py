@@ -161,6 +161,11 @@ class SamplingParams(
         others = (self.logit_bias, self.allowed_token_ids, self.min_tokens, self.bad_words_ids)
         return self.has_penalties or any(others)
 
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether the output has text or log-probabilities of the prompt."""
+        return self.echo or self.prompt_logprobs is not None
+
     def with_seed(self, choice: int = 0) -> SamplingParams:
         """Return the parameters of a choice: without a seed a random one, else the seed + `choice`
         (docs/api.md)."""

@@ -88,7 +88,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     share: of the API key. namespace: of the prefix cache (`cache_salt` of the API). context_length:
     the most tokens of prompt and answer, None if unknown. The scheduler refuses more; the tokenizer
     stops early on a text that is far too long. is_clamped: `max_tokens` is lowered to what the
-    context leaves.
+    context leaves. returns_ids: `Accepted` has the prompt's ids.
     """
 
     uid: Uid
@@ -98,6 +98,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
+    returns_ids: bool = False
     share: Share = (0, 0)
 
 
@@ -143,7 +144,8 @@ class UserMsg(Record, frozen=True, kw_only=True):
     namespace: requests find only cached prefixes of their own namespace. grammar: the output
     follows it (`minisgl.grammar`); "" is none. With a grammar, `sampling` has no
     `structured_outputs`, and the request starts after its `CompiledMsg`. form: JSON of the
-    `AnswerForm` by which the answer is split; "" if it is text alone.
+    `AnswerForm` by which the answer is split; "" if it is text alone. returns_ids: `Accepted` has
+    the ids.
     """
 
     uid: Uid
@@ -154,6 +156,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     namespace: Namespace = ""
     grammar: str = ""
     form: str = ""
+    returns_ids: bool = False
 
 
 class StopMsg(Record, frozen=True, kw_only=True):

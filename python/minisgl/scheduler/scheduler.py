@@ -104,7 +104,7 @@ class Scheduler:
             accepted_at=self._clock(),
         )
         self.requests.add(req, is_compiled=not message.grammar)
-        shows_prompt = sampling.echo or sampling.prompt_logprobs is not None
+        shows_prompt = message.returns_ids or sampling.shows_prompt
         return Accepted(
             uid=req.uid,
             num_prompt_tokens=len(prompt),

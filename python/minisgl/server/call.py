@@ -40,6 +40,7 @@ class Call:
         "_wakeup",
         "max_tokens",
         "num_prompt_tokens",
+        "prompt_ids",
         "watcher",
     )
 
@@ -57,6 +58,7 @@ class Call:
         self._wakeup: asyncio.Future[None] | None = None
         self._abort = abort
         self.num_prompt_tokens = 0  # of the accepted prompts
+        self.prompt_ids: dict[int, bytes] = {}  # theirs, by index, if they are asked for
         self.max_tokens = sys.maxsize  # the fewest output tokens that an accepted prompt may have
         # Aborts the call when its client leaves. asyncio has only a weak reference to a task.
         self.watcher: asyncio.Task[None] | None = None
@@ -102,6 +104,8 @@ class Call:
             self._pending.append((self._indices[reply.uid], reply))
         elif isinstance(reply, Accepted):
             self._num_unaccepted -= 1
+            if reply.prompt_ids:
+                self.prompt_ids[self._indices[reply.uid]] = reply.prompt_ids
             self.num_prompt_tokens += reply.num_prompt_tokens
             self.max_tokens = min(self.max_tokens, reply.sampling.max_tokens or self.max_tokens)
         elif isinstance(reply, Finished) and reply.reason != "abort":

@@ -94,15 +94,16 @@ class Frontend:
         namespace: str = "",
         num_choices: int = 1,
         is_clamped: bool = False,
+        returns_ids: bool = False,
     ) -> Call:
         """Send `prompts` to the tokenizers, each with `sampling` and a seed of its own.
 
         origin: of the HTTP request. num_choices: choices per prompt; `prompts` has each prompt this
         many times in a row. The first choice computes the prompt, the others find it in the prefix
-        cache. is_clamped: `max_tokens` is lowered to what the context leaves. Raises EngineError if
-        a worker has died or the server ends, ServerBusy if too many prompts are open,
-        InvalidRequest for a value that no message can hold, RequestError for a priority that the
-        key does not allow.
+        cache. is_clamped: `max_tokens` is lowered to what the context leaves. returns_ids: the call
+        gets the prompts' ids. Raises EngineError if a worker has died or the server ends,
+        ServerBusy if too many prompts are open, InvalidRequest for a value that no message can
+        hold, RequestError for a priority that the key does not allow.
         """
         key = origin.key if origin else None
         self._check_call(len(prompts), num_choices, priority, key)
@@ -128,6 +129,7 @@ class Frontend:
                         namespace=namespace,
                         context_length=self.context_length,
                         is_clamped=is_clamped or self._clamps,
+                        returns_ids=returns_ids,
                     )
                     by_tokenizer.setdefault(self._tokenizer_of(uid), []).append(message)
                 for tokenizer, messages in by_tokenizer.items():

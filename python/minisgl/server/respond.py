@@ -15,6 +15,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 import msgspec
@@ -81,6 +82,12 @@ class Shape(ABC):
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
     """The content type of a stream."""
+
+    returns_ids: bool = False
+    """Whether the answer has the ids of the prompts."""
+
+    prompt_ids: Mapping[int, bytes] = MappingProxyType({})
+    """They, as little-endian int32, by the prompt's index; set when the prompts are accepted."""
 
     @abstractmethod
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
@@ -170,11 +177,13 @@ async def respond(
         namespace=namespace,
         num_choices=num_choices,
         is_clamped=is_clamped,
+        returns_ids=shape.returns_ids,
     )
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     deadline = Deadline(call, asked.timeout, request.scope) if asked.timeout else None
     try:
         await call.accepted()
+        shape.prompt_ids = call.prompt_ids
         if call.max_tokens < (sampling.max_tokens or 0):
             lowered = f"{names.get('max_tokens', 'max_tokens')} lowered to {call.max_tokens}"
             warning = "; ".join(filter(None, (warning, lowered)))

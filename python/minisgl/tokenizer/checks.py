@@ -27,7 +27,10 @@ def begin(encoder: PromptEncoder, message: TokenizeMsg) -> Finish:
         try:
             rest = (message.sampling, message.namespace, uid, message.priority)
             request = encoder.request(ids, *rest)
-            return _clamped(message, msgspec.structs.replace(request, share=message.share))
+            request = msgspec.structs.replace(
+                request, share=message.share, returns_ids=message.returns_ids
+            )
+            return _clamped(message, request)
         except Exception as error:
             return Failed.of(uid, error)
 

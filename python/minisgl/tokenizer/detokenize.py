@@ -165,7 +165,7 @@ class Detokenizer:
 
     def _open(self, event: Accepted) -> Output:
         matcher = _matcher(event.sampling)
-        if event.prompt_ids:
+        if event.sampling.shows_prompt:
             from minisgl.tokenizer.prompt_output import prompt_output
 
             return prompt_output(event, self._tokenizer, matcher)

@@ -251,6 +251,7 @@ class _ChatShape(OpenAIShape):
                 for index, output in enumerate(outputs)
             ],
             prompt_logprobs=self._prompt(outputs[0]),
+            prompt_token_ids=self._prompt_ids(0),
             **self._totals([output.end for output in outputs]),
         )
 
@@ -314,6 +315,7 @@ class _ChatShape(OpenAIShape):
             **self._head,
             choices=[choice],
             prompt_logprobs=self._prompt(reply) if reply and reply.prompt and not index else UNSET,
+            prompt_token_ids=UNSET if index else self._prompt_ids(0),
             usage=self._usage_so_far,
             timings=Timings.of([end]) if end else UNSET,
         )

@@ -52,6 +52,7 @@ class ChatCompletion(Json, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     usage: Usage
     timings: Timings
     object: Literal["chat.completion"] = "chat.completion"
@@ -79,6 +80,7 @@ class ChatCompletionChunk(Json, frozen=True, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

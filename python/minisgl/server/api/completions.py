@@ -131,6 +131,7 @@ class TextChoice(Json, frozen=True, kw_only=True):
     stop_reason: str | int | UnsetType | None = UNSET
     logprobs: TextLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Json, frozen=True, kw_only=True):
@@ -196,6 +197,7 @@ class _CompletionShape(OpenAIShape):
                 stop_reason=output.end.stop_match,
                 logprobs=self._logprobs(output),
                 token_ids=self._ids(output),
+                prompt_token_ids=self._prompt_ids(index),
             )
             for index, output in enumerate(outputs)
         ]
@@ -233,6 +235,7 @@ class _CompletionShape(OpenAIShape):
             stop_reason=end.stop_match if end else UNSET,
             logprobs=self._logprobs(reply) if reply else None,
             token_ids=self._ids(reply),
+            prompt_token_ids=self._prompt_ids(index),
         )
         timings = Timings.of([end]) if end else UNSET
         return Completion(**self._head, choices=[choice], usage=self._usage_so_far, timings=timings)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from msgspec import UNSET, Struct, UnsetType
 
 from minisgl.core import Finished
-from minisgl.message import TextReply
+from minisgl.message import TextReply, ids_from_bytes
 from minisgl.server.api.schema import OpenAIFields, Timings, Usage
 from minisgl.server.respond import DONE, Output, Shape, event
 
@@ -32,7 +32,8 @@ class OpenAIShape(Shape):
         self._include_usage = asked.include_usage
         self._running = asked.running_usage()
         self._has_logprobs = has_logprobs
-        self._has_ids = bool(asked.return_token_ids)
+        self._has_ids = self.returns_ids = bool(asked.return_token_ids)
+        self._shown: set[int] = set()
 
     def opening(self, num_prompt_tokens: int) -> bytes:
         if self._running:
@@ -62,6 +63,14 @@ class OpenAIShape(Shape):
 
     def _ids(self, output: Output | TextReply | None) -> list[int] | UnsetType:
         return output.token_ids if output and self._has_ids else UNSET
+
+    def _prompt_ids(self, index: int) -> list[int] | UnsetType:
+        """Return the ids of prompt `index`, the first time."""
+        if index in self._shown or index not in self.prompt_ids or not self._has_ids:
+            return UNSET
+        self._shown.add(index)
+        ids: list[int] = ids_from_bytes(self.prompt_ids[index]).tolist()
+        return ids
 
     def _totals(self, ends: list[Finished]) -> dict[str, Any]:
         return {"usage": Usage.of(ends, self._num_choices), "timings": Timings.of(ends)}
