@@ -123,6 +123,8 @@ def test_n_predict_of_llama_cpp_may_be_without_limit(
 ) -> None:
     assert http.post(CHAT, json=chat("one") | {"n_predict": -1}).status_code == 200
     assert server.received[-1].sampling.max_tokens is None
+    none = {"prompt": "one", "echo": True, "max_tokens": 0, "n_predict": 3}
+    assert "mean the same and differ" in refused(http.post(TEXT, json=none))["message"]
     error = refused(http.post(CHAT, json=chat("one") | {"cache_prompt": False}))
     assert (error["param"], "cache_salt" in error["message"]) == ("cache_prompt", True)
 

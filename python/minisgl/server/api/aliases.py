@@ -60,7 +60,7 @@ def renamed(asked: R) -> R:
             raise field_error(str(error), fields[ours], theirs) from None
         changed[theirs] = None
         given = getattr(asked, ours)
-        if given and given != value:
+        if given not in (None, [], value):  # a chat without messages has an empty list
             raise InvalidRequest(
                 f"{theirs} and {ours} mean the same and differ: give one of them", param=theirs
             )
