@@ -55,7 +55,7 @@ def test_logits_are_those_of_rounded_keys_and_values(
     runner.generate([sequence], chunk=chunk)
     ids = torch.tensor([sequence.ids[:-1]])
     with torch.inference_mode():
-        want = theirs(ids, past_key_values=RoundedCache(BY_NAME[name])).logits[0]
+        want = theirs(ids, cache=RoundedCache(BY_NAME[name])).logits[0]
         plain = theirs(ids).logits[0]
     got = torch.cat(sequence.logits)
     assert relative_error(got, want) <= TOLERANCE[name]
@@ -76,7 +76,7 @@ def test_keys_that_are_values_or_another_layer_s(case: str, attn: str, tmp_path:
         runner.generate([sequence], chunk=17)  # a window has 9 tokens
         ids = torch.tensor([sequence.ids[:-1]])
         with torch.inference_mode():
-            want = theirs(ids, past_key_values=cache(BY_NAME[name])).logits[0]
+            want = theirs(ids, cache=cache(BY_NAME[name])).logits[0]
         assert relative_error(torch.cat(sequence.logits), want) <= TOLERANCE[name]
 
 

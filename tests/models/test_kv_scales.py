@@ -79,8 +79,8 @@ def test_logits_are_those_of_scaled_keys_and_values(
     runner.generate([sequence], chunk=16)
     ids = torch.tensor([sequence.ids[:-1]])
     with torch.inference_mode():
-        want = theirs(ids, past_key_values=ScaledCache(FP8)).logits[0]
-        other = theirs(ids, past_key_values=RoundedCache(FP8)).logits[0]
+        want = theirs(ids, cache=ScaledCache(FP8)).logits[0]
+        other = theirs(ids, cache=RoundedCache(FP8)).logits[0]
     got = torch.cat(sequence.logits)
     assert (got - want).abs().max() <= 1e-3 * want.abs().max()
     assert (other - want).abs().max() >= 1e-2 * want.abs().max()

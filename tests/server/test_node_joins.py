@@ -137,7 +137,7 @@ def test_flags_that_may_differ_between_nodes() -> None:
     assert kinds["first"] == {
         "served_model_name", "host", "port", "num_tokenizer",
         "log_requests", "log_steps", "otlp_endpoint", "api_key", "api_key_file", "cors_origin",
-        "allowed_host",
+        "allowed_host", "max_tokens_policy",
         "ssl_certfile", "ssl_keyfile", "drain_timeout", "max_queue_wait",
         "restart", "max_restarts", "record", "tool_call_parser", "xray_text", "dp",
     }  # fmt: skip
