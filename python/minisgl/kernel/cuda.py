@@ -106,7 +106,7 @@ class CudaOps(Ops):
             return gemv.norm_linear(x_SD, *arguments, out_dtype=torch.float32)[0]
         if self._skinny and (config := self._skinny.config(x_SD, weight_LD, wide=True)):
             return self._skinny.linear(x_SD, weight_LD, None, config)
-        if x_SD.dtype == torch.float32:
+        if x_SD.dtype == torch.float32 or not x_SD.is_cuda:  # interpreted kernels run on a CPU
             return super().logits(x_SD, weight_LD)
         return torch.mm(x_SD, weight_LD.t(), out_dtype=torch.float32)
 
