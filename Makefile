@@ -35,8 +35,8 @@ test: install-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: install-dev
-	$(BIN)/ruff check python benchmarks tests training scripts
-	$(BIN)/ruff format --check python benchmarks tests training scripts
+	$(BIN)/ruff check python tests training scripts
+	$(BIN)/ruff format --check python tests training scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

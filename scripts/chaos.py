@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import httpx
 
-from minisgl.benchmark.report import write_json
+from minisgl_bench.report import write_json
 from own_server import START_S, Server, full_disk, leftovers, shared_memory, small_disk, wait_until
 
 FAULTS: Final = (

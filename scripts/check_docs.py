@@ -100,8 +100,8 @@ def parse(line: str) -> None:
     name = name.removeprefix(".venv/bin/")
     if name == "minisgl":
         _parse_minisgl(rest)
-    elif name == "python" and rest[:2] == ["-m", "benchmarks"]:
-        _parse_benchmark("benchmarks", rest[2:])
+    elif name == "python" and rest[:2] == ["-m", "minisgl_bench.studies"]:
+        _parse_benchmark("minisgl_bench.studies", rest[2:])
     elif name == "python" and rest[:1] == ["-m"]:
         if rest[1].startswith("minisgl") and rest[1] != "minisgl.kernel.build":
             raise ValueError("say minisgl, without python -m")
@@ -127,19 +127,19 @@ class _Parsed(Exception):
 def _parse_minisgl(words: list[str]) -> None:
     from minisgl.cli import client_parser, selfcheck_parser
     from minisgl.server.flags import parse_args
-    from minisgl.shell.models import models_parser
+    from minisgl_gateway.downloads import models_parser
 
     command = words[0] if words and not words[0].startswith("-") else "serve"
     if command == "bench":
-        _parse_benchmark("minisgl.benchmark", words[1:])
+        _parse_benchmark("minisgl_bench", words[1:])
     elif command == "replay":
-        _parse_benchmark("minisgl.benchmark", words)
+        _parse_benchmark("minisgl_bench", words)
     elif command == "serve":
         parse_args(words[words[:1] == ["serve"] :])
     elif command in ("chat", "run"):
         client_parser(command).parse_all(words[1:])
     elif command == "route":
-        from minisgl.router.serve import route_parser
+        from minisgl_gateway.router.serve import route_parser
 
         route_parser().parse_all(words[1:])
     elif command in ("pull", "list", "rm"):
@@ -254,7 +254,6 @@ class Runner:
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT))  # for the package `benchmarks`
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="documents (default: all)")
     parser.add_argument("--list", action="store_true", help="print the blocks and run nothing")

@@ -15,7 +15,9 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 _BLOCKS: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_COMMAND: Final = re.compile(r"`((?:minisgl|python -m benchmarks|make|pip) [a-z\"-][^`]*)`")
+_COMMAND: Final = re.compile(
+    r"`((?:minisgl|python -m minisgl_bench.studies|make|pip) [a-z\"-][^`]*)`"
+)
 _SCRIPT: Final = re.compile(r"\b(scripts/\w+\.(?:py|sh))\b")
 _LINK: Final = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 _HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from minisgl.benchmark.report import write_json
+from minisgl_bench.report import write_json
 from own_server import Server
 
 ROWS: Final = 16

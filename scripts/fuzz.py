@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from minisgl.benchmark.report import write_json
+from minisgl_bench.report import write_json
 
 ROOT: Final = Path(__file__).parents[1]
 CORPUS: Final = ROOT / "tests/fuzz"

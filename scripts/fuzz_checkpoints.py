@@ -105,7 +105,7 @@ def _tokenizer_seeds() -> list[bytes]:
 
 def ggufs(data: bytes) -> None:
     """A GGUF file: metadata, tensors' directory, and the checkpoint folder made from it."""
-    from minisgl.utils.gguf.folder import gguf_folder
+    from minisgl_zoo.gguf.folder import gguf_folder
 
     path = _folder() / "x.gguf"
     path.write_bytes(data)

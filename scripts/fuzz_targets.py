@@ -25,8 +25,8 @@ from minisgl.errors import RequestError
 def _unions() -> list[Any]:
     from minisgl import message
     from minisgl.message.frontend import FrontendMsg, UserReply
-    from minisgl.message.replica import ReplicaState
     from minisgl.runtime import node_link
+    from minisgl_gateway.router.replica_state import ReplicaState
 
     lists = [message.SchedulerMsg, message.StepBroadcastMsg, message.DetokenizeMsg]
     unions = [FrontendMsg, UserReply, ReplicaState, *lists]
@@ -203,8 +203,8 @@ def _request_seeds() -> list[bytes]:
 
 def answers(data: bytes) -> None:
     """A model's answer, through each parser. Its pieces give the same parts as the whole."""
-    from minisgl.tokenizer.parse.formats import PARSERS, REASONING
-    from minisgl.tokenizer.parse.parser import AnswerForm, AnswerParser
+    from minisgl_zoo.calls.formats import PARSERS, REASONING
+    from minisgl_zoo.calls.parser import AnswerForm, AnswerParser
 
     if len(data) < 3:
         return
@@ -232,7 +232,7 @@ def answers(data: bytes) -> None:
 
 
 def _answer_seeds() -> list[bytes]:
-    from minisgl.tokenizer.parse.formats import CALLS, PARSERS
+    from minisgl_zoo.calls.formats import CALLS, PARSERS
 
     head = '{"name": "f", "arguments": {"a": 1}}'
     seeds = []
@@ -247,7 +247,7 @@ def _answer_seeds() -> list[bytes]:
 def grammars(data: bytes) -> None:
     """A grammar that a request asks for."""
     from minisgl.core import SamplingParams
-    from minisgl.grammar import compile as grammar_compile
+    from minisgl_zoo.grammar import compile as grammar_compile
 
     if not data:
         return

@@ -68,7 +68,7 @@ memcheck() { # a thousand requests with aborts and retractions
 
 same() { # the same answer, whatever happens around a request
     "$python" -m minisgl selfcheck
-    "$python" -m benchmarks batch_invariance --json "$out/batch-invariance.json"
+    "$python" -m minisgl_bench.studies batch_invariance --json "$out/batch-invariance.json"
 }
 
 offline() {
@@ -79,12 +79,12 @@ offline() {
 }
 
 kernels() {
-    "$python" -m benchmarks attention --json "$out/attention.json"
-    "$python" -m benchmarks moe --json "$out/moe-h200.json" \
+    "$python" -m minisgl_bench.studies attention --json "$out/attention.json"
+    "$python" -m minisgl_bench.studies moe --json "$out/moe-h200.json" \
         --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
-    "$python" -m benchmarks gemms --json "$out/gemms.json"
-    "$python" -m benchmarks sampling --json "$out/sampling.json"
-    "$python" -m benchmarks gemms --steps --shapes qwen3-0.6b,qwen3-14b \
+    "$python" -m minisgl_bench.studies gemms --json "$out/gemms.json"
+    "$python" -m minisgl_bench.studies sampling --json "$out/sampling.json"
+    "$python" -m minisgl_bench.studies gemms --steps --shapes qwen3-0.6b,qwen3-14b \
         --json "$out/decode-steps.json"
 }
 
@@ -100,7 +100,7 @@ stalls() { # what holds up running streams: prompts, within three bounds, and gr
             --json "$out/serving-qwen3-0.6b-stall-$ms.json" -- --max-stall-ms "$ms"
     done
     for masker in even grammar; do
-        "$python" -m benchmarks late_sampling --masker "$masker" \
+        "$python" -m minisgl_bench.studies late_sampling --masker "$masker" \
             --json "$out/late-sampling-$masker.json"
     done
 }
@@ -108,7 +108,7 @@ stalls() { # what holds up running streams: prompts, within three bounds, and gr
 ranks() {
     for tp in 2 4; do
         [ "$gpus" -ge "$tp" ] || continue
-        "$python" -m benchmarks all_reduce --ranks "$tp" \
+        "$python" -m minisgl_bench.studies all_reduce --ranks "$tp" \
             --json "$out/all-reduce-tp$tp.json"
         "$python" -m minisgl.benchmark serving --shape qwen3-32b --tp "$tp" --dummy-weight \
             --starts 2 --client-processes 6 --repeats "$repeats" \

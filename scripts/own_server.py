@@ -17,8 +17,8 @@ from typing import Final
 import httpx
 import psutil
 
-from minisgl.benchmark.startup import wait_for_url
 from minisgl.errors import ConfigError
+from minisgl_bench.startup import wait_for_url
 
 START_S: Final = 120.0
 DISK: Final = "size=256k,nr_inodes=64"

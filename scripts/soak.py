@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import psutil
 
-from minisgl.benchmark.report import write_json
+from minisgl_bench.report import write_json
 from own_server import START_S, Server, leftovers, shared_memory, wait_until
 
 ROWS: Final = 8

@@ -1,4 +1,4 @@
-"""Tries `minisgl.deploy` on a Ray of this machine: clients, cost, kills, upgrades, scaling.
+"""Tries `minisgl_gateway.deploy` on a Ray of this machine: clients, cost, kills, upgrades, scaling.
 
     python scripts/try_ray.py [--replicas N] [--streams N] [--only PHASE ...] [--json FILE]
 
@@ -26,8 +26,8 @@ import ray
 from ray import serve
 
 import try_clients
-from minisgl.benchmark.report import write_json
-from minisgl.deploy import app, ray_app
+from minisgl_bench.report import write_json
+from minisgl_gateway.deploy import app, ray_app
 from own_server import free_port
 from ray_cost import cost
 from try_replicas import END_S, QUESTION, START_S, Clients

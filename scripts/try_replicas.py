@@ -30,7 +30,7 @@ from typing import Any, Final
 import httpx
 import openai
 
-from minisgl.benchmark.report import write_json
+from minisgl_bench.report import write_json
 from own_server import free_port
 
 START_S: Final = 120.0

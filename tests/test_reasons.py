@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("python", "tests", "benchmarks", "training", "scripts")
+FOLDERS = ("python", "tests", "training", "scripts")
 CODES = r"(?::\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*|\[[^]]*\])?"
 SUPPRESSED = re.compile(r"#\s*(?:noqa|type:\s*ignore)\b" + CODES)
 SKIPPED = re.compile(r"\bpytest\.(importorskip\(|mark\.(skip|skipif|xfail)\b)")

@@ -19,7 +19,7 @@ from minisgl.version import __version__
 if TYPE_CHECKING:
     from minisgl.server.args import ServerArgs
     from minisgl.server.flags import Parser
-    from minisgl.shell.completion import CompletedCommand
+    from minisgl_gateway.completion import CompletedCommand
 
 COMMANDS: Final = (
     "serve", "chat", "run", "pull", "list", "rm", "bench", "replay", "route", "selfcheck",
@@ -72,11 +72,11 @@ def run_command(argv: Sequence[str], began: float) -> int:
     if command.startswith("-"):
         command, rest = "serve", list(argv)
     if command in ("bench", "replay"):
-        from minisgl.benchmark.__main__ import main
+        from minisgl_bench.run import main
 
         return main(rest if command == "bench" else [command, *rest])
     if command == "route":
-        from minisgl.router.serve import route
+        from minisgl_gateway.router.serve import route
 
         return route(rest)
     if command not in COMMANDS:
@@ -94,11 +94,11 @@ def run_command(argv: Sequence[str], began: float) -> int:
     if command == "selfcheck":
         return _selfcheck(rest)
     if command in ("pull", "list", "rm"):
-        from minisgl.shell.models import manage_models
+        from minisgl_gateway.downloads import manage_models
 
         return manage_models(command, rest)
     if command == "completion":
-        from minisgl.shell.completion import print_script
+        from minisgl_gateway.completion import print_script
 
         return print_script(rest, completed())
     try:
@@ -109,7 +109,7 @@ def run_command(argv: Sequence[str], began: float) -> int:
 
 def _serve(args: ServerArgs, began: float) -> int:
     if args.dp > 1:
-        from minisgl.deploy.local import serve_replicas
+        from minisgl_gateway.deploy.local import serve_replicas
 
         return serve_replicas(args)
     from minisgl.server.launch import launch_server
@@ -137,7 +137,7 @@ def _selfcheck(argv: Sequence[str]) -> int:
     parser = selfcheck_parser()
     args = server_args(parser, parser.parse_all(argv))
     try:
-        from minisgl.llm.selfcheck import run_selfcheck
+        from minisgl_bench.selfcheck import run_selfcheck
 
         return run_selfcheck(args)
     except (ConfigError, EngineError) as error:
@@ -149,11 +149,11 @@ def _selfcheck(argv: Sequence[str]) -> int:
 
 def completed() -> list[CompletedCommand]:
     """Return the commands with their flags, for `minisgl completion`."""
-    from minisgl.benchmark.__main__ import benchmarks
-    from minisgl.router.serve import route_parser
     from minisgl.server.flags import server_parser
-    from minisgl.shell.completion import SHELLS, CompletedCommand
-    from minisgl.shell.models import ABOUT
+    from minisgl_bench.run import benchmarks
+    from minisgl_gateway.completion import SHELLS, CompletedCommand
+    from minisgl_gateway.downloads import ABOUT
+    from minisgl_gateway.router.serve import route_parser
 
     command = CompletedCommand.of
     return [

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from helpers.recurrent_steps import check_backend
-from minisgl.attention.recurrent_cpu import CpuRecurrentBackend
 from minisgl.kernel.jit import load_library
+from minisgl_zoo.recurrent.backend_cpu import CpuRecurrentBackend
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from benchmarks.stub import Script, StubServer
 from helpers.loop_thread import LoopThread
+from minisgl_bench.studies.stub import Script, StubServer
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The rules of `benchmarks.cache_policies` on sequences on which they differ."""
+"""The rules of `minisgl_bench.studies.cache_policies` on sequences on which they differ."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.cache_policies import RULES, Arc, Gdsf, LeCaR, Lfu, Lru, Rule, S3Fifo, Sieve, served
-from benchmarks.hit_bounds import Oracle, knows_which
-from benchmarks.prompt_traces import RECORDED_BLOCK
+from minisgl_bench.studies.cache_policies import (
+    RULES,
+    Arc,
+    Gdsf,
+    LeCaR,
+    Lfu,
+    Lru,
+    Rule,
+    S3Fifo,
+    Sieve,
+    served,
+)
+from minisgl_bench.studies.hit_bounds import Oracle, knows_which
+from minisgl_bench.studies.prompt_traces import RECORDED_BLOCK
 
 ROOM = 4
 

@@ -9,16 +9,16 @@ import numpy as np
 import openai
 import pytest
 
-from benchmarks import stub as stub_module
-from benchmarks.stub import Script, StubServer
 from helpers.virtual_time import VirtualLoop, run_virtually
 from minisgl.benchmark import client as client_module
 from minisgl.benchmark import workload
 from minisgl.benchmark.client import Client, SseReader, Target
-from minisgl.benchmark.shards import run_sharded
 from minisgl.benchmark.summary import Record
 from minisgl.benchmark.workload import Session
 from minisgl.errors import ConfigError
+from minisgl_bench.shards import run_sharded
+from minisgl_bench.studies import stub as stub_module
+from minisgl_bench.studies.stub import Script, StubServer
 
 EVENTS = b': keep-alive\n\ndata: {"a": 1}\n\nevent: x\ndata: 1\ndata: 2\nid: 3\n\ndata:[DONE]\n\n'
 DATA = [b'{"a": 1}', b"1\n2", b"[DONE]"]

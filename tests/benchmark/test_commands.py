@@ -17,14 +17,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from benchmarks import moe, plots, scheduler
-from benchmarks.stub import Script, StubServer
 from helpers.benchmark_commands import LINES, PACKAGES, main, online_json
-from minisgl.benchmark import compare, counters, online, report
-from minisgl.benchmark.__main__ import benchmarks
-from minisgl.benchmark.__main__ import main as run_main
-from minisgl.benchmark.arguments import command_of
 from minisgl.errors import ConfigError
+from minisgl_bench import compare, counters, online, report
+from minisgl_bench.arguments import command_of
+from minisgl_bench.run import benchmarks
+from minisgl_bench.run import main as run_main
+from minisgl_bench.studies import moe, plots, scheduler
+from minisgl_bench.studies.stub import Script, StubServer
 
 
 def test_a_sweep_finds_where_the_goodput_breaks(
@@ -159,9 +159,8 @@ def test_errors_that_are_ours_make_no_traceback(
     monkeypatch.setattr(scheduler, "main", fail)
     assert main(["scheduler"]) == 2
     told = capsys.readouterr().err
-    assert (
-        told == "python -m benchmarks scheduler: --device cuda: torch finds no CUDA device here\n"
-    )
+    command = "python -m minisgl_bench.studies scheduler"
+    assert told == f"{command}: --device cuda: torch finds no CUDA device here\n"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_tiles_cannot_be_tuned_without_gpu_and_triton(
     monkeypatch.setattr(moe, "find_spec", lambda name: None)
     assert main(["moe", "--tune", "/no/such/table"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("python -m benchmarks moe: --tune ")
+    assert told.startswith("python -m minisgl_bench.studies moe: --tune ")
     assert says in told
 
 
@@ -202,7 +201,7 @@ def test_ctrl_c_makes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_list_whose_reader_has_left_makes_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "minisgl.benchmark"]
+    command = [sys.executable, "-m", "minisgl_bench"]
     with os.fdopen(writer, "wb") as pipe:
         done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, b"")
@@ -258,7 +257,7 @@ def test_prometheus_counters_gain() -> None:
 
 
 def test_every_benchmark_says_what_it_is() -> None:
-    users, ours = benchmarks(), benchmarks("benchmarks")
+    users, ours = benchmarks(), benchmarks("minisgl_bench.studies")
     assert {"online", "offline", "serving", "compare"} <= set(users)
     assert {"scheduler", "stub", "plots", "ablation"} <= set(ours)
     assert all(users.values())

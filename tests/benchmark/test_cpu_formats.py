@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cpu_formats
-from minisgl.benchmark.shapes import SHAPES
+from minisgl_bench.shapes import SHAPES
+from minisgl_bench.studies import cpu_formats
 
 
 def test_rates_are_of_the_least_seconds_and_of_tokens_after_the_first() -> None:

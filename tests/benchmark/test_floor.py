@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from minisgl.benchmark.floor import (
+from minisgl.errors import ConfigError
+from minisgl_bench.floor import (
     H200_BANDWIDTH,
     H200_FLOPS,
     H200_MEMORY,
@@ -20,9 +21,8 @@ from minisgl.benchmark.floor import (
     rows_at_once,
     step_rows,
 )
-from minisgl.benchmark.lengths import lengths_of
-from minisgl.benchmark.shapes import SHAPES, shape_of
-from minisgl.errors import ConfigError
+from minisgl_bench.lengths import lengths_of
+from minisgl_bench.shapes import SHAPES, shape_of
 
 # Weights: 4 * (1 * (2 * 2 + 2) * 2 + 2 * 3 * 8) = 240, and 40 of the head; together 560 bytes.
 # After n tokens a request holds 8 n + 8 min(n, 2) + 20 bytes.

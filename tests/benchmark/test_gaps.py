@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gaps import Gap, summary
 from minisgl.errors import ConfigError
+from minisgl_bench.studies.gaps import Gap, summary
 
 PLAIN = Gap(
     step=1, seconds=2e-3, predicted_s=2e-3, decodes=10, context=5000, prompt_tokens=0, launch_us=100

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks import decode_steps, gemms
-from benchmarks.gemms import SHAPES, Layer
-from minisgl.benchmark.__main__ import main
-from minisgl.benchmark.floor import gemm_floor_s
 from minisgl.builtin import model_path
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
+from minisgl_bench.floor import gemm_floor_s
+from minisgl_bench.run import main
+from minisgl_bench.studies import decode_steps, gemms
+from minisgl_bench.studies.gemms import SHAPES, Layer
 
 TINY = Layer(hidden=64, attended=32, qkv=64, inner=96)
 
@@ -68,7 +68,7 @@ def test_wrong_flags_are_reported(
     flags: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        main(["gemms", *flags.split()], "benchmarks")
+        main(["gemms", *flags.split()], "minisgl_bench.studies")
     assert exit_info.value.code == 2
     assert says in " ".join(capsys.readouterr().err.split())
 
@@ -78,10 +78,10 @@ def test_without_a_gpu_it_is_a_sentence(
     flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["gemms", *flags.split()], "benchmarks") == 2
+    assert main(["gemms", *flags.split()], "minisgl_bench.studies") == 2
     assert capsys.readouterr().err == (
-        "python -m benchmarks gemms: this times a GPU, and torch finds no CUDA device "
-        "here; `python -m benchmarks kernels` and "
+        "python -m minisgl_bench.studies gemms: this times a GPU, and torch finds no CUDA device "
+        "here; `python -m minisgl_bench.studies kernels` and "
         "`minisgl bench versus_transformers` time a CPU\n"
     )
 

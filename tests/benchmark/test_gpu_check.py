@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.benchmark.__main__ import benchmarks
+from minisgl_bench.run import benchmarks
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.sh"
 

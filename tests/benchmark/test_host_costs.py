@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import http, prefix_tree, scheduler
+from minisgl_bench.studies import http, prefix_tree, scheduler
 
 
 def test_scheduler_overhead_small() -> None:

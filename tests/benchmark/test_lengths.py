@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl.benchmark.__main__ import main
-from minisgl.benchmark.lengths import lengths_of, ordinary_ids
-from minisgl.benchmark.serving import _sessions
+from minisgl_bench.lengths import lengths_of, ordinary_ids
+from minisgl_bench.run import main
+from minisgl_bench.serving import _sessions
 
 
 def test_the_workloads_are_those_of_the_tables() -> None:
@@ -29,7 +29,7 @@ def test_the_workloads_are_those_of_the_tables() -> None:
 def test_another_one_is_reported_before_anything_starts(
     command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = "benchmarks" if command == "stalls" else "minisgl.benchmark"
+    package = "minisgl_bench.studies" if command == "stalls" else "minisgl_bench"
     assert main([command, "--workloads", f"throughput,{name}"], package) == 2
     out = capsys.readouterr()
     assert f"there is no workload {name!r}; there are: throughput" in out.err

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.benchmark import offline
-from minisgl.benchmark.compare import compare
-from minisgl.benchmark.floor import H200_MEMORY
-from minisgl.benchmark.lengths import Workload, offline_workloads
-from minisgl.benchmark.shapes import SHAPES, shape_of
+from minisgl_bench import offline
+from minisgl_bench.compare import compare
+from minisgl_bench.floor import H200_MEMORY
+from minisgl_bench.lengths import Workload, offline_workloads
+from minisgl_bench.shapes import SHAPES, shape_of
 
 TINY = ["--shape", "tiny", "--repeats", "1", "--scale", "0.02"]
 WORKLOADS = ("throughput", "single", "prefill", "shared")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import paired
-from minisgl.benchmark.__main__ import main
-from minisgl.benchmark.lengths import Workload
 from minisgl.errors import ConfigError
+from minisgl_bench.lengths import Workload
+from minisgl_bench.run import main
+from minisgl_bench.studies import paired
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_ratios_are_new_over_old_in_rounds(roots: list[str], tmp_path: Path) -> None:
     path = tmp_path / "paired.json"
     flags = ["--shape", "tiny", "--workloads", "single,prefill", "--rounds", "3"]
-    assert main(["paired", *roots, *flags, "--json", str(path)], "benchmarks") == 0
+    assert main(["paired", *roots, *flags, "--json", str(path)], "minisgl_bench.studies") == 0
     result = json.loads(path.read_text())
     assert (result["clock"], result["greedy_equal"]) == ("cpu", True)
     for row in result["rows"]:
@@ -60,7 +60,7 @@ def test_other_greedy_ids_are_an_error(
 ) -> None:
     monkeypatch.setenv("WRONG", "new")
     flags = ["--shape", "tiny", "--workloads", "single", "--rounds", "1"]
-    assert main(["paired", *roots, *flags], "benchmarks") == 1
+    assert main(["paired", *roots, *flags], "minisgl_bench.studies") == 1
     out = capsys.readouterr().out
     assert "greedy answers to 4 prompts: DIFFERENT" in out
     assert "0 of 2 answers equal" in out
@@ -70,7 +70,7 @@ def test_a_worker_that_dies_is_named(
     roots: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DIES_AT", "2")
-    assert main(["paired", *roots, "--shape", "tiny"], "benchmarks") == 2
+    assert main(["paired", *roots, "--shape", "tiny"], "minisgl_bench.studies") == 2
     err = capsys.readouterr().err
     assert "checkout ended with exit status 3; its error is above" in err
 
@@ -89,7 +89,7 @@ def test_a_root_without_the_package_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["paired", str(tmp_path), str(ROOT)], "benchmarks")
+        main(["paired", str(tmp_path), str(ROOT)], "minisgl_bench.studies")
     assert "is not the root of a checkout" in capsys.readouterr().err
 
 
@@ -116,7 +116,7 @@ def test_a_checkout_against_itself(tmp_path: Path) -> None:
     path = tmp_path / "paired.json"
     flags = ["--shape", "tiny", "--scale", "0.02", "--workloads", "throughput,shared"]
     paths = [str(ROOT), str(ROOT), *flags, "--rounds", "1", "--threads", "1", "--json", str(path)]
-    assert main(["paired", *paths], "benchmarks") == 0
+    assert main(["paired", *paths], "minisgl_bench.studies") == 0
     result = json.loads(path.read_text())
     assert result["greedy_equal"]
     assert all(row["equal_answers"] == row["answers"] for row in result["rows"])
@@ -127,7 +127,7 @@ def test_a_checkout_against_itself_through_http(tmp_path: Path) -> None:
     flags = ["--door", "http", "--shape", "tiny", "--scale", "0.05", "--workloads", "streams"]
     flags += ["--rounds", "1", "--threads", "1", "--client-processes", "1"]
     paths = [str(ROOT), str(ROOT), *flags, "--new-flags=--max-stall-ms 9", "--json", str(path)]
-    assert main(["paired", *paths], "benchmarks") == 0
+    assert main(["paired", *paths], "minisgl_bench.studies") == 0
     result = json.loads(path.read_text())
     assert result["greedy_equal"]
     (row,) = result["rows"]

@@ -15,11 +15,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from benchmarks import plots
-from benchmarks.stub import Script, StubServer
 from helpers.benchmark_commands import PACKAGES, main, online_json
-from minisgl.benchmark import compare, report
-from minisgl.benchmark.table import RESULTS
+from minisgl_bench import compare, report
+from minisgl_bench.studies import plots
+from minisgl_bench.studies.stub import Script, StubServer
+from minisgl_bench.table import RESULTS
 
 
 def timed(content: dict[str, Any], itl_ms: float) -> dict[str, Any]:

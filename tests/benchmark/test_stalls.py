@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import stalls
-from benchmarks.stalls import Speed, simulate, spread_arrivals, times_of
-from minisgl.benchmark.__main__ import main
 from minisgl.core import Plan
+from minisgl_bench.run import main
+from minisgl_bench.studies import stalls
+from minisgl_bench.studies.stalls import Speed, simulate, spread_arrivals, times_of
 
 SPEED = Speed(times=times_of(rate=17_000, step_ms=10, row_us=30, kv_ns=2, attend_ns=5), host_s=7e-4)
 
@@ -59,14 +59,14 @@ def test_the_command(
     row = {"timestamp": 0, "input_length": 700, "output_length": 20, "hash_ids": [0, 1]}
     trace.write_text(json.dumps(row) + "\n" + json.dumps(row | {"timestamp": 5}) + "\n")
     flags = ["stalls", "--bounds", "none,default,7.5", "--json", str(path)]
-    assert main([*flags, "--trace", str(trace)], "benchmarks") == 0
+    assert main([*flags, "--trace", str(trace)], "minisgl_bench.studies") == 0
     rows = json.loads(path.read_text())["rows"]
     assert [(row["name"], row["bound_ms"]) for row in rows[:3]] == [
         ("trace x1, no bound", None), ("trace x1, 44.1 ms", 44.1), ("trace x1, 7.5 ms", 7.5)
     ]  # fmt: skip
     assert rows[0]["cached_share"] > 0.4
     assert capsys.readouterr().out.count("ITL p50/p99/max") == 9
-    assert main(["stalls"], "benchmarks") == 2
+    assert main(["stalls"], "minisgl_bench.studies") == 2
     assert "needs --trace FILE" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["stalls", "--bounds", "-1"], "benchmarks")
+        main(["stalls", "--bounds", "-1"], "minisgl_bench.studies")

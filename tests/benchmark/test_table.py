@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.benchmark import table
+from minisgl_bench import table
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import timeline
 from minisgl.core import SamplingParams
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.line_file import StepLog
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter, StepRecord
-from minisgl.testing import InstantExecutor, ListInbox, ListOutbox
+from minisgl_bench.fakes import InstantExecutor, ListInbox, ListOutbox
+from minisgl_bench.studies import timeline
+from minisgl_gateway.watch.line_file import StepLog
 
 
 def test_the_steps_of_a_real_loop_are_drawn(

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from minisgl.core import SamplingParams
-from minisgl.deploy import local
-from minisgl.deploy.local import _devices, with_share_of_memory
 from minisgl.engine.cpu import CpuDevice
 from minisgl.errors import ConfigError, StartupFailed
 from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import Found
 from minisgl.server.flags import parse_args
+from minisgl_gateway.deploy import local
+from minisgl_gateway.deploy.local import _devices, with_share_of_memory
 
 KEY = "a-key"
 
@@ -74,7 +74,7 @@ def test_a_missing_model_ends_the_command(launch: Any, tmp_path: Path) -> None:
 
 PARENT = """
 import signal
-from minisgl.deploy.child import ServerProcess
+from minisgl_gateway.deploy.child import ServerProcess
 from minisgl.server.args import ServerArgs
 if __name__ == "__main__":
     server = ServerProcess("a server", ServerArgs(host="127.0.0.1", port=0, num_pages=64))

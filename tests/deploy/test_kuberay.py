@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from minisgl.deploy.options import deploy_options
+from minisgl_gateway.deploy.options import deploy_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -107,4 +107,4 @@ def test_rays_schema_holds(service: Any) -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="minisgl[ray] is not installed")
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     parsed = schema.ServeDeploySchema.model_validate(config)
-    assert parsed.applications[0].import_path == "minisgl.deploy:app"
+    assert parsed.applications[0].import_path == "minisgl_gateway.deploy:app"

@@ -1,4 +1,4 @@
-"""The options of `minisgl.deploy`, and the number of replicas that its rule wants."""
+"""The options of `minisgl_gateway.deploy`, and the number of replicas that its rule wants."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.deploy import app
-from minisgl.deploy.options import deploy_options
-from minisgl.deploy.scale import ByWait, scale_stats, wanted
 from minisgl.errors import ConfigError
-from minisgl.message.replica import ReplicaState
+from minisgl_gateway.deploy import app
+from minisgl_gateway.deploy.options import deploy_options
+from minisgl_gateway.deploy.scale import ByWait, scale_stats, wanted
+from minisgl_gateway.router.replica_state import ReplicaState
 
 STATE = ReplicaState(
     page_size=16, num_pages=100, num_free_pages=100, num_waiting=0, num_running=0, max_running=10,
@@ -79,8 +79,8 @@ def test_options_of_a_command_line_and_of_a_file(monkeypatch: pytest.MonkeyPatch
         ({"wait_s": 10**400}, "wait_s must be a number of 0.001 or more, got 1000"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas must be a whole number of 3 or more"),
         ({"tp": "none"}, "tp must be"),
-        ({"port": 80}, "port: not an option of minisgl.deploy"),
-        ({"nowhere": 1}, "nowhere: minisgl.deploy has no such"),
+        ({"port": 80}, "port: not an option of minisgl_gateway.deploy"),
+        ({"nowhere": 1}, "nowhere: minisgl_gateway.deploy has no such"),
         ({"model": "org/m", "tp": 2, "gpus": 1}, "has 2 GPUs or none"),
         ({"api_key_file": "keys.toml"}, "MINISGL_ROUTE_KEY"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl.distributed.peer import MAX_SHARE_BYTES, SECOND_TRIP_BYTES, choose_algorithm
+from minisgl_kernels.peer import MAX_SHARE_BYTES, SECOND_TRIP_BYTES, choose_algorithm
 
 ROW = 5120 * 2  # bytes of Qwen3-32B's
 

@@ -15,7 +15,7 @@ from minisgl.engine import EngineConfig, connect
 from minisgl.engine.connect import resolve_dtype
 from minisgl.models import ModelConfig
 from minisgl.quantization import UNQUANTISED
-from minisgl.quantization.online_formats import OnlineFormats
+from minisgl_zoo.weights.online_formats import OnlineFormats
 
 SPIN, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 

@@ -22,8 +22,8 @@ from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import ConfigError
-from minisgl.kvcache.recurrent import RecurrentPool
 from minisgl.scheduler import Scheduler
+from minisgl_zoo.recurrent.pool import RecurrentPool
 
 PAGE_SIZE = 16
 NUM_TOKENS = 40

@@ -31,7 +31,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine import Engine
 from minisgl.engine.inputs import StepShape
 from minisgl.message import UserMsg, ids_to_bytes
-from minisgl.testing import ListOutbox
+from minisgl_bench.fakes import ListOutbox
 
 
 @pytest.fixture(scope="module", params=["torch", "cpu"])

@@ -19,7 +19,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine import Engine
 from minisgl.engine.device import StepSize
 from minisgl.engine.inputs import StepShape
-from minisgl.testing import ListOutbox
+from minisgl_bench.fakes import ListOutbox
 
 
 @pytest.fixture(scope="module", params=["torch", "cpu"])

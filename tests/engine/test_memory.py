@@ -19,8 +19,8 @@ from minisgl.engine.memory import MemoryPlan, plan_engine_memory, plan_memory
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig
-from minisgl.models.recurrent import GROUPS
 from minisgl.utils import container
+from minisgl_zoo.recurrent.spec import GROUPS
 
 GIB, MIB = 1 << 30, 1 << 20
 

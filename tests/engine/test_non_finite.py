@@ -21,7 +21,7 @@ from minisgl.core import Failed, SamplingParams, Token
 from minisgl.engine import Engine
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import run
-from minisgl.testing import ListInbox, ListOutbox
+from minisgl_bench.fakes import ListInbox, ListOutbox
 
 POISON = 77
 

@@ -11,8 +11,6 @@ import torch
 
 from helpers.family_cases import CASES, SIZES
 from helpers.model_harness import make_reference
-from minisgl.benchmark.checkpoint import write_checkpoint
-from minisgl.benchmark.shapes import SHAPES
 from minisgl.core import SamplingParams
 from minisgl.distributed import SingleRank
 from minisgl.engine import Engine, EngineConfig
@@ -21,7 +19,9 @@ from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.models import ModelConfig, build_model
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.testing import InstantExecutor
+from minisgl_bench.checkpoint import write_checkpoint
+from minisgl_bench.fakes import InstantExecutor
+from minisgl_bench.shapes import SHAPES
 
 NAMES = (
     *("llama", "phi3-window-old", "gemma3", "gemma4-shared", "gemma4-experts", "gpt-oss"),

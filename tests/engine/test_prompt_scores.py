@@ -24,7 +24,7 @@ from helpers.engine_runs import (
 from minisgl.core import Finished, SamplingParams, Token
 from minisgl.core.event import PromptLogprobs
 from minisgl.engine import Engine, prompt_scores
-from minisgl.testing import ListOutbox
+from minisgl_bench.fakes import ListOutbox
 
 TOLERANCE = 1e-4  # of float32 computations in another order
 

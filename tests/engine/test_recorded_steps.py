@@ -15,7 +15,7 @@ import torch
 from helpers.engine_runs import VOCAB, Request, drive, make_scheduler
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.replay import RecordingRunner
+from minisgl_kernels.recorded_steps import RecordingRunner
 
 
 def make_requests(count: int, rng: random.Random) -> list[Request]:

@@ -20,9 +20,9 @@ from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine
 from minisgl.errors import ConfigError
-from minisgl.kvcache.short_conv import ConvPool
 from minisgl.models.config import ModelConfig
 from minisgl.scheduler import Scheduler
+from minisgl_zoo.recurrent.short_conv_pool import ConvPool
 
 PAGE_SIZE, TAPS = 4, 3
 

@@ -14,11 +14,11 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.delta_prompts import Prompts, Span
 from helpers.recurrent_steps import check_backend
-from minisgl.attention.recurrent_registry import create_recurrent_backend
-from minisgl.attention.recurrent_triton import TritonRecurrentBackend
-from minisgl.kernel import hopper as kernels
-from minisgl.kernel.delta_hopper import DIM, INTERVAL, DeltaPrompts
 from minisgl.kernel.library import JitUnavailable
+from minisgl_kernels import hopper as kernels
+from minisgl_kernels.delta_hopper import DIM, INTERVAL, DeltaPrompts
+from minisgl_zoo.recurrent.backend_triton import TritonRecurrentBackend
+from minisgl_zoo.recurrent.backends import create_recurrent_backend
 
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-9}
 STATE_TOLERANCE = 2**-9  # products of float16, which is rounded

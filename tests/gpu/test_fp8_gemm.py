@@ -12,10 +12,10 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Activation, Ops
-from minisgl.kernel.packed import PackedGemms
-from minisgl.kernel.triton import fp8
-from minisgl.kernel.triton.fp8_gemm import STREAMS, StreamConfig, stream_gemm
-from minisgl.kernel.triton.packed import Packed
+from minisgl_kernels.packed import PackedGemms
+from minisgl_kernels.triton import fp8
+from minisgl_kernels.triton.fp8_gemm import STREAMS, StreamConfig, stream_gemm
+from minisgl_kernels.triton.packed import Packed
 
 DTYPE = torch.float16 if INTERPRET else torch.bfloat16  # which Triton's interpreter computes wrong
 GATES: tuple[Activation, ...] = ("silu", "gelu_tanh")

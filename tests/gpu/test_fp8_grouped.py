@@ -14,13 +14,13 @@ from helpers.grouped_gemm import check_pairs
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.fp8_grouped import BLOCK, FEWEST_TOKENS, MOST, Fp8Grouped
-from minisgl.kernel.hopper import on_hopper
-from minisgl.kernel.triton.fp8 import quantise
 from minisgl.kernel.triton.moe import Gate
-from minisgl.kernel.triton.packed import Packed
 from minisgl.moe.base import ClampedGate, Experts
-from minisgl.moe.packed import PackedMoeBackend
+from minisgl_kernels.fp8_grouped import BLOCK, FEWEST_TOKENS, MOST, Fp8Grouped
+from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.packed_moe import PackedMoeBackend
+from minisgl_kernels.triton.fp8 import quantise
+from minisgl_kernels.triton.packed import Packed
 
 ADDED = 2.0**-12
 """What a sum may lose, relative to the sum of magnitudes: these tensor cores keep some 14 bits."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.gates import Gates
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import gates as triton_gates
-from minisgl.kernel.triton.gates import TritonGates
 from minisgl.quantization import PlainWeight
+from minisgl_kernels.triton import gates as triton_gates
+from minisgl_kernels.triton.gates import TritonGates
+from minisgl_zoo.recurrent.gates import Gates
 
 REFERENCE, FAST = Gates(Ops()), TritonGates(Ops())
 # One unit in the last place of the largest value, or two where two roundings can part.

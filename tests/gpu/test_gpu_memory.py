@@ -10,11 +10,11 @@ import torch
 
 from helpers.engine_runs import drive, greedy
 from helpers.model_harness import random_ids
-from minisgl.benchmark.checkpoint import write_checkpoint
-from minisgl.benchmark.shapes import SHAPES
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.runtime.dry_run import dry_run
+from minisgl_bench.checkpoint import write_checkpoint
+from minisgl_bench.shapes import SHAPES
 
 LAYERS = {
     "qwen3-14b": 2,

@@ -13,10 +13,10 @@ from helpers.moe_cases import ACTIVATIONS, TOLERANCE, exact, make_case, tiny_con
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Ops
 from minisgl.moe import TorchMoeBackend, fused
 from minisgl.moe.fused import FusedMoeBackend
+from minisgl_kernels.grouped import GroupedGemms
 
 REFERENCE = Ops()
 

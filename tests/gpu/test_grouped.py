@@ -12,7 +12,7 @@ from helpers.grouped_gemm import check_pairs, make_rows
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.grouped import MOST, GroupedGemms
+from minisgl_kernels.grouped import MOST, GroupedGemms
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from helpers.packed_forms import FORMS, make
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.hopper import on_hopper
-from minisgl.kernel.packed import PackedGemms
-from minisgl.kernel.packed_skinny import PackedSkinny
-from minisgl.kernel.skinny import SkinnyGemms
+from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.packed import PackedGemms
+from minisgl_kernels.packed_skinny import PackedSkinny
+from minisgl_kernels.skinny import SkinnyGemms
 
 ROWS = (1, 2, 3, 24, 64, 65, 256)
 SHAPES = [(1000, 256), (16_008, 4096)]

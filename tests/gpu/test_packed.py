@@ -13,20 +13,20 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.packed_forms import DTYPE, FORMS, INTERPRET, TOLERANCE, check, make
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.packed import PackedGemms
-from minisgl.kernel.packed_skinny import MAX_FP8_ROWS, PackedSkinny, takes
-from minisgl.kernel.triton import packed_gemv
 from minisgl.kernel.triton.arrange import arrange
-from minisgl.kernel.triton.packed import dense
-from minisgl.kernel.triton.packed_gemm import TileConfig, packed_gemm
 from minisgl.quantization import Part
-from minisgl.quantization.cut import ALL
-from minisgl.quantization.fp4 import Fp4
-from minisgl.quantization.grouped import Grouped
-from minisgl.quantization.scaled import Scaled
 from minisgl.quantization.weight import WeightBuild
+from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.packed import PackedGemms
+from minisgl_kernels.packed_skinny import MAX_FP8_ROWS, PackedSkinny, takes
+from minisgl_kernels.triton import packed_gemv
+from minisgl_kernels.triton.packed import dense
+from minisgl_kernels.triton.packed_gemm import TileConfig, packed_gemm
+from minisgl_zoo.weights.cut import ALL
+from minisgl_zoo.weights.fp4 import Fp4
+from minisgl_zoo.weights.grouped import Grouped
+from minisgl_zoo.weights.scaled import Scaled
 
 
 @pytest.fixture

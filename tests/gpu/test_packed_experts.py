@@ -16,15 +16,15 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from helpers.hopper_kernels import uncompiled
 from helpers.packed_forms import DTYPE, FORMS, INTERPRET, TOLERANCE, check, make
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.grouped import Task
-from minisgl.kernel.hopper import Kernels, on_hopper
-from minisgl.kernel.packed_grouped import PackedGrouped
-from minisgl.kernel.packed_skinny import MAX_ROWS, PackedSkinny
 from minisgl.kernel.triton.moe import Gate
-from minisgl.kernel.triton.packed import Packed
 from minisgl.moe.base import Experts, SquaredRelu
 from minisgl.moe.fused import gate_of
-from minisgl.moe.packed import PackedMoeBackend
+from minisgl_kernels.grouped import Task
+from minisgl_kernels.hopper import Kernels, on_hopper
+from minisgl_kernels.packed_grouped import PackedGrouped
+from minisgl_kernels.packed_moe import PackedMoeBackend
+from minisgl_kernels.packed_skinny import MAX_ROWS, PackedSkinny
+from minisgl_kernels.triton.packed import Packed
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def forms(*shape: int) -> Iterator[Any]:
     """A packed weight of each kind."""
-    from minisgl.kernel.triton.packed import Packed
+    from minisgl_kernels.triton.packed import Packed
 
     *rows, inputs = shape
     outer = empty(*rows, dtype=torch.float32)
@@ -56,11 +56,12 @@ def forms(*shape: int) -> Iterator[Any]:
 
 def main(target: int) -> None:
     """Print the shared memory of each kernel, the most of its forms."""
-    from minisgl.kernel.triton import fp8, launch, packed_gemm, packed_gemv
+    from minisgl.kernel.triton import launch
     from minisgl.kernel.triton.moe import Gate
-    from minisgl.kernel.triton.moe_gate import activate_pairs
-    from minisgl.kernel.triton.packed import dense
-    from minisgl.kernel.triton.packed_gemm import TileConfig
+    from minisgl_kernels.triton import fp8, packed_gemm, packed_gemv
+    from minisgl_kernels.triton.moe_gate import activate_pairs
+    from minisgl_kernels.triton.packed import dense
+    from minisgl_kernels.triton.packed_gemm import TileConfig
 
     has_pdl = target >= 90
     launched: list[tuple[Any, ...]] = []

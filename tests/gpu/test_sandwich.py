@@ -10,8 +10,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.sandwich import Norm, Sandwich
-from minisgl.kernel.triton.sandwich import TritonSandwich
+from minisgl_kernels.triton.sandwich import TritonSandwich
+from minisgl_zoo.layers.sandwich_ops import Norm, Sandwich
 
 REFERENCE, FAST = Sandwich(Ops()), TritonSandwich(Ops())
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}

@@ -10,8 +10,8 @@ from helpers.gemm_error import ROUNDOFF, exact_gemm, gated, rounding
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.cuda import CudaOps
-from minisgl.kernel.hopper import SHARED_BYTES
-from minisgl.kernel.skinny import GemmConfig, SkinnyGemms
+from minisgl_kernels.hopper import SHARED_BYTES
+from minisgl_kernels.skinny import GemmConfig, SkinnyGemms
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from minisgl.errors import InvalidSampling
-from minisgl.grammar.closed import closed
-from minisgl.grammar.compile import checked_schema
+from minisgl_zoo.grammar.closed import closed
+from minisgl_zoo.grammar.compile import checked_schema
 
 X: dict[str, Any] = {"properties": {"x": {"type": "integer"}}}
 BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}

@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from minisgl.grammar.disjoint import Disjointness
-from minisgl.grammar.schema import prepared, target
+from minisgl_zoo.grammar.disjoint import Disjointness
+from minisgl_zoo.grammar.schema import prepared, target
 
 VALUES: list[Any] = [
     *(None, True, 0, 1, 1.0, 1.5, "a", "b", [], [1], {}, {"k": "a"}, {"k": "b"}, {"k": 1}),

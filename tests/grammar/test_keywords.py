@@ -13,8 +13,8 @@ import llguidance
 import pytest
 
 from minisgl.errors import InvalidSampling
-from minisgl.grammar.compile import checked_schema
-from minisgl.grammar.trial import LIMITS
+from minisgl_zoo.grammar.compile import checked_schema
+from minisgl_zoo.grammar.trial import LIMITS
 
 PAGE = Path(__file__).parents[2] / "docs/schemas.md"
 VALUES: list[Any] = [

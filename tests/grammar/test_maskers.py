@@ -12,10 +12,10 @@ from helpers.text_checkpoints import make
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
-from minisgl.grammar.maskers import Maskers
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
-from minisgl.runtime.grammars import Grammars
 from minisgl.tokenizer import Tokenizer, load_tokenizer
+from minisgl_zoo.grammar.grammars import Grammars
+from minisgl_zoo.grammar.maskers import Maskers
 
 GRAMMAR = 'start: "hello"'
 

@@ -15,8 +15,8 @@ import pytest
 from minisgl.core import SamplingParams
 from minisgl.core.structured import MAX_CHARACTERS
 from minisgl.errors import InvalidSampling
-from minisgl.grammar import trial
-from minisgl.grammar.compile import compiled
+from minisgl_zoo.grammar import trial
+from minisgl_zoo.grammar.compile import compiled
 
 
 def refusal(option: Any, **others: Any) -> InvalidSampling:

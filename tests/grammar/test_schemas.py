@@ -15,9 +15,9 @@ from helpers.json_schemas import schemas
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
-from minisgl.grammar.compile import compiled
-from minisgl.grammar.maskers import Maskers
 from minisgl.tokenizer import Tokenizer, load_tokenizer
+from minisgl_zoo.grammar.compile import compiled
+from minisgl_zoo.grammar.maskers import Maskers
 
 EOS, VOCAB, MOST = 2, 1408, 1024
 SCHEMAS = schemas()

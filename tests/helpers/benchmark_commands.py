@@ -1,22 +1,22 @@
-"""Runs benchmarks by name, as `minisgl bench` and `python -m benchmarks` do."""
+"""Runs benchmarks by name, as `minisgl bench` and `python -m minisgl_bench.studies` do."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.stub import StubServer
-from minisgl.benchmark import online
-from minisgl.benchmark.__main__ import benchmarks
-from minisgl.benchmark.__main__ import main as run_main
+from minisgl_bench import online
+from minisgl_bench.run import benchmarks
+from minisgl_bench.run import main as run_main
+from minisgl_bench.studies.stub import StubServer
 
-LISTS = {package: benchmarks(package) for package in ("benchmarks", "minisgl.benchmark")}
+LISTS = {package: benchmarks(package) for package in ("minisgl_bench.studies", "minisgl_bench")}
 LINES = {name: line for lines in LISTS.values() for name, line in lines.items()}
 PACKAGES = {name: package for package, lines in LISTS.items() for name in lines}
 
 
 def main(argv: list[str]) -> int:
     """Run the benchmark argv[0] of the package that has it."""
-    return run_main(argv, PACKAGES.get(argv[0], "minisgl.benchmark"))
+    return run_main(argv, PACKAGES.get(argv[0], "minisgl_bench"))
 
 
 def online_json(tmp_path: Path, stub: StubServer, name: str, *flags: str) -> Path:

@@ -17,7 +17,7 @@ from minisgl.core.executor import Flight
 from minisgl.core.req import Mask
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.scheduler import Scheduler
-from minisgl.testing import FakeExecutor
+from minisgl_bench.fakes import FakeExecutor
 
 
 def fake_mask(output: Sequence[int]) -> Mask:

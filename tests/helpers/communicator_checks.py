@@ -29,9 +29,9 @@ class Rank:
     def __init__(self, rank: int, size: int, store: str) -> None:
         from minisgl.distributed.gloo import GlooCommunicator
         from minisgl.distributed.nccl import PyNcclCommunicator
-        from minisgl.distributed.peer import connect_peers
         from minisgl.distributed.rendezvous import meet
         from minisgl.kernel import jit
+        from minisgl_kernels.peer import connect_peers
 
         info = DistributedInfo(rank, size)
         self.rank, self.size, self.device = rank, size, torch.device("cuda", rank)

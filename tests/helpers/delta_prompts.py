@@ -1,4 +1,4 @@
-"""Steps of prompts through `minisgl.kernel.triton.delta_extend.extend`, and their reference."""
+"""Steps of prompts through `minisgl_kernels.triton.delta_extend.extend`, and their reference."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minisgl.kernel.delta_hopper import DIM, INTERVAL, DeltaPrompts
-from minisgl.kernel.delta_rule import Rows, delta_rule, next_state
-from minisgl.kernel.delta_step import DeltaStep
-from minisgl.kernel.triton.delta_extend import extend
+from minisgl_kernels.delta_hopper import DIM, INTERVAL, DeltaPrompts
+from minisgl_kernels.triton.delta_extend import extend
+from minisgl_zoo.recurrent.delta_rule import Rows, delta_rule, next_state
+from minisgl_zoo.recurrent.delta_step import DeltaStep
 
 Span = tuple[int, int]  # of a prompt's tokens, from the first to before the last
 

@@ -13,7 +13,7 @@ from minisgl.core import Finished, SamplingParams, Token
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.testing import ListInbox, ListOutbox
+from minisgl_bench.fakes import ListInbox, ListOutbox
 
 VOCAB = 101
 NUM_TOKENS = 64

@@ -16,7 +16,7 @@ from minisgl.core import SamplingParams, Token
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.testing import ListInbox, ListOutbox
+from minisgl_bench.fakes import ListInbox, ListOutbox
 
 LENGTHS = (1, 30, 75, 140)
 NUM_TOKENS = 8

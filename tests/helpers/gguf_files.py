@@ -27,8 +27,8 @@ from transformers import (
 
 from helpers import text_checkpoints
 from helpers.model_harness import make_reference
-from minisgl.models.gguf.changes import PLUS_ONE
-from minisgl.models.gguf.names import EXPERT_KINDS, GLOBAL_NAMES, names_of
+from minisgl_zoo.gguf.changes import PLUS_ONE
+from minisgl_zoo.gguf.names import EXPERT_KINDS, GLOBAL_NAMES, names_of
 
 VOCAB = 512
 SIZES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from minisgl.core import (
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import run
-from minisgl.testing import ListInbox, ListOutbox
+from minisgl_bench.fakes import ListInbox, ListOutbox
 
 
 def make_guarded(folder: Path, device: str) -> Engine:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.kernel.delta_step import DeltaStep
-from minisgl.kernel.hopper import Kernels
+from minisgl_kernels.hopper import Kernels
+from minisgl_zoo.recurrent.delta_step import DeltaStep
 
 
 def uncompiled(otherwise: str, library: Any = None) -> Kernels[Any]:

@@ -7,7 +7,7 @@ import torch
 
 from helpers.engine_runs import Reference, Request
 from minisgl.core import Token
-from minisgl.testing import ListOutbox
+from minisgl_bench.fakes import ListOutbox
 
 TOLERANCE = 1e-4  # float32 computations in another order
 

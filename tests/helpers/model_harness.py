@@ -17,17 +17,17 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend
-from minisgl.attention.recurrent_registry import create_recurrent_backend
-from minisgl.attention.short_conv import ShortConvBackend
 from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import create_kvcache_pool
-from minisgl.kvcache.recurrent import RecurrentPool
-from minisgl.kvcache.short_conv import ConvPool
 from minisgl.models import BaseLLMModel, PoolSpec, load_model
-from minisgl.models.recurrent import RecurrentPoolSpec
-from minisgl.models.short_conv import ConvPoolSpec
+from minisgl_zoo.blocks.short_conv import ConvPoolSpec
+from minisgl_zoo.recurrent.backends import create_recurrent_backend
+from minisgl_zoo.recurrent.pool import RecurrentPool
+from minisgl_zoo.recurrent.short_conv_backend import ShortConvBackend
+from minisgl_zoo.recurrent.short_conv_pool import ConvPool
+from minisgl_zoo.recurrent.spec import RecurrentPoolSpec
 
 CPU = torch.device("cpu")
 VOCAB = 211  # odd, so that a vocabulary split over two ranks is padded

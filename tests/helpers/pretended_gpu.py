@@ -13,15 +13,16 @@ def pretend(compiled: list[str]) -> None:
     is appended to `compiled` at its first launch."""
     from helpers.replay import ReplayDevice
     from minisgl.attention.paged import HybridBackend, PagedAttnBackend
-    from minisgl.attention.recurrent_triton import TritonRecurrentBackend
     from minisgl.attention.triton_backend import TritonAttnBackend
     from minisgl.core import BatchSamplingArgs
-    from minisgl.engine import Engine, connect, engine, recurrent
+    from minisgl.engine import Engine, connect, engine
     from minisgl.engine.cuda import CudaDevice
     from minisgl.engine.startup import graphs, probe
     from minisgl.kernel.cuda import CudaOps
     from minisgl.kernel.ops import Ops
     from minisgl.kernel.triton.launch import Launcher
+    from minisgl_zoo.recurrent import context as recurrent
+    from minisgl_zoo.recurrent.backend_triton import TritonRecurrentBackend
 
     class Device(ReplayDevice):
         best_chunk = CudaDevice.best_chunk

@@ -30,7 +30,7 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.scheduler import SchedulerConfig, run
-from minisgl.testing import ListOutbox, fake_logprob, fake_next_id
+from minisgl_bench.fakes import ListOutbox, fake_logprob, fake_next_id
 
 TIMES = StepTimes(
     prompt_us=((8, 2_000), (64, 20_000), (128, 50_000)), decode_us=1000, row_us=10, attend_ns=1000

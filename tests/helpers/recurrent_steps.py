@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention.recurrent import (
+from minisgl.core import Context, Plan, PoolBatch
+from minisgl_zoo.recurrent.backend import (
     DeltaLayer,
     RecurrentBackend,
     RecurrentInputs,
     TorchRecurrentBackend,
 )
-from minisgl.core import Context, Plan, PoolBatch
-from minisgl.kvcache.recurrent import RecurrentPool, RecurrentShape
+from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
 
 INTERVAL, LENGTH, NUM_ROWS = 64, 256, 3
 # Steps: tokens of each request.

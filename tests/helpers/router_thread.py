@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from helpers.loop_thread import LoopThread
-from minisgl.router.fleet import Fleet
-from minisgl.router.serve import Router
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, url_of
 from minisgl.server.browser_guard import Door
+from minisgl_gateway.router.fleet import Fleet
+from minisgl_gateway.router.serve import Router
 
 
 class RouterThread:

@@ -12,7 +12,7 @@ import msgspec
 
 from helpers.router_thread import RouterThread
 from helpers.scripted_server import MODEL, STATE, ScriptedServer, text_of
-from minisgl.message.replica import ReplicaState
+from minisgl_gateway.router.replica_state import ReplicaState
 
 
 def state_with(**fields: Any) -> bytes:

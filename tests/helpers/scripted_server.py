@@ -47,16 +47,16 @@ from minisgl.message.frontend import (
     PongMsg,
     UserReply,
 )
-from minisgl.message.replica import ReplicaState
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.browser_guard import Door
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
-from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
+from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.router.replica_state import ReplicaState
 
 Answer = Callable[[TokenizeMsg, threading.Event], Iterator[UserReply]]
 

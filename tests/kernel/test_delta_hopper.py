@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
-from minisgl.kernel import delta_hopper
-from minisgl.kernel.delta_hopper import DIM, INTERVAL, PREPARE_SHARED, SHARED, DeltaPrompts
-from minisgl.kernel.hopper import SHARED_BYTES, multiply_source
 from minisgl.kernel.jit import CSRC
 from minisgl.kernel.library import JitUnavailable
+from minisgl_kernels import delta_hopper
+from minisgl_kernels.delta_hopper import DIM, INTERVAL, PREPARE_SHARED, SHARED, DeltaPrompts
+from minisgl_kernels.hopper import SHARED_BYTES, multiply_source
 
 
 @pytest.fixture

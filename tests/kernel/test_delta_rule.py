@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-from minisgl.kernel.delta_rule import Rows, delta_rule, next_state, short_conv
+from minisgl_zoo.recurrent.delta_rule import Rows, delta_rule, next_state, short_conv
 
 NUM_HEADS, NUM_KEY_HEADS, KEY_DIM, VALUE_DIM = 6, 2, 12, 20
 

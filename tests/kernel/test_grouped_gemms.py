@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from helpers.hopper_kernels import uncompiled
-from minisgl.kernel.grouped import (
+from minisgl.kernel.library import JitUnavailable
+from minisgl_kernels.grouped import (
     MAX_EXPERTS,
     MOST,
     STAGE_BYTES,
@@ -18,8 +19,7 @@ from minisgl.kernel.grouped import (
     Task,
     shared_bytes,
 )
-from minisgl.kernel.hopper import SHARED_BYTES, Kernels
-from minisgl.kernel.library import JitUnavailable
+from minisgl_kernels.hopper import SHARED_BYTES, Kernels
 
 
 def test_a_block_has_the_memory_that_is_asked_for() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import uncompiled
-from minisgl.kernel import grouped
-from minisgl.kernel.hopper import SHARED_BYTES, on_hopper
 from minisgl.kernel.library import JitUnavailable
+from minisgl_kernels import grouped
+from minisgl_kernels.hopper import SHARED_BYTES, on_hopper
 
 
 def test_a_kernel_is_made_once_and_may_use_a_blocks_memory() -> None:

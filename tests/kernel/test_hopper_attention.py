@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
-from minisgl.kernel import delta_decode, wide_attention
-from minisgl.kernel.delta_decode import DeltaDecode
-from minisgl.kernel.hopper import SHARED_BYTES
 from minisgl.kernel.jit import CSRC
-from minisgl.kernel.wide_attention import WideAttention
+from minisgl_kernels import delta_decode, wide_attention
+from minisgl_kernels.delta_decode import DeltaDecode
+from minisgl_kernels.hopper import SHARED_BYTES
+from minisgl_kernels.wide_attention import WideAttention
 
 CORES = 132
 

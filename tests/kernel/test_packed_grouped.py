@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel import fp8_grouped
-from minisgl.kernel.fp8_grouped import FEWEST_TOKENS, Fp8Grouped
-from minisgl.kernel.grouped import MAX_EXPERTS, shared_bytes
-from minisgl.kernel.hopper import SHARED_BYTES
-from minisgl.kernel.packed_grouped import MOST, STAGES, stage_bytes, takes
 from minisgl.kernel.triton.moe import Gate
-from minisgl.kernel.triton.packed import Packed
+from minisgl_kernels import fp8_grouped
+from minisgl_kernels.fp8_grouped import FEWEST_TOKENS, Fp8Grouped
+from minisgl_kernels.grouped import MAX_EXPERTS, shared_bytes
+from minisgl_kernels.hopper import SHARED_BYTES
+from minisgl_kernels.packed_grouped import MOST, STAGES, stage_bytes, takes
+from minisgl_kernels.triton.packed import Packed
 
 BITS = {torch.int32: 4, torch.float8_e4m3fn: 8, torch.int8: 8, torch.uint8: 8}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import uncompiled
-from minisgl.kernel.hopper import INPUTS, SHARED_BYTES, Kernels, multiply_source
 from minisgl.kernel.library import JitUnavailable
-from minisgl.kernel.skinny import (
+from minisgl_kernels.hopper import INPUTS, SHARED_BYTES, Kernels, multiply_source
+from minisgl_kernels.skinny import (
     LARGE,
     MAX_ROWS,
     SMALL,

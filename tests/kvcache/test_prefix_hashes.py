@@ -7,8 +7,8 @@ import numpy as np
 from minisgl.core.req import IdArray
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.naive import NaivePrefixCache
-from minisgl.kvcache.prefix_hashes import TreeHashes, prompt_hashes, reported_lengths
 from minisgl.kvcache.radix import RadixPrefixCache
+from minisgl_gateway.router.prefix_hashes import TreeHashes, prompt_hashes, reported_lengths
 
 PAGE = 4
 

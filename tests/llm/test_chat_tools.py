@@ -11,7 +11,7 @@ import pytest
 
 from minisgl import LLM, AsyncLLM, Delta, RequestOutput, SamplingParams
 from minisgl.errors import InvalidRequest, RequestError
-from minisgl.tokenizer.parse.answer import collect
+from minisgl_zoo.calls.answer import collect
 
 ASK = [{"role": "user", "content": "What is the weather in Rome?"}]
 PARAMETERS = {

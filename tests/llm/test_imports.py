@@ -21,7 +21,7 @@ NOT_NEEDED = (
     "minisgl.runtime.workers minisgl.runtime.nodes minisgl.runtime.signals minisgl.runtime.args "
     "minisgl.llm.ranks minisgl.llm.progress minisgl.utils.zmq minisgl.utils.process "
     "minisgl.utils.hub minisgl.tokenizer.worker minisgl.tokenizer.template minisgl.tokenizer.stop "
-    "minisgl.tokenizer.pieces minisgl.tokenizer.convert minisgl.tokenizer.too_long"
+    "minisgl.tokenizer.pieces minisgl_zoo.convert minisgl.tokenizer.too_long"
 )
 
 

@@ -20,9 +20,9 @@ from minisgl.cli import run_command
 from minisgl.core.args import EngineArgs
 from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.kvcache.manager import CacheManager
-from minisgl.llm.comparer import ROUNDING
-from minisgl.llm.selfcheck import Condition, SelfCheck
 from minisgl.models.decoder import Decoder
+from minisgl_bench.comparer import ROUNDING
+from minisgl_bench.selfcheck import Condition, SelfCheck
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,8 @@ from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
 from minisgl.models.build import open_checkpoint
 from minisgl.models.config import Fields
-from minisgl.models.scaled import ScaledDecoder
 from minisgl.quantization import PLAIN
+from minisgl_zoo.blocks.scaled import ScaledDecoder
 
 CLASSES = {each[0]: each[1:] for each in reversed(CASES.values())}
 """Config class -> (changes, page size, old spelling) of its first case."""

@@ -29,8 +29,8 @@ from minisgl.core import SamplingParams
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.llm import LLM
 from minisgl.tokenizer.tokenizer import load_tokenizer
-from minisgl.utils.gguf.folder import gguf_folder
 from minisgl.utils.hf import resolve_checkpoint
+from minisgl_zoo.gguf.folder import gguf_folder
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_the_tokenizer_is_the_one_it_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["sentencepiece", "gemma"])
 def test_sentencepiece(kind: str, tmp_path: Path) -> None:
     """Scores order merges as the merges of the tokenizer do that they come from."""
-    from minisgl.utils.gguf.tokenizer import tokenizer_files
+    from minisgl_zoo.gguf.tokenizer import tokenizer_files
 
     text_checkpoints.make(tmp_path, kind)
     model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
@@ -172,7 +172,7 @@ def test_a_file_is_served_from_its_path(tmp_path: Path, monkeypatch: pytest.Monk
     write(tmp_path / "m.gguf", "qwen3", Kind.Q8_0)
     folder = gguf_folder(tmp_path / "m.gguf")
     monkeypatch.undo()  # compiled kernels are in the cache
-    monkeypatch.setattr("minisgl.utils.gguf.folder.gguf_folder", lambda path: folder)
+    monkeypatch.setattr("minisgl_zoo.gguf.folder.gguf_folder", lambda path: folder)
     with LLM(str(tmp_path / "m.gguf"), dtype="float32", num_pages=64, progress=False) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         (answer,) = llm.generate(["Hello world"], [params])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.errors import CheckpointError
-from minisgl.utils.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.folder import gguf_folder
 
 HUGE = 2**62
 

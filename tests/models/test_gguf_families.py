@@ -19,11 +19,11 @@ from helpers.model_harness import Runner, Sequence, load, relative_error
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models.config import ModelConfig
-from minisgl.models.gguf.checkpoint import GgufCheckpoint
-from minisgl.utils.gguf.config import _ends, config_of
-from minisgl.utils.gguf.families import FAMILIES
-from minisgl.utils.gguf.folder import gguf_folder
-from minisgl.utils.gguf.values import CONTROL, GgufValues
+from minisgl_zoo.gguf.checkpoint import GgufCheckpoint
+from minisgl_zoo.gguf.config import _ends, config_of
+from minisgl_zoo.gguf.families import FAMILIES
+from minisgl_zoo.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.values import CONTROL, GgufValues
 
 GOLDEN = Path(__file__).parent / "gguf_golden.zip"
 POSITIONS = [19, 39]

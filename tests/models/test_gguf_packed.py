@@ -16,11 +16,11 @@ from helpers.model_harness import load
 from minisgl import env
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
-from minisgl.models.gguf.tensors import Dequantised, Stack
-from minisgl.quantization.gguf import BlockWeight
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import Weight
-from minisgl.utils.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.tensors import Dequantised, Stack
+from minisgl_zoo.gguf.weight import BlockWeight
 
 GOLDEN = Path(__file__).parent / "gguf_golden.zip"
 NAMES = [name[:-5] for name in zipfile.ZipFile(GOLDEN).namelist() if name.endswith(".gguf")]

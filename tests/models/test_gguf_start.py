@@ -17,10 +17,10 @@ from gguf import GGMLQuantizationType as Kind
 from helpers.gguf_files import write
 from helpers.model_harness import load
 from minisgl.errors import CheckpointError
-from minisgl.utils.gguf import folder as folders
-from minisgl.utils.gguf.folder import gguf_folder
-from minisgl.utils.gguf.header import read_header
-from minisgl.utils.gguf.index import open_weights
+from minisgl_zoo.gguf import folder as folders
+from minisgl_zoo.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.header import read_header
+from minisgl_zoo.gguf.index import open_weights
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,8 @@ def headers(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         read.append(path)
         return read_header(path)
 
-    monkeypatch.setattr("minisgl.utils.gguf.folder.read_header", counted)
-    monkeypatch.setattr("minisgl.utils.gguf.index.read_header", counted)
+    monkeypatch.setattr("minisgl_zoo.gguf.folder.read_header", counted)
+    monkeypatch.setattr("minisgl_zoo.gguf.index.read_header", counted)
     return read
 
 
@@ -85,7 +85,7 @@ def test_the_shapes_of_norms_need_no_symbolic_algebra(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", "gemma3")
     code = (
         "import sys; from pathlib import Path; from minisgl.models import ModelConfig;"
-        "from minisgl.models.gguf.checkpoint import GgufCheckpoint; folder = Path(sys.argv[1]);"
+        "from minisgl_zoo.gguf.checkpoint import GgufCheckpoint; folder = Path(sys.argv[1]);"
         "made = GgufCheckpoint(folder, ModelConfig.from_folder(folder));"
         "[made.shape(name) for name in made.names];"
         "sys.exit('sympy' in sys.modules)"

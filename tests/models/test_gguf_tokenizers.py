@@ -13,8 +13,8 @@ from transformers import CohereTokenizer, GemmaTokenizer, Qwen2Tokenizer
 
 from helpers import text_checkpoints
 from minisgl.errors import ConfigError
-from minisgl.utils.gguf.splits import SPLITS
-from minisgl.utils.gguf.tokenizer import tokenizer_files
+from minisgl_zoo.gguf.splits import SPLITS
+from minisgl_zoo.gguf.tokenizer import tokenizer_files
 
 TEXT = "I'M fooBar12345 = 1;\r\n/x 世界a"
 PIECES = {

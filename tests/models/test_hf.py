@@ -21,7 +21,7 @@ from minisgl.utils.hf import mending, resolve_checkpoint, weight_files
 def _reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub of these tests is always there. `tests/utils/test_hub.py` tests a missing one."""
     monkeypatch.setattr(hub, "why_offline", lambda: "")
-    monkeypatch.setattr("minisgl.utils.gguf.hub.why_offline", lambda: "")
+    monkeypatch.setattr("minisgl_zoo.gguf.hub.why_offline", lambda: "")
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def _hub(monkeypatch: pytest.MonkeyPatch, folder: Path, repo: str, *files: str) 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, asked: [*files])
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     monkeypatch.setattr(
-        "minisgl.utils.gguf.folder.gguf_folder", lambda path: folder / f"{path.name}.d"
+        "minisgl_zoo.gguf.folder.gguf_folder", lambda path: folder / f"{path.name}.d"
     )
     for name in files:
         (folder / f"{Path(name).name}.d").mkdir()

@@ -19,7 +19,7 @@ from helpers.quantised_kv import FP8, RoundedCache
 from minisgl.distributed import DistributedInfo, SingleRank
 from minisgl.engine import Engine, EngineConfig
 from minisgl.errors import CheckpointError
-from minisgl.models.kv_scales import SPELLINGS, load_kv_scales
+from minisgl_zoo.kv8.scales import SPELLINGS, load_kv_scales
 
 K_SCALES, V_SCALES = (0.021, 0.045), (0.013, 0.0065)
 """Of layers 0 and 1."""

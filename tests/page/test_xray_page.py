@@ -22,8 +22,8 @@ from helpers.router_thread import RouterThread
 from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 from minisgl.cli import run_command
-from minisgl.scheduler.xray import Frame
-from minisgl.server.keys import KeyRing
+from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.watch.xray import Frame
 
 STEP_NAMES = 13
 

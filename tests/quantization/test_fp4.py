@@ -34,9 +34,9 @@ from minisgl.kernel.ops import Ops
 from minisgl.models import load_weight
 from minisgl.models.weight import Checkpoint
 from minisgl.quantization import PLAIN, Part, Stack, Weight
-from minisgl.quantization.config import read_formats
-from minisgl.quantization.fp4 import Fp4
 from minisgl.quantization.weight import WeightBuild
+from minisgl_zoo.weights.fp4 import Fp4
+from minisgl_zoo.weights.methods import read_formats
 
 NOTICED = 0.02
 NUM_EXPERTS, OUT, IN = 3, 10, 96

@@ -21,8 +21,8 @@ from helpers.quantised import TOLERANCE
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.models import ModelConfig
 from minisgl.quantization import PLAIN
-from minisgl.quantization.rules import Section, excluded
-from minisgl.quantization.scaled import ScaledWeight
+from minisgl_zoo.weights.rules import Section, excluded
+from minisgl_zoo.weights.scaled import ScaledWeight
 
 NOTICED = 0.02
 """What a mistake changes, at least: 2,000 times as much."""

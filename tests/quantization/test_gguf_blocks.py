@@ -26,11 +26,11 @@ from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Ops
 from minisgl.models import BaseLLMModel
-from minisgl.quantization.gguf import BLOCKS, FIELDS, FORMATS, BlockWeight, FileTypes, MergedWeight
-from minisgl.quantization.gguf_blocks import LAYOUTS, PIECE
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
-from minisgl.utils.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.blocks import LAYOUTS, PIECE
+from minisgl_zoo.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.weight import BLOCKS, FIELDS, FORMATS, BlockWeight, FileTypes, MergedWeight
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 OUT, IN = 48, 512

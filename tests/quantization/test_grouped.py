@@ -36,8 +36,8 @@ from helpers.quantised import (
 )
 from minisgl.errors import ConfigError
 from minisgl.quantization import PLAIN
-from minisgl.quantization.config import read_formats
-from minisgl.quantization.grouped import Grouped, GroupedWeight, _packed_rows, _zeros
+from minisgl_zoo.weights.grouped import Grouped, GroupedWeight, _packed_rows, _zeros
+from minisgl_zoo.weights.methods import read_formats
 
 NOTICED = 0.02
 LARGE: dict[str, Any] = {

@@ -55,8 +55,8 @@ import torch
 from minisgl.distributed import SingleRank
 from minisgl.kernel.registry import create_ops
 from minisgl.models import load_model
-import minisgl.quantization.config, minisgl.quantization.online, minisgl.kernel.panels
-import minisgl.models.gguf.formats, gguf
+import minisgl_zoo.weights.methods, minisgl_zoo.weights.online, minisgl_kernels.panels
+import minisgl_zoo.gguf.formats, gguf
 
 def anonymous():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1])

@@ -34,12 +34,12 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.llm import LLM, SamplingParams
 from minisgl.models import ModelConfig
-from minisgl.quantization import online_formats
-from minisgl.quantization.online import Loss, _scales
-from minisgl.quantization.online_formats import OnlineFormats
-from minisgl.quantization.online_int4 import fit_groups, quantise
 from minisgl.runtime.dry_run import dry_run
 from minisgl.utils.text import size_of
+from minisgl_zoo.weights import online_formats
+from minisgl_zoo.weights.online import Loss, _scales
+from minisgl_zoo.weights.online_formats import OnlineFormats
+from minisgl_zoo.weights.online_int4 import fit_groups, quantise
 
 HEADLESS = {name: size for name, size in HALF_BLOCKS.items() if name != "head_dim"}
 MAMBA = {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "chunk_size": 8}

@@ -9,8 +9,8 @@ import pytest
 
 from helpers.routing import Setup
 from helpers.scripted_server import STATE
-from minisgl.router import fleet
-from minisgl.server.telemetry import replica
+from minisgl_gateway.router import fleet
+from minisgl_gateway.watch import replica
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from minisgl.message.replica import ReplicaState
-from minisgl.router.choice import Load, choose, cost_s, expected_s
-from minisgl.router.index import PrefixIndex, noted_lengths
-from minisgl.router.view import View, Views
+from minisgl_gateway.router.choice import Load, choose, cost_s, expected_s
+from minisgl_gateway.router.index import PrefixIndex, noted_lengths
+from minisgl_gateway.router.replica_state import ReplicaState
+from minisgl_gateway.router.view import View, Views
 
 IDLE = Load(prefill_tokens_per_s=1000)
 

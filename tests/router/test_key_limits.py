@@ -14,11 +14,11 @@ import pytest
 from helpers.router_thread import RouterThread
 from helpers.routing import complete, state_with, until
 from helpers.scripted_server import MODEL, STATE, ScriptedServer
-from minisgl.kvcache.prefix_hashes import prompt_hashes
-from minisgl.message.replica import KeyUse
-from minisgl.router.key_limits import KeyLimits
 from minisgl.server.errors import RateLimited
-from minisgl.server.keys import KeyRing
+from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.router.key_limits import KeyLimits
+from minisgl_gateway.router.prefix_hashes import prompt_hashes
+from minisgl_gateway.router.replica_state import KeyUse
 
 
 def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:

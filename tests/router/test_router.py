@@ -9,7 +9,7 @@ import openai
 
 from helpers.routing import Setup, complete, until
 from helpers.scripted_server import MODEL
-from minisgl.router.upstream import MAX_UNREAD
+from minisgl_gateway.router.upstream import MAX_UNREAD
 
 
 def test_official_client_streams_and_lists(two: Setup) -> None:

@@ -12,9 +12,9 @@ from helpers.key_files import FILE, OTHER, key_file
 from helpers.router_thread import RouterThread
 from helpers.routing import Setup, complete, until
 from helpers.scripted_server import MODEL, ScriptedServer
-from minisgl.router.serve import route
 from minisgl.server.browser_guard import Door, door_of
-from minisgl.server.keys import KeyRing
+from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.router.serve import route
 
 EVIL = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
 PATHS = ("/v1/models", "/metrics", "/health", "/replicas", "/replica", "/", "/xray/events", "/none")

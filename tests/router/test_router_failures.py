@@ -17,8 +17,8 @@ import pytest
 from helpers.router_thread import RouterThread
 from helpers.routing import Setup, complete, state_with, until
 from helpers.scripted_server import MODEL, STATE, ScriptedServer
-from minisgl.message.replica import ReplicaState
-from minisgl.router import fleet, waits
+from minisgl_gateway.router import fleet, waits
+from minisgl_gateway.router.replica_state import ReplicaState
 
 
 def test_a_replica_that_cannot_be_reached_is_passed_over() -> None:
@@ -324,7 +324,7 @@ def test_an_answer_that_comes_after_its_replica_was_removed_changes_nothing() ->
 
 CUT_CABLE = """
 import asyncio, socket, subprocess
-from minisgl.router import upstream
+from minisgl_gateway.router import upstream
 
 def set_cable(state):
     subprocess.run(["ip", "link", "set", "lo", state], check=True)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from helpers.running_server import RunningServer
-from minisgl.runtime.energy import PowerMeter, nvml_meter, rapl_meter
+from minisgl_gateway.watch.energy import PowerMeter, nvml_meter, rapl_meter
 
 
 def make_zone(folder: Path, name: str, label: str, microjoules: int) -> Path:

@@ -13,8 +13,8 @@ from minisgl.core.plan import Plan, StepOutcome
 from minisgl.core.step_times import StepTimes
 from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
-from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
+from minisgl_gateway.watch.cost import CostedExecutor, CostedOutbox, Ledger
 
 STEP_S, WATTS = 0.125, 40.0
 

@@ -10,10 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gaps import gaps_of
-from minisgl.benchmark import replay
-from minisgl.benchmark.recording import requests_of
-from minisgl.benchmark.replay_plans import Recording, replay_plans
 from minisgl.benchmark.workload import reusable_share
 from minisgl.benchmark.workload import trace as read_trace
 from minisgl.core import SamplingParams
@@ -21,11 +17,16 @@ from minisgl.core.event import Token
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
-from minisgl.scheduler import Scheduler, SchedulerConfig, recorder, run
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.meter import LoopMeter
-from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
-from minisgl.scheduler.xray import XRay
-from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+from minisgl_bench import replay
+from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
+from minisgl_bench.recording import requests_of
+from minisgl_bench.replay_plans import Recording, replay_plans
+from minisgl_bench.studies.gaps import gaps_of
+from minisgl_gateway.watch import recorder
+from minisgl_gateway.watch.recorder import RecordedInbox, RecordedOutbox, Recorder
+from minisgl_gateway.watch.xray import XRay
 
 PREFIX = [40 + index % 50 for index in range(64)]
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from minisgl.core import SamplingParams
 from minisgl.core.step_times import StepTimes
-from minisgl.kvcache.prefix_hashes import prompt_hashes
 from minisgl.message import UserMsg, ids_to_bytes
-from minisgl.message.replica import ReplicaState
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.scheduler.meter import LoopMeter
-from minisgl.scheduler.replica import ReplicaReport
-from minisgl.testing import InstantExecutor
+from minisgl_bench.fakes import InstantExecutor
+from minisgl_gateway.router.prefix_hashes import prompt_hashes
+from minisgl_gateway.router.replica_state import ReplicaState
+from minisgl_gateway.watch.replica_report import ReplicaReport
 
 CONFIG = SchedulerConfig(
     num_pages=64,

@@ -30,7 +30,7 @@ from minisgl.message import (
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import NoOutbox, SourceInbox
 from minisgl.scheduler.step_broadcast import Follower, Leader, digest
-from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
 
 VOCAB = 50
 CONFIG = SchedulerConfig(

@@ -10,7 +10,7 @@ from minisgl.core.groups import CacheGroup
 from minisgl.errors import EngineError
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.testing import InstantExecutor
+from minisgl_bench.fakes import InstantExecutor
 
 INTERVAL, PAGE_SIZE, MATCH = 64, 16, 4096
 

@@ -12,10 +12,10 @@ from minisgl.core import SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler import xray as module
 from minisgl.scheduler.meter import LoopMeter
-from minisgl.scheduler.xray import CACHED, FIRST_UID, FREE, SHARED, Frame, XRay
-from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
+from minisgl_gateway.watch import xray as module
+from minisgl_gateway.watch.xray import CACHED, FIRST_UID, FREE, SHARED, Frame, XRay
 
 CONFIG = SchedulerConfig(
     num_pages=64, page_size=4, max_seq_len=60, vocab_size=50, eos_ids=frozenset(),

@@ -22,7 +22,7 @@ import pytest
 from helpers.background import Background
 from helpers.router_thread import RouterThread
 from helpers.scripted_server import STATE, ScriptedServer
-from minisgl.message.replica import ReplicaState
+from minisgl_gateway.router.replica_state import ReplicaState
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.args import ServerArgs
 from minisgl.server.browser_guard import Door
 from minisgl.server.checkpoint import find_checkpoint
-from minisgl.server.keys import KeyRing
 from minisgl.server.openapi import DocumentedAPI
+from minisgl_gateway.keys.ring import KeyRing
 
 
 def test_each_name_is_accepted(client: openai.OpenAI, server: ScriptedServer) -> None:

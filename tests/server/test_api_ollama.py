@@ -14,12 +14,12 @@ from ollama._types import ChatRequest, GenerateRequest, Options
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl import __version__
 from minisgl.message import ChatPrompt, TextPrompt, TextReply, TokenText
-from minisgl.server.api.ollama import _OllamaShape
-from minisgl.server.api.ollama_request import (
+from minisgl_gateway.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
 )
+from minisgl_gateway.ollama.routes import _OllamaShape
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import pytest
 from minisgl.attention import registry
 from minisgl.core.args import options_of
 from minisgl.runtime.args import flag_of
-from minisgl.server import other_engines
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import parse_args
+from minisgl_gateway import other_engines
 
 
 def test_defaults_and_every_flag() -> None:

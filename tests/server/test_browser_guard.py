@@ -16,7 +16,7 @@ import pytest
 from helpers.key_files import FILE, OTHER, key_file
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.server.browser_guard import MAX_TOLD, VIA, Door, door_of
-from minisgl.server.keys import KeyRing
+from minisgl_gateway.keys.ring import KeyRing
 
 EVIL = "http://evil.example"
 FOREIGN: dict[str, dict[str, str]] = {

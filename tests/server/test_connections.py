@@ -23,7 +23,7 @@ from minisgl.server import connections as module
 from minisgl.server import http as http_module
 from minisgl.server.address import tls_context
 from minisgl.server.connections import EXTRA, Connections, client_address
-from minisgl.server.keys import KeyRing
+from minisgl_gateway.keys.ring import KeyRing
 
 MOST = 6
 

@@ -11,8 +11,8 @@ import argparse
 import numpy as np
 import pytest
 
-from benchmarks.fair_waits import Load, World, serve, simulate
 from minisgl.scheduler import SchedulerConfig
+from minisgl_bench.studies.fair_waits import Load, World, serve, simulate
 
 CONFIG = SchedulerConfig(
     num_pages=4096,

@@ -15,17 +15,17 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
 
-from minisgl.server.api.anthropic_request import MessagesRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.completions import CompletionRequest
 from minisgl.server.api.generate import GenerateRequest
-from minisgl.server.api.ollama_request import (
+from minisgl.server.api.schema import Json
+from minisgl_gateway.anthropic.request import MessagesRequest
+from minisgl_gateway.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
 )
-from minisgl.server.api.responses_request import ResponsesRequest
-from minisgl.server.api.schema import Json
+from minisgl_gateway.responses.request import ResponsesRequest
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
 FORMS: dict[str, type[Json]] = {

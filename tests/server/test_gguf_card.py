@@ -18,7 +18,7 @@ from minisgl import env
 from minisgl.core import SamplingParams
 from minisgl.server.api.model_card import read_card
 from minisgl.tokenizer.defaults import sampling_defaults
-from minisgl.utils.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.folder import gguf_folder
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from helpers.key_files import FILE, OTHER, SECRET, Clock, key_file
 from minisgl.errors import ConfigError
 from minisgl.server.errors import RateLimited, error_response
-from minisgl.server.keys import KeyRing
+from minisgl_gateway.keys.ring import KeyRing
 
 
 def test_token_limits_can_go_negative_and_refill_evenly(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from helpers.key_files import key_file
 from helpers.running_server import RunningServer
 from helpers.scripted_server import MODEL, ScriptedServer
-from minisgl.message.replica import ReplicaState
-from minisgl.server.keys import KeyRing
+from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.router.replica_state import ReplicaState
 
 FILE = """
 [alice]

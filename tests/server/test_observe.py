@@ -17,15 +17,15 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.line_file import StepLog
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter, StepRecord
 from minisgl.scheduler.status_line import StatusLine
 from minisgl.server.telemetry.metrics import MetricsPage
 from minisgl.server.telemetry.observe import LONG, Histogram, Observer
-from minisgl.server.telemetry.other_names import OTHER_NAMES
-from minisgl.server.telemetry.tracing import Origin
-from minisgl.testing import FakeExecutor, ListInbox, ListOutbox
+from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
+from minisgl_gateway.watch.line_file import StepLog
+from minisgl_gateway.watch.other_names import OTHER_NAMES
+from minisgl_gateway.watch.tracing import Origin
 
 
 def test_a_histogram_equals_the_librarys() -> None:

@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.errors import ConfigError
 from minisgl.server.telemetry.observe import Observer
-from minisgl.server.telemetry.tracing import Tracer, create_tracer
+from minisgl_gateway.watch.tracing import Tracer, create_tracer
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -176,7 +176,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     plain_import = builtins.__import__
 
     def no_otel(name: str, *args: Any) -> Any:
-        if name == "minisgl.server.telemetry.otel":
+        if name == "minisgl_gateway.watch.otel":
             raise ImportError("No module named 'opentelemetry'")
         return plain_import(name, *args)
 

@@ -9,9 +9,9 @@ import pytest
 
 from helpers.running_server import RunningServer
 from minisgl.core import Finished
-from minisgl.server.telemetry.prefixes import AGAIN_S, IN_A_ROW, PrefixWatch
+from minisgl_gateway.watch.prefixes import AGAIN_S, IN_A_ROW, PrefixWatch
 
-NAME = "minisgl.server.telemetry.prefixes"
+NAME = "minisgl.minisgl_gateway.watch.prefixes"
 
 
 def end(differs_at: int | None, num_prompt: int = 5000) -> Finished:

@@ -13,9 +13,9 @@ import torch
 
 from helpers.scripted_server import ScriptedServer
 from minisgl.core import Failed
-from minisgl.engine.profiler import StepProfiler
 from minisgl.errors import EngineError
 from minisgl.message import ProfileReply
+from minisgl_gateway.watch.profiler import StepProfiler
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_different_errors_of_ranks_are_all_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("START_TIMEOUT_S", "STOP_TIMEOUT_S"):
-        monkeypatch.setattr(f"minisgl.server.telemetry.profile.{name}", 0.2)
+        monkeypatch.setattr(f"minisgl_gateway.watch.profile.{name}", 0.2)
     server.profiling = replies[::-1]  # in whatever order they come
     response = httpx.post(f"{server.url}/{action}_profile")
     error = response.json()["error"]

@@ -18,8 +18,8 @@ import openai
 import pytest
 
 from helpers.running_server import RunningServer, assert_nothing_left
-from minisgl.benchmark.counters import scrape
 from minisgl.llm import LLM, SamplingParams
+from minisgl_bench.counters import scrape
 
 MODEL = "minisgl-builtin"
 FLAGS = ("--tp", "2", "--dtype", "float32", "--num-pages", "64", "--max-prefill-length", "32")

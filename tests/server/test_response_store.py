@@ -12,7 +12,7 @@ from helpers.api_requests import TOOL, messages_of
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import Message
-from minisgl.server.api.response_store import ResponseStore
+from minisgl_gateway.responses.store import ResponseStore
 
 
 def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:

@@ -9,8 +9,8 @@ import pytest
 from minisgl.core import Accepted, Finished, SamplingParams, StepResult, Token
 from minisgl.message import TextReply, TokenPrompt, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.server.keys import Job, Key, KeyRing
-from minisgl.server.shares import Share, Shares
+from minisgl_gateway.keys.ring import Job, Key, KeyRing
+from minisgl_gateway.keys.shares import Share, Shares
 
 
 def ring(tmp_path: Path, **weights: float) -> dict[str, Key]:

@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.cli import COMMANDS, completed
 from minisgl.server.flags import server_parser
-from minisgl.shell.completion import SHELLS
+from minisgl_gateway.completion import SHELLS
 
 
 def script(shell: str) -> str:

@@ -18,17 +18,17 @@ import tokenizers
 from minisgl.builtin import model_path
 from minisgl.core import Accepted, Finished, SamplingParams, Token
 from minisgl.errors import InvalidRequest, RequestError
-from minisgl.grammar.answer import AnswerGrammar
-from minisgl.grammar.maskers import Maskers
-from minisgl.grammar.pairs import pairs_call
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.message.frontend import CodecReply, EncodeMsg
 from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
 from minisgl.tokenizer.answers import AnswerPlan, _types
 from minisgl.tokenizer.codec import answer_codec
-from minisgl.tokenizer.parse import AnswerForm, collect
-from minisgl.tokenizer.parse.formats import CALLS, MESSAGES, PARSERS, REASONING, special_texts
 from minisgl.tokenizer.template import ChatTemplate
+from minisgl_zoo.calls import AnswerForm, collect
+from minisgl_zoo.calls.formats import CALLS, MESSAGES, PARSERS, REASONING, special_texts
+from minisgl_zoo.grammar.answer import AnswerGrammar
+from minisgl_zoo.grammar.maskers import Maskers
+from minisgl_zoo.grammar.pairs import pairs_call
 
 EOS = 2
 WEATHER = {

@@ -25,11 +25,11 @@ from helpers.call_writers import (
 )
 from minisgl.message import TextReply
 from minisgl.server.args import ToolCallParser
-from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
-from minisgl.tokenizer.parse.answer import Part
-from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning
-from minisgl.tokenizer.parse.formats import MESSAGES, PARSERS
-from minisgl.tokenizer.parse.reader import Reader
+from minisgl_zoo.calls import AnswerForm, AnswerParser, collect
+from minisgl_zoo.calls.answer import Part
+from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
+from minisgl_zoo.calls.formats import MESSAGES, PARSERS
+from minisgl_zoo.calls.reader import Reader
 
 
 def parsed(form: AnswerForm, pieces: list[str]) -> list[Part]:

@@ -19,10 +19,10 @@ from minisgl.message import ChatPrompt
 from minisgl.tokenizer import PromptEncoder, Tokenizer
 from minisgl.tokenizer.answers import plan_of
 from minisgl.tokenizer.chat import ChatEncoder
-from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
-from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning
 from minisgl.tokenizer.template import ChatTemplate
-from minisgl.tokenizer.tool_text import plain_messages, takes_tools
+from minisgl_zoo.calls import AnswerForm, AnswerParser, collect
+from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
+from minisgl_zoo.calls.tool_text import plain_messages, takes_tools
 
 FOLDER = Path(__file__).parents[1] / "templates"
 FORMATS = {

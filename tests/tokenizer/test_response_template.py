@@ -15,12 +15,12 @@ import pytest
 from helpers.json_schemas import INTEGER, closed
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
-from minisgl.grammar.maskers import Maskers
 from minisgl.message import ChatPrompt
 from minisgl.tokenizer import PromptEncoder, Tokenizer, load_tokenizer
-from minisgl.tokenizer.parse import AnswerForm, AnswerParser, collect
-from minisgl.tokenizer.parse.formats import CallFormat
-from minisgl.tokenizer.parse.response_template import UnknownResponseTemplate, response_formats
+from minisgl_zoo.calls import AnswerForm, AnswerParser, collect
+from minisgl_zoo.calls.formats import CallFormat
+from minisgl_zoo.calls.response_template import UnknownResponseTemplate, response_formats
+from minisgl_zoo.grammar.maskers import Maskers
 
 PARSER = "transformers.utils.chat_parsing.response_parser"
 responses = pytest.importorskip(PARSER, reason="transformers has it from 5.23 on")

@@ -11,7 +11,6 @@ import torch
 
 from minisgl.attention.base import LATENTS, SINKS, BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
-from minisgl.attention.flash_attn2 import FlashAttention2Backend
 from minisgl.attention.flash_infer import FlashInferBackend
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend, unusable
 from minisgl.attention.registry import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
@@ -19,10 +18,11 @@ from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.attention.trtllm import TensorRTLLMBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import num_cores
-from minisgl.kernel.hopper import on_hopper
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.wide_attention import DIM, WideAttention
 from minisgl.utils.logger import get_logger
+from minisgl_kernels.flash_attn2 import FlashAttention2Backend
+from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.wide_attention import DIM, WideAttention
 
 logger = get_logger(__name__)
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from minisgl.attention.base import AttnLayer, QKVSteps
 from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
 from minisgl.core import PoolBatch
-from minisgl.kernel.decode_config import FEW_BELOW
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton.decode_attention import Rotation, decode
 from minisgl.kernel.triton.extend_attention import extend
-from minisgl.kernel.triton.kv_split import split_contexts
 from minisgl.kernel.triton.launch import power_of_2
-from minisgl.kernel.wide_attention import WideAttention
+from minisgl_kernels.decode_config import FEW_BELOW
+from minisgl_kernels.triton.kv_split import split_contexts
+from minisgl_kernels.wide_attention import WideAttention
 
 
 class TritonAttnBackend(PagedAttnBackend):

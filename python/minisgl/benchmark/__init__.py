@@ -1,7 +1,5 @@
-"""Benchmarks that a user runs against a model or a server, and tools that read their results.
+"""A client that measures a server, and the times of work on a GPU.
 
-What it is for: numbers that others can reproduce. Each benchmark writes JSON with the hardware,
-the versions and the commit. `minisgl bench` lists them; each is a module here with a `main(argv)`.
-No other package imports it. Benchmarks of kernels and of the scheduler are outside the package, in
-`benchmarks/`. Read next: `docs/benchmarks.md`.
+What it is for: `client` and `perf`. What it does not know: the benchmarks, which are in
+`minisgl_bench`. Read next: `minisgl.benchmark.client`.
 """

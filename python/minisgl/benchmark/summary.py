@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.benchmark.arguments import above_zero
 from minisgl.errors import ConfigError
+from minisgl_bench.arguments import above_zero
 
 Floats = npt.NDArray[np.float64]
 

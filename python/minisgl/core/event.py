@@ -82,8 +82,8 @@ class Finished(_Event, frozen=True, kw_only=True):
     decode_s: from there to the end. num_reasoning_tokens: output tokens of reasoning, counted by
     the detokenizer. prefix_differs_at: the first position at which the prompt's token differs from
     that of the best cached branch; None if no branch has another token there. num_chunks: steps in
-    which prompt tokens were computed. cost: device seconds and joules (`minisgl.scheduler.cost`),
-    None if no energy can be read.
+    which prompt tokens were computed. cost: device seconds and joules
+    (`minisgl_gateway.watch.cost`), None if no energy can be read.
     """
 
     reason: FinishReason

@@ -60,7 +60,7 @@ class Req:
     prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
     they fit the context and the pool. order: (priority, tag, number of the arrival, number of the
     API key); the lower goes first. A key that was served less gives its requests a lower tag
-    (`minisgl.server.shares`). Without keys, tag and key are 0.
+    (`minisgl_gateway.keys.shares`). Without keys, tag and key are 0.
     stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
     masker: restricts which tokens the request may output; its rows are sampled late

@@ -2,7 +2,7 @@
 
 Both run on torch's current stream, can be captured in CUDA graphs, and use gloo between the hosts.
 The direct calls save the events and records that a process group adds to each call, and send small
-all-reduces through memory that the GPUs share (`minisgl.distributed.peer`). They need a C++
+all-reduces through memory that the GPUs share (`minisgl_kernels.peer`). They need a C++
 compiler; without one torch's process group is used.
 
 Closing aborts the communicator and does not wait for other ranks. But an abort waits until all CUDA
@@ -24,10 +24,10 @@ from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed lea
 
 from minisgl.distributed.communicator import DistributedCommunicator
 from minisgl.distributed.gloo import GlooCommunicator, join_gathered, room_to_exchange
-from minisgl.distributed.peer import PeerAllReduce
 from minisgl.distributed.rendezvous import TIMEOUT
 from minisgl.errors import PeerLost
 from minisgl.kernel.ops import Ops
+from minisgl_kernels.peer import PeerAllReduce
 
 _dist: Any = torch.distributed  # its type stubs lack most of what follows
 

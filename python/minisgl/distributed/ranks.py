@@ -33,10 +33,10 @@ def _over_nccl(
     host: GlooCommunicator, device: torch.device, pynccl: bool
 ) -> DistributedCommunicator:
     from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
-    from minisgl.distributed.peer import connect_peers
     from minisgl.kernel import jit
-    from minisgl.kernel.all_reduce import all_reduce_cubin
     from minisgl.kernel.library import JitUnavailable
+    from minisgl_kernels.all_reduce import all_reduce_cubin
+    from minisgl_kernels.peer import connect_peers
 
     library = None
     if pynccl:

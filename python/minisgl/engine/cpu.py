@@ -88,7 +88,7 @@ class CpuDevice(Device):
     def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Any) -> Runner:
         if ops.name != "cpu" or not max_graph_rows or self._num_sharing > 1:
             return EagerRunner()  # a recording cannot have collectives between ranks
-        from minisgl.engine.replay import Places, RecordingRunner
+        from minisgl_kernels.recorded_steps import Places, RecordingRunner
 
         places = Places()
         self._place = places.place

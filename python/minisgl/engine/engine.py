@@ -39,8 +39,8 @@ from minisgl.utils.start import StartClock
 
 if TYPE_CHECKING:
     from minisgl.engine.guard import PageGuard
-    from minisgl.engine.profiler import StepProfiler
     from minisgl.models import PoolSpec
+    from minisgl_gateway.watch.profiler import StepProfiler
 
 logger = get_logger(__name__)
 
@@ -111,7 +111,7 @@ class Engine:
         self._pools = self.model.pools
         self._contexts = [self._context(pool, config) for pool in self._pools]
         if config.kv_cache_dtype == "fp8" and not config.dummy_weight:
-            from minisgl.models.kv_scales import load_kv_scales
+            from minisgl_zoo.kv8.scales import load_kv_scales
 
             load_kv_scales(self.model, config.folder, self._contexts, comm)
         backends = [context.attn for context in self._contexts]
@@ -135,7 +135,7 @@ class Engine:
     def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:
         """Allocate the pool, and choose the backend of its layers."""
         if pool.is_recurrent:
-            from minisgl.engine.recurrent import recurrent_context
+            from minisgl_zoo.recurrent.context import recurrent_context
 
             return recurrent_context(self, pool, config.attn)
         group, kv_dtype = self.memory.groups[pool.group], resolve_kv_dtype(config, self.dtype)
@@ -191,7 +191,7 @@ class Engine:
     @property
     def profiler(self) -> StepProfiler:
         if self._profiler is None:
-            from minisgl.engine.profiler import StepProfiler
+            from minisgl_gateway.watch.profiler import StepProfiler
 
             self._profiler = StepProfiler()
         return self._profiler

@@ -22,9 +22,9 @@ from minisgl.core import Context, Plan
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import EngineError
 from minisgl.kvcache.pool import LayerPool
-from minisgl.kvcache.short_conv import ConvLayer
 from minisgl.models import PoolSpec
-from minisgl.models.recurrent import RecurrentPoolSpec
+from minisgl_zoo.recurrent.short_conv_pool import ConvLayer
+from minisgl_zoo.recurrent.spec import RecurrentPoolSpec
 
 
 class PageGuard:

@@ -16,10 +16,10 @@ from functools import partial
 import torch
 
 from minisgl import env
-from minisgl.kernel.all_reduce import all_reduce_cubin
 from minisgl.kernel.jit import CPU, CUDA, build_ahead, load_library
 from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import setup_logging
+from minisgl_kernels.all_reduce import all_reduce_cubin
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."
 WITHOUT_AHEAD = "A wheel would compile them at the first start."

@@ -15,7 +15,7 @@ from torch import Tensor
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel import huge_pages
 from minisgl.kernel.ops import Activation, Ops
-from minisgl.kernel.recording import Calls
+from minisgl_kernels.recording import Calls
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """The values of `Gate` in csrc/product.h."""
@@ -41,10 +41,10 @@ class CpuOps(Ops):
         self._sample, self._take_ids = library.sample, library.take_ids
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
-        self.numbers_linear = library.numbers_linear  # these four for `minisgl.kernel.panels`
+        self.numbers_linear = library.numbers_linear  # these four for `minisgl_kernels.panels`
         self.numbers_rows = library.numbers_rows
         self.pack_entries, self.pack_nibbles = library.pack_entries, library.pack_nibbles
-        self.read_blocks = library.read_blocks  # for `minisgl.quantization.gguf`
+        self.read_blocks = library.read_blocks  # for `minisgl_zoo.gguf.weight`
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

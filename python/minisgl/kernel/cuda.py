@@ -8,12 +8,9 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Activation, Ops
-from minisgl.kernel.packed_skinny import PackedSkinny
-from minisgl.kernel.skinny import SkinnyGemms
 from minisgl.kernel.triton import (
     elementwise,
     embed,
-    gemv,
     mask,
     moe_route,
     sample,
@@ -21,6 +18,9 @@ from minisgl.kernel.triton import (
     store,
     threshold,
 )
+from minisgl_kernels.packed_skinny import PackedSkinny
+from minisgl_kernels.skinny import SkinnyGemms
+from minisgl_kernels.triton import gemv
 
 if TYPE_CHECKING:
     import torch

@@ -91,13 +91,14 @@ def build_in_thread(build: Callable[[], object]) -> threading.Thread:
 
 
 def load_cubin(
+    csrc: Path,
     name: str,
     arch: str,
     defines: Iterable[str] = (),
     headers: Iterable[str] = (),
     generated: str = "",
 ) -> bytes:
-    """Compile `csrc/cuda/NAME.cu` for GPUs of `arch` ("sm_90"). Returns a cubin.
+    """Compile `csrc`/NAME.cu for GPUs of `arch` ("sm_90"). Returns a cubin.
 
     defines: macros as NAME=VALUE. headers: files beside it, in the order of their text before its
     own; they and the source include nothing, because there may be no CUDA headers. generated: text
@@ -114,7 +115,7 @@ def load_cubin(
         ) from error
     from tvm_ffi.cpp.nvrtc import nvrtc_compile
 
-    texts = [(CSRC / "cuda" / file).read_text() for file in (*headers, f"{name}.cu")]
+    texts = [(csrc / file).read_text() for file in (*headers, f"{name}.cu")]
     source = "".join((*texts[:-1], generated, texts[-1]))
     options = ["-std=c++17", *(f"-D{define}" for define in defines)]
 

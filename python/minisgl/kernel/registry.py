@@ -31,10 +31,10 @@ def _create_cpu_ops() -> Ops:
 def _create_cuda_ops() -> Ops:
     """Return the ops of the current device."""
     from minisgl.kernel.cuda import CudaOps  # imports Triton, which CPU builds of torch lack
-    from minisgl.kernel.hopper import on_hopper
     from minisgl.kernel.jit import begin_building
-    from minisgl.kernel.packed_skinny import PackedSkinny
-    from minisgl.kernel.skinny import SkinnyGemms
+    from minisgl_kernels.hopper import on_hopper
+    from minisgl_kernels.packed_skinny import PackedSkinny
+    from minisgl_kernels.skinny import SkinnyGemms
 
     ops = CudaOps(
         on_hopper(SkinnyGemms, "cuBLAS computes skinny GEMMs"),

@@ -25,7 +25,7 @@ class LayerPool:
     """One layer's cache. k, v: [P, Z, K, H], contiguous; token slot = page * Z + offset.
 
     If keys are the values, too, k and v are one tensor. k_scale, v_scale: of numbers of 8 bits, see
-    `minisgl.kvcache.quantised`.
+    `minisgl_zoo.kv8.pool`.
     """
 
     k: Tensor
@@ -56,7 +56,7 @@ class BaseKVCachePool(ABC):
 class MHAKVCache(BaseKVCachePool):
     """Keys and values per head (multi-head, grouped-query and multi-query attention).
 
-    dtype: that of the activations; or int8 or float8_e4m3fn, see `minisgl.kvcache.quantised`.
+    dtype: that of the activations; or int8 or float8_e4m3fn, see `minisgl_zoo.kv8.pool`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class MHAKVCache(BaseKVCachePool):
         create = _zeros if zeroed else torch.empty
         make_layer: Callable[..., LayerPool] = LayerPool
         if dtype.itemsize == 1:
-            from minisgl.kvcache.quantised import quantised_layer as make_layer
+            from minisgl_zoo.kv8.pool import quantised_layer as make_layer
         layers = create(shape, dtype=dtype, device=device).unbind()
         self._layers = [make_layer(k=layer[0], v=layer[-1]) for layer in layers]
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from minisgl.kernel.gates import create_gates
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.linear import bias_of
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
 from minisgl.moe import ClampedGate, Experts, SquaredRelu
 from minisgl.quantization import Part, Stack, Weight
+from minisgl_zoo.recurrent.gates import create_gates
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation

@@ -18,7 +18,7 @@ from minisgl.scheduler import Scheduler, run
 if TYPE_CHECKING:
     from minisgl.core.req import Masker
     from minisgl.message import UserMsg
-    from minisgl.runtime.grammars import Grammars
+    from minisgl_zoo.grammar.grammars import Grammars
 
 
 class LLMEngine(Protocol):
@@ -62,7 +62,7 @@ class OwnEngine:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        from minisgl.runtime.grammars import grammars_of
+        from minisgl_zoo.grammar.grammars import grammars_of
 
         return grammars_of(
             self._folder, self.scheduler.config, lambda message: self._session.post(message)

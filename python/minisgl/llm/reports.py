@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minisgl.message import TextReply, TokenText
-from minisgl.tokenizer.parse.answer import collect
+from minisgl_zoo.calls.answer import collect
 
 
 def reports(replies: Sequence[TextReply], in_parts: bool) -> dict[str, Any]:

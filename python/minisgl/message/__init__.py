@@ -35,7 +35,8 @@ from minisgl.core.sampling import SamplingParams
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Uid = Natural
 Share = tuple[Natural, Natural]
-"""The tag of a request, the number of its key (`minisgl.server.shares`). (0, 0) without keys."""
+"""The tag of a request and the number of its key (`minisgl_gateway.keys.shares`); without keys
+(0, 0)."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
@@ -128,8 +129,9 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
 
 
 class WatchMsg(Record, frozen=True, kw_only=True):
-    """Ask rank 0 for `WatchReply`s during `seconds` (`minisgl.scheduler.xray`). With `seq`, ask for
-    one that has the state of the replica (`minisgl.message.replica`) and the same seq."""
+    """Ask rank 0 for `WatchReply`s during `seconds` (`minisgl_gateway.watch.xray`). With `seq`, ask
+    for one that has the state of the replica (`minisgl_gateway.router.replica_state`) and the same
+    seq."""
 
     seconds: float = 0.0
     seq: int | None = None
@@ -142,7 +144,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     """A request as ids (little-endian int32 bytes), to be admitted or refused.
 
     namespace: requests find only cached prefixes of their own namespace. grammar: the output
-    follows it (`minisgl.grammar`); "" is none. With a grammar, `sampling` has no
+    follows it (`minisgl_zoo.grammar`); "" is none. With a grammar, `sampling` has no
     `structured_outputs`, and the request starts after its `CompiledMsg`. form: JSON of the
     `AnswerForm` by which the answer is split; "" if it is text alone. returns_ids: `Accepted` has
     the ids.
@@ -297,7 +299,7 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: the tokens of the text. logprobs, tokens: one for each of `token_ids`; none unless
     the request asks for them. prompt: the next tokens of the prompt, if the request asks for their
     log-probabilities. parts: (kind, text) of an answer that is split, as in
-    `minisgl.tokenizer.parse.answer`; `text` then has the content.
+    `minisgl_zoo.calls.answer`; `text` then has the content.
     """
 
     uid: Uid

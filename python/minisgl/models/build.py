@@ -101,7 +101,7 @@ def load_model(
 def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
     """Return the tensors of the folder by the names that the layers declare."""
     if (folder / "model.gguf").exists():
-        from minisgl.models.gguf.checkpoint import GgufCheckpoint
+        from minisgl_zoo.gguf.checkpoint import GgufCheckpoint
 
         return GgufCheckpoint(folder, config)
     if not (config.family.view or config.family.names or config.is_wrapped):

@@ -206,7 +206,7 @@ class ModelConfig:
         if stored is None or formats is not UNQUANTISED:
             return made
         # A GGUF file: the names of its tensors, and so their formats, depend on the other fields.
-        from minisgl.models.gguf.formats import GgufFormats
+        from minisgl_zoo.gguf.formats import GgufFormats
 
         return replace(made, formats=GgufFormats.read(made))
 
@@ -269,6 +269,6 @@ def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> Rot
     )
     if rope_type == "default":
         return read
-    from minisgl.models.rotation import stretched
+    from minisgl_zoo.blocks.rotation import stretched
 
     return stretched(read, rope, of_a_type=kind is not None)

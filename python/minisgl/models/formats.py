@@ -29,13 +29,13 @@ def formats_of(
     """
     values = config.values.get("quantization_config")
     if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # `utils.gguf` wrote it
-        from minisgl.models.gguf.formats import has_mxfp4
+        from minisgl_zoo.gguf.formats import has_mxfp4
 
         if not quantization:
             return UNQUANTISED  # `ModelConfig.from_folder` reads them once the config is complete
         values = values if has_mxfp4(values) else None  # others are dequantised and quantised anew
     if quantization:
-        from minisgl.quantization.online_formats import OnlineFormats
+        from minisgl_zoo.weights.online_formats import OnlineFormats
 
         if values is not None or modelopt.is_file():
             raise ConfigError(
@@ -43,7 +43,7 @@ def formats_of(
                 "quantised already; leave it out"
             )
         return OnlineFormats.of_kind(quantization, config.integer("num_hidden_layers"))
-    from minisgl.quantization.config import read_formats, read_modelopt_file
+    from minisgl_zoo.weights.methods import read_formats, read_modelopt_file
 
     if values is None:
         formats = read_modelopt_file(read_json(modelopt), str(modelopt))

@@ -27,7 +27,10 @@ _MODULES = {
     "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe", "SeedOss": "seed_oss", "SmolLM3": "smollm3",
     "SolarOpen": "solar_open", "Youtu": "youtu",
 }  # fmt: skip
-"""architecture without `_SUFFIX` -> the module of this package that has its `FAMILY`."""
+"""architecture without `_SUFFIX` -> the module that has its `FAMILY`."""
+_OF_THE_CORE = frozenset({
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+})  # fmt: skip
 _SPELLINGS = {
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
@@ -42,7 +45,9 @@ def supported_architectures() -> tuple[str, ...]:
 
 
 def module_of(architecture: str) -> str:
-    return f"minisgl.models.{_MODULES[architecture.removesuffix(_SUFFIX)]}"
+    module = _MODULES[architecture.removesuffix(_SUFFIX)]
+    package = "minisgl.models" if module in _OF_THE_CORE else "minisgl_zoo.families"
+    return f"{package}.{module}"
 
 
 def get_model_class(architecture: str) -> Family:

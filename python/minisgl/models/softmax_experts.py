@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.layers.moe import MoELayer
-from minisgl.models.sigmoid_experts import in_best_groups, read_groups
+from minisgl_zoo.blocks.sigmoid_experts import in_best_groups, read_groups
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, Decoder
     from minisgl.models.mixture import MoeSpec
-    from minisgl.models.recurrent import RecurrentSpec
     from minisgl.models.view import CheckpointView
+    from minisgl_zoo.recurrent.spec import RecurrentSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.interleaved import Heads
+    from minisgl_zoo.blocks.interleaved import Heads
 
 logger = get_logger(__name__)
 
@@ -115,7 +115,7 @@ class CheckpointView(Checkpoint):
 
     def interleaved(self, config: ModelConfig) -> CheckpointView:
         """Reorder the rows of q and k for heads that rotate the pairs (2i, 2i + 1)."""
-        from minisgl.models.interleaved import Heads
+        from minisgl_zoo.blocks.interleaved import Heads
 
         self._heads = Heads(config)
         return self

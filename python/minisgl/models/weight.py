@@ -39,7 +39,7 @@ QUANTISED = {
 }
 """Tensors of these dtypes are read as they are; others are converted."""
 # Tensors that are never missing or extra: rotary tables of old exports; scales of a KV cache, which
-# `minisgl.models.kv_scales` reads if they are needed; a GGUF file's blocks, which have a second,
+# `minisgl_zoo.kv8.scales` reads if they are needed; a GGUF file's blocks, which have a second,
 # dequantised name.
 _NO_PARAMETER = re.compile(
     r"\.rotary_emb\.inv_freq$|\.self_attn\.([qkv]_proj\.)?([qkv]_scale|output_scale)$"

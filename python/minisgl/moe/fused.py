@@ -1,11 +1,11 @@
 """The experts on a GPU: `minisgl.kernel.triton.moe`, with tiles that were measured.
 
-A pair is a token and one of its experts. On Hopper, `minisgl.kernel.grouped` computes the GEMMs
+A pair is a token and one of its experts. On Hopper, `minisgl_kernels.grouped` computes the GEMMs
 with many pairs if it supports their sizes.
 
 `tuned.json` has the fastest tiles for each device, for each size of an expert's matrices on a rank,
-and for ranges of the tokens that an expert gets on average. `python -m benchmarks moe --tune` makes
-it (docs/moe.md). Other devices and sizes use `DEFAULT`, and the log says so once.
+and for ranges of the tokens that an expert gets on average. `python -m minisgl_bench.studies moe
+--tune` makes it (docs/moe.md). Other devices and sizes use `DEFAULT`, and the log says so once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minisgl.kernel.grouped import GroupedGemms
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import moe, moe_few, moe_route
+from minisgl.kernel.triton import moe, moe_route
 from minisgl.kernel.triton.moe import Gate, Gemm, Tile
 from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
+from minisgl_kernels.grouped import GroupedGemms
+from minisgl_kernels.triton import moe_few
 
 logger = get_logger(__name__)
 

@@ -22,10 +22,10 @@ def create_moe_backend(
     """
     if not issubclass(weight, PlainWeight):
         if ops.name == "triton":
-            from minisgl.kernel.fp8_grouped import Fp8Grouped
-            from minisgl.kernel.hopper import on_hopper
-            from minisgl.kernel.packed_grouped import PackedGrouped
-            from minisgl.moe.packed import PackedMoeBackend
+            from minisgl_kernels.fp8_grouped import Fp8Grouped
+            from minisgl_kernels.hopper import on_hopper
+            from minisgl_kernels.packed_grouped import PackedGrouped
+            from minisgl_kernels.packed_moe import PackedMoeBackend
 
             otherwise = "Triton computes the experts' GEMMs by packed weights"
             return PackedMoeBackend(
@@ -35,9 +35,9 @@ def create_moe_backend(
     if ops.name == "triton":
         from functools import partial
 
-        from minisgl.kernel.grouped import GroupedGemms
-        from minisgl.kernel.hopper import on_hopper
         from minisgl.moe.fused import FusedMoeBackend  # imports Triton, which CPU builds lack
+        from minisgl_kernels.grouped import GroupedGemms
+        from minisgl_kernels.hopper import on_hopper
 
         otherwise = "Triton computes the experts' GEMMs of many rows"
         return FusedMoeBackend(ops, on_hopper(partial(GroupedGemms, dtype), otherwise))

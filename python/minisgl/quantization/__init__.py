@@ -3,7 +3,7 @@
 What it is for: `Weight`, one class per format (`PlainWeight`, `scaled.ScaledWeight`), which knows
 its checkpoint names, its share on each rank and its reference arithmetic; `Formats`, which maps
 each module of a checkpoint to its format. What it does not know: layers, families, files. Read
-next: `minisgl.quantization.weight`, then `minisgl.quantization.scaled`.
+next: `minisgl.quantization.weight`, then `minisgl_zoo.weights.scaled`.
 """
 
 from minisgl.quantization.parameter import Parameter, Part, Stack, TensorOwner

@@ -143,7 +143,7 @@ class Formats:
 
     def log(self, model: TensorOwner) -> None:
         """Log how the loaded model's quantised weights are multiplied."""
-        from minisgl.quantization.panelled import log_kernels
+        from minisgl_kernels.panelled import log_kernels
 
         log_kernels(model, self.names)
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 from minisgl.core.args import context_exceeded
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.utils.gguf.index import WEIGHTS
 from minisgl.utils.gpus import NO_CUDA, has_no_gpu
 from minisgl.utils.hf import mending, read_json, weight_files
+from minisgl_zoo.gguf.index import WEIGHTS
 
 _STRETCHED: Final = ("linear", "yarn")
 """The types of RoPE scaling whose factor may lengthen `max_position_embeddings`."""

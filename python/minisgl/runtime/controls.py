@@ -20,7 +20,7 @@ from minisgl.scheduler.meter import LoopMeter
 from minisgl.utils.process import WorkerStatus
 
 if TYPE_CHECKING:
-    from minisgl.scheduler.replica import ReplicaReport
+    from minisgl_gateway.watch.replica_report import ReplicaReport
 
 PROFILE_S: Final = 600.0
 """The longest time without heartbeats: torch holds the interpreter's lock while it writes a trace,
@@ -65,7 +65,7 @@ class Controls:
 
     def _watch(self, seconds: float) -> None:
         """Send frames of the loop's steps for `seconds` from now."""
-        from minisgl.scheduler.xray import XRay
+        from minisgl_gateway.watch.xray import XRay
 
         meter = self.meter
         if not isinstance(meter.watcher, XRay):
@@ -73,7 +73,7 @@ class Controls:
         meter.watcher.watch(seconds)
 
     def _replica_state(self) -> bytes:
-        from minisgl.scheduler.replica import ReplicaReport
+        from minisgl_gateway.watch.replica_report import ReplicaReport
 
         if self._report is None:
             step_times = self._engine.tuning.step_times

@@ -13,9 +13,9 @@ from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.models import ModelConfig, build_model
 from minisgl.models.check import check_model
-from minisgl.models.gguf.formats import GgufFormats
 from minisgl.quantization import UNQUANTISED
 from minisgl.utils.text import size_of
+from minisgl_zoo.gguf.formats import GgufFormats
 
 if TYPE_CHECKING:
     import torch

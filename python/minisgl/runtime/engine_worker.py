@@ -12,11 +12,9 @@ from minisgl.engine.startup import start_engine
 from minisgl.models import ModelConfig
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
-from minisgl.runtime.grammars import Grammars
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.scheduler.line_file import StepLog
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
@@ -24,6 +22,8 @@ from minisgl.utils.process import WorkerStatus
 from minisgl.utils.start import StartClock
 from minisgl.utils.text import size_of
 from minisgl.utils.zmq import Endpoints, PushQueue
+from minisgl_gateway.watch.line_file import StepLog
+from minisgl_zoo.grammar.grammars import Grammars
 
 logger = get_logger(__name__)
 

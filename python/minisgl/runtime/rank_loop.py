@@ -33,15 +33,15 @@ from minisgl.scheduler.io import (
     SourceInbox,
     ZmqOutbox,
 )
-from minisgl.scheduler.line_file import StepLog
 from minisgl.scheduler.loop import WAIT, Inbox, Outbox
 from minisgl.scheduler.status_line import StatusLine
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
+from minisgl_gateway.watch.line_file import StepLog
 
 if TYPE_CHECKING:
-    from minisgl.scheduler.recorder import Recorder
+    from minisgl_gateway.watch.recorder import Recorder
 
 TextOf = Callable[[list[int]], str]
 
@@ -139,8 +139,8 @@ class RankLoop:
 
     def _record(self, path: Path, text_of: TextOf | None) -> None:
         """Write messages, events and frames to the file of `--record`."""
-        from minisgl.scheduler.recorder import RecordedInbox, RecordedOutbox, Recorder
-        from minisgl.scheduler.xray import XRay
+        from minisgl_gateway.watch.recorder import RecordedInbox, RecordedOutbox, Recorder
+        from minisgl_gateway.watch.xray import XRay
 
         self._recorder = recorder = Recorder(path)
         self._closing.callback(recorder.close)
@@ -152,12 +152,12 @@ class RankLoop:
 
     def _add_costs(self, num_local: int) -> None:
         """Add costs to the ends of requests, if the devices' energy can be read."""
-        from minisgl.runtime.energy import PowerMeter, meter_of
+        from minisgl_gateway.watch.energy import PowerMeter, meter_of
 
         meter = meter_of(self._engine.device.torch_device, num_local, env.powercap())
         if meter is None:
             return
-        from minisgl.scheduler.cost import CostedExecutor, CostedOutbox, Ledger
+        from minisgl_gateway.watch.cost import CostedExecutor, CostedOutbox, Ledger
 
         ledger = Ledger(PowerMeter(meter))
         self._executor = CostedExecutor(self._executor, ledger)

@@ -58,7 +58,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """Called for each step while a client watches (`minisgl.scheduler.xray`)."""
+    """Called for each step while a client watches (`minisgl_gateway.watch.xray`)."""
 
     def settled(self, record: StepRecord, plan: Plan) -> None: ...
 

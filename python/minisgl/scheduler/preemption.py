@@ -1,6 +1,6 @@
 """Preemption: a waiting request takes the place of running requests of other API keys.
 
-It displaces only requests that come after it by priority and tag (`minisgl.server.shares`),
+It displaces only requests that come after it by priority and tag (`minisgl_gateway.keys.shares`),
 whenever they arrived. So two requests never displace each other in turn. Requests of one key do
 not displace each other, nor do requests without keys. The choice is a pure function of the
 requests, as all planning is.

@@ -10,28 +10,25 @@ from fastapi import Response
 from starlette.types import ASGIApp
 
 from minisgl.errors import EngineError
-from minisgl.server import body, errors, page
-from minisgl.server.api import (
-    anthropic,
-    chat,
-    completions,
-    generate,
-    models,
-    ollama,
-    ollama_models,
-    responses,
-    tokens,
-)
+from minisgl.server import body, errors
+from minisgl.server.api import chat, completions, generate, models, tokens
 from minisgl.server.api.models import ServedModel
 from minisgl.server.bodies import Bodies
 from minisgl.server.browser_guard import Door, behind
 from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
-from minisgl.server.key_guard import KeyGuard
-from minisgl.server.keys import KeyRing
 from minisgl.server.openapi import DocumentedAPI
 from minisgl.server.request_ids import RequestIds
-from minisgl.server.telemetry import metrics, profile, replica, xray
+from minisgl.server.telemetry import metrics
+from minisgl_gateway import page
+from minisgl_gateway.anthropic import routes as anthropic
+from minisgl_gateway.keys.guard import KeyGuard
+from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.ollama import models as ollama_models
+from minisgl_gateway.ollama import routes as ollama
+from minisgl_gateway.responses import routes as responses
+from minisgl_gateway.watch import profile, replica
+from minisgl_gateway.watch import xray_route as xray
 
 READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""

@@ -72,7 +72,7 @@ ToolCallParser = Literal[
     "gemma", "gemma4", "cohere", "phi4", "nemotron", "hunyuan", "lfm2", "olmo3", "granite",
     "llama3", "minimax", "harmony", "muse_glimmer",
 ]  # fmt: skip
-"""The names of the formats in `minisgl.tokenizer.parse.formats`; a test compares them."""
+"""The names of the formats in `minisgl_zoo.calls.formats`; a test compares them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,7 +134,7 @@ class Parser(argparse.ArgumentParser):
 
     def _answer(self, flag: str) -> str:
         """Return a sentence about an unknown flag, with the flag that was probably meant."""
-        from minisgl.server.other_engines import answer
+        from minisgl_gateway.other_engines import answer
 
         ours = [option for option in self._option_string_actions if option.startswith("--")]
         near = difflib.get_close_matches(flag, ours, n=1, cutoff=0.75)

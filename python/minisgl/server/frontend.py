@@ -27,12 +27,12 @@ from minisgl.server.call import Call, RequestReply
 from minisgl.server.errors import Draining, encodable, refusal
 from minisgl.server.round_trip import RoundTripReply, RoundTrips
 from minisgl.server.telemetry.observe import Observer
-from minisgl.server.telemetry.tracing import Origin
 from minisgl.server.watchers import Watchers
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
+from minisgl_gateway.watch.tracing import Origin
 
 if TYPE_CHECKING:
-    from minisgl.server.keys import Job, Key
+    from minisgl_gateway.keys.ring import Job, Key
 
 
 MAX_COPIES_BYTES: Final = 64 * 2**20

@@ -110,7 +110,7 @@ def _serve(
     tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
     keys = None
     if args.api_key is not None or args.api_key_file is not None:
-        from minisgl.server.keys import KeyRing
+        from minisgl_gateway.keys.ring import KeyRing
 
         keys = KeyRing(args.api_key, args.api_key_file)
     on_line = lines.show if lines else None

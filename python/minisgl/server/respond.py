@@ -31,11 +31,11 @@ from minisgl.server.call import Call, ClientGone, Replies
 from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
-from minisgl.server.keys import Key
 from minisgl.server.telemetry.observe import Observer
-from minisgl.server.telemetry.replica import PREFIX_HEADER, prefix_answer
-from minisgl.server.telemetry.tracing import Origin
-from minisgl.tokenizer.parse.answer import Kind, SplitAnswer, collect
+from minisgl_gateway.keys.ring import Key
+from minisgl_gateway.watch.replica import PREFIX_HEADER, prefix_answer
+from minisgl_gateway.watch.tracing import Origin
+from minisgl_zoo.calls.answer import Kind, SplitAnswer, collect
 
 _encode: Final = msgspec.json.Encoder().encode
 

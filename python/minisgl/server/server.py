@@ -32,11 +32,11 @@ from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
-from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
+from minisgl_gateway.keys.ring import KeyRing
 
 logger = get_logger(__name__)
 
@@ -70,7 +70,7 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
         tracer = None
         if args.otlp_endpoint:
-            from minisgl.server.telemetry.tracing import create_tracer
+            from minisgl_gateway.watch.tracing import create_tracer
 
             tracer = create_tracer(args.otlp_endpoint, model.name)
         observer = Observer(log_requests=args.log_requests, tracer=tracer)

@@ -18,20 +18,20 @@ import msgspec
 from minisgl.core import SamplingParams
 from minisgl.core.structured import json_text
 from minisgl.errors import InvalidRequest, InvalidSampling
-from minisgl.grammar.calls import Tool
-from minisgl.grammar.compile import compiled
 from minisgl.message import ChatPrompt, ids_to_bytes
-from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning, detect_switch
-from minisgl.tokenizer.parse.formats import MESSAGES, Calls, reasoning_marks
-from minisgl.tokenizer.parse.parser import AnswerForm
-from minisgl.tokenizer.parse.response_template import (
+from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer_config
+from minisgl.utils.logger import get_logger
+from minisgl_zoo.calls.detect import detect_calls, detect_reasoning, detect_switch
+from minisgl_zoo.calls.formats import MESSAGES, Calls, reasoning_marks
+from minisgl_zoo.calls.parser import AnswerForm
+from minisgl_zoo.calls.response_template import (
     ResponseFormats,
     UnknownResponseTemplate,
     response_formats,
 )
-from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer_config
-from minisgl.tokenizer.tool_text import plain_messages, takes_tools, whole_tools
-from minisgl.utils.logger import get_logger
+from minisgl_zoo.calls.tool_text import plain_messages, takes_tools, whole_tools
+from minisgl_zoo.grammar.calls import Tool
+from minisgl_zoo.grammar.compile import compiled
 
 logger = get_logger(__name__)
 
@@ -82,7 +82,7 @@ class AnswerPlan:
         ):
             content = sampling.structured_outputs
             return compiled(content) if content else "", form
-        from minisgl.tokenizer.constraint import constraint
+        from minisgl_zoo.grammar.constraint import constraint
 
         return constraint(self, self.form, sampling, tokenizer), form
 

@@ -10,11 +10,11 @@ from minisgl.core import Accepted, Finished, Token
 from minisgl.core.event import PromptLogprobs
 from minisgl.message import TextReply
 from minisgl.tokenizer.detokenize import Output
-from minisgl.tokenizer.parse import AnswerForm, AnswerParser
-from minisgl.tokenizer.parse.answer import Part
-from minisgl.tokenizer.parse.formats import special_texts
 from minisgl.tokenizer.stop import StopMatcher
 from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl_zoo.calls import AnswerForm, AnswerParser
+from minisgl_zoo.calls.answer import Part
+from minisgl_zoo.calls.formats import special_texts
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

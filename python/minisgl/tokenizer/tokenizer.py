@@ -96,7 +96,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     config = load_tokenizer_config(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        from minisgl.tokenizer.convert import convert
+        from minisgl_zoo.convert import convert
 
         return Tokenizer(*convert(folder, config))
     try:

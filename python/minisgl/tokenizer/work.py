@@ -45,7 +45,7 @@ LONG_THREADS: Final = 2
 """Long texts at a time, of different keys. 15 MiB of one character take 2.2 GB of memory."""
 
 GRAMMAR_THREADS: Final = 2
-"""As many as `minisgl.grammar.trial` has helpers."""
+"""As many as `minisgl_zoo.grammar.trial` has helpers."""
 
 JOB_S: Final = 300.0
 """The longest time of a thread's work. It is bounded by seconds of CPU time, so this is a hang."""

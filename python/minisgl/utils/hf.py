@@ -61,7 +61,7 @@ def _folder_of_file(path: Path) -> Path:
     with path.open("rb") as file:
         is_gguf = path.suffix.lower() == ".gguf" or file.read(4) == b"GGUF"
     if is_gguf:
-        from minisgl.utils.gguf.folder import gguf_folder
+        from minisgl_zoo.gguf.folder import gguf_folder
 
         return gguf_folder(path)
     hint = f"; its folder {path.parent} has one" if (path.parent / "config.json").is_file() else ""

@@ -30,7 +30,7 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
     """
     has_ggufs = source == "huggingface"
     if has_ggufs and (":" in model or model.endswith(".gguf")):
-        from minisgl.utils.gguf.hub import named_gguf
+        from minisgl_zoo.gguf.hub import named_gguf
 
         if (named := named_gguf(model)) and (made := _gguf_checkpoint(*named)):
             return made
@@ -43,8 +43,8 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
 
 
 def _gguf_checkpoint(repo: str, choice: str) -> Path | None:
-    from minisgl.utils.gguf.folder import gguf_folder
-    from minisgl.utils.gguf.hub import download_gguf
+    from minisgl_zoo.gguf.folder import gguf_folder
+    from minisgl_zoo.gguf.hub import download_gguf
 
     path = download_gguf(repo, choice)
     return gguf_folder(path) if path else None

@@ -13,8 +13,9 @@ _ROOT = "minisgl"
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module. name: its ``__name__``."""
-    return logging.getLogger(name)
+    """Return the logger of a module, below that of this package. name: its ``__name__``."""
+    is_ours = name.partition(".")[0] == _ROOT
+    return logging.getLogger(name if is_ours else f"{_ROOT}.{name}")
 
 
 def log_fields(logger: logging.Logger, what: str, **fields: Any) -> None:

@@ -1,7 +1,7 @@
 // From the blocks of llama.cpp's formats to a weight's tensors, and from rows to panels (panels.h).
 //
 // A start converts all weights of a GGUF file, so this runs at the memory's rate: each call makes one
-// tensor of some rows (minisgl/quantization/gguf_blocks.py is the specification), or packs one in its
+// tensor of some rows (minisgl_zoo/gguf/blocks.py is the specification), or packs one in its
 // place. Layouts: llama.cpp's specification.
 #include "panels.h"
 #include "tensor.h"

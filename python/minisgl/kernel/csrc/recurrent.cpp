@@ -1,4 +1,4 @@
-// A step of a gated delta net or Mamba2 (minisgl/kernel/delta_rule.py has the equations): short
+// A step of a gated delta net or Mamba2 (minisgl_zoo/recurrent/delta_rule.py has the equations): short
 // convolution, then the rule over states and the rows of the tokens since each.
 //
 // An item is a row of the step and a key head, with some of the value heads that read it.
@@ -28,7 +28,7 @@ int heads_of_item(int G, int num_key_heads, int num_threads) {
 
 // x [T, D] with rows apart; mixed [T, D] is scratch; weight [taps, D]; g, beta float32 [T, N]; rows
 // int32 [3, B]: table_idxs, starts, ends. bias, skip: or null, see `RecurrentInputs`. The others:
-// minisgl/kvcache/recurrent.py.
+// minisgl_zoo/recurrent/pool.py.
 void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView beta, TensorView weight,
                     tvm::ffi::Optional<TensorView> bias, tvm::ffi::Optional<TensorView> skip,
                     TensorView states, TensorView tails, TensorView inputs, TensorView keys,

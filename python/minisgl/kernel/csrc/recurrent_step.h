@@ -45,7 +45,7 @@ Row row_of(const Step<T>& s, int r, int first) {
   return row;
 }
 
-// The stored input of the convolution of the token at a slot (minisgl/kvcache/recurrent.py).
+// The stored input of the convolution of the token at a slot (minisgl_zoo/recurrent/pool.py).
 template <class T>
 INLINE T* ring_at(const Step<T>& s, int64_t slot) {
   const int ring = std::min(s.page_size, s.taps);

@@ -1,7 +1,7 @@
 """Reorders the columns of x as the grouped GEMMs by packed weights need them.
 
 A matrix instruction multiplies the inputs in the order in which a thread decodes its weights, see
-`csrc/cuda/packed_grouped.cu`.
+`csrc/packed_grouped.cu`.
 
 Axes: M rows, D columns, P columns with padding.
 """

@@ -1,8 +1,8 @@
 """Attention of decode rows over the paged cache: split-KV flash-decode.
 
 Keys and values are read from their pages (`minisgl.kernel.triton.attend`). Contexts are divided
-into KV splits that run in parallel (`minisgl.kernel.triton.kv_split`). The split of a row that ends
-last merges the row's partial sums (Flash-Decoding, Dao et al. 2023).
+into KV splits that run in parallel (`minisgl_kernels.triton.kv_split`). The split of a row that
+ends last merges the row's partial sums (Flash-Decoding, Dao et al. 2023).
 
 A common prefix, which all rows have in the same pages, is read once for all rows (cascade
 attention: Ye et al. 2024; Hydragen: Juravsky et al. 2024). `_decode_prefix` takes the queries of
@@ -27,7 +27,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.decode_config import LIGHT, LIGHT_8
 from minisgl.kernel.triton.attend import (
     ENDED,
     attend,
@@ -36,21 +35,6 @@ from minisgl.kernel.triton.attend import (
     rest_of,
     scaled,
     times_value_scale,
-)
-from minisgl.kernel.triton.kv_split import (
-    BASE,
-    COUNT,
-    END,
-    FIELDS,
-    FIRST,
-    LAST,
-    MIN_SPLIT,
-    PREFIX_SPLITS,
-    ROW,
-    TABLE_IDX,
-    KVSplits,
-    first_own,
-    split_size,
 )
 from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
 from minisgl.kernel.triton.merge import MERGED, merge, merge_sizes, prefix_split_size
@@ -65,6 +49,22 @@ from minisgl.kernel.triton.quantised import (
     to_int8,
 )
 from minisgl.kernel.triton.rotary import rotated, turn, with_partners
+from minisgl_kernels.decode_config import LIGHT, LIGHT_8
+from minisgl_kernels.triton.kv_split import (
+    BASE,
+    COUNT,
+    END,
+    FIELDS,
+    FIRST,
+    LAST,
+    MIN_SPLIT,
+    PREFIX_SPLITS,
+    ROW,
+    TABLE_IDX,
+    KVSplits,
+    first_own,
+    split_size,
+)
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool

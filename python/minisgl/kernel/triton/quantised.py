@@ -1,5 +1,5 @@
 """Keys and values in 8 bits, for the kernels that write and read them
-(`minisgl.kvcache.quantised`).
+(`minisgl_zoo.kv8.pool`).
 
 FP8 has a scale for each head, [K]. INT8 has one for each slot and head, [slots, K]; it is written
 together with the numbers.

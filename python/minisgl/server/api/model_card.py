@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from minisgl.errors import CheckpointError
-from minisgl.tokenizer.parse.detect import detect_calls, detect_reasoning, detect_switch
-from minisgl.tokenizer.parse.formats import MESSAGES
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
-from minisgl.utils.gguf.card import CARD
 from minisgl.utils.hf import weight_files
+from minisgl_zoo.calls.detect import detect_calls, detect_reasoning, detect_switch
+from minisgl_zoo.calls.formats import MESSAGES
+from minisgl_zoo.gguf.card import CARD
 
 _SHAPE: Final = {
     "hidden_size": "embedding_length",

@@ -17,9 +17,9 @@ from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json, token_prompt
 from minisgl.server.api.tools import tools_of
 from minisgl.server.frontend import Frontend
-from minisgl.server.keys import key_number
 from minisgl.server.openapi import operation
 from minisgl.tokenizer.codec import check_count
+from minisgl_gateway.keys.ring import key_number
 
 
 class TokenizeRequest(Json, frozen=True, kw_only=True):

@@ -24,11 +24,11 @@ from prometheus_client.registry import Collector
 from minisgl.scheduler.loop import PARTS
 from minisgl.server.api.models import ServedModel
 from minisgl.server.frontend import Frontend
-from minisgl.server.keys import KeyRing
 from minisgl.server.telemetry.observe import Histogram, Observer
-from minisgl.server.telemetry.other_names import under_other_names
 from minisgl.server.telemetry.prometheus import counter_by, metrics_page
 from minisgl.version import __version__
+from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.watch.other_names import under_other_names
 
 _RANK_COUNTERS: Final = {
     "steps": "Steps that were launched",

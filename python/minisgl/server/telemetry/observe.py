@@ -16,9 +16,9 @@ from typing import Final
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.message import StatusReply
-from minisgl.server.telemetry.prefixes import PrefixWatch
-from minisgl.server.telemetry.tracing import EndedPrompt, Origin, Tracer
 from minisgl.utils.logger import get_logger, log_fields
+from minisgl_gateway.watch.prefixes import PrefixWatch
+from minisgl_gateway.watch.tracing import EndedPrompt, Origin, Tracer
 
 logger = get_logger(__name__)
 

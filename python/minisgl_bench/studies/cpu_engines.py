@@ -1,0 +1,110 @@
+"""Engines that `cpu_formats` compares: ours by the format of its weights, and transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from minisgl.core import SamplingParams
+from minisgl.core.args import Quantization
+from minisgl.llm import LLM
+from minisgl_bench.checkpoint import write_checkpoint
+from minisgl_bench.versus_transformers import generate
+from minisgl_zoo.gguf.folder import open_header, stored_types
+from minisgl_zoo.gguf.index import WEIGHTS
+
+Generate = Callable[[torch.Tensor, int], None]
+"""Computes greedy answers to prompts [B, T], each of the given number of tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ours:
+    """Our engine in one format. quantization: the option of that name. stored: the checkpoint's
+    `quantization_config`; its head is bfloat16, as in AWQ and GPTQ."""
+
+    quantization: Quantization | None = None
+    stored: dict[str, Any] = field(default_factory=dict)
+
+
+INT8_ROWS: Final = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+        }
+    },
+    "ignore": ["lm_head"],
+}
+GPTQ: Final = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+FORMATS: Final = {
+    "bf16": Ours(),
+    "int8": Ours(quantization="int8"),
+    "int4": Ours(quantization="int4"),
+    "int8, bf16 head": Ours(stored=INT8_ROWS),
+    "int4, bf16 head": Ours(stored=GPTQ),
+}
+
+
+@contextmanager
+def ours(folder: Path, values: dict[str, Any]) -> Iterator[dict[str, Generate]]:
+    """Yield our engine in each format, by name. values: the content of config.json."""
+    with ExitStack() as stack:
+        engines: dict[str, Generate] = {}
+        for index, (name, format) in enumerate(FORMATS.items()):
+            checkpoint = folder / f"ours-{index}"
+            write_checkpoint(checkpoint, values, weights=False)
+            if format.stored:
+                stored = {**values, "quantization_config": format.stored}
+                (checkpoint / "config.json").write_text(json.dumps(stored))
+            llm = LLM(
+                checkpoint, dummy_weight=True, device="cpu", num_pages=512, progress=False,
+                quantization=format.quantization,
+            )  # fmt: skip
+            engines[name] = partial(_generate, stack.enter_context(llm))
+        yield engines
+
+
+@contextmanager
+def of_files(
+    folder: Path, values: dict[str, Any], kinds: Iterable[str]
+) -> Iterator[dict[str, Generate]]:
+    """Yield our engine with llama.cpp's files KIND.gguf of `folder`, which have no tokenizer."""
+    with ExitStack() as stack:
+        engines: dict[str, Generate] = {}
+        for kind in kinds:
+            checkpoint = folder / f"gguf-{kind}"
+            write_checkpoint(checkpoint, values, weights=False)
+            _, tensors = open_header(folder / f"{kind}.gguf")
+            stored = stored_types("qwen3", {tensor.name: tensor for tensor in tensors})
+            (checkpoint / "config.json").write_text(json.dumps({**values, **stored}))
+            (checkpoint / WEIGHTS).symlink_to(folder / f"{kind}.gguf")
+            llm = LLM(checkpoint, device="cpu", num_pages=512, progress=False)
+            engines[f"gguf {kind}"] = partial(_generate, stack.enter_context(llm))
+        yield engines
+
+
+def _generate(llm: LLM, prompts: torch.Tensor, count: int) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    llm.generate(prompts.tolist(), params)
+
+
+def transformers_engine(values: dict[str, Any]) -> Generate:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen3", **{key: value for key, value in values.items() if key != "torch_dtype"}
+    )
+    models: Any = AutoModelForCausalLM
+    model = models.from_config(config, dtype=torch.bfloat16)
+
+    return partial(generate, model)

@@ -1,0 +1,234 @@
+"""Decode and prefill on a CPU by format of the weights, beside peers, the floor and HTTP.
+
+`LLM.generate` with random weights of Qwen3-0.6B's shape (`--shape`). A round runs every engine.
+Other load can only add time, so the least seconds of all rounds give the rate; the JSON has each
+round's seconds. The decode rate counts the tokens after the first: the time of N + 1 tokens less
+the time of one. A decode step's floor is the larger of two times: the weights' bytes over the read
+rate, and its FLOPs over the rate of a layer's four GEMMs (torch's, which are oneDNN's) with the
+prompt's rows. A prompt's floor is the time of these GEMMs. All are measured in each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.kernel import huge_pages
+from minisgl_bench.arguments import add_json, benchmark_parser, natural
+from minisgl_bench.report import machine_load, write_json
+from minisgl_bench.shapes import SHAPES
+from minisgl_bench.studies.cpu_engines import Generate, of_files, ours, transformers_engine
+from minisgl_bench.studies.cpu_serving import PROMPT, Served, neighbour, served
+
+PAIRS: Final = (
+    ("bf16", "floor"),
+    ("int8", "bf16"),
+    ("int4", "bf16"),
+    ("int8, bf16 head", "bf16"),
+    ("int4, bf16 head", "bf16"),
+    ("bf16", "transformers"),
+    ("bf16", "llama.cpp bf16"),
+    ("int8", "llama.cpp q8_0"),
+    ("int4", "llama.cpp q4_0"),
+    ("gguf q8_0", "llama.cpp q8_0"),
+    ("gguf q4_0", "llama.cpp q4_0"),
+    ("gguf q4_k_m", "llama.cpp q4_k_m"),
+    ("gguf q8_0", "int8"),
+    ("gguf q4_0", "int4"),
+    ("gguf q4_k_m", "int4"),
+    ("bf16", "vllm"),
+)
+READ_BYTES: Final = 1 << 29
+BESIDE: Final = 8  # streams beside a neighbour
+Seconds = dict[str, dict[str, list[float]]]  # the seconds of each round, by engine and task
+
+
+def main(argv: list[str]) -> None:
+    parser = benchmark_parser(__name__, __doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b", help="the model's")
+    parser.add_argument("--batch", type=natural, nargs="+", default=[1, 8, 16], help="batch sizes")
+    parser.add_argument("--prompt", type=natural, default=512, help="tokens of a prefill")
+    parser.add_argument("--output", type=natural, default=16, help="decode steps")
+    parser.add_argument("--rounds", type=natural, default=3, help="rounds")
+    parser.add_argument("--transformers", action="store_true", help="beside its `generate`")
+    parser.add_argument(
+        "--llama", action="store_true", help="beside llama.cpp (llama-cpp-python), and its files"
+    )
+    parser.add_argument("--vllm", type=Path, help="beside vLLM's CPU build, of this folder")
+    parser.add_argument(
+        "--http", type=natural, nargs="*", default=[], help="a server's streams beside `LLM`"
+    )
+    parser.add_argument("--stream", type=natural, default=32, help="tokens of a server's stream")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    values = SHAPES[args.shape]
+    head = {"load_before": machine_load(), "threads": torch.get_num_threads(), "shape": args.shape}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engines = stack.enter_context(ours(folder, values))
+        if args.transformers:
+            engines["transformers"] = transformers_engine(values)
+        if args.llama:
+            from minisgl_bench.studies.llama_cpp import FILE_TYPES, llama_engines
+
+            threads = torch.get_num_threads()
+            engines |= stack.enter_context(llama_engines(folder, values, threads))
+            engines |= stack.enter_context(of_files(folder, values, FILE_TYPES))
+        if args.vllm:
+            from minisgl_bench.studies.vllm_cpu import vllm_engine
+
+            vllm = vllm_engine(folder / "vllm", values, args.vllm)
+            engines["vllm"] = stack.enter_context(vllm)
+        server = None
+        if args.http:
+            server = stack.enter_context(served(folder / "served", values, args.stream))
+        floor = Floor(values, args.prompt)
+        seconds: Seconds = {}
+        http: dict[str, list[dict[str, Any]]] = {}
+        for index in range(args.rounds + 1):  # the first warms up
+            found = {"floor": floor.measure()}
+            for name, generate in engines.items():
+                found[name] = _measure(generate, values["vocab_size"], args)
+            streams = _streams(server, engines["bf16"], values["vocab_size"], args)
+            for name, of_engine in found.items() if index else ():
+                for key, value in of_engine.items():
+                    seconds.setdefault(name, {}).setdefault(key, []).append(round(value, 4))
+            for key, run in streams.items() if index else ():
+                http.setdefault(key, []).append(run)
+            if index:
+                result = _result(seconds, http, floor, args)
+            if index and args.json:
+                write_json(args.json, head | result, is_whole=index == args.rounds)
+            print(f"round {index} of {args.rounds}", flush=True)
+    for name, of_pair in result["ratios"].items():
+        print(f"{name}:", ", ".join(f"{key} {value:.2f}" for key, value in of_pair.items()))
+
+
+def _result(
+    seconds: Seconds, http: dict[str, list[dict[str, Any]]], floor: Floor, args: argparse.Namespace
+) -> dict[str, Any]:
+    rates = {name: _rates(of_engine, args) for name, of_engine in seconds.items()}
+    rates["floor"] = floor.rates(seconds["floor"], args.batch, args.prompt)
+    ratios = {
+        f"{a} / {b}": {key: rates[a][key] / rates[b][key] for key in rates[b]}
+        for a, b in PAIRS
+        if a in rates and b in rates
+    }
+    ratios |= _http_ratios(http) if http else {}
+    return {"rates": rates, "ratios": ratios, "seconds": seconds, "http": http}
+
+
+class Floor:
+    """The least time of reading the weights and of multiplying by them."""
+
+    def __init__(self, values: dict[str, Any], prompt: int) -> None:
+        hidden, inner = values["hidden_size"], values["intermediate_size"]
+        heads = values["num_attention_heads"] * values["head_dim"]
+        kv = 2 * values["num_key_value_heads"] * values["head_dim"]
+        matrices = ((heads + kv, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner))
+        self._layers = values["num_hidden_layers"]
+        self._layer = sum(rows * columns for rows, columns in matrices)
+        self._weights = self._layers * self._layer + values["vocab_size"] * hidden
+        # Beyond the caches, but for tiny shapes; in huge pages, as the engine's weights are.
+        count = min(READ_BYTES, 16 * self._weights) // 8
+        self._table = huge_pages.empty((count,), torch.int64).fill_(1)
+        self._gemms = [
+            (torch.randn(prompt, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16())
+            for outputs, inputs in matrices
+        ]
+
+    def measure(self) -> dict[str, float]:
+        read_s = min(_seconds(self._table.sum) for _ in range(3))
+        gemms_s = sum(
+            min(_seconds(partial(F.linear, *gemm)) for _ in range(3)) for gemm in self._gemms
+        )
+        return {"read": read_s, "gemms": gemms_s}
+
+    def rates(
+        self, seconds: dict[str, list[float]], batches: list[int], prompt: int
+    ) -> dict[str, float]:
+        read = self._table.nbytes / min(seconds["read"])
+        gemms_s = min(seconds["gemms"])
+        per_number_s = gemms_s / self._layer / prompt
+        rates = {f"prefill {prompt}": prompt / (self._layers * gemms_s)}
+        for batch in batches:
+            step_s = max(2 * self._weights / read, batch * self._weights * per_number_s)
+            rates[f"decode {batch}"] = batch / step_s
+        return rates
+
+
+def _measure(generate: Generate, vocab_size: int, args: argparse.Namespace) -> dict[str, float]:
+    draw = partial(torch.randint, 1, vocab_size)
+    found = {f"prefill {args.prompt}": _seconds(partial(generate, draw((1, args.prompt)), 1))}
+    for batch in args.batch:
+        prompts = [draw((batch, PROMPT)) for _ in range(2)]
+        found[f"first {batch}"] = _seconds(partial(generate, prompts[0], 1))
+        found[f"all {batch}"] = _seconds(partial(generate, prompts[1], args.output + 1))
+    return found
+
+
+def _rates(seconds: dict[str, list[float]], args: argparse.Namespace) -> dict[str, float]:
+    """Return tokens per second, by engine and task."""
+    prefill = f"prefill {args.prompt}"
+    if prefill not in seconds:
+        return {}
+    rates = {prefill: args.prompt / min(seconds[prefill])}
+    for batch in args.batch:
+        decode_s = min(seconds[f"all {batch}"]) - min(seconds[f"first {batch}"])
+        # On a busy machine a tiny run's first token may take as long as all.
+        rates[f"decode {batch}"] = batch * args.output / decode_s if decode_s > 0 else math.nan
+    return rates
+
+
+def _streams(
+    server: Served | None, generate: Generate, vocab_size: int, args: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Return, by number of streams, the server's run and the seconds of `LLM`, and the run beside a
+    neighbour."""
+    if server is None:
+        return {}
+    runs = {}
+    for streams in args.http:
+        prompts = torch.randint(1, vocab_size, (streams, PROMPT))
+        llm_s = _seconds(partial(generate, prompts, args.stream))
+        runs[str(streams)] = {**server.run(streams), "llm_seconds": round(llm_s, 4)}
+    with neighbour():
+        runs["beside a neighbour"] = server.run(BESIDE)
+    return runs
+
+
+def _http_ratios(http: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Return medians over the rounds, as a single round's p99 comes from a few tokens."""
+
+    def median(key: str, what: str) -> float:
+        return float(statistics.median(run[what] for run in http[key]))
+
+    ratios: dict[str, dict[str, float]] = {"HTTP / LLM": {}, "ITL p99 / p50": {}}
+    for key in http:
+        if key.isdigit():
+            shares = [run["llm_seconds"] / run["seconds"] for run in http[key]]
+            ratios["HTTP / LLM"][f"{key} streams"] = statistics.median(shares)
+            spread = median(key, "itl_p99") / max(median(key, "itl_p50"), 1e-3)
+            ratios["ITL p99 / p50"][f"{key} streams"] = spread
+    if str(BESIDE) in http:
+        quiet = max(median(str(BESIDE), "itl_p50"), 1e-3)
+        busy = median("beside a neighbour", "itl_p50") / quiet
+        ratios["step beside a neighbour / quiet"] = {f"{BESIDE} streams": busy}
+    return ratios
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,1 @@
+"""API keys: who may use the server, how much a minute, and whose turn it is."""

@@ -1,0 +1,1 @@
+"""Ollama's API: chats, completions, and the models of this server."""

@@ -1,0 +1,141 @@
+"""/v1/responses: OpenAI's Responses.
+
+A request becomes a `ChatRequest`, so its prompt and options are those of chat completions. Answers
+are kept in memory (`ResponseStore`), for `previous_response_id` and GET /v1/responses/{id}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from minisgl.server import body
+from minisgl.server.api.left_out import BUDGET, EFFORT, OmissionLog, fitting
+from minisgl.server.api.messages import Message, ToolCall, ToolFunction
+from minisgl.server.api.models import ServedModel
+from minisgl.server.api.schema import Json
+from minisgl.server.errors import refusal
+from minisgl.server.frontend import Frontend
+from minisgl.server.openapi import operation
+from minisgl.server.respond import respond
+from minisgl_gateway.responses.answer import (
+    EVENTS,
+    CustomCall,
+    FunctionCall,
+    OutputItem,
+    OutputMessage,
+    ResponseObject,
+)
+from minisgl_gateway.responses.request import FORMAT_NAMES, ResponsesRequest
+from minisgl_gateway.responses.store import ResponseStore
+from minisgl_gateway.responses.stream import ResponseShape
+from minisgl_gateway.responses.tools import custom_arguments
+
+_REASONING: Final = {EFFORT: "reasoning.effort", BUDGET: "reasoning"}
+
+_INSTEAD: Final = {
+    "/v1/responses/input_tokens": "/tokenize counts the tokens of a chat",
+    "/v1/responses/compact": "leave out old items of input; /tokenize counts the tokens of a chat",
+}
+"""What to use instead of OpenAI's other POST requests below /v1/responses."""
+
+
+class Deleted(Json, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+RECORDS: Final = (ResponsesRequest, ResponseObject, Deleted, *EVENTS)
+
+
+def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+    routes = APIRouter()
+    store = ResponseStore()
+    omissions = OmissionLog()
+
+    @routes.post("/v1/responses", **operation(ResponsesRequest, ResponseObject, *EVENTS))
+    async def responses(request: Request) -> Response:
+        """Continue a conversation; OpenAI's schema of Responses."""
+        asked = await body.read(request, ResponsesRequest)
+        name = model.check(asked.model)
+        owner, earlier = _owner(request), []
+        asked = asked.resolved(lambda id, path: store.item(id, owner, path))
+        if id := asked.previous_response_id:
+            earlier = store.get(id, owner, param="previous_response_id", status=400).messages
+        chat, left_out = fitting(asked.chat(earlier), model.card, _REASONING)
+        sampling, names = chat.params(model.defaults, FORMAT_NAMES)
+        begun = ResponseObject.begun(name, asked, sampling)
+
+        def keep(answer: ResponseObject) -> None:
+            if asked.store is not False:
+                spoken = _spoken(answer.output)
+                store.put(
+                    begun.id, owner, [*earlier, *asked.messages, spoken], answer, answer.output
+                )
+
+        return await respond(
+            request,
+            frontend,
+            [chat.split_prompt],
+            sampling,
+            chat,
+            shape=ResponseShape(
+                begun, keep, has_logprobs=asked.has_logprobs, offered=asked.offered
+            ),
+            warning=omissions.warning([*asked.left_out, *left_out]),
+            names={"prompt": "input", "max_tokens": "max_output_tokens", **names},
+        )
+
+    @routes.post("/v1/responses/input_tokens", include_in_schema=False)
+    @routes.post("/v1/responses/compact", include_in_schema=False)
+    async def refuse(request: Request) -> Response:
+        """Say what to use instead of OpenAI's other calls."""
+        path = request.url.path
+        raise refusal(
+            f"{path} is not supported here: {_INSTEAD[path]}", status=404, code="not_found"
+        )
+
+    @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))
+    async def retrieve(id: str, request: Request) -> Response:
+        """A kept answer."""
+        return body.response(store.get(id, _owner(request)).answer)
+
+    @routes.delete("/v1/responses/{id}", **operation(None, Deleted))
+    async def delete(id: str, request: Request) -> Response:
+        """Delete a kept answer."""
+        store.delete(id, _owner(request))
+        return body.response(Deleted(id=id))
+
+    return routes
+
+
+def _owner(request: Request) -> str:
+    key = request.scope.get("api_key")
+    return key.name if key else ""
+
+
+def _spoken(items: Sequence[OutputItem]) -> Message:
+    """Return the answer as a message of a chat."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for item in items:
+        if isinstance(item, FunctionCall | CustomCall):
+            name = f"{item.namespace}.{item.name}" if item.namespace else item.name
+            arguments = (
+                custom_arguments(item.input) if isinstance(item, CustomCall) else item.arguments
+            )
+            function = ToolFunction(name=name, arguments=arguments)
+            calls.append(ToolCall(id=item.call_id, function=function))
+        else:
+            text = "".join(part.text for part in item.content)
+            (texts if isinstance(item, OutputMessage) else thoughts).append(text)
+    return Message(
+        role="assistant",
+        content="".join(texts) or (None if calls else ""),
+        reasoning_content="".join(thoughts) or None,
+        tool_calls=calls or None,
+    )

@@ -1,0 +1,105 @@
+"""Keeps the answers of POST /v1/responses in memory, because later requests refer to them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from minisgl.errors import InvalidRequest
+from minisgl.server.api.messages import Message
+from minisgl.utils.text import brief
+from minisgl_gateway.responses.answer import OutputItem
+
+MAX_BYTES: Final = 64 * 2**20
+"""The most bytes of JSON of all kept conversations: thousands of agents' turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """An answer with its conversation.
+
+    owner: the name of the request's API key, or "". messages: the conversation up to the answer,
+    without `instructions`. answer: as it was sent. items: of the answer. num_bytes: of the JSON.
+    """
+
+    owner: str
+    messages: list[Message]
+    answer: msgspec.Struct
+    items: Sequence[OutputItem]
+    num_bytes: int
+
+
+class ResponseStore:
+    """Answers by id. Mutable. When they exceed `max_bytes`, the one used longest ago is dropped."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._answer_of: dict[str, str] = {}  # by the item's id
+        self._num_bytes = 0
+
+    def put(
+        self,
+        id: str,
+        owner: str,
+        messages: list[Message],
+        answer: msgspec.Struct,
+        items: Sequence[OutputItem] = (),
+    ) -> None:
+        """Keep an answer, unless it is larger than the store."""
+        num_bytes = len(msgspec.json.encode([messages, answer]))
+        if num_bytes > self._max_bytes:
+            return
+        self._kept[id] = Kept(
+            owner=owner, messages=messages, answer=answer, items=items, num_bytes=num_bytes
+        )
+        self._answer_of |= {item.id: id for item in items}
+        self._num_bytes += num_bytes
+        while self._num_bytes > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def get(self, id: str, owner: str, *, param: str | None = None, status: int = 404) -> Kept:
+        """Return an answer. param: the field that names it.
+
+        Raises InvalidRequest with `status` if it is not kept, or if another key owns it.
+        """
+        kept = self._kept.get(id)
+        if kept is None or kept.owner != owner:
+            error: Any = InvalidRequest(
+                f"there is no response {brief(id)}: it was not stored, or newer ones took its "
+                "place; send the whole conversation as input",
+                param=param,
+            )
+            error.code, error.status = "previous_response_not_found", status
+            raise error
+        self._kept.move_to_end(id)
+        return kept
+
+    def delete(self, id: str, owner: str) -> None:
+        """Drop an answer. Raises InvalidRequest as `get` does."""
+        self.get(id, owner)
+        self._drop(id)
+
+    def item(self, id: str, owner: str, param: str) -> OutputItem:
+        """Return an item of an answer. param: the field that names it.
+
+        Raises InvalidRequest if the answer is not kept, or if another key owns it.
+        """
+        kept = self._kept.get(self._answer_of.get(id, ""))
+        if kept is None or kept.owner != owner:
+            raise InvalidRequest(
+                f"{param}: there is no item {brief(id)}: its answer was not stored, or newer ones "
+                "took its place; send the item itself",
+                param=param,
+            )
+        return next(item for item in kept.items if item.id == id)
+
+    def _drop(self, id: str) -> None:
+        kept = self._kept.pop(id)
+        self._num_bytes -= kept.num_bytes
+        for item in kept.items:
+            self._answer_of.pop(item.id, None)

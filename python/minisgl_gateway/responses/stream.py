@@ -1,0 +1,232 @@
+"""Writes the answer of POST /v1/responses, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from minisgl.core import Finished
+from minisgl.message import TextReply
+from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
+from minisgl.server.api.schema import ErrorBody, Timings
+from minisgl.server.api.tools import new_call_id
+from minisgl.server.respond import Output, Shape, named_event
+from minisgl_gateway.responses.answer import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    CustomCall,
+    CustomInputDelta,
+    CustomInputDone,
+    FunctionCall,
+    Incomplete,
+    ItemAdded,
+    ItemDone,
+    ItemStatus,
+    NumberedEvent,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    OutputTextDelta,
+    OutputTextDone,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningItem,
+    ReasoningText,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseFailed,
+    ResponseFailure,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseObject,
+    ResponseUsage,
+)
+from minisgl_gateway.responses.tools import OfferedTools, custom_input
+from minisgl_zoo.calls.answer import Kind, Part
+
+
+class ResponseShape(Shape):
+    """Writes the answer. A whole answer is made as a stream whose events are dropped.
+
+    Mutable: it has the items so far, the pieces and log-probabilities of the open item, and the
+    number of the next event. The open item is empty in the list until it is complete.
+    """
+
+    def __init__(
+        self,
+        begun: ResponseObject,
+        keep: Callable[[ResponseObject], None],
+        *,
+        has_logprobs: bool,
+        offered: OfferedTools,
+    ) -> None:
+        """keep: called with the answer when it is complete."""
+        self._offered = offered
+        self._begun = begun
+        self._keep = keep
+        self._has_logprobs = has_logprobs
+        self._items: list[OutputItem] = []
+        self._is_open = False
+        self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._num_events = 0
+        self._ended: ResponseObject | None = None
+
+    def whole(self, outputs: list[Output]) -> ResponseObject:
+        (output,) = outputs
+        parts: list[Part] = [*output.parts] or [("content", output.text)]
+        self._add(parts, self._logprobs_of(output))
+        self.end(0, output.end)
+        assert self._ended is not None, "its end has just come"
+        return self._ended
+
+    def opening(self, num_prompt_tokens: int) -> bytes:
+        created = self._event(ResponseCreated, response=self._begun)
+        return created + self._event(ResponseInProgress, response=self._begun)
+
+    def text(self, index: int, reply: TextReply) -> bytes:
+        logprobs = self._logprobs_of(reply)
+        parts: list[Part] = [*reply.parts]
+        if not parts and (reply.text or logprobs):
+            parts = [("content", reply.text)]
+        return self._add(parts, logprobs)
+
+    def end(self, index: int, end: Finished) -> bytes:
+        is_cut = end.reason == "length"
+        status: ItemStatus = "incomplete" if is_cut else "completed"
+        events = b""
+        if not self._items:
+            events += self._begin("content", "")
+        events += self._close(status)
+        self._ended = msgspec.structs.replace(
+            self._begun,
+            status=status,
+            output=self._items,
+            incomplete_details=Incomplete() if is_cut else None,
+            usage=ResponseUsage.of(end),
+            timings=Timings.of([end]),
+        )
+        self._keep(self._ended)
+        return events
+
+    def closing(self, ends: list[Finished]) -> bytes:
+        assert self._ended is not None, "the only output has ended"
+        kind = ResponseCompleted if self._ended.status == "completed" else ResponseIncomplete
+        return self._event(kind, response=self._ended)
+
+    def failure(self, error: ErrorBody) -> bytes:
+        failed = ResponseFailure(code=error.error.code, message=error.error.message)
+        answer = msgspec.structs.replace(self._begun, status="failed", error=failed)
+        return self._event(ResponseFailed, response=answer)
+
+    def _add(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
+        """Append parts to the items. Returns the events.
+
+        logprobs: of all tokens of the parts; the first part with content gets them.
+        """
+        events = []
+        for kind, text in parts:
+            item = self._items[-1] if self._is_open else None
+            if kind == "call" or not isinstance(item, _ITEMS[kind]):
+                events.append(self._begin(kind, text))
+            if kind == "call":
+                continue
+            self._pieces.append(text)
+            if kind == "content":
+                self._logprobs += logprobs
+                events.append(self._of_item(OutputTextDelta, delta=text, logprobs=logprobs))
+                logprobs = []
+            elif not isinstance(self._items[-1], CustomCall):  # its input is known at the end
+                delta = ReasoningDelta if kind == "reasoning" else ArgumentsDelta
+                events.append(self._of_item(delta, delta=text))
+        return b"".join(events)
+
+    def _begin(self, kind: Kind, text: str) -> bytes:
+        """Complete the open item and begin another. text: of a call, the function's name."""
+        events = self._close("completed")
+        number = uuid.uuid4().hex
+        item: OutputItem
+        part: OutputText | ReasoningText | None = None
+        if kind == "call":
+            item = self._call(text, number)
+        elif kind == "reasoning":
+            part = ReasoningText(text="")
+            item = ReasoningItem(id=f"rs_{number}", content=[part], status="in_progress")
+        else:
+            part = OutputText(text="")
+            item = OutputMessage(id=f"msg_{number}", content=[part], status="in_progress")
+        self._items.append(item)
+        self._is_open = True
+        shown = msgspec.structs.replace(item, content=[]) if part else item
+        events += self._event(ItemAdded, item=shown, output_index=self._index)
+        return events + (self._of_item(PartAdded, part=part) if part else b"")
+
+    def _call(self, name: str, number: str) -> FunctionCall | CustomCall:
+        """Return an empty call of the function with this name in the chat."""
+        namespace, own_name = self._offered.namespaces.get(name, (UNSET, name))
+        fields: dict[str, Any] = {"name": own_name, "namespace": namespace}
+        fields |= {"call_id": new_call_id(), "status": "in_progress"}
+        if name in self._offered.custom:
+            return CustomCall(id=f"ctc_{number}", input="", **fields)
+        return FunctionCall(id=f"fc_{number}", arguments="", **fields)
+
+    @property
+    def _index(self) -> int:
+        return len(self._items) - 1
+
+    def _close(self, status: ItemStatus) -> bytes:
+        """Complete the open item, if there is one. Returns the events."""
+        if not self._is_open:
+            return b""
+        item, text = self._items[-1], "".join(self._pieces)
+        part: OutputText | ReasoningText | None = None
+        if isinstance(item, FunctionCall):
+            item = msgspec.structs.replace(item, arguments=text, status=status)
+            events = self._of_item(ArgumentsDone, arguments=text, name=item.name)
+        elif isinstance(item, CustomCall):
+            text = custom_input(text)
+            item = msgspec.structs.replace(item, input=text, status=status)
+            events = self._of_item(CustomInputDelta, delta=text) + self._of_item(
+                CustomInputDone, input=text
+            )
+        elif isinstance(item, ReasoningItem):
+            part = ReasoningText(text=text)
+            item = msgspec.structs.replace(item, content=[part], status=status)
+            events = self._of_item(ReasoningDone, text=text)
+        else:
+            part = OutputText(text=text, logprobs=self._logprobs)
+            item = msgspec.structs.replace(item, content=[part], status=status)
+            events = self._of_item(OutputTextDone, text=text, logprobs=self._logprobs)
+        if part:
+            events += self._of_item(PartDone, part=part)
+        self._items[-1] = item
+        self._is_open = False
+        self._pieces, self._logprobs = [], []
+        return events + self._event(ItemDone, item=item, output_index=self._index)
+
+    def _logprobs_of(self, output: Output | TextReply) -> list[TokenLogprob]:
+        if not self._has_logprobs:
+            return []
+        return ChatLogprobs.of(output.tokens, output.logprobs or []).content
+
+    def _of_item(self, kind: type[NumberedEvent], **fields: Any) -> bytes:
+        id = self._items[-1].id
+        return self._event(kind, item_id=id, output_index=self._index, **fields)
+
+    def _event(self, kind: type[NumberedEvent], **fields: Any) -> bytes:
+        numbered = kind(sequence_number=self._num_events, **fields)
+        self._num_events += 1
+        return named_event(str(kind.__struct_config__.tag), numbered)
+
+
+_ITEMS: Final[dict[Kind, tuple[type[OutputItem], ...]]] = {
+    "content": (OutputMessage,),
+    "reasoning": (ReasoningItem,),
+    "arguments": (FunctionCall, CustomCall),
+}

@@ -1,0 +1,1 @@
+"""What an operator watches: the X-ray, records, traces, profiles, energy."""

@@ -1,0 +1,1 @@
+"""Triton kernels, one file per op; `minisgl.kernel.triton` has the base ones."""

@@ -1,0 +1,1 @@
+"""Blocks and views of tensors that several families share."""

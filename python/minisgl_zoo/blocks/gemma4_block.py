@@ -1,0 +1,178 @@
+"""Gemma 4's block and decoder. Each layer may have its own part of the token's embedding, and the
+`SandwichNorm` after a block scales its output.
+
+Axes: T tokens of this step, S rows that sample, D hidden size, L layers, P width of a layer's part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from minisgl.layers import RMSNorm, VocabParallelEmbedding
+from minisgl.layers.base import BaseOP
+from minisgl.models.decoder import GatedMLP
+from minisgl.quantization import Part
+from minisgl_zoo.blocks.gemma4_attention import Gemma4Attention
+from minisgl_zoo.blocks.gemma4_experts import Gemma4Experts
+from minisgl_zoo.blocks.post_norm import NoNorm, SandwichBlock, without_all_reduce
+from minisgl_zoo.families.gemma import GemmaDecoder
+from minisgl_zoo.layers.sandwich import SandwichNorm
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+    from minisgl.layers import BuildContext
+    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import LayerSpec, ModelSpec
+
+
+class LayerInput(BaseOP):
+    """projection(gelu(gate(h)) * the layer's part of the embedding), on every rank.
+
+    before: the norm that computes h from the MLP's output and the residual.
+    """
+
+    def __init__(
+        self, build: BuildContext, spec: ModelSpec, prefix: str, before: SandwichNorm
+    ) -> None:
+        super().__init__()
+        size, width = spec.config.hidden_size, _part_width(spec)
+        self.ops, self.before = build.ops, before
+        gate, projection = (
+            f"{prefix}.per_layer_{name}.weight" for name in ("input_gate", "projection")
+        )
+        self.gate = build.weight(Part.whole(gate, width, size))
+        self.projection = build.weight(Part.whole(projection, size, width))
+
+    def forward(self, x_TD: Tensor, h_TD: Tensor, part_TP: Tensor) -> tuple[Tensor, Tensor]:
+        """x, h: the MLP's output and the residual. Returns (output, h)."""
+        gate_TP, h_TD = self.before.linear(self.gate, x_TD, h_TD)
+        gated = self.ops.gated(torch.cat((gate_TP, part_TP), -1), "gelu_tanh")
+        return self.projection.linear(gated), h_TD
+
+
+class Gemma4Block(SandwichBlock):
+    attention_type = Gemma4Attention
+    mlp_norm: SandwichNorm
+    factor_name, whole_embedding = "layer_scalar", True
+
+    def __init__(self, at: LayerBuild) -> None:
+        spec, layer, build = at.spec, at.layer, at.build
+        fields, prefix = spec.config.fields, layer.prefix
+        if layer.shares is not None and fields.flag("use_double_wide_mlp", False):
+            wide = replace(spec.config, intermediate_size=2 * spec.config.intermediate_size)
+            spec = replace(spec, config=wide)
+            at = replace(at, spec=spec)
+        super().__init__(at)
+        self.experts: Gemma4Experts | None = None
+        if isinstance(self.mlp, Gemma4Experts):
+            self.experts, self.mlp = self.mlp, GatedMLP(spec, build, f"{prefix}.mlp")
+            self.of_mlp = at.norm(RMSNorm, "post_feedforward_layernorm_1")
+            self.before_experts = at.norm(RMSNorm, "pre_feedforward_layernorm_2")
+            self.of_experts = at.norm(RMSNorm, "post_feedforward_layernorm_2")
+            self.comm, self.no_norm = build.comm, NoNorm()
+        self.layer_input: LayerInput | None = None
+        if _part_width(spec):
+            post = self.post_norm(spec, build, layer, self.norm_names[3])
+            before = SandwichNorm(
+                without_all_reduce(build) if self.experts else build, pre=None, post=post
+            )
+            self.layer_input = LayerInput(build, spec, prefix, before)
+
+    @classmethod
+    def entry(
+        cls, spec: ModelSpec, build: BuildContext, before: LayerSpec | None, pre: RMSNorm | None
+    ) -> SandwichNorm:
+        is_whole = _part_width(spec) > 0 or spec.moe is not None
+        return super().entry(spec, without_all_reduce(build) if is_whole else build, before, pre)
+
+    @classmethod
+    def last_name(cls, spec: ModelSpec) -> str:
+        return "post_per_layer_input_norm" if _part_width(spec) else cls.norm_names[3]
+
+    def whole(
+        self,
+        x_TD: Tensor,
+        h_TD: Tensor | None,
+        part_TP: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` with one more argument: the layer's part of the embedding, for the tokens to
+        return."""
+        x_TD, h_TD = self.attention.forward(self.attention_norm, x_TD, h_TD, batch, rows_S)
+        if self.experts:
+            x_TD, h_TD = self._mixed(self.experts, x_TD, h_TD)
+        else:
+            x_TD, h_TD = self.mlp.forward(self.mlp_norm, x_TD, h_TD)
+        if self.layer_input and part_TP is not None:
+            x_TD, h_TD = self.layer_input.forward(x_TD, h_TD, part_TP)
+        return x_TD, h_TD
+
+    def _mixed(self, experts: Gemma4Experts, x_TD: Tensor, h_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Run MLP and mixture side by side. Returns (their sum, whole on every rank; residual)."""
+        norm = self.mlp_norm
+        assert norm.pre is not None
+        norms = (norm.pre, experts.router_norm, self.before_experts)
+        (of_mlp, of_router, of_experts), h_TD = norm.forward_each(x_TD, h_TD, *norms)
+        x_TD = self.comm.all_reduce(self.mlp.forward(self.no_norm, of_mlp, None)[0])
+        mixed_TD = self.comm.all_reduce(experts.beside(of_router, of_experts))
+        return norm.add(x_TD, self.of_mlp, mixed_TD, self.of_experts), h_TD
+
+
+def _part_width(spec: ModelSpec) -> int:
+    """The width of a layer's part of the embedding; 0 without parts."""
+    return spec.config.fields.integer("hidden_size_per_layer_input", minimum=0)
+
+
+class LayerEmbedding(BaseOP):
+    """Computes the layers' parts, [T, L, P], from token ids and their embedding."""
+
+    def __init__(self, build: BuildContext, spec: ModelSpec, width: int) -> None:
+        super().__init__()
+        config, total = spec.config, len(spec.layers) * width
+        self.comm, self.width = build.comm, width
+        self.table = VocabParallelEmbedding(
+            build,
+            vocab_size=config.fields.integer("vocab_size_per_layer_input", config.vocab_size),
+            hidden_size=total,
+            name="model.embed_tokens_per_layer.weight",
+        )
+        self.table_scale = torch.tensor(width**0.5, dtype=build.dtype).item()
+        name = "model.per_layer_model_projection.weight"
+        self.projection = build.weight(Part.whole(name, total, config.hidden_size))
+        self.projection_scale = config.hidden_size**-0.5
+        name = "model.per_layer_projection_norm.weight"
+        self.norm = RMSNorm(build, size=width, eps=config.norm_eps, name=name)
+
+    def forward(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
+        own = self.comm.all_reduce(self.table.forward(ids_T)) * self.table_scale
+        projected = self.projection.linear(x_TD) * self.projection_scale
+        own_TLP, projected_TLP = (x.view(len(x), -1, self.width) for x in (own, projected))
+        return (self.norm.forward(projected_TLP) + own_TLP) * 2**-0.5
+
+
+class Gemma4Decoder(GemmaDecoder):
+    def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
+        softcap = spec.config.fields.optional_number("final_logit_softcapping")
+        super().__init__(spec, build, num_positions, softcap)
+        width = _part_width(spec)
+        self.parts = LayerEmbedding(build, spec, width) if width else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        x_TD = self.comm.all_reduce(self.embed(batch.input_ids))
+        parts_TLP = self.parts.forward(batch.input_ids, x_TD) if self.parts else None
+        h_TD: Tensor | None = None
+        blocks = cast("tuple[Gemma4Block, ...]", tuple(self.blocks))
+        for index, block in enumerate(blocks):
+            rows_S = None
+            if block is blocks[-1] and len(batch.sample_positions) < len(x_TD):
+                rows_S = batch.sample_positions
+            part_TP = None if parts_TLP is None else parts_TLP[:, index]
+            if part_TP is not None and rows_S is not None:
+                part_TP = part_TP[rows_S]
+            x_TD, h_TD = block.whole(x_TD, h_TD, part_TP, batch, rows_S)
+        return self.norm.forward(x_TD, h_TD)[0]

@@ -1,0 +1,187 @@
+"""Attention to latents (`minisgl_zoo.layers.latent`): its sizes in config.json, its layers, its
+block.
+
+Axes: T tokens of this step, N query heads of this rank, K dims of a head's key, R of these that
+rotate, L dims of the latent, C = L + R, which are cached.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttnLayer
+from minisgl.layers import LinearRowParallel, RMSNorm
+from minisgl.layers.base import BaseOP
+from minisgl.layers.linear import Linear
+from minisgl.layers.shard import split_heads, times
+from minisgl.models.config import MAX_HEAD_DIM, rotary_config
+from minisgl.models.decoder import Block
+from minisgl.models.spec import layers_of
+from minisgl.quantization import Part
+from minisgl_zoo.blocks.rotation import rope_fields
+from minisgl_zoo.layers.latent import LatentHeads
+
+if TYPE_CHECKING:
+    from minisgl.core import Batch
+    from minisgl.layers import RMSNormFused
+    from minisgl.layers.rotary import RotaryConfig
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import LayerSpec
+
+NORM_EPS = 1e-6
+"""Of the norms of latents, whatever config.json says, as in Hugging Face."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """plain, rotated: the dims of a key that do not rotate, and those that do. value: those of a
+    value. latent: those of keys' and values' latent. queries: those of the queries' latent; None if
+    queries have none."""
+
+    plain: int
+    rotated: int
+    value: int
+    latent: int
+    queries: int | None
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> LatentSizes:
+        """Read the sizes. Raises ConfigError."""
+        fields = config.fields
+        return cls(
+            plain=fields.integer("qk_nope_head_dim"),
+            rotated=fields.integer("qk_rope_head_dim"),
+            value=fields.integer("v_head_dim"),
+            latent=fields.integer("kv_lora_rank"),
+            queries=fields.optional_integer("q_lora_rank"),
+        )
+
+
+def latent_layers(config: ModelConfig, rope: RotaryConfig | None = None) -> tuple[LayerSpec, ...]:
+    """Return the layers of a model that attends to latents in each. Raises ConfigError.
+
+    rope: the rotation of `LatentSizes.rotated` dims; None is the one that config.json describes.
+    """
+    fields, sizes = config.fields, LatentSizes.of(config)
+    if fields.flag("attention_bias", False):
+        raise fields.error("attention_bias", "false: biases of attention are not supported")
+    if (cached := sizes.latent + sizes.rotated) > MAX_HEAD_DIM:
+        raise fields.error("kv_lora_rank", f"at most {MAX_HEAD_DIM - sizes.rotated}")
+    rope = rope or rotary_config(fields, sizes.rotated)
+    scale = (sizes.plain + sizes.rotated) ** -0.5
+    if rope.rope_type != "default" and rope.factor > 1:
+        stretch = rope_fields(config)
+        all_dims = stretch.optional_number("mscale_all_dim") or 0.0
+        if all_dims > 1e6:  # 1 in released files
+            raise stretch.error("mscale_all_dim", "at most 1000000")
+        scale *= (0.1 * all_dims * math.log(rope.factor) + 1) ** 2
+    return layers_of(
+        config,
+        num_kv_heads=1,
+        head_dim=cached,
+        rope=rope,
+        scale=scale,
+        block=LatentBlock,
+        latent=sizes.latent,
+    )
+
+
+class LatentAttention(BaseOP):
+    """One GEMM computes the latents and the rotating part of the key."""
+
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__()
+        config, layer, build = at.spec.config, at.layer, at.build
+        self.sizes = sizes = LatentSizes.of(config)
+        self.rope, prefix = at.rope, f"{layer.prefix}.self_attn"
+        self.interleaved = config.fields.flag("rope_interleave", True)
+        heads = split_heads(layer.num_heads, 1, build.comm.size)[build.comm.rank].q
+        key, hidden = sizes.plain + sizes.rotated, config.hidden_size
+
+        def of_heads(name: str, in_size: int) -> Part:
+            name, shape = f"{prefix}.{name}.weight", (layer.num_heads * key, in_size)
+            return Part(name=name, shape=shape, axis=0, share=times(heads, key))
+
+        if sizes.queries is None:
+            first = of_heads("q_proj", hidden)
+        else:
+            first = Part.whole(f"{prefix}.q_a_proj.weight", sizes.queries, hidden)
+            norm = f"{prefix}.q_a_layernorm.weight"
+            self.q_norm = RMSNorm(build, size=sizes.queries, eps=NORM_EPS, name=norm)
+            self.q_up = Linear(build, of_heads("q_b_proj", sizes.queries), bias=False)
+        latent = Part.whole(f"{prefix}.kv_a_proj_with_mqa.weight", layer.head_dim, hidden)
+        self.down = Linear(build, first, latent, bias=False)
+        norm = f"{prefix}.kv_a_layernorm.weight"
+        self.latent_norm = RMSNorm(build, size=sizes.latent, eps=NORM_EPS, name=norm)
+        self.heads = LatentHeads(
+            build,
+            heads=heads,
+            num_heads=layer.num_heads,
+            key_size=sizes.plain,
+            value_size=sizes.value,
+            latent_size=sizes.latent,
+            name=f"{prefix}.kv_b_proj.weight",
+        )
+        assert layer.scale is not None
+        self.layer = AttnLayer(
+            pool=at.place[0],
+            layer_id=at.place[1],
+            num_q_heads=len(heads),
+            num_kv_heads=1,
+            head_dim=layer.head_dim,
+            scale=layer.scale,
+            latent=layer.latent,
+        )
+        self.out = LinearRowParallel(
+            build,
+            in_size=layer.num_heads * sizes.value,
+            share=times(heads, sizes.value),
+            out_size=hidden,
+            bias=False,
+            name=f"{prefix}.o_proj",
+        )
+
+    def forward(
+        self,
+        norm: RMSNormFused,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Attention.forward`."""
+        sizes, view = self.sizes, batch.pools[self.layer.pool]
+        projected, residual_TD = self.down.forward_normed(norm, x_TD, residual_TD)
+        ends = -self.layer.head_dim, -sizes.rotated
+        q, latent_TL, rotated_TR = projected.tensor_split(ends, dim=1)
+        if sizes.queries is not None:
+            q = self.q_up.forward(self.q_norm.forward(q.contiguous()))
+        q_TNK = q.view(len(q), self.layer.num_q_heads, sizes.plain + sizes.rotated)
+        q_TNK = self.scaled(q_TNK, view.positions)
+        plain_TNK, q_TNR = q_TNK.tensor_split([sizes.plain], dim=-1)
+        q_TNR, k_T1R = self._rotate(q_TNR, rotated_TR[:, None], view.positions)
+        q_TNC = torch.cat((self.heads.queries(plain_TNK), q_TNR), dim=-1)
+        latent_T1L = self.latent_norm.forward(latent_TL.contiguous())[:, None]
+        k_T1C = torch.cat((latent_T1L, k_T1R), dim=-1)
+        attended_TNL = view.context.attn.forward(q_TNC, k_T1C, k_T1C, self.layer, view)
+        residual_TD, sums_TNL = norm.select(rows_S, residual_TD, attended_TNL)
+        return self.out.forward(self.heads.values(sums_TNL)), residual_TD
+
+    def scaled(self, q_TNK: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the queries times a factor of their position; here as they are."""
+        return q_TNK
+
+    def _rotate(self, q: Tensor, k: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        if self.interleaved:
+            q, k = (torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) for x in (q, k))
+        return self.rope.forward(q.contiguous(), k.contiguous(), positions_T)
+
+
+class LatentBlock(Block):
+    attention_type = LatentAttention

@@ -1,0 +1,134 @@
+"""Short convolutions in the place of attention: their part of a spec, and their block.
+
+Imported only by families that have such layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from minisgl.core.groups import CacheGroup
+from minisgl.layers.shard import split_heads, times
+from minisgl.models.decoder import Block
+from minisgl.models.spec import PoolSpec, layers_of
+from minisgl_zoo.blocks.layer_types import FULL, types_in_config
+from minisgl_zoo.layers.short_conv import ShortConv
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import LayerSpec
+
+CONV = "conv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvSpec:
+    """A gated short convolution.
+
+    In its `LayerSpec` num_heads and num_kv_heads are equal: the number of units, of head_dim
+    channels each, that are split over the ranks. taps: the length of the convolution. bias: whether
+    projections and convolution have biases.
+    """
+
+    taps: int
+    bias: bool
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        return (CacheGroup(kind="window", window=self.taps),)
+
+    def width(self, layer: LayerSpec) -> int:
+        """See `LayerSpec.width`: b, c, x and their product. The float32 sum takes no more."""
+        return 4 * layer.num_heads * layer.head_dim
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        return ConvPoolSpec(
+            group=groups.index(self.groups[0]),
+            num_layers=0,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvPoolSpec(PoolSpec):
+    """Layers that keep one input of a convolution for each token and channel."""
+
+    is_recurrent: ClassVar[bool] = True
+
+    @property
+    def width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
+        per_token = self.num_layers * self.width * dtype.itemsize
+        return per_token * page_size if group == self.group else 0
+
+
+class ConvBlock(Block):
+    @staticmethod
+    def attention_type(at: LayerBuild) -> ShortConv:
+        layer, conv, comm = at.layer, at.layer.recurrent, at.build.comm
+        assert isinstance(conv, ConvSpec)
+        heads = split_heads(layer.num_heads, layer.num_kv_heads, comm.size)[comm.rank]
+        return ShortConv(
+            at.build,
+            prefix=f"{layer.prefix}.conv",
+            hidden_size=at.spec.config.hidden_size,
+            channels=times(heads.kv, layer.head_dim),
+            taps=conv.taps,
+            bias=conv.bias,
+            place=at.place,
+        )
+
+
+def conv_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Return the layers of a model with short convolutions and attention.
+
+    The field `layer_types` says which is where. Without it, the layers `full_attn_idxs` have
+    attention, or all. Raises ConfigError.
+    """
+    fields, count = config.fields, config.num_layers
+    types = types_in_config(config, (FULL, CONV))
+    if types is None:
+        full = fields.values.get("full_attn_idxs") or [*range(count)]
+        if not isinstance(full, list):
+            raise fields.error("full_attn_idxs", "a list of layers' numbers")
+        types = tuple(FULL if index in full else CONV for index in range(count))
+    return with_convs(config, layers_of(config), types)
+
+
+def with_convs(
+    config: ModelConfig,
+    layers: Sequence[LayerSpec],
+    types: Sequence[str],
+    block: type[Block] = ConvBlock,
+) -> tuple[LayerSpec, ...]:
+    """Return `layers`, with a short convolution in each of type CONV.
+
+    block: the class of these layers. Raises ConfigError.
+    """
+    fields = config.fields
+    if FULL not in types:
+        raise fields.error("layer_types", f"a list with one or more {FULL}")
+    if config.hidden_size % config.num_heads:
+        raise fields.error("num_attention_heads", f"a divisor of {config.hidden_size} channels")
+    conv = ConvSpec(
+        taps=fields.integer("conv_L_cache", minimum=2), bias=fields.flag("conv_bias", False)
+    )
+    conv_fields: dict[str, Any] = {
+        "num_kv_heads": config.num_heads,
+        "head_dim": config.hidden_size // config.num_heads,
+        "block": block,
+        "recurrent": conv,
+    }
+    return tuple(
+        replace(layer, **conv_fields) if kind == CONV else layer
+        for layer, kind in zip(layers, types, strict=True)
+    )

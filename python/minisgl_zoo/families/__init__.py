@@ -1,0 +1,1 @@
+"""Families, each a file with its `FAMILY`: what config.json says, as a `ModelSpec`."""

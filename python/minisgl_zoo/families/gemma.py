@@ -1,0 +1,88 @@
+"""Gemma 1: a Llama with GELU, a scaled embedding, and norms whose weights are stored minus 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl.layers import RMSNorm, RMSNormFused
+from minisgl.layers.norm import _Norm
+from minisgl.models.decoder import Block
+from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl_zoo.blocks.scaled import ScaledDecoder
+
+if TYPE_CHECKING:
+    from minisgl.layers.base import BuildContext
+    from minisgl.models.config import Fields, ModelConfig
+
+
+class _PlusOne(_Norm):
+    """A norm whose checkpoint holds its weight minus 1. The sum stays float32: rounded to bfloat16
+    it would lose digits of the file, and logits would be up to 1.1 times as far from float32's."""
+
+    def __init__(self, build: BuildContext, *, size: int, eps: float, name: str) -> None:
+        super().__init__(replace(build, dtype=torch.float32), size=size, eps=eps, name=name)
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.weight += 1
+
+
+class GemmaNorm(_PlusOne, RMSNorm):
+    """RMS norm that multiplies by 1 + the checkpoint's weight."""
+
+
+class GemmaNormFused(_PlusOne, RMSNormFused):
+    """`RMSNormFused` that multiplies by 1 + the checkpoint's weight."""
+
+
+class GemmaBlock(Block):
+    norm_type = GemmaNormFused
+
+
+class GemmaDecoder(ScaledDecoder):
+    """Embeddings are multiplied by the square root of the hidden size, rounded to their dtype, as
+    in Hugging Face."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        build: BuildContext,
+        num_positions: int,
+        softcap: float | None = None,
+    ) -> None:
+        scale = torch.tensor(spec.config.hidden_size**0.5, dtype=build.dtype).item()
+        super().__init__(spec, build, num_positions, embedding_scale=scale, softcap=softcap)
+
+
+def check_causal(fields: Fields) -> None:
+    """Raise ConfigError for an encoder."""
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention", "false: a decoder is causal")
+
+
+def spec(config: ModelConfig) -> ModelSpec:
+    check_causal(config.fields)
+    bias = config.fields.flag("attention_bias", False)
+    return ModelSpec(
+        config=config,
+        layers=layers_of(config, block=GemmaBlock),
+        qkv_bias=bias,
+        o_bias=bias,
+        decoder=GemmaDecoder,
+    )
+
+
+FAMILY = Family(
+    architectures=("GemmaForCausalLM",),
+    spec=spec,
+    defaults={
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    activations={"gelu": "gelu_tanh"},  # most released files write gelu, as Hugging Face notes, too
+)

@@ -1,0 +1,170 @@
+"""Makes tokenizer.json and tokenizer_config.json from the metadata of a GGUF file.
+
+Three kinds of tokenizers are supported: "gpt2" is byte-level BPE with merges, and the key `pre`
+names how it splits text; "llama" is sentencepiece's BPE, which has a score for each token instead
+of merges; "gemma4" is sentencepiece's BPE with merges. The vocabulary and the merges are written as
+JSON at once, because the library would make objects of them first, and write these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+
+from minisgl.errors import ConfigError
+from minisgl.utils.logger import get_logger
+from minisgl_zoo.gguf.splits import SPLITS
+from minisgl_zoo.gguf.values import CONTROL, UNKNOWN, USE_ORIGINAL, USER_DEFINED
+
+logger = get_logger(__name__)
+
+Merge = tuple[str, str]
+PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of Phi-3 that keep the space behind them. Its other special tokens drop it."""
+
+
+def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Return the contents of both files, by name. Raises ConfigError for an unknown kind of
+    tokenizer, ValueError for a merge whose parts are no tokens."""
+    fields = {
+        name.removeprefix("tokenizer.ggml."): value
+        for name, value in values.items()
+        if name.startswith("tokenizer.ggml.")
+    }
+    tokens: list[str] = fields["tokens"]
+    kinds = fields.get("token_type", [1] * len(tokens))
+    model, vocab = fields["model"], {token: index for index, token in enumerate(tokens)}
+    logger.info("converting the tokenizer of %s: %s tokens", path.name, f"{len(tokens):,}")
+    if model == "gpt2":
+        tokenizer, adds_bos = _byte_level(fields, path)
+    elif model in ("llama", "gemma4"):
+        tokenizer, adds_bos = _sentencepiece(fields, tokens, kinds), True
+    else:
+        raise ConfigError(
+            f"{path}: tokenizer.ggml.model is {model!r}, expected gpt2, llama or gemma4; "
+            f"{USE_ORIGINAL}"
+        )
+    named = {
+        f"{name}_token": tokens[fields[f"{key}_token_id"]]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if fields.get(f"{key}_token_id", len(tokens)) < len(tokens)
+    }
+    if fields.get("add_bos_token", adds_bos) and "bos_token" in named:
+        bos = named["bos_token"]
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A",
+            pair=f"{bos} $A {bos} $B",
+            special_tokens=[(bos, fields["bos_token_id"])],
+        )
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    if template := values.get("tokenizer.chat_template"):
+        config["chat_template"] = template
+    made = json.loads(tokenizer.to_str())  # without a vocabulary
+    is_phi3 = (values.get("general.architecture"), model) == ("phi3", "llama")
+    made["added_tokens"] = _added_tokens(tokens, kinds, vocab, is_phi3=is_phi3)
+    if model == "llama":
+        merges = _scored_merges(tokens, fields["scores"], vocab)
+    else:
+        merges = _merges(fields, vocab)
+    made["model"] |= {"vocab": vocab, "merges": merges}
+    return {
+        "tokenizer.json": msgspec.json.encode(made).decode(),
+        "tokenizer_config.json": json.dumps(config, indent=1),
+    }
+
+
+def _added_tokens(
+    tokens: Sequence[str], kinds: Sequence[int], vocab: Mapping[str, int], *, is_phi3: bool
+) -> list[dict[str, Any]]:
+    """Return tokenizer.json's `added_tokens`, which text is searched for first: special ones, and
+    those that the model's makers defined."""
+    added: dict[str, dict[str, Any]] = {}
+    for wanted in (CONTROL, USER_DEFINED):
+        is_special = wanted == CONTROL
+        for token, kind in zip(tokens, kinds, strict=True):
+            if kind == wanted and token:
+                added[token] = {
+                    "id": vocab[token],
+                    "content": token,
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": is_special and is_phi3 and token not in PHI3_PLAIN,
+                    "normalized": False,
+                    "special": is_special,
+                }
+    return sorted(added.values(), key=lambda token: int(token["id"]))
+
+
+def _byte_level(fields: Mapping[str, Any], path: Path) -> tuple[Tokenizer, bool]:
+    """Return the tokenizer without its vocabulary, and whether texts begin with a BOS token if no
+    key says otherwise."""
+    pre = fields.get("pre", "gpt-2")
+    if pre not in SPLITS:
+        raise ConfigError(
+            f"{path}: tokenizer.ggml.pre is {pre!r}, expected {', '.join(SPLITS)}; {USE_ORIGINAL}"
+        )
+    split = SPLITS[pre]
+    tokenizer = Tokenizer(BPE(ignore_merges=split.whole))
+    tokenizer.pre_tokenizer = split.pre_tokenizer()
+    if normalizer := split.normalizer():
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, split.bos
+
+
+def _merges(fields: Mapping[str, Any], vocab: Mapping[str, int]) -> list[Merge]:
+    """Return the file's merges. Raises ValueError for one whose parts are no tokens."""
+    merges = []
+    for merge in fields["merges"]:
+        left, right = merge.split(" ")
+        for token in (left, right, left + right):
+            if token not in vocab:
+                raise ValueError(f"the merge {merge!r}: `{token}` out of vocabulary")
+        merges.append((left, right))
+    return merges
+
+
+def _scored_merges(
+    tokens: Sequence[str], scores: Sequence[float], vocab: Mapping[str, int]
+) -> list[Merge]:
+    """Return the merges that follow from scores.
+
+    Each pair of tokens that together are a token is a merge. They are ordered by the score of that
+    token, the highest first, and then by the ids of the pair.
+    """
+    merges: list[Merge] = []
+    scored = sorted(zip(scores, tokens, strict=True), key=itemgetter(0), reverse=True)
+    for _, equal in groupby(scored, key=itemgetter(0)):
+        pairs = [
+            (left, right)
+            for _, token in equal
+            for end in range(1, len(token))
+            if (left := token[:end]) in vocab and (right := token[end:]) in vocab
+        ]
+        merges += sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    return merges
+
+
+def _sentencepiece(
+    fields: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]
+) -> Tokenizer:
+    """Return the tokenizer without its vocabulary."""
+    unknown = next((t for t, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
+    tokenizer = Tokenizer(BPE(unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    has_prefix = fields.get("add_space_prefix", fields["model"] == "llama")
+    prefix = [normalizers.Prepend("▁")] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer

@@ -1,0 +1,245 @@
+"""Weights of GGUF files: on a CPU in bfloat16 they stay packed, elsewhere they are dequantised.
+
+Matrices that are merged may have different forms (`gguf_blocks.Form`): files give values more bits
+than queries and keys. Then each run of matrices of one form is a GEMM that writes its own columns
+of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, cast, get_args
+
+import torch
+from torch import Tensor
+
+from minisgl.quantization.packed import CpuWeight, PackedWeight, rows_of_share
+from minisgl.quantization.parameter import Part, TensorOwner
+from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
+from minisgl_kernels.panelled import PanelledWeight
+from minisgl_zoo.gguf.blocks import DTYPES, LAYOUTS, Field, Form
+
+if TYPE_CHECKING:
+    from minisgl.kernel.cpu import CpuOps
+    from minisgl.kernel.ops import Activation
+    from minisgl_kernels.panels import Panels
+
+BLOCKS: Final = ".blocks"
+"""The suffix of a checkpoint name that asks for a tensor's blocks, uint8 [O, bytes]. Under its
+plain name the tensor is dequantised."""
+FORMATS: Final = tuple(LAYOUTS)
+FIELDS: Final = get_args(Field)
+"""The indices of formats and fields are their numbers in csrc/blocks.cpp."""
+MIDDLE: Final = 8
+"""What an int4 number is stored above its value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTypes:
+    """Makes the weights of a file. types: module -> llama.cpp's name of its matrix's format, for
+    quantised matrices. reordered: modules whose columns are in another order than the file's."""
+
+    types: Mapping[str, str]
+    reordered: frozenset[str] = frozenset()
+
+    def __call__(self, build: WeightBuild) -> Weight:
+        if self.why_dequantised(build) is None:
+            runs = list(self._runs(build.parts))
+            if build.stacked is not None or len(runs) == 1:
+                return self._packed(build)
+            packed = [self._packed(replace(build, parts=run, rows=None)) for _, run in runs]
+            return MergedWeight(build, packed)
+        if build.stacked is None and build.ops.packs(build.dtype):
+            return PackedWeight(build)
+        return PlainWeight(build)
+
+    def why_dequantised(self, build: WeightBuild) -> str | None:
+        """Why the weight is dequantised, or None if it stays packed."""
+        if not build.ops.packs(build.dtype):
+            return "only a CPU multiplies packed weights, and only in bfloat16"
+        for part in build.parts:
+            kind = self.type_of(part)
+            if kind is None:
+                return "merged with a matrix that is not quantised"
+            if kind not in LAYOUTS:
+                return f"{kind} has no packed form"
+            if part.rearrange or self.module_of(part.module) in self.reordered:
+                return "its columns are in another order"
+            block = LAYOUTS[kind].form.block
+            if part.axis == 1 and (part.share.start % block or part.share.stop % block):
+                return f"a rank's share cuts a block of {block}"
+        runs = list(self._runs(build.parts))
+        if build.stacked is not None and len(runs) > 1:
+            return "experts of several forms"
+        from minisgl_kernels.panels import takes
+
+        for form, run in runs:
+            outputs = sum(len(part.share) if part.axis == 0 else part.shape[0] for part in run)
+            outputs = build.rows if build.rows is not None else outputs // (build.stacked or 1)
+            if not takes(outputs, run[0].shape[1], form.group, build.dtype, form.kind):
+                return "no multiple of 16 outputs"
+        return None
+
+    def type_of(self, part: Part) -> str | None:
+        """The name of the format of the part's matrix; None if it is not quantised."""
+        return self.types.get(self.module_of(part.module))
+
+    @staticmethod
+    def module_of(name: str) -> str:
+        """The module's name, without the number of an expert."""
+        before, experts, after = name.partition(".experts.")
+        return f"{before}{experts}{after.partition('.')[2]}" if experts else before
+
+    def _runs(self, parts: Sequence[Part]) -> Iterator[tuple[Form, list[Part]]]:
+        """Yield the runs of quantised parts that have one form."""
+        for form, run in groupby(parts, key=lambda part: LAYOUTS[self._kind(part)].form):
+            yield form, list(run)
+
+    def _kind(self, part: Part) -> str:
+        return self.types[self.module_of(part.module)]
+
+    def _packed(self, build: WeightBuild) -> BlockWeight:
+        return BlockWeight(build, [self._kind(part) for part in build.parts])
+
+
+class BlockWeight(PanelledWeight):
+    """Matrices of one form."""
+
+    packed: Tensor
+    scale: Tensor
+    factor: Tensor | None = None
+    step: Tensor | None = None
+    zero: Tensor | None = None
+
+    def __init__(self, build: WeightBuild, kinds: Sequence[str]) -> None:
+        """kinds: llama.cpp's name of each part's format."""
+        super().__init__(build)
+        self.form = LAYOUTS[kinds[0]].form
+        for name in self.form.fields:
+            held = [
+                _field(part, kind, name, cast("CpuOps", build.ops))
+                for part, kind in zip(build.parts, kinds, strict=True)
+            ]
+            self.declare(name, DTYPES[name], *held, rows=build.rows, stacked=build.stacked)
+        self._inputs = self.form.block * self.scale.shape[-1]
+
+    @property
+    def outputs(self) -> int:
+        """Rows of one matrix, as in the kernels' `Panels`."""
+        return self.packed.shape[-2]
+
+    def dense(self) -> Tensor:
+        form, packed, (scale, factor, step, zero) = self.form, self.packed, self._entries()
+        if self.panels:
+            from minisgl_kernels.panels import unpack_bytes, unpack_nibbles
+
+            is_4_bit = form.kind == "int4"
+            packed = (
+                unpack_nibbles(packed, offset=MIDDLE) if is_4_bit else unpack_bytes(packed, "int8")
+            )
+        if form.kind == "int4":
+            numbers = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).float()
+            numbers = numbers if form.has_step else numbers - MIDDLE
+        else:
+            numbers = packed.view(torch.int8).float()
+        assert scale is not None
+        values = numbers * self._spread(scale, factor)
+        if step is not None:
+            values -= self._spread(step, zero)
+        return values.to(self.dtype)
+
+    def _entries(self) -> list[Tensor | None]:
+        tensors = [self.scale, self.factor, self.step, self.zero]
+        if not self.panels:
+            return tensors
+        from minisgl_kernels.panels import unpack_rows
+
+        return [None if tensor is None else unpack_rows(tensor) for tensor in tensors]
+
+    def _spread(self, of_blocks: Tensor, of_groups: Tensor | None) -> Tensor:
+        """[..., blocks] times [..., groups] -> [..., I]."""
+        spread = of_blocks.float().repeat_interleave(self.form.block, -1)
+        if of_groups is None:
+            return spread
+        return spread * of_groups.float().repeat_interleave(self.form.group, -1)
+
+    def pack(self, ops: CpuOps) -> Panels:
+        from minisgl_kernels.panels import Panels, pack_bytes, pack_nibbles, pack_rows
+
+        is_4_bit = self.form.kind == "int4"
+        if is_4_bit:
+            pack_nibbles(ops, self.packed, offset=MIDDLE)
+        else:
+            pack_bytes(ops, self.packed, "int8")
+        for tensor in (self.scale, self.factor, self.step, self.zero):
+            if tensor is not None:
+                pack_rows(ops, tensor)
+        return Panels(
+            kind=self.form.kind, numbers=self.packed, group=self.form.group, scales=self.scale,
+            factors=self.factor, zeros=self.zero, steps=self.step,
+            middle=MIDDLE if is_4_bit else 0, outputs=self.outputs, inputs=self._inputs,
+        )  # fmt: skip
+
+    def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
+        assert self.panels, "read before it was packed"
+        return rows_of_share(partial(self.panels.rows, cast("CpuOps", self.ops)), ids_T, share)
+
+
+class MergedWeight(CpuWeight):
+    """Merged matrices of several forms, one below the other."""
+
+    def __init__(self, build: WeightBuild, runs: Sequence[BlockWeight]) -> None:
+        super().__init__(build)
+        self._runs = tuple(runs)
+
+    def children(self) -> Iterator[TensorOwner]:
+        return iter(self._runs)
+
+    def dense(self) -> Tensor:
+        return torch.cat([run.dense() for run in self._runs])
+
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
+    ) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        outputs = sum(run.outputs for run in self._runs)
+        out = torch.empty(len(rows), outputs, dtype=x.dtype)
+        first = 0
+        for run in self._runs:
+            columns = slice(first, first + run.outputs)
+            own = None if bias is None else bias[columns]
+            assert run.panels, "multiplied before it was packed"
+            run.panels.linear_into(self.ops, rows, own, None, out[:, columns])
+            first += run.outputs
+        y = out.view(*x.shape[:-1], outputs)
+        return self.ops.gated(y, gate) if gate else y
+
+
+def _field(part: Part, kind: str, name: Field, ops: CpuOps) -> Part:
+    """The share of the part's blocks, of which loading keeps the field `name`."""
+    layout = LAYOUTS[kind]
+    outputs, inputs = part.shape
+    block, size = layout.form.block, layout.num_bytes
+    share = part.share
+    if part.axis == 1:
+        share = range(share.start // block * size, share.stop // block * size)
+    return replace(
+        part,
+        name=part.name + BLOCKS,
+        shape=(outputs, inputs // block * size),
+        share=share,
+        alias=None,
+        stack=None,
+        unread=(*part.unread, part.name),
+        stored=torch.uint8,
+        rearrange=partial(layout.read, field=name),
+        fills=partial(_read, ops, FORMATS.index(kind), FIELDS.index(name)),
+    )
+
+
+def _read(ops: CpuOps, kind: int, field: int, rows: Tensor, made: Tensor) -> None:
+    """Do `Layout.read` by the C++ kernel, into `made`."""
+    ops.read_blocks(rows, kind, field, made)

@@ -1,0 +1,113 @@
+"""The grammar of an answer with reasoning, required tool calls or structured content."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from minisgl.core import SamplingParams
+from minisgl.errors import InvalidSampling
+from minisgl.tokenizer.answers import AnswerPlan
+from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl_zoo.calls.formats import (
+    Calls,
+    call_format,
+    message_format,
+    reasoning_marks,
+)
+from minisgl_zoo.calls.parser import AnswerForm
+from minisgl_zoo.grammar import calls
+from minisgl_zoo.grammar.answer import AnswerGrammar
+from minisgl_zoo.grammar.closed import closed
+from minisgl_zoo.grammar.compile import answer_grammar, check_schemas, compiled, problem
+from minisgl_zoo.grammar.pairs import pairs_call
+
+
+def constraint(
+    plan: AnswerPlan, form: AnswerForm, sampling: SamplingParams, tokenizer: Tokenizer
+) -> str:
+    """Return the text of the grammar: reasoning, then tool calls, structured content, or any text.
+
+    Raises InvalidSampling if it cannot be compiled, or if two options exclude each other.
+    """
+    content = sampling.structured_outputs
+    must_call = plan.choice != "auto"
+    if content:
+        compiled(content)  # its error names the part that is wrong
+    if plan.thinking_budget is not None and sampling.allowed_token_ids is not None:
+        raise InvalidSampling(
+            "allowed_token_ids cannot be combined with thinking_budget, which forces the end of "
+            "reasoning; leave one of them out",
+            param="allowed_token_ids",
+        )
+    if must_call:
+        for name in ("structured_outputs", "ignore_eos", "min_tokens", "allowed_token_ids"):
+            if getattr(sampling, name):
+                raise InvalidSampling(
+                    f"{name} cannot be combined with a tool_choice that requires a call", param=name
+                )
+    grammar = AnswerGrammar(token_id=partial(added_token_id, tokenizer))
+    lead = ""
+    messages = message_format(form.reasoning)
+    if messages:
+        lead = grammar.message(*messages.thinking, budget=plan.thinking_budget)
+    elif form.reasoning:
+        begin, end = reasoning_marks(form.reasoning)
+        lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
+    if must_call:
+        schemas = {f"tools.{tool}.parameters": schema for tool, schema in plan.tools}
+        check_schemas(schemas)
+        names = (tool for tool, _ in plan.tools)
+        tools = zip(names, (closed(schema, path) for path, schema in schemas.items()), strict=True)
+        body = _calls(grammar, replace(plan, tools=tuple(tools)), form.calls)
+    elif content:
+        body = grammar.sub(answer_grammar(content))
+        if messages:
+            body = f"{grammar.literal(messages.answer)} {body}"
+    else:
+        body = "<[*]>*"
+    text = grammar.finish(f"{lead} {body}")
+    if reason := problem(text):
+        param = "tools" if must_call else "structured_outputs"
+        raise InvalidSampling(f"{param} cannot be used: {reason}", param=param)
+    return text
+
+
+def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """Return the id of `text` if it is an added token that llguidance keeps apart from text; else
+    None."""
+    id: int | None = tokenizer.backend.token_to_id(text)
+    is_tag = text.startswith("<") and text.endswith(">")
+    if id is None or not (id in tokenizer.special_ids or is_tag):
+        return None
+    return id if id in tokenizer.backend.get_added_tokens_decoder() else None
+
+
+def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
+    """Return Lark for one call, or for one or more if parallel calls are allowed and `choice` names
+    no tool."""
+    tools = plan.tools
+    is_one = not plan.is_parallel or plan.choice != "required"
+    if messages := message_format(name):  # one call: another would be in a message of its own
+        if messages.argument:
+            return calls.tagged_call(
+                grammar, tools, messages.header, messages.argument, messages.footer
+            )
+        return calls.named_call(grammar, tools, messages.header, messages.footer)
+    form = call_format(name)
+    begin, end, keys = form.begin, form.end, (form.name_key, form.key)
+    if form.is_list:
+        return calls.list_of_calls(grammar, tools, keys, begin, end, is_one=is_one)
+    if form.is_bare:
+        return calls.object_call(grammar, tools, keys, "", "")
+    if form.syntax == "object":
+        call = calls.object_call(grammar, tools, keys, begin, end)
+    elif form.syntax == "named":
+        call = calls.named_call(grammar, tools, form.header, form.footer)
+    elif form.syntax == "pairs":
+        call = pairs_call(grammar, tools, begin, end, form.quote)
+    else:
+        call = calls.tagged_call(grammar, tools, form.header, form.argument, form.footer)
+    before, after = (grammar.literal(text) if text else "" for text in form.section)
+    several = f"({call})" if is_one else f'({call}) (("\\n")? ({call}))*'
+    return f"{before} {several} {after}"

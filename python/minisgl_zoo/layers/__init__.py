@@ -1,0 +1,1 @@
+"""Layers that only families of this package have."""

@@ -1,0 +1,1 @@
+"""Recurrent layers: their sizes, cache groups, pools and backends."""

@@ -1,0 +1,75 @@
+"""The backend of short convolutions: plain torch on every device.
+
+The step's inputs are stored first. Then each token gathers the W - 1 inputs before its own through
+the page table, whether this step or an earlier one stored them.
+
+Axes: T tokens of this step, B rows, D channels, W taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minisgl.attention.base import BaseAttnMetadata
+from minisgl.core import Plan, PoolBatch
+from minisgl_zoo.recurrent.short_conv_pool import ConvLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvMetadata(BaseAttnMetadata):
+    """has_prompts: a row may have several tokens."""
+
+    has_prompts: bool
+
+
+class ShortConvBackend:
+    """Has the methods of `BaseAttnBackend` that the engine calls."""
+
+    name = "conv"
+    graph_safe = True
+    prompts_graph_safe = False
+    reads_window_only = True
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+
+    def prepare(self, plan: Plan) -> ConvMetadata:
+        return ConvMetadata(has_prompts=plan.num_decodes < plan.num_rows)
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        weight_WD: Tensor,
+        bias_D: Tensor | None,
+        layer: ConvLayer,
+        batch: PoolBatch,
+    ) -> Tensor:
+        """Store x and convolve each channel with its taps. The last tap is for the token itself.
+        Returns [T, D] in x's dtype, rounded once."""
+        layer.inputs[batch.slots.long()] = x_TD  # slot -1 writes the last entry: never read
+        metadata: ConvMetadata = batch.attn_metadata
+        before: Tensor = metadata.once("before", lambda: self._before(len(weight_WD), layer, batch))
+        weight = weight_WD.float()
+        sum_TD = x_TD.float() * weight[-1]
+        for entries_T, tap_D in zip(before.T, weight[:-1].flip(0), strict=True):
+            sum_TD += layer.inputs[entries_T].float() * tap_D
+        if bias_D is not None:
+            sum_TD += bias_D.float()
+        return sum_TD.to(x_TD.dtype)
+
+    def _before(self, taps: int, layer: ConvLayer, batch: PoolBatch) -> Tensor:
+        """Return the entries of `ConvLayer.inputs` before each token, int64 [T, W - 1], the nearest
+        token first."""
+        rows, positions = batch.rows, batch.positions.long()
+        assert rows is not None
+        table_idxs = rows[0]
+        if batch.attn_metadata.has_prompts:
+            table_idxs = torch.repeat_interleave(rows[0], rows[2], output_size=len(positions))
+        before = positions[:, None] - torch.arange(1, taps, device=positions.device)
+        index = before.clamp(min=0)
+        pages = batch.context.page_table[table_idxs.long()[:, None], index // self.page_size]
+        entries = pages.long() * self.page_size + index % self.page_size
+        return torch.where(before < 0, len(layer.inputs) - 2, entries)

@@ -1,0 +1,112 @@
+"""Recurrent layers in a spec: their sizes, cache groups and pools.
+
+Imported only by families that have such layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from minisgl.core.groups import CacheGroup
+from minisgl.errors import ConfigError
+from minisgl.models.spec import PoolSpec
+from minisgl_zoo.recurrent.pool import RecurrentShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from minisgl.layers.shard import HeadShare
+    from minisgl.models.spec import LayerSpec
+
+INTERVAL = 64
+"""Tokens between two states that are written (decision 0024)."""
+GROUPS = (CacheGroup(kind="rows", interval=INTERVAL), CacheGroup(kind="state", interval=INTERVAL))
+
+
+class RecurrentSpec(Protocol):
+    """Further sizes of a layer whose cache is not keys and values."""
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups that the layer needs."""
+
+    def width(self, layer: LayerSpec) -> int:
+        """See `LayerSpec.width`."""
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        """See `LayerSpec.pool`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """A gated delta net in the place of attention.
+
+    In its `LayerSpec` num_heads counts the value heads, num_kv_heads the key heads, and head_dim is
+    the size of a key. value_dim: the size of a value. taps: the length of the convolution. fused:
+    see `minisgl_zoo.layers.delta_net.FusedProjections`.
+    """
+
+    value_dim: int
+    taps: int
+    fused: bool
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        return GROUPS
+
+    def width(self, layer: LayerSpec) -> int:
+        keys, values = layer.num_kv_heads * layer.head_dim, layer.num_heads * self.value_dim
+        return 2 * (keys + values + layer.num_heads)
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        return RecurrentPoolSpec(
+            group=groups.index(GROUPS[0]),
+            state_group=groups.index(GROUPS[1]),
+            num_layers=0,
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            value_dim=self.value_dim,
+            taps=self.taps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentPoolSpec(PoolSpec):
+    """The pool of such layers. group, state_group: the indices of the rows' and of the states'
+    cache groups. The other fields are the layers' sizes."""
+
+    state_group: int
+    num_heads: int
+    value_dim: int
+    taps: int
+
+    is_recurrent: ClassVar[bool] = True
+
+    def shape(self, dtype: torch.dtype) -> RecurrentShape:
+        return RecurrentShape(
+            num_heads=self.num_heads,
+            num_key_heads=self.num_kv_heads,
+            key_dim=self.head_dim,
+            value_dim=self.value_dim,
+            taps=self.taps,
+            dtype=dtype,
+        )
+
+    def of_rank(self, heads: HeadShare) -> PoolSpec:
+        return replace(self, num_heads=len(heads.q), num_kv_heads=len(heads.kv))
+
+    def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
+        """See `PoolSpec.page_bytes`. Raises ConfigError if a state would not be at a page's end."""
+        if INTERVAL % page_size:
+            raise ConfigError(
+                f"--page-size {page_size}: this model has recurrent states every {INTERVAL} "
+                f"tokens, which must be whole pages; use a divisor of {INTERVAL}"
+            )
+        shape = self.shape(dtype)
+        if group == self.state_group:
+            return self.num_layers * shape.state_bytes
+        return self.num_layers * shape.page_bytes(page_size) if group == self.group else 0

@@ -1,0 +1,1 @@
+"""Quantised weights: one class per format, and the reader of each `quant_method`."""
