@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from importlib import import_module
 
-from minisgl.models.registry import module_of, supported_architectures
+from minisgl import plugins
 
 SEPARATOR = re.compile(r", | and ")
 VERSION = re.compile(r"(.*[A-Za-z]{2,})[ -]?\d.*")
@@ -27,8 +26,8 @@ UNKNOWN = (
 def names() -> tuple[str, ...]:
     """The models by name, such as Qwen2.5, in alphabetical order."""
     found: set[str] = set()
-    for architecture in supported_architectures():
-        head, _, _ = (import_module(module_of(architecture)).__doc__ or "").partition(":")
+    for row in plugins.rows("families"):
+        head, _, _ = (row.module().__doc__ or "").partition(":")
         inside = SEPARATOR.split(", ".join(re.findall(r"\((.*?)\)", head)))
         found.update(SEPARATOR.split(re.sub(r" ?\(.*?\)", "", head)))
         found.update(name for name in inside if name[:1].isupper())

@@ -19,6 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
+import minisgl_zoo.families
 from helpers.model_harness import to_old_spelling
 from minisgl import models
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
@@ -203,9 +204,13 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
 
 
 def test_the_registry_names_every_family() -> None:
-    """A module of `models` that has a FAMILY is found by each of its architectures."""
-    names = {module.name for module in pkgutil.iter_modules(models.__path__)}
-    modules = [importlib.import_module(f"minisgl.models.{name}") for name in names]
+    """A module that has a FAMILY is found by each of its architectures."""
+    folders = (models, minisgl_zoo.families)
+    modules = [
+        importlib.import_module(f"{folder.__name__}.{module.name}")
+        for folder in folders
+        for module in pkgutil.iter_modules(folder.__path__)
+    ]
     families = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
     architectures = [name for family in families for name in family.architectures]
     assert sorted(architectures) == list(supported_architectures())

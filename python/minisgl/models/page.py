@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from minisgl.models.registry import module_of, supported_architectures
+from minisgl import plugins
 from minisgl.models.wrapper import OTHER_PARTS, TEXT_MODELS, WRAPPERS
 
 HEAD = """# Models
@@ -40,10 +38,9 @@ The text model is served. Tensors of {parts} are skipped, which one log line say
 def page() -> str:
     """Return the text of docs/models.md."""
     rows = []
-    for architecture in supported_architectures():
-        module = import_module(module_of(architecture))
-        about = " ".join((module.__doc__ or "").split("\n\n")[0].split())
-        rows.append(f"| `{architecture}` | {about} |\n")
+    for row in sorted(plugins.rows("families"), key=lambda row: row.name):
+        about = " ".join((row.module().__doc__ or "").split("\n\n")[0].split())
+        rows.append(f"| `{row.name}` | {about} |\n")
     wrapped = [
         f"| `{name}` | {', '.join(dict.fromkeys(f'`{TEXT_MODELS[kind]}`' for kind in kinds))} |\n"
         for name, kinds in WRAPPERS.items()

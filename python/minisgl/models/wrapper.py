@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from minisgl import plugins
 from minisgl.errors import UnsupportedModel
-from minisgl.models.registry import supported_architectures
 
 TEXT_MODELS = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -70,7 +71,7 @@ def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
     text: dict[str, Any] = inner if isinstance(inner, dict) else values
     architectures = values.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    if name in supported_architectures():
+    if plugins.row_of("families", name):
         return values
     model_type = text.get("model_type", WRAPPERS.get(name, ("",))[0])
     if name not in WRAPPERS or model_type not in WRAPPERS[name]:
@@ -82,9 +83,9 @@ def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
     return {**text, **shared, "architectures": [TEXT_MODELS[model_type]]}
 
 
-def unsupported(architecture: str) -> UnsupportedModel:
-    """Return the error for a model that no family builds. It names the most similar one."""
-    names = supported_architectures()
+def unsupported(architecture: str, names: Sequence[str]) -> UnsupportedModel:
+    """Return the error for a model that no family builds. It names the most similar one of `names`,
+    the architectures that are served."""
     nearest = "".join(
         f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
     )

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from minisgl import env
+from minisgl import env, plugins
 from minisgl.core.args import options_of
 from minisgl.runtime.args import RuntimeArgs, flag_of
 from minisgl.version import __version__
@@ -29,6 +29,7 @@ def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
         "MINISGL_CHECK_PLANS": str(int(env.check_plans())),
         "MINISGL_CHECK_PAGES": str(int(env.check_pages())),
         "MINISGL_DISABLE_JIT": str(int(env.jit_disabled())),
+        "the plugins": plugins.digest(),
         "the checkpoint": _digest(folder, weights=not args.dummy_weight),
     }
 

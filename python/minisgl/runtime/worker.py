@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from minisgl import plugins
 from minisgl.errors import WorkerDied
 from minisgl.runtime.signals import held
 from minisgl.utils.process import WorkerStatus, run_worker
@@ -42,6 +44,13 @@ class Worker:
         return WorkerDied(self.name, self.process.exitcode)
 
 
+def _with_rows(
+    rows: tuple[plugins.Row, ...], body: Callable[[WorkerStatus], None], status: WorkerStatus
+) -> None:
+    plugins.adopt(rows)
+    body(status)
+
+
 def start_worker(
     name: str,
     body: Callable[[WorkerStatus], None],
@@ -55,11 +64,12 @@ def start_worker(
     log_level: None for the environment's. folder: the folder of the sockets, which the worker
     removes if this process is killed. tells: it sends the log of its start on its pipe.
     """
+    adopting = partial(_with_rows, plugins.installed(), body)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
         target=run_worker,
-        args=(name, theirs, body, time.monotonic(), log_level, folder, tells),
+        args=(name, theirs, adopting, time.monotonic(), log_level, folder, tells),
         name=name,
         daemon=True,
     )

@@ -1,0 +1,43 @@
+"""The rows of this package (`minisgl.plugins`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minisgl.plugins import Row
+
+_FAMILIES: Final = {
+    "Afmoe": "afmoe", "BailingMoeV2": "bailing_moe_v2", "Cohere": "cohere", "Cohere2": "cohere2",
+    "Cohere2Moe": "cohere2_moe", "Cwm": "cwm", "DeepseekV2": "deepseek_v2",
+    "DeepseekV3": "deepseek_v3", "Dots1": "dots1", "Ernie4_5": "ernie4_5",
+    "Ernie4_5_Moe": "ernie4_5_moe", "Exaone4": "exaone4", "ExaoneMoe": "exaone_moe",
+    "FalconH1": "falcon_h1", "Gemma": "gemma", "Gemma2": "gemma2", "Gemma3": "gemma3",
+    "Gemma4": "gemma4", "Gemma4Unified": "gemma4_unified", "Glm": "glm", "Glm4": "glm4",
+    "Glm4Moe": "glm4_moe", "Glm4MoeLite": "glm4_moe_lite", "GptOss": "gpt_oss",
+    "Granite": "granite", "GraniteMoe": "granite_moe", "GraniteMoeHybrid": "granite_moe_hybrid",
+    "GraniteMoeSWA": "granite_moe_swa", "GraniteSWA": "granite_swa", "HYV3": "hy_v3",
+    "HunYuanDenseV1": "hunyuan", "HunYuanMoEV1": "hunyuan_moe", "InternLM3": "internlm3",
+    "Lfm2": "lfm2", "Lfm2Moe": "lfm2_moe", "Lfm3": "lfm3", "Mellum": "mellum", "MiMo": "mimo",
+    "MiniMaxM2": "minimax_m2", "Ministral": "ministral", "Ministral3": "ministral3",
+    "Mistral4": "mistral4", "MuseGlimmer": "muse_glimmer", "NemotronH": "nemotron_h",
+    "Olmo2": "olmo2", "Olmo3": "olmo3", "Olmoe": "olmoe", "Phi3": "phi3", "Qwen3Next": "qwen3_next",
+    "Qwen3VLMoeText": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe",
+    "SeedOss": "seed_oss", "SmolLM3": "smollm3", "SolarOpen": "solar_open", "Youtu": "youtu",
+}  # fmt: skip
+"""The architecture without "ForCausalLM" -> the module of its `FAMILY`."""
+_SPELLINGS: Final = {
+    "Ernie4_5": ("Ernie4_5_ForCausalLM",),
+    "ExaoneMoe": ("ExaoneMoEForCausalLM",),
+    "Lfm2": ("LFM2ForCausalLM",),
+}
+"""Other spellings of an architecture, which some released files have."""
+
+ROWS: Final = [
+    Row(
+        "families",
+        f"{name}ForCausalLM",
+        f"minisgl_zoo.families.{module}:FAMILY",
+        _SPELLINGS.get(name, ()),
+    )
+    for name, module in _FAMILIES.items()
+]
