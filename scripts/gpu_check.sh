@@ -73,7 +73,7 @@ same() { # the same answer, whatever happens around a request
 
 offline() {
     for shape in ${SHAPES:-qwen3-0.6b qwen3-14b qwen3-30b-a3b}; do
-        "$python" -m minisgl.benchmark offline --shape "$shape" --repeats "$repeats" \
+        "$python" -m minisgl_bench offline --shape "$shape" --repeats "$repeats" \
             --json "$out/offline-$shape.json"
     done
 }
@@ -89,13 +89,13 @@ kernels() {
 }
 
 serving() {
-    "$python" -m minisgl.benchmark serving --starts 3 --client-processes 6 \
+    "$python" -m minisgl_bench serving --starts 3 --client-processes 6 \
         --repeats "$repeats" --json "$out/serving-qwen3-0.6b.json"
 }
 
 stalls() { # what holds up running streams: prompts, within three bounds, and grammars
     for ms in 5 10 20; do
-        "$python" -m minisgl.benchmark serving --starts 1 --client-processes 6 \
+        "$python" -m minisgl_bench serving --starts 1 --client-processes 6 \
             --workloads streams,mixed --repeats "$repeats" \
             --json "$out/serving-qwen3-0.6b-stall-$ms.json" -- --max-stall-ms "$ms"
     done
@@ -110,7 +110,7 @@ ranks() {
         [ "$gpus" -ge "$tp" ] || continue
         "$python" -m minisgl_bench.studies all_reduce --ranks "$tp" \
             --json "$out/all-reduce-tp$tp.json"
-        "$python" -m minisgl.benchmark serving --shape qwen3-32b --tp "$tp" --dummy-weight \
+        "$python" -m minisgl_bench serving --shape qwen3-32b --tp "$tp" --dummy-weight \
             --starts 2 --client-processes 6 --repeats "$repeats" \
             --json "$out/serving-qwen3-32b-tp$tp.json" \
             --workloads throughput,single,prefill,streams,mixed,batch1,batch16,batch64,batch256

@@ -17,7 +17,7 @@ from rich.console import Console
 from minisgl.errors import ConfigError
 from minisgl_bench.arguments import benchmark_parser
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PEERS = "peers-h200"
 BEGIN, END = "<!-- python -m minisgl.benchmark table -->", "<!-- end of the table -->"
 

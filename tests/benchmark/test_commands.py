@@ -309,8 +309,8 @@ def test_a_package_that_is_missing_is_a_sentence(
         "versus_transformers": ("transformers", "transformers"),
     }[name]
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    for module in ("client", "online", "shards"):
-        monkeypatch.delitem(sys.modules, f"minisgl.benchmark.{module}", raising=False)
+    for module in ("minisgl.benchmark.client", "minisgl_bench.online", "minisgl_bench.shards"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     assert main([name]) == 2
     said = capsys.readouterr().err
     assert said.endswith(

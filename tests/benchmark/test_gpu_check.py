@@ -47,7 +47,7 @@ def test_all_parts_run_and_name_benchmarks_that_exist(machine: Path) -> None:
     done, calls = _check(machine, GPUS="2")
     assert done.returncode == 0, done.stderr
     assert calls[0].startswith("-m pytest")
-    named = [call.split()[1:3] for call in calls if "benchmark" in call.split()[1]]
+    named = [call.split()[1:3] for call in calls if "bench" in call.split()[1]]
     names = [name for _, name in named]
     kernels = ["attention", "moe", "gemms", "sampling", "gemms"]
     stalls = [*["serving"] * 3, *["late_sampling"] * 2]

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
-from minisgl.kernel.jit import CSRC
 from minisgl.kernel.library import JitUnavailable
-from minisgl_kernels import delta_hopper
+from minisgl_kernels import CSRC, delta_hopper
 from minisgl_kernels.delta_hopper import DIM, INTERVAL, PREPARE_SHARED, SHARED, DeltaPrompts
 from minisgl_kernels.hopper import SHARED_BYTES, multiply_source
 
@@ -51,7 +50,7 @@ def test_without_one_kernel_triton_has_both(prompts: DeltaPrompts) -> None:
 
 
 def test_the_arguments_are_the_kernels() -> None:
-    source = (CSRC / "cuda" / "delta.cuh").read_text()
+    source = (CSRC / "delta.cuh").read_text()
     struct = re.search(r"struct Delta \{(.*?)\n\};", source, re.DOTALL)
     assert struct
     text = re.sub(r"//.*", "", struct[1].split("__device__")[0])

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
-from minisgl.kernel.jit import CSRC
-from minisgl_kernels import delta_decode, wide_attention
+from minisgl_kernels import CSRC, delta_decode, wide_attention
 from minisgl_kernels.delta_decode import DeltaDecode
 from minisgl_kernels.hopper import SHARED_BYTES
 from minisgl_kernels.wide_attention import WideAttention
@@ -41,7 +40,7 @@ def without_a_gpu(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_arguments_are_the_kernels(file: str, fields: Any) -> None:
-    source = (CSRC / "cuda" / f"{file}.cu").read_text()
+    source = (CSRC / f"{file}.cu").read_text()
     struct = re.search(r"struct Task \{(.*?)\n\};", source, re.DOTALL)
     assert struct
     names = re.findall(r"(\w+)(?=[,;])", re.sub(r"//.*", "", struct[1]))

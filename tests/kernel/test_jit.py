@@ -179,8 +179,8 @@ def test_on_a_gpu_the_hosts_kernels_are_built_meanwhile(monkeypatch: pytest.Monk
     begun: list[str] = []
     monkeypatch.setattr(jit, "begin_building", lambda: begun.append("the host's"))
     no_triton = SimpleNamespace(CudaOps=lambda *own: Ops(), PackedSkinny=object)
-    for name in ("cuda", "packed_skinny"):
-        monkeypatch.setitem(sys.modules, f"minisgl.kernel.{name}", no_triton)
+    for name in ("minisgl.kernel.cuda", "minisgl_kernels.packed_skinny"):
+        monkeypatch.setitem(sys.modules, name, no_triton)
     create_ops(torch.device("cuda"))
     assert begun == ["the host's"]
 
