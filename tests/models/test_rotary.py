@@ -15,8 +15,7 @@ from transformers.models.phi.modeling_phi import apply_rotary_pos_emb
 from minisgl.distributed import SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.layers import BuildContext, RotaryConfig, get_rope
-from minisgl.layers.rope_scaling import STRETCHED
-from minisgl.layers.rotary import ROPE_TYPES, frequencies
+from minisgl.layers.frequencies import ROPE_TYPES, STRETCHED, frequencies
 from minisgl.models import ModelConfig
 
 BUILD = BuildContext(ops=Ops(), comm=SingleRank(), dtype=torch.float32)

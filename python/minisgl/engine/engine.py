@@ -8,7 +8,7 @@ earlier steps wrote: the KV pool, the page table and each request's last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from minisgl import env
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
+from minisgl.core.req import Mask
 from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, StepSize
@@ -27,6 +28,7 @@ from minisgl.engine.inputs import (
     SampleTensors,
     StepArrays,
     make_arrays,
+    mask_arrays,
 )
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.sampler import Sampler
@@ -177,12 +179,12 @@ class Engine:
         """Enqueue the step and return its flight. If it has late rows, enqueue the forward pass
         only; `Flight.sample_late` enqueues the sampling (`minisgl.core.executor`)."""
         if plan.late_rows:
-            from minisgl.engine.late import launch_late
+            return self._launch_late(plan)
+        return self._flight(plan, self.enqueue(plan, lambda: self._step(plan)))
 
-            return launch_late(self, plan)
-        return self.flight(plan, self.enqueue(plan, lambda: self._step(plan)))
-
-    def flight(self, plan: Plan, pending: Pending, late: SampleLate | None = None) -> ForwardOutput:
+    def _flight(
+        self, plan: Plan, pending: Pending, late: SampleLate | None = None
+    ) -> ForwardOutput:
         return ForwardOutput(plan, self.device, pending, self.comm.size == 1, late)
 
     def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
@@ -198,7 +200,7 @@ class Engine:
 
     def synchronize(self) -> None:
         """Wait until all launched steps have run."""
-        self.device.enqueue(no_ids).wait()
+        self.device.enqueue(_no_ids).wait()
 
     def _step(self, plan: Plan) -> Tensor:
         """Run one step, in stream order.
@@ -215,9 +217,48 @@ class Engine:
             sampled = self.runner.run(arrays.shape, lambda: sample(forward(), sampling))
         else:  # the shape does not say which rows sample and how, so a graph cannot sample
             sampled = sample(self.runner.run(arrays.shape, forward), sampling, plan)
-        return self.end_step(plan, arrays, sampled)
+        return self._end_step(plan, arrays, sampled)
 
-    def begin_step(self, plan: Plan) -> StepArrays:
+    def _launch_late(self, plan: Plan) -> ForwardOutput:
+        """Enqueue the forward pass of a step with late rows, whose masks depend on the tokens of
+        the step before. The forward pass and the LM head need no masks; the sampling is enqueued
+        when the host has them (docs/decisions/0021)."""
+        forwarded: list[tuple[StepArrays, Tensor]] = []  # filled and emptied in stream order
+
+        def forward() -> Tensor:
+            forwarded.append(self._forward_late(plan))
+            return _no_ids()
+
+        def sample(masks: Sequence[Mask]) -> Pending:
+            return self.enqueue(plan, lambda: self._sample_late(plan, *forwarded.pop(), masks))
+
+        return self._flight(plan, self.enqueue(plan, forward), sample)
+
+    def _forward_late(self, plan: Plan) -> tuple[StepArrays, Tensor]:
+        """Run the forward pass, in stream order. Returns the step's arrays, and the logits of this
+        rank's rows. If prompt tokens are scored, it returns hidden states instead of logits,
+        because those logits are computed block by block."""
+        arrays = self._begin_step(plan)
+        inputs = ForwardTensors.of(arrays, self._upload(arrays, arrays.forward))
+        x_SD = self.runner.run(arrays.shape, lambda: self.forward(plan, arrays.padded, inputs))
+        if plan.scored:
+            return arrays, x_SD
+        num_rows = len(arrays.sample["table_idxs"])
+        return arrays, self.sampler.logits(x_SD, num_rows, arrays.has_options)
+
+    def _sample_late(
+        self, plan: Plan, arrays: StepArrays, forwarded: Tensor, masks: Sequence[Mask]
+    ) -> Tensor:
+        """Sample from the output of `_forward_late`, in stream order. Returns the ids as a step
+        does."""
+        _, rows = self.sampler.split(len(arrays.sample["table_idxs"]), arrays.has_options)
+        named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
+        tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
+        sample = self.sampler.sample if plan.scored else self.sampler.choose
+        sampled = sample(forwarded, SampleTensors.of(arrays, tensors), plan)
+        return self._end_step(plan, arrays, sampled)
+
+    def _begin_step(self, plan: Plan) -> StepArrays:
         if self._guard:
             self._guard.before(plan)
         if plan.histories:
@@ -225,7 +266,7 @@ class Engine:
         padded = None if plan.scored else self.runner.padded(plan)
         return make_arrays(plan, self._tables, self.page_size, padded)
 
-    def end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
+    def _end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
         """Return the output of `Sampler.sample` without padding rows, flat."""
         if self._guard:
             self._guard.after(plan)
@@ -235,11 +276,11 @@ class Engine:
 
     def upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
         """Make and upload the arrays of a step."""
-        arrays = self.begin_step(plan)
-        tensors = self.upload(arrays, arrays.forward | arrays.sample)
+        arrays = self._begin_step(plan)
+        tensors = self._upload(arrays, arrays.forward | arrays.sample)
         return arrays, ForwardTensors.of(arrays, tensors), SampleTensors.of(arrays, tensors)
 
-    def upload(self, arrays: StepArrays, named: dict[str, Array]) -> dict[str, Tensor]:
+    def _upload(self, arrays: StepArrays, named: dict[str, Array]) -> dict[str, Tensor]:
         """Upload arrays and the step's new pages in one transfer; write the page table."""
         named = {**named, "new_pages": arrays.new_pages}
         tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
@@ -288,5 +329,5 @@ class Engine:
         self.device.release()
 
 
-def no_ids() -> Tensor:
+def _no_ids() -> Tensor:
     return torch.empty(0, dtype=torch.int32)

@@ -9,6 +9,8 @@ from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.executor import Flight
 from minisgl.core.req import Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
+from minisgl.engine.logprobs import result_with_logprobs
+from minisgl.engine.prompt_scores import scored_result
 
 SampleLate = Callable[[Sequence[Mask]], Pending]
 
@@ -60,11 +62,7 @@ class ForwardOutput(Flight):
 def _result(plan: Plan, values: list[int]) -> StepResult:
     """Return the result of a step. values: the output of `Sampler.sample`, on the host."""
     if plan.scored:
-        from minisgl.engine.prompt_scores import scored_result
-
         return scored_result(plan, values, _result)
     if plan.logprob_rows:
-        from minisgl.engine.logprobs import result_with_logprobs
-
         return result_with_logprobs(plan, values)
     return StepResult(next_ids=values)

@@ -40,6 +40,7 @@ from minisgl.core import BatchSamplingArgs, Plan
 from minisgl.core.batch_sampling import SAMPLING_COLUMNS
 from minisgl.core.req import Mask
 from minisgl.engine.device import StepSize
+from minisgl.engine.prompt_scores import needed_tokens
 from minisgl.engine.tables import RequestTables
 
 Array = npt.NDArray[Any]
@@ -226,8 +227,6 @@ def make_arrays(
         has_logprobs=samples and has_logprobs,
     )
     if plan.scored:
-        from minisgl.engine.prompt_scores import needed_tokens
-
         forward["sample_positions"] = needed_tokens(plan)
     return StepArrays(
         padded=padded,

@@ -23,7 +23,7 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, ModelSpec, build_model
 from minisgl.utils.logger import get_logger
-from minisgl.utils.text import size_of
+from minisgl.utils.text import counted, size_of
 
 logger = get_logger(__name__)
 
@@ -101,9 +101,39 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         """Return the memory table that the log shows."""
-        from minisgl.engine.memory_table import memory_table
+        groups = zip(self.groups, self.group_page_bytes, strict=True)
+        rows = [
+            ("free before loading", size_of(self.free_bytes), ""),
+            ("weights", size_of(self.weight_bytes), ""),
+            ("activations, at most", size_of(self.activation_bytes), ""),
+            *(self._pool_row(group, page_bytes) for group, page_bytes in groups),
+            *self._limit_rows(),
+            ("tokens that fit", f"{self.num_tokens:,}", ""),
+            (
+                "requests at full length",
+                f"{self.num_requests:,}",
+                f"of {self.max_seq_len:,} tokens",
+            ),
+        ]
+        return "\n".join(f"  {name:<24}{value:>12}  {note}".rstrip() for name, value, note in rows)
 
-        return memory_table(self)
+    def _limit_rows(self) -> list[tuple[str, str, str]]:
+        if self.kv_limit_bytes is None:
+            return []
+        note = "a quarter of the machine's memory, unless --memory-ratio or --num-pages says more"
+        return [("KV cache, at most", size_of(self.kv_limit_bytes), note)]
+
+    def _pool_row(self, group: CacheGroup, page_bytes: int) -> tuple[str, str, str]:
+        name = "KV pool" if len(self.groups) == 1 else f"KV pool, {group.kind}"
+        pages = f"{group.num_pages:,} page{'' if group.num_pages == 1 else 's'}"
+        if group.kind == "state":
+            note = f"{pages}, a state every {counted(group.interval, 'token')}"
+        else:
+            per_token = size_of(page_bytes // self.page_size)
+            note = f"{pages} of {counted(self.page_size, 'token')} ({per_token} a token)"
+        if group.kind == "window":
+            note += f", window {group.window:,}"
+        return name, size_of(group.num_pages * page_bytes), note
 
 
 def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:

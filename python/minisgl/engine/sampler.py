@@ -14,12 +14,14 @@ from torch import Tensor
 
 from minisgl.core import Plan
 from minisgl.engine.inputs import SampleTensors
+from minisgl.engine.logit_options import LogitOptions
+from minisgl.engine.logprobs import with_logprobs
+from minisgl.engine.prompt_scores import sample_and_score
 from minisgl.engine.tables import RequestTables
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
     from minisgl.engine.guard import PageGuard
-    from minisgl.engine.logit_options import LogitOptions
     from minisgl.kernel.ops import Ops
     from minisgl.models import BaseLLMModel
 
@@ -41,8 +43,6 @@ class Sampler:
     def begin_options(self, plan: Plan) -> None:
         """Keep the tokens so far that a plan brings along (`Plan.histories`)."""
         if self.options is None:
-            from minisgl.engine.logit_options import LogitOptions
-
             tables, vocab_size = self.tables, self.model.config.vocab_size
             device = tables.last_token.device
             self.options = LogitOptions(device, tables.request_rows, vocab_size)
@@ -60,8 +60,6 @@ class Sampler:
         because two devices may compute logits that differ in the last bit.
         """
         if plan and plan.scored:
-            from minisgl.engine.prompt_scores import sample_and_score
-
             return sample_and_score(self.model, self.sample, x_SD, inputs, plan)
         num_rows = len(inputs.table_idxs)
         return self.choose(self.logits(x_SD, num_rows, inputs.has_options), inputs, plan)
@@ -90,8 +88,6 @@ class Sampler:
             options.append(plan, known_S)
         if not inputs.has_logprobs:
             return ids_S
-        from minisgl.engine.logprobs import with_logprobs
-
         gather = partial(self.comm.all_gather, dim=0) if is_split else None
         return with_logprobs(
             self.ops, ids_S, known_S[rows.start : rows.stop], logits_RV, inputs, gather

@@ -176,6 +176,17 @@ class CacheManager:
 
         `holders` are the requests that hold pages. Slow: for tests.
         """
-        from minisgl.kvcache.check import check_pages
-
-        check_pages(self._allocator, self._prefix_cache, holders)
+        allocator, prefix_cache = self._allocator, self._prefix_cache
+        held = dict(prefix_cache.held_pages())
+        locks = dict.fromkeys(held, 0)
+        private: list[int] = []
+        for req in holders:
+            for page in req.handle.position.pages():
+                locks[page] += 1
+            first_private = req.handle.position.num_tokens // prefix_cache.page_size
+            private += req.pages[first_private:] + req.handle.duplicates
+        everywhere = sorted([*allocator.free_pages(), *held, *private])
+        assert everywhere == list(range(allocator.num_pages)), "pages lost or owned twice"
+        assert locks == held, "locks do not match their holders"
+        num_unlocked = sum(count == 0 for count in held.values())
+        assert num_unlocked == prefix_cache.num_evictable, "evictable pages are miscounted"

@@ -10,7 +10,10 @@ from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.base import BasePrefixCache
+from minisgl.kvcache.grouped import GroupedCacheManager
+from minisgl.kvcache.grouped_tree import GroupedPrefixCache
 from minisgl.kvcache.manager import CacheManager
+from minisgl.kvcache.naive import NaivePrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache
 
 
@@ -20,8 +23,6 @@ def create_prefix_cache(kind: CacheKind, page_size: int) -> BasePrefixCache:
         raise ConfigError(f"cache must be one of {', '.join(get_args(CacheKind))}, got {kind!r}")
     if kind == "radix":
         return RadixPrefixCache(page_size, load_common_prefix())
-    from minisgl.kvcache.naive import NaivePrefixCache
-
     return NaivePrefixCache(page_size)
 
 
@@ -31,8 +32,5 @@ def create_cache_manager(
     """Return the cache manager for these groups. chunk: the most prompt tokens in a step."""
     if len(groups) == 1 and groups[0].kind == "full":
         return CacheManager(groups[0].num_pages, create_prefix_cache(kind, page_size))
-    from minisgl.kvcache.grouped import GroupedCacheManager
-    from minisgl.kvcache.grouped_tree import GroupedPrefixCache
-
     tree = GroupedPrefixCache(page_size, load_common_prefix(), groups, shares=kind == "radix")
     return GroupedCacheManager(tree, chunk)

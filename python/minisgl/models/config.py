@@ -18,7 +18,7 @@ import torch
 from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Activation
-from minisgl.layers.rotary import ROPE_TYPES, RotaryConfig
+from minisgl.layers.frequencies import ROPE_TYPES, RotaryConfig
 from minisgl.models.registry import get_model_class
 from minisgl.models.spec import Family
 from minisgl.quantization import UNQUANTISED, Formats

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from minisgl.kernel.ops import Activation
     from minisgl.layers.base import BuildContext
-    from minisgl.layers.rotary import RotaryConfig
+    from minisgl.layers.frequencies import RotaryConfig
     from minisgl.layers.shard import HeadShare
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, Decoder

@@ -29,7 +29,7 @@ from minisgl_zoo.layers.latent import LatentHeads
 if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers import RMSNormFused
-    from minisgl.layers.rotary import RotaryConfig
+    from minisgl.layers.frequencies import RotaryConfig
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from minisgl.models.spec import layers_of
 
 if TYPE_CHECKING:
-    from minisgl.layers.rotary import RotaryConfig
+    from minisgl.layers.frequencies import RotaryConfig
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block
     from minisgl.models.spec import LayerSpec

@@ -10,7 +10,7 @@ from minisgl.models.config import Fields, rotary_config
 from minisgl_zoo.blocks.layer_types import SLIDING
 
 if TYPE_CHECKING:
-    from minisgl.layers.rotary import RotaryConfig
+    from minisgl.layers.frequencies import RotaryConfig
     from minisgl.models.config import ModelConfig
 
 

@@ -13,7 +13,7 @@ from minisgl_zoo.blocks.sinks import SinkAttention
 from minisgl_zoo.families import granite
 
 if TYPE_CHECKING:
-    from minisgl.layers.rotary import RotaryConfig
+    from minisgl.layers.frequencies import RotaryConfig
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import ModelSpec
 

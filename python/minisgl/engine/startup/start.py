@@ -8,6 +8,10 @@ from dataclasses import replace
 from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error
 from minisgl.engine.engine import Engine
+from minisgl.engine.startup.graphs import capture_decodes, capture_prompts, choose_prompt_graphs
+from minisgl.engine.startup.measure import measure_step_times
+from minisgl.engine.startup.threads import choose_threads
+from minisgl.engine.startup.warm_up import compile_kernels, load_kernels
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
 
@@ -38,35 +42,25 @@ def start_engine(
 def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
     """Run probes and apply the settings that they give. Returns these settings."""
     if engine.device.warm_up_rows(engine.max_running):
-        from minisgl.engine.startup.warm_up import compile_kernels, load_kernels
-
         compile_kernels(engine)
         if measure_steps:
             load_kernels(engine)
         clock.lap("kernels")
     tuning = engine.tuning
     if engine.device.max_threads and engine.comm.size == 1:  # ranks would run different steps
-        from minisgl.engine.startup.threads import choose_threads
-
         tuning = replace(tuning, num_threads=choose_threads(engine))
         engine.apply(tuning)
     replays_prompts = engine.prompts_graph_safe and bool(engine.runner.prompt_sizes)
     if replays_prompts:
-        from minisgl.engine.startup.graphs import choose_prompt_graphs
-
         tuning = replace(tuning, graph_tokens=choose_prompt_graphs(engine))
         engine.apply(tuning)
     if measure_steps:
-        from minisgl.engine.startup.measure import measure_step_times
-
         if engine.comm.rank == 0:
             logger.info("measuring how long steps take")
         tuning = replace(tuning, step_times=measure_step_times(engine))
         engine.apply(tuning)
     clock.lap("measuring")
     if engine.runner.decode_sizes:
-        from minisgl.engine.startup.graphs import capture_decodes, capture_prompts
-
         capture_decodes(engine)
         if replays_prompts:
             capture_prompts(engine)
