@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python/minisgl"
 ROW = re.compile(r"^\| `(\w+)` \| [\d,]+ \| \S", re.MULTILINE)
-ROOTS = {"__main__", "cli", "manifest"}  # the first two start the others, the last is data
+ROOTS = {"__main__", "manifest"}  # the first starts the others, the last is data
 SMALL = {"builtin"}  # a folder of files, with one function
 
 

@@ -14,4 +14,16 @@ ROWS: Final = [
     Row("families", "Qwen2MoeForCausalLM", "minisgl.models.qwen2_moe:FAMILY"),
     Row("families", "Qwen3ForCausalLM", "minisgl.models.qwen3:FAMILY"),
     Row("families", "Qwen3MoeForCausalLM", "minisgl.models.qwen3_moe:FAMILY"),
-]
+    Row(
+        "commands", "serve", "minisgl.cli.serve:serve",
+        about="[MODEL]  serve a model over OpenAI's HTTP API (no command means serve)",
+    ),
+    Row(
+        "commands", "chat", "minisgl.cli.clients:chat",
+        about="[MODEL]  chat with a model in this terminal",
+    ),
+    Row(
+        "commands", "run", "minisgl.cli.clients:run",
+        about="[MODEL] [QUESTION]  print one answer; a pipe can ask, too",
+    ),
+]  # fmt: skip

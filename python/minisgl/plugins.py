@@ -28,6 +28,8 @@ GROUP: Final = "minisgl.plugins"
 
 TABLES: Final = {
     "families": "minisgl_zoo",
+    "commands": "minisgl_gateway",
+    "servers": "minisgl_gateway",
 }
 """Each table -> the package of ours that has rows of it, which an error names if it is absent."""
 

@@ -6,4 +6,17 @@ from typing import Final
 
 from minisgl.plugins import Row
 
-ROWS: Final[list[Row]] = []
+ROWS: Final = [
+    Row(
+        "commands", "bench", "minisgl_bench.run:bench",
+        about="[NAME]  measure a server or a model",
+    ),
+    Row(
+        "commands", "replay", "minisgl_bench.run:replay",
+        about="FILE  send a server what `--record FILE` kept, or plan it again",
+    ),
+    Row(
+        "commands", "selfcheck", "minisgl_bench.selfcheck:selfcheck",
+        about="[MODEL]  check that answers do not depend on batch, cache or scheduling",
+    ),
+]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from minisgl.errors import MinisglError
@@ -44,7 +45,17 @@ def _first_line(path: Path) -> str | None:
     return (ast.get_docstring(tree) or "").partition("\n")[0] if "main" in functions else None
 
 
-def main(argv: list[str], package: str = PACKAGE) -> int:
+def bench(argv: Sequence[str], began: float) -> int:
+    """Run `minisgl bench`. Returns the exit code."""
+    return main(argv)
+
+
+def replay(argv: Sequence[str], began: float) -> int:
+    """Run `minisgl replay`. Returns the exit code."""
+    return main(["replay", *argv])
+
+
+def main(argv: Sequence[str], package: str = PACKAGE) -> int:
     """Run the benchmark that argv[0] names, or list the benchmarks. Returns the exit status."""
     try:
         status = _run(argv, package)
@@ -57,7 +68,7 @@ def main(argv: list[str], package: str = PACKAGE) -> int:
         return 1
 
 
-def _run(argv: list[str], package: str) -> int:
+def _run(argv: Sequence[str], package: str) -> int:
     command = command_of(package)
     name = argv[0] if argv and argv[0].isidentifier() else ""
     if name and _first_line(_folder(package) / f"{name}.py") is not None:
@@ -77,7 +88,7 @@ def _run(argv: list[str], package: str) -> int:
                 file=sys.stderr,
             )
         return 2
-    is_known = argv in ([], ["--help"], ["-h"])
+    is_known = list(argv) in ([], ["--help"], ["-h"])
     if not is_known:
         print(f"there is no benchmark {argv[0]!r}\n", file=sys.stderr)
     print(f"{command} NAME [--help], where NAME is one of\n")

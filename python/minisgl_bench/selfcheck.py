@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from minisgl.kernel.philox import gumbel_noise
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.llm import LLM
 from minisgl.llm.output import RequestOutput
+from minisgl.server.args import ServerArgs
+from minisgl.server.flags import Parser, add_model, server_args, server_parser
 from minisgl.utils.hf import resolve_checkpoint
 from minisgl_bench.comparer import ROUNDING, ROUNDING_8_BIT, Comparer, Condition
 
@@ -246,6 +249,28 @@ class SelfCheck:
         finally:
             ended.set()
             thread.join()
+
+
+def selfcheck_parser() -> Parser:
+    """Return the parser of `minisgl selfcheck`."""
+    others = options_of(ServerArgs).keys() - options_of(EngineArgs).keys()
+    about = "Check that a request has the same answer whatever happens around it."
+    parser = server_parser("minisgl selfcheck", about, without=others)
+    add_model(parser)
+    return parser
+
+
+def selfcheck(argv: Sequence[str], began: float) -> int:
+    """Run `minisgl selfcheck`. Returns the exit code."""
+    parser = selfcheck_parser()
+    args = server_args(parser, parser.parse_all(argv))
+    try:
+        return run_selfcheck(args)
+    except (ConfigError, EngineError) as error:
+        print(f"minisgl selfcheck: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def run_selfcheck(args: EngineArgs) -> int:

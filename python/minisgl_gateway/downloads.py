@@ -42,7 +42,19 @@ def models_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def manage_models(command: str, argv: Sequence[str]) -> int:
+def pull(argv: Sequence[str], began: float) -> int:
+    return _manage("pull", argv)
+
+
+def show(argv: Sequence[str], began: float) -> int:
+    return _manage("list", argv)
+
+
+def remove(argv: Sequence[str], began: float) -> int:
+    return _manage("rm", argv)
+
+
+def _manage(command: str, argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
     given = models_parser(command).parse_args(argv)
     try:

@@ -83,13 +83,13 @@ def test_the_shell_as_a_module() -> None:
 def test_settings_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from minisgl import cli
+    from minisgl.cli import clients
 
     monkeypatch.setenv("MINISGL_SHELL_TOP_K", "3")
     monkeypatch.setenv("MINISGL_SHELL_TEMPERATURE", "0.5")
     seen = {}
     monkeypatch.setattr(
-        "minisgl.shell.run_shell", lambda _, settings, **__: seen.update(settings.as_fields())
+        "minisgl.cli.clients.run_shell", lambda _, settings, **__: seen.update(settings.as_fields())
     )
-    cli._chat({"set": [("temperature", "0.25")]})("http://x")
+    clients.chat_client({"set": [("temperature", "0.25")]})("http://x")
     assert seen == {"top_k": 3, "temperature": 0.25}

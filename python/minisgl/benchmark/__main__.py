@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 
-from minisgl_bench.run import main
+from minisgl.cli import run_command
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(["bench", *sys.argv[1:]], time.monotonic()))

@@ -83,7 +83,7 @@ def route_parser() -> Parser:
     return parser
 
 
-def route(argv: Sequence[str]) -> int:
+def route(argv: Sequence[str], began: float) -> int:
     """Run the router until it is asked to stop. Returns the exit code."""
     parser = route_parser()
     given = argparse.Namespace(**parser.parse_all(list(argv)))

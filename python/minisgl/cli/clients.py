@@ -1,0 +1,118 @@
+"""`minisgl chat` and `minisgl run`: clients, which start a server of their own without `--url`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from minisgl import env
+from minisgl.errors import MinisglError
+from minisgl.runtime.args import flag_of
+from minisgl.server.flags import Parser, add_model, server_args, server_parser
+from minisgl.server.launch import launch_server
+from minisgl.shell import Settings, run_question, run_shell
+
+NOT_OF_A_CHAT: Final = (
+    "shell", "dry_run", "api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "dp",
+)  # fmt: skip
+"""Options of `serve` that `chat` and `run` do not have, or that have another meaning there."""
+
+Client = Callable[[str], int]
+"""Talks to the server at a URL. Returns the exit code."""
+
+
+def chat(argv: Sequence[str], began: float) -> int:
+    """Chat in this terminal. Returns the exit code."""
+    return _until_ctrl_c("chat", argv, began)
+
+
+def run(argv: Sequence[str], began: float) -> int:
+    """Print one answer. Returns the exit code."""
+    return _until_ctrl_c("run", argv, began)
+
+
+def client_parser(command: str) -> Parser:
+    """Return the parser of `minisgl chat` or `minisgl run`."""
+    does = {"chat": "Chat with a model in this terminal.", "run": "Print one answer, and end."}
+    parser = server_parser(f"minisgl {command}", does[command], without=NOT_OF_A_CHAT)
+    if command == "chat":
+        add_model(parser)
+    else:
+        parser.add_argument(
+            "words", metavar="MODEL | QUESTION", nargs="*",
+            help="the model, then the question. A first word that contains spaces is the question. "
+            "A pipe is read as well, and comes after the question",
+        )  # fmt: skip
+    group = parser.add_argument_group(command)
+    group.add_argument(
+        "--url", help="ask the server that runs there, instead of one started for this command"
+    )
+    group.add_argument("--api-key", metavar="KEY", help="the key for the server at --url")
+    group.add_argument("--system", metavar="TEXT", help="the system prompt (default: none)")
+    group.add_argument(
+        "--set", action="append", type=_setting, metavar="NAME=VALUE",
+        help="a sampling setting, such as temperature=0.2 or max_tokens=100; may be repeated "
+        "(default: what the checkpoint recommends)",
+    )  # fmt: skip
+    return parser
+
+
+def chat_client(about: dict[str, Any]) -> Client:
+    """Return a client that chats. about: the given flags of `chat`. Raises InvalidSampling."""
+    settings = Settings([*env.shell_settings(), *(about.get("set") or ())])
+    system, key = about.get("system"), about.get("api_key")
+    return lambda url: run_shell(url, system=system, settings=settings, api_key=key)
+
+
+def _until_ctrl_c(command: str, argv: Sequence[str], began: float) -> int:
+    try:
+        return _run_client(command, argv, began)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run_client(command: str, argv: Sequence[str], began: float) -> int:
+    parser = client_parser(command)
+    given = parser.parse_all(argv)
+    about = {name: given.pop(name, None) for name in ("url", "api_key", "system", "set")}
+    try:
+        client = chat_client(about) if command == "chat" else _question(about, given, parser)
+    except MinisglError as error:
+        parser.error(str(error))
+    if about["api_key"] and about["url"] is None:
+        parser.error("--api-key is for the server at --url")
+    if about["url"] is None:
+        args = server_args(parser, given | {"shell": True})
+        return launch_server(args, foreground=client, began=began)
+    if given:
+        flag = "MODEL" if "words" in given else flag_of(next(iter(given)))
+        parser.error(f"--url names a server that runs already: leave out {flag}")
+    return client(about["url"])
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _question(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> Client:
+    """Return a client that asks one question. Takes the question out of given["words"].
+
+    Raises InvalidSampling.
+    """
+    settings = Settings(about["set"] or ())
+    words = given.pop("words", [])
+    has_model = "model" in given or about["url"] is not None
+    if words and not has_model and not any(char.isspace() for char in words[0]):
+        given["model"], *words = words
+    piped = "" if os.isatty(0) else sys.stdin.buffer.read().decode("utf-8", "replace")
+    question = "\n\n".join(filter(str.strip, (" ".join(words), piped.strip("\n"))))
+    if not question:
+        parser.error("there is no question: give one, or send one through a pipe")
+    system, key = about["system"], about["api_key"]
+    return lambda url: run_question(url, question, system=system, settings=settings, api_key=key)
