@@ -28,6 +28,7 @@ GROUP: Final = "minisgl.plugins"
 
 TABLES: Final = {
     "families": "minisgl_zoo",
+    "ops": "minisgl_kernels",
     "commands": "minisgl_gateway",
     "servers": "minisgl_gateway",
 }

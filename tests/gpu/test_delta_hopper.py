@@ -17,7 +17,7 @@ from helpers.recurrent_steps import check_backend
 from minisgl.kernel.library import JitUnavailable
 from minisgl_kernels import hopper as kernels
 from minisgl_kernels.delta_hopper import DIM, INTERVAL, DeltaPrompts
-from minisgl_zoo.recurrent.backend_triton import TritonRecurrentBackend
+from minisgl_kernels.recurrent import TritonRecurrentBackend
 from minisgl_zoo.recurrent.backends import create_recurrent_backend
 
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-9}

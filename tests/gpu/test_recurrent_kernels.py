@@ -13,8 +13,8 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from helpers.recurrent_steps import check_backend
 from minisgl_kernels.delta_decode import VALUES, DeltaDecode
 from minisgl_kernels.hopper import TYPES, on_hopper
+from minisgl_kernels.recurrent import TritonRecurrentBackend
 from minisgl_kernels.triton import delta_decode
-from minisgl_zoo.recurrent.backend_triton import TritonRecurrentBackend
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 

@@ -21,8 +21,8 @@ def pretend(compiled: list[str]) -> None:
     from minisgl.kernel.cuda import CudaOps
     from minisgl.kernel.ops import Ops
     from minisgl.kernel.triton.launch import Launcher
+    from minisgl_kernels.recurrent import TritonRecurrentBackend
     from minisgl_zoo.recurrent import context as recurrent
-    from minisgl_zoo.recurrent.backend_triton import TritonRecurrentBackend
 
     class Device(ReplayDevice):
         best_chunk = CudaDevice.best_chunk

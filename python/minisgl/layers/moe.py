@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.linear import bias_of
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split
 from minisgl.moe import ClampedGate, Experts, SquaredRelu
 from minisgl.quantization import Part, Stack, Weight
-from minisgl_zoo.recurrent.gates import create_gates
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation
@@ -170,7 +170,7 @@ class SharedExpert(BaseOP):
     ) -> None:
         """prefix: of the layer's MLP in the checkpoint."""
         super().__init__()
-        self.gates = create_gates(build.ops)
+        self._add_gated = plugins.find("ops", "add_gated", ops=build.ops.name) or add_gated
         self._declare(build, prefix, hidden_size, inner_size)
 
     def _declare(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
@@ -197,7 +197,8 @@ class SharedExpert(BaseOP):
         out_TD = self.forward(x_TD)
         if not self.gate:
             return routed_TD + out_TD
-        return self.gates.add(routed_TD, x_TD, self.gate, out_TD)
+        sum_TD: Tensor = self._add_gated(routed_TD, x_TD, self.gate, out_TD)
+        return sum_TD
 
 
 class UngatedExpert(SharedExpert):
@@ -207,6 +208,12 @@ class UngatedExpert(SharedExpert):
 
     def _declare_gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
         pass
+
+
+def add_gated(x_TD: Tensor, h_TD: Tensor, gate: Weight, y_TD: Tensor) -> Tensor:
+    """Return x + sigmoid(gate.linear(h)) * y; each step is rounded to the tensors' dtype. gate:
+    [1, D]."""
+    return x_TD + gate.linear(h_TD).sigmoid() * y_TD
 
 
 def _bias(part: Part) -> Part:

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
-from minisgl_zoo.recurrent.gates import Gates, Matrix
+from minisgl.quantization import Weight
+from minisgl_zoo.recurrent.gates import Gates
 
 BLOCK = 1024  # 16 bytes a thread of 16-bit elements
 DELTA_BLOCK = 256
@@ -49,17 +50,6 @@ class TritonGates(Gates):
         )  # fmt: skip
         return out
 
-    def add(self, x_TD: Tensor, h_TD: Tensor, gate: Matrix, y_TD: Tensor) -> Tensor:
-        num_tokens, size = x_TD.shape
-        out_TD = torch.empty((num_tokens, size), dtype=x_TD.dtype, device=x_TD.device)
-        block = power_of_2(size)
-        _launch_add(
-            (num_tokens, 1, 1), (x_TD, h_TD, gate.dense(), y_TD, out_TD),
-            (x_TD.stride(0), h_TD.stride(0), y_TD.stride(0), size, block),
-            dtype=x_TD.dtype, num_warps=min(max(block // 256, 1), 8),
-        )  # fmt: skip
-        return out_TD
-
     def output(self, x: Tensor, gate_TNG: Tensor) -> Tensor:
         num_tokens, size = x.shape
         num_heads, is_of_head = gate_TNG.shape[1], gate_TNG.shape[2] == 1
@@ -73,6 +63,19 @@ class TritonGates(Gates):
             dtype=x.dtype, num_warps=4,
         )  # fmt: skip
         return out
+
+
+def add_gated(x_TD: Tensor, h_TD: Tensor, gate: Weight, y_TD: Tensor) -> Tensor:
+    """As `minisgl.layers.moe.add_gated`, for a GPU."""
+    num_tokens, size = x_TD.shape
+    out_TD = torch.empty((num_tokens, size), dtype=x_TD.dtype, device=x_TD.device)
+    block = power_of_2(size)
+    _launch_add(
+        (num_tokens, 1, 1), (x_TD, h_TD, gate.dense(), y_TD, out_TD),
+        (x_TD.stride(0), h_TD.stride(0), y_TD.stride(0), size, block),
+        dtype=x_TD.dtype, num_warps=min(max(block // 256, 1), 8),
+    )  # fmt: skip
+    return out_TD
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.kernel.ops import Ops
 
 
@@ -58,8 +59,5 @@ class Sandwich:
 
 def create_sandwich(ops: Ops) -> Sandwich:
     """Return the norms of the device that `ops` are for."""
-    if ops.name == "triton":
-        from minisgl_kernels.triton.sandwich import TritonSandwich
-
-        return TritonSandwich(ops)
-    return Sandwich(ops)
+    sandwich: type[Sandwich] = plugins.find("ops", "sandwich", ops=ops.name) or Sandwich
+    return sandwich(ops)

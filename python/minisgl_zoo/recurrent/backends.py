@@ -5,8 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.kernel.library import JitUnavailable, load_cpu_library
+from minisgl.utils.logger import get_logger
 from minisgl_zoo.recurrent.backend import RecurrentBackend, TorchRecurrentBackend
+from minisgl_zoo.recurrent.backend_cpu import CpuRecurrentBackend
+
+logger = get_logger(__name__)
 
 
 def create_recurrent_backend(
@@ -14,20 +19,17 @@ def create_recurrent_backend(
 ) -> RecurrentBackend:
     """Return the backend. name: "torch" for the reference, any other for the fastest on
     `device`."""
-    if name != "torch" and device.type == "cuda":
-        from minisgl_kernels.delta_decode import DeltaDecode
-        from minisgl_kernels.delta_hopper import DeltaPrompts
-        from minisgl_kernels.hopper import on_hopper
-        from minisgl_zoo.recurrent.backend_triton import TritonRecurrentBackend
-
-        made = on_hopper(lambda: (DeltaDecode(), DeltaPrompts()), "Triton computes the delta rule")
-        return TritonRecurrentBackend(page_size, state_table, made or (None, None))
-    if name != "torch":
+    reference = TorchRecurrentBackend(page_size, state_table)
+    if name == "torch":
+        return reference
+    if device.type == "cpu":
         try:
-            library = load_cpu_library()
+            return CpuRecurrentBackend(load_cpu_library(), page_size, state_table)
         except JitUnavailable:  # `create_attention_backend` has logged it
-            return TorchRecurrentBackend(page_size, state_table)
-        from minisgl_zoo.recurrent.backend_cpu import CpuRecurrentBackend
-
-        return CpuRecurrentBackend(library, page_size, state_table)
-    return TorchRecurrentBackend(page_size, state_table)
+            return reference
+    create = plugins.find("ops", "recurrent", device=device.type)
+    if create is None:
+        logger.warning("recurrent layers: plain torch, slower (minisgl_kernels is not installed)")
+        return reference
+    backend: RecurrentBackend = create(page_size, state_table)
+    return backend

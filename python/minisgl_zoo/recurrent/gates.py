@@ -3,25 +3,17 @@
 `Gates` is to `minisgl_kernels.triton.gates` as `Ops` is to its twins: the specification, the
 fallback and the oracle. Rounding follows Hugging Face transformers step by step.
 
-Axes: T tokens, N heads, H head dim, G gates of a head, V value dim, D hidden size.
+Axes: T tokens, N heads, H head dim, G gates of a head, V value dim.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.kernel.ops import Ops
-
-
-class Matrix(Protocol):
-    """What an op needs of a `minisgl.quantization.Weight`."""
-
-    def dense(self) -> Tensor: ...
-    def linear(self, x: Tensor) -> Tensor: ...
 
 
 class Gates:
@@ -49,13 +41,6 @@ class Gates:
         normed = self.ops.rms_norm(x_TNV, weight_V, eps).flatten(1)
         return (normed * F.silu(z.float())).to(x_TNV.dtype)
 
-    def add(self, x_TD: Tensor, h_TD: Tensor, gate: Matrix, y_TD: Tensor) -> Tensor:
-        """Return x + sigmoid(gate.linear(h)) * y; each step is rounded to the tensors' dtype.
-
-        gate: [1, D].
-        """
-        return x_TD + torch.sigmoid(gate.linear(h_TD)) * y_TD
-
     def output(self, x: Tensor, gate_TNG: Tensor) -> Tensor:
         """Return x * sigmoid(gate), [T, N * H]; the sigmoid is rounded to the tensors' dtype.
 
@@ -68,8 +53,5 @@ class Gates:
 
 def create_gates(ops: Ops) -> Gates:
     """Return the gates of the device that `ops` are for."""
-    if ops.name == "triton":
-        from minisgl_kernels.triton.gates import TritonGates
-
-        return TritonGates(ops)
-    return Gates(ops)
+    gates: type[Gates] = plugins.find("ops", "gates", ops=ops.name) or Gates
+    return gates(ops)

@@ -1,5 +1,5 @@
 """Recurrent layers in Triton: the convolution, then decode rows and prompts, with separate kernels;
-those of delta nets are in CUDA C++ on Hopper.
+those of delta nets are in CUDA C++ on Hopper. A twin of `minisgl_zoo.recurrent.backend`.
 
 Decode rows read everything that changes between steps from device memory, so their steps can be
 captured.
@@ -18,6 +18,7 @@ from minisgl.attention.base import BaseAttnMetadata
 from minisgl.core import Plan, PoolBatch
 from minisgl_kernels.delta_decode import DeltaDecode
 from minisgl_kernels.delta_hopper import DeltaPrompts
+from minisgl_kernels.hopper import on_hopper
 from minisgl_kernels.triton.delta_conv import convolve
 from minisgl_kernels.triton.delta_decode import decode
 from minisgl_kernels.triton.delta_extend import extend
@@ -90,3 +91,9 @@ class TritonRecurrentBackend(RecurrentBackend):
         if not metadata.num_prompts:
             return numbers
         return torch.repeat_interleave(numbers, rows[2], output_size=num_tokens)
+
+
+def create(page_size: int, state_table: Tensor) -> TritonRecurrentBackend:
+    """Return the backend of the current GPU."""
+    made = on_hopper(lambda: (DeltaDecode(), DeltaPrompts()), "Triton computes the delta rule")
+    return TritonRecurrentBackend(page_size, state_table, made or (None, None))
