@@ -31,6 +31,12 @@ TABLES: Final = {
     "ops": "minisgl_kernels",
     "commands": "minisgl_gateway",
     "servers": "minisgl_gateway",
+    "keys": "minisgl_gateway",
+    "routes": "minisgl_gateway",
+    "request_headers": "minisgl_gateway",
+    "prompt_watchers": "minisgl_gateway",
+    "metrics": "minisgl_gateway",
+    "flag_hints": "minisgl_gateway",
 }
 """Each table -> the package of ours that has rows of it, which an error names if it is absent."""
 

@@ -112,5 +112,5 @@ def test_wrong_flags_of_the_door_are_refused(
     flags: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        route(["--replica", "http://127.0.0.1:1", *flags.split()])
+        route(["--replica", "http://127.0.0.1:1", *flags.split()], 0.0)
     assert f"{flags.split()[0]}: must be" in capsys.readouterr().err

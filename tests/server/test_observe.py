@@ -20,12 +20,12 @@ from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter, StepRecord
 from minisgl.scheduler.status_line import StatusLine
+from minisgl.server.clients import Origin
 from minisgl.server.telemetry.metrics import MetricsPage
 from minisgl.server.telemetry.observe import LONG, Histogram, Observer
 from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
 from minisgl_gateway.watch.line_file import StepLog
 from minisgl_gateway.watch.other_names import OTHER_NAMES
-from minisgl_gateway.watch.tracing import Origin
 
 
 def test_a_histogram_equals_the_librarys() -> None:

@@ -16,8 +16,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.errors import ConfigError
-from minisgl.server.telemetry.observe import Observer
-from minisgl_gateway.watch.tracing import Tracer, create_tracer
+from minisgl.server.telemetry.observe import Observer, PromptWatcher
+from minisgl_gateway.watch.tracing import create_tracer
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -80,8 +80,8 @@ def attributes(span: Span) -> dict[str, Any]:
     return found
 
 
-def ask(tracer: Tracer, prompt: str, **headers: str) -> httpx.Response:
-    with ScriptedServer(observer=Observer(tracer=tracer)) as server:
+def ask(tracer: PromptWatcher, prompt: str, **headers: str) -> httpx.Response:
+    with ScriptedServer(observer=Observer(watchers=[tracer])) as server:
         body = {"prompt": prompt, "max_tokens": 9, "temperature": 0.5, "stop": ["#"]}
         response = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
     tracer.close()
@@ -152,7 +152,7 @@ def test_messages_are_a_chat(collector: Collector, path: str) -> None:
     tracer = create_tracer(collector.url, MODEL)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "one"}]}
     body |= {"max_tokens": 9} if path.startswith("/v1") else {}
-    with ScriptedServer(observer=Observer(tracer=tracer)) as server:
+    with ScriptedServer(observer=Observer(watchers=[tracer])) as server:
         assert httpx.post(server.url + path, json=body).status_code == 200
     tracer.close()
     assert f"chat {MODEL}" in {span.name for span in collector.spans}

@@ -9,26 +9,20 @@ from typing import Any, Final
 from fastapi import Response
 from starlette.types import ASGIApp
 
+from minisgl import plugins
 from minisgl.errors import EngineError
 from minisgl.server import body, errors
 from minisgl.server.api import chat, completions, generate, models, tokens
 from minisgl.server.api.models import ServedModel
 from minisgl.server.bodies import Bodies
 from minisgl.server.browser_guard import Door, behind
+from minisgl.server.clients import Keys
 from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import DocumentedAPI
 from minisgl.server.request_ids import RequestIds
+from minisgl.server.site import Routes, Site
 from minisgl.server.telemetry import metrics
-from minisgl_gateway import page
-from minisgl_gateway.anthropic import routes as anthropic
-from minisgl_gateway.keys.guard import KeyGuard
-from minisgl_gateway.keys.ring import KeyRing
-from minisgl_gateway.ollama import models as ollama_models
-from minisgl_gateway.ollama import routes as ollama
-from minisgl_gateway.responses import routes as responses
-from minisgl_gateway.watch import profile, replica
-from minisgl_gateway.watch import xray_route as xray
 
 READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""
@@ -42,7 +36,7 @@ def create_app(
     frontend: Frontend,
     model: ServedModel,
     stalled: Callable[[], str | None] = _no_answer,
-    keys: KeyRing | None = None,
+    keys: Keys | None = None,
     door: Door | None = None,
 ) -> ASGIApp:
     """Return the application.
@@ -51,22 +45,21 @@ def create_app(
     returns what is wrong, or None if all workers make progress. keys: the API keys; with None every
     client may use the server. door: for web pages of other origins and for names; None is `Door()`.
     """
-    families = (
-        *(chat, completions, generate, models, tokens, responses),
-        *(anthropic, ollama, ollama_models),
-    )
+    families = (chat, completions, generate, models, tokens)
+    more: list[Routes] = [row.load() for row in plugins.rows("routes")]
     records = [record for family in families for record in family.RECORDS]
+    records += [record for routes in more for record in routes.records]
     settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = DocumentedAPI(records, title="Mini-SGLang", **settings)
     app.state.bodies, open_ids = Bodies(), Counter[str]()
+    app.state.by_header = {row.name: row.load() for row in plugins.rows("request_headers")}
     errors.install(app, frontend.observer)
     for family in families:
         app.include_router(family.router(frontend, model))
+    site = Site(frontend=frontend, model=model, keys=keys, open_ids=open_ids)
+    for routes in more:
+        app.include_router(routes.router(site))
     app.include_router(metrics.router(frontend, model, keys))
-    app.include_router(profile.router(frontend))
-    app.include_router(xray.router(frontend))
-    app.include_router(replica.router(frontend, model, keys, open_ids))
-    app.include_router(page.router())
 
     @app.get("/health")
     async def health() -> Response:
@@ -96,7 +89,9 @@ def create_app(
             answer["oldest_token_age_s"] = round(frontend.observer.oldest_token_age_s, 3)
         return body.response(answer)
 
-    guarded: ASGIApp = KeyGuard(app, keys, frontend.observer) if keys else app
+    guarded: ASGIApp = app
+    if keys:
+        guarded = plugins.need("keys", "guard", "--api-key")(app, keys, frontend.observer)
     # Outside the guard of keys: a browser's preflight request has no key.
     guarded = behind(door or Door(), guarded, lambda: keys is not None, frontend.observer.answered)
     return RequestIds(guarded, open_ids)  # outermost: FastAPI's answer to a crash gets an id too

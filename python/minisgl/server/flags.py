@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NoReturn
 
+from minisgl import plugins
 from minisgl.core.aliases import FLAGS
 from minisgl.core.args import SWITCH, Option, Rule, options_of, whole
 from minisgl.errors import ConfigError
@@ -134,11 +135,10 @@ class Parser(argparse.ArgumentParser):
 
     def _answer(self, flag: str) -> str:
         """Return a sentence about an unknown flag, with the flag that was probably meant."""
-        from minisgl_gateway.other_engines import answer
-
         ours = [option for option in self._option_string_actions if option.startswith("--")]
         near = difflib.get_close_matches(flag, ours, n=1, cutoff=0.75)
-        hint = answer(flag) or (f"did you mean {near[0]}?" if near else "")
+        known: Callable[[str], str] | None = plugins.find("flag_hints", "other_engines")
+        hint = (known and known(flag)) or (f"did you mean {near[0]}?" if near else "")
         return f"unrecognized arguments: {flag}" + (f"; {hint}" if hint else "")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -24,16 +24,12 @@ from minisgl.errors import EngineError, InvalidRequest, ServerBusy
 from minisgl.message import AbortMsg, Prompt, StatusReply, TextReply, TokenizeMsg, WatchReply
 from minisgl.message.frontend import UserReply
 from minisgl.server.call import Call, RequestReply
+from minisgl.server.clients import Job, Key, Origin
 from minisgl.server.errors import Draining, encodable, refusal
 from minisgl.server.round_trip import RoundTripReply, RoundTrips
 from minisgl.server.telemetry.observe import Observer
 from minisgl.server.watchers import Watchers
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
-from minisgl_gateway.watch.tracing import Origin
-
-if TYPE_CHECKING:
-    from minisgl_gateway.keys.ring import Job, Key
-
 
 MAX_COPIES_BYTES: Final = 64 * 2**20
 """The most bytes of a call's prompts. A prompt counts once per choice, because it is sent once per

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from minisgl import env
+from minisgl import env, plugins
 from minisgl.runtime.node_map import ranks_of
 from minisgl.runtime.node_settings import given_of_node_0, settings_of
 from minisgl.runtime.nodes import gather_nodes, join_node_0, with_network
@@ -110,9 +110,8 @@ def _serve(
     tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
     keys = None
     if args.api_key is not None or args.api_key_file is not None:
-        from minisgl_gateway.keys.ring import KeyRing
-
-        keys = KeyRing(args.api_key, args.api_key_file)
+        flag = "--api-key" if args.api_key is not None else "--api-key-file"
+        keys = plugins.need("keys", "ring", flag)(args.api_key, args.api_key_file)
     on_line = lines.show if lines else None
     with bind(args.host, args.http_port) as bound, _workers(signals, on_line) as workers:
         found = find_checkpoint(args)

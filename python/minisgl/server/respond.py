@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final
@@ -28,19 +28,21 @@ from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody, SamplingFields
 from minisgl.server.api.structured import rename
 from minisgl.server.call import Call, ClientGone, Replies
+from minisgl.server.clients import Key, Origin
 from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
 from minisgl.server.telemetry.observe import Observer
-from minisgl_gateway.keys.ring import Key
-from minisgl_gateway.watch.replica import PREFIX_HEADER, prefix_answer
-from minisgl_gateway.watch.tracing import Origin
 from minisgl_zoo.calls.answer import Kind, SplitAnswer, collect
 
 _encode: Final = msgspec.json.Encoder().encode
 
 ERROR_READ_S: Final = 2.0
 """How long a client may leave the error of its deadline unread. Then its connection is closed."""
+
+HeaderAnswer = Callable[[Request, Frontend, Sequence[Prompt], str], Awaitable[Response]]
+"""Answers requests with a header, a row of the table `request_headers`, instead of the model. The
+last argument is the namespace of the prefix cache."""
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -158,8 +160,10 @@ async def respond(
     key: Key | None = request.scope.get("api_key")
     salt = asked.cache_salt or ""
     namespace = key.namespace(salt) if key else salt
-    if PREFIX_HEADER in request.headers:
-        return await prefix_answer(request, frontend, prompts, namespace)
+    answers: dict[str, HeaderAnswer] = request.app.state.by_header
+    for header, answer in answers.items():
+        if header in request.headers:
+            return await answer(request, frontend, prompts, namespace)
     origin = Origin(
         request_id=request.scope["request_id"],
         path=request.scope["path"],

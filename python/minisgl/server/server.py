@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from minisgl import plugins
 from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
 from minisgl.message.frontend import UserReply
 from minisgl.runtime.hang_watch import CHECK_S
@@ -28,15 +29,15 @@ from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
 from minisgl.server.browser_guard import door_of
+from minisgl.server.clients import Keys
 from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
-from minisgl.server.telemetry.observe import Observer
+from minisgl.server.telemetry.observe import Observer, PromptWatcher
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
-from minisgl_gateway.keys.ring import KeyRing
 
 logger = get_logger(__name__)
 
@@ -55,7 +56,7 @@ class Server:
         bound: socket.socket,
         model: ServedModel,
         args: ServerArgs,
-        keys: KeyRing | None = None,
+        keys: Keys | None = None,
         tls: ssl.SSLContext | None = None,
         start_workers: Callable[[], None] | None = None,
     ) -> None:
@@ -68,12 +69,11 @@ class Server:
         self._restarts: deque[float] = deque()
         self._restart: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        tracer = None
         if args.otlp_endpoint:
-            from minisgl_gateway.watch.tracing import create_tracer
-
-            tracer = create_tracer(args.otlp_endpoint, model.name)
-        observer = Observer(log_requests=args.log_requests, tracer=tracer)
+            plugins.need("prompt_watchers", "otlp", "--otlp-endpoint")
+        made = [row.load()(args, model.name) for row in plugins.rows("prompt_watchers")]
+        watchers: list[PromptWatcher] = [watcher for watcher in made if watcher]
+        observer = Observer(log_requests=args.log_requests, watchers=watchers)
         self._queues = self._open_queues()
         self._frontend = Frontend(
             *self._queues,

@@ -14,14 +14,13 @@ from minisgl.server import body
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.error_forms import ErrorEvent
 from minisgl.server.api.left_out import BUDGET, EFFORT, Omission, OmissionLog, fitting
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json
-from minisgl.server.frontend import Frontend
+from minisgl.server.clients import key_number
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
+from minisgl.server.site import Routes, Site
 from minisgl_gateway.anthropic.answer import EVENTS, AnthropicMessage, MessageShape
 from minisgl_gateway.anthropic.request import CountRequest, MessagesRequest
-from minisgl_gateway.keys.ring import key_number
 
 _NAMES: Final = {"response_format.json_schema": "output_config.format", "stop": "stop_sequences"}
 """The request's names of fields, by their names in chat completions."""
@@ -35,7 +34,8 @@ class TokenCount(Json, frozen=True, kw_only=True):
 RECORDS: Final = (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *EVENTS)
 
 
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
     omissions = OmissionLog()
 
@@ -79,3 +79,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         return body.response(TokenCount(input_tokens=len(ids_from_bytes(reply.ids))))
 
     return routes
+
+
+ROUTES: Final = Routes(router, RECORDS)

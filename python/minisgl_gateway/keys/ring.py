@@ -21,10 +21,10 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -275,12 +275,6 @@ class KeyRing:
         if len({entry.key for entry in entries.values()}) < len(entries):
             raise ConfigError(f"{where}: two names have the same key")
         return entries
-
-
-def key_number(scope: Mapping[str, Any]) -> int:
-    """Return the number of the key of an HTTP request; 0 without keys."""
-    key: Key | None = scope.get("api_key")
-    return key.number if key else 0
 
 
 _CHARACTERS: Final = "must be visible ASCII characters without spaces"

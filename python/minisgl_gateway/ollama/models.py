@@ -12,8 +12,8 @@ from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.strict import Json, ignored
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
+from minisgl.server.site import Routes, Site
 from minisgl.version import __version__
 
 NEVER: Final = "9999-12-31T23:59:59Z"
@@ -80,7 +80,8 @@ def is_named(model: ServedModel, name: str) -> str:
     return name
 
 
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
     modified_at = datetime.fromtimestamp(model.created, UTC).isoformat()
 
@@ -151,3 +152,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         return body.response(answer)
 
     return routes
+
+
+ROUTES: Final = Routes(router, RECORDS)

@@ -16,13 +16,12 @@ from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
 from minisgl.server.api.left_out import OmissionLog, unused_switch
 from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import ErrorBody
 from minisgl.server.api.strict import Json
 from minisgl.server.api.tools import call_input, new_call_id
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, respond
+from minisgl.server.site import Routes, Site
 from minisgl_gateway.ollama.models import is_named
 from minisgl_gateway.ollama.request import (
     OllamaCall,
@@ -79,7 +78,8 @@ class AnswerTurn(Json, frozen=True, kw_only=True):
 RECORDS: Final = (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, OllamaError)
 
 
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
     omissions = OmissionLog()
 
@@ -212,3 +212,6 @@ def _ending(end: Finished) -> dict[str, Any]:
 
 def _line(answer: msgspec.Struct) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
+
+
+ROUTES: Final = Routes(router, RECORDS)

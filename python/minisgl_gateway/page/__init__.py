@@ -19,6 +19,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
+from minisgl.server.site import Routes, Site
+
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -70,7 +72,7 @@ def _files() -> dict[str, _File]:
     return found
 
 
-def router() -> APIRouter:
+def router(site: Site) -> APIRouter:
     """Return the routes of the page, which are in no schema."""
     routes = APIRouter(include_in_schema=False)
 
@@ -100,3 +102,6 @@ def _send(request: Request, path: str) -> Response:
         return Response(file.plain, headers=headers, media_type=file.kind)
     headers["Content-Encoding"] = "gzip"
     return Response(file.packed, headers=headers, media_type=file.kind)
+
+
+ROUTES: Final = Routes(router)

@@ -14,12 +14,11 @@ from fastapi import APIRouter, Request, Response
 from minisgl.server import body
 from minisgl.server.api.left_out import BUDGET, EFFORT, OmissionLog, fitting
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json
 from minisgl.server.errors import refusal
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import respond
+from minisgl.server.site import Routes, Site
 from minisgl_gateway.responses.answer import (
     EVENTS,
     CustomCall,
@@ -51,7 +50,8 @@ class Deleted(Json, frozen=True, kw_only=True):
 RECORDS: Final = (ResponsesRequest, ResponseObject, Deleted, *EVENTS)
 
 
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
     store = ResponseStore()
     omissions = OmissionLog()
@@ -139,3 +139,6 @@ def _spoken(items: Sequence[OutputItem]) -> Message:
         reasoning_content="".join(thoughts) or None,
         tool_calls=calls or None,
     )
+
+
+ROUTES: Final = Routes(router, RECORDS)

@@ -6,10 +6,13 @@ whole prompt again at each turn. Only the client can change that, so the log nam
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from typing import Final
 
 from minisgl.core import Finished
+from minisgl.server.args import ServerArgs
+from minisgl.server.telemetry.observe import EndedPrompt
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -30,6 +33,14 @@ class PrefixWatch:
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, tuple[int, float | None]] = OrderedDict()
+
+    def ended(self, prompt: EndedPrompt) -> None:
+        """Count a prompt that was not aborted and did not fail."""
+        if prompt.end:
+            self.finished(prompt.origin.client, prompt.end, time.perf_counter())
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def finished(self, client: str, end: Finished, now: float) -> None:
         """Count a prompt of at least `LONG` tokens. One that differs late, or not at all, sets the
@@ -54,3 +65,7 @@ class PrefixWatch:
         self._clients[client] = (count, logged_at)
         if len(self._clients) > MAX_CLIENTS:
             self._clients.popitem(last=False)
+
+
+def prefix_watch(args: ServerArgs, model: str) -> PrefixWatch:
+    return PrefixWatch()

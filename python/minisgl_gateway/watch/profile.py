@@ -12,7 +12,7 @@ from minisgl.message import ProfileReply
 from minisgl.server import body
 from minisgl.server.api.schema import ErrorObject
 from minisgl.server.errors import error_body
-from minisgl.server.frontend import Frontend
+from minisgl.server.site import Routes, Site
 
 # The first start takes 1.3 s on 2 cores. A stop writes a trace, which may have many steps.
 START_TIMEOUT_S: Final = 30.0
@@ -36,7 +36,8 @@ class ProfileFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     requests: dict[int, str] = {}
 
 
-def router(frontend: Frontend) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend = site.frontend
     routes = APIRouter()
 
     @routes.post("/start_profile")
@@ -82,3 +83,6 @@ def _report(reply: ProfileReply) -> str:
     if reply.trace:
         return f"rank {reply.rank} wrote {reply.trace}"
     return f"rank {reply.rank} is profiling; POST /stop_profile ends it"
+
+
+ROUTES: Final = Routes(router)

@@ -9,8 +9,8 @@ which the router finds cached prefixes. The model does not run.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -18,14 +18,13 @@ from fastapi import APIRouter, Request, Response
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, ids_from_bytes
 from minisgl.server import body
+from minisgl.server.clients import key_number
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
-from minisgl_gateway.keys.ring import Key, KeyRing, key_number
+from minisgl.server.site import Routes, Site
+from minisgl_gateway.keys.ring import Key, KeyRing
 from minisgl_gateway.router.prefix_hashes import prompt_hashes
 from minisgl_gateway.router.replica_state import PromptHashes, ReplicaState
-
-if TYPE_CHECKING:
-    from minisgl.server.api.models import ServedModel
 
 PREFIX_HEADER: Final = "x-minisgl-prefix"
 
@@ -38,11 +37,9 @@ FRESH_S: Final = 0.2
 MAX_PAGE_SIZE: Final = 65_536
 
 
-def router(
-    frontend: Frontend, model: ServedModel, keys: KeyRing | None, open_ids: Container[str]
-) -> APIRouter:
-    """keys: the API keys; None if all clients may use the server. open_ids: of all requests that
-    have no whole answer yet."""
+def router(site: Site) -> APIRouter:
+    frontend, model, open_ids = site.frontend, site.model, site.open_ids
+    keys = site.keys if isinstance(site.keys, KeyRing) else None
     routes = APIRouter()
     made_at = -FRESH_S
     made: ReplicaState | None = None
@@ -95,3 +92,6 @@ async def prefix_answer(
         key=key.use() if key else None,
     )
     return body.response(answer)
+
+
+ROUTES: Final = Routes(router)

@@ -7,14 +7,16 @@ an X-ray is open (`minisgl.server.watchers`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Final
 
 from fastapi import APIRouter
 from starlette.responses import StreamingResponse
 
-from minisgl.server.frontend import Frontend
+from minisgl.server.site import Routes, Site
 
 
-def router(frontend: Frontend) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend = site.frontend
     routes = APIRouter()
 
     @routes.get("/xray/events")
@@ -32,3 +34,6 @@ def router(frontend: Frontend) -> APIRouter:
         return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
     return routes
+
+
+ROUTES: Final = Routes(router)

@@ -16,10 +16,10 @@ from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json, token_prompt
 from minisgl.server.api.tools import tools_of
+from minisgl.server.clients import key_number
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.tokenizer.codec import check_count
-from minisgl_gateway.keys.ring import key_number
 
 
 class TokenizeRequest(Json, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ docs/observability.md explains every metric.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Final
 
@@ -21,14 +21,14 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from minisgl import plugins
 from minisgl.scheduler.loop import PARTS
 from minisgl.server.api.models import ServedModel
+from minisgl.server.clients import Keys
 from minisgl.server.frontend import Frontend
 from minisgl.server.telemetry.observe import Histogram, Observer
 from minisgl.server.telemetry.prometheus import counter_by, metrics_page
 from minisgl.version import __version__
-from minisgl_gateway.keys.ring import KeyRing
-from minisgl_gateway.watch.other_names import under_other_names
 
 _RANK_COUNTERS: Final = {
     "steps": "Steps that were launched",
@@ -40,7 +40,7 @@ _RANK_COUNTERS: Final = {
 }
 
 
-def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None = None) -> APIRouter:
+def router(frontend: Frontend, model: ServedModel, keys: Keys | None = None) -> APIRouter:
     routes = APIRouter()
     page = MetricsPage(frontend.observer, model.name, keys)
 
@@ -52,12 +52,17 @@ def router(frontend: Frontend, model: ServedModel, keys: KeyRing | None = None) 
     return routes
 
 
+MoreMetrics = Callable[[Iterable[Metric], str], Iterator[Metric]]
+"""A row of the table `metrics`: from the server's metrics and the model's name to more metrics."""
+
+
 class MetricsPage(Collector):
     """The metrics of a server, as Prometheus's client library collects them."""
 
-    def __init__(self, observer: Observer, model: str, keys: KeyRing | None = None) -> None:
+    def __init__(self, observer: Observer, model: str, keys: Keys | None = None) -> None:
         self._observer = observer
         self._keys = keys
+        self._more: list[MoreMetrics] = [row.load() for row in plugins.rows("metrics")]
         self._model = model
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -70,7 +75,8 @@ class MetricsPage(Collector):
     def collect(self) -> Iterator[Metric]:
         ours = [*self._ours()]
         yield from ours
-        yield from under_other_names(ours, self._model)
+        for more in self._more:
+            yield from more(ours, self._model)
 
     def _ours(self) -> Iterator[Metric]:
         observer = self._observer
@@ -167,7 +173,7 @@ class MetricsPage(Collector):
         yield from (running, waiting, pages, usage, peak, part_s, *counters.values())
 
 
-def _of_keys(keys: KeyRing) -> Iterator[Metric]:
+def _of_keys(keys: Keys) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         "minisgl_key_requests", "Requests of an API key", labels=["key", "result"]
     )

@@ -12,13 +12,13 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from minisgl.core import Finished, SamplingParams
 from minisgl.message import StatusReply
+from minisgl.server.clients import Origin
 from minisgl.utils.logger import get_logger, log_fields
-from minisgl_gateway.watch.prefixes import PrefixWatch
-from minisgl_gateway.watch.tracing import EndedPrompt, Origin, Tracer
 
 logger = get_logger(__name__)
 
@@ -26,6 +26,34 @@ logger = get_logger(__name__)
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SHORT: Final = _STEPS  # between two pieces of text
 LONG: Final = (*_STEPS, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)  # of a whole request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedPrompt:
+    """A prompt that ends now.
+
+    seconds: since its submission. first_text_s: from its submission to its first text; None if it
+    had none. reason: one of `Observer.ends`. code: of the error, if the reason is "error". end: the
+    scheduler's report; None if it was aborted or failed.
+    """
+
+    origin: Origin
+    uid: int
+    sampling: SamplingParams
+    seconds: float
+    first_text_s: float | None
+    reason: str
+    code: str | None
+    end: Finished | None
+
+
+class PromptWatcher(Protocol):
+    """Is told each prompt once, when it ends. It never raises and never waits."""
+
+    def ended(self, prompt: EndedPrompt) -> None: ...
+
+    def close(self) -> None:
+        """Called once, when the server ends. Takes a bounded time."""
 
 
 class Histogram:
@@ -59,12 +87,14 @@ class _Request:
 class Observer:
     """Counts what the frontend reports; times are on `time.perf_counter`. Mutable.
 
-    log_requests: log a line for each request that ends. tracer: gets each request that ends. cost:
+    log_requests: log a line for each request that ends. watchers: get each request that ends. cost:
     device seconds and joules of the requests that ended; None if no energy can be read. status:
     each rank's last report. start_s: seconds of each part of the server's start.
     """
 
-    def __init__(self, *, log_requests: bool = False, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, *, log_requests: bool = False, watchers: Sequence[PromptWatcher] = ()
+    ) -> None:
         self.time_to_first_token = Histogram(LONG)
         self.inter_token = Histogram(SHORT)
         self.request = Histogram(LONG)
@@ -76,10 +106,9 @@ class Observer:
         self.start_s: dict[str, float] = {}
         self.num_restarts = 0
         self._log_requests = log_requests
-        self._tracer = tracer
+        self._watchers = watchers
         self._open: dict[int, _Request] = {}
         self._noted: dict[int, str] | None = None
-        self._prefixes = PrefixWatch()
 
     @property
     def num_open(self) -> int:
@@ -115,7 +144,6 @@ class Observer:
         request = self._open[end.uid]
         self.request.observe(now - request.submitted_at)
         self.queue.observe(end.queued_s)
-        self._prefixes.finished(request.origin.client, end, now)
         if end.cost:
             device_s, joules = self.cost or (0.0, 0.0)
             self.cost = device_s + end.cost[0], joules + end.cost[1]
@@ -132,7 +160,7 @@ class Observer:
         """Count an end. reason: a key of `ends`. code: of the error, if the reason is "error"."""
         request = self._open.pop(uid)
         self.ends[reason] += 1
-        if not (self._tracer or self._log_requests):
+        if not (self._watchers or self._log_requests):
             return
         prompt = EndedPrompt(
             origin=request.origin,
@@ -144,8 +172,8 @@ class Observer:
             code=code,
             end=end,
         )
-        if self._tracer:
-            self._tracer.ended(prompt)
+        for watcher in self._watchers:
+            watcher.ended(prompt)
         if self._log_requests:
             _log(prompt)
 
@@ -154,9 +182,9 @@ class Observer:
         self.errors[code] += 1
 
     def close(self) -> None:
-        """Send the last spans, in bounded time."""
-        if self._tracer:
-            self._tracer.close()
+        """Close the watchers, in bounded time."""
+        for watcher in self._watchers:
+            watcher.close()
 
     # --- request ids of a profile ----------------------------------------------------------------
 
