@@ -36,6 +36,7 @@ TABLES: Final = {
     "request_headers": "minisgl_gateway",
     "prompt_watchers": "minisgl_gateway",
     "metrics": "minisgl_gateway",
+    "loop_observers": "minisgl_gateway",
     "flag_hints": "minisgl_gateway",
 }
 """Each table -> the package of ours that has rows of it, which an error names if it is absent."""

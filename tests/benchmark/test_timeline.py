@@ -33,7 +33,7 @@ def test_the_steps_of_a_real_loop_are_drawn(
         uid=0, ids=ids_to_bytes([4] * 9), sampling=SamplingParams(max_tokens=20, ignore_eos=True)
     )
     inbox = ListInbox([[message]], more=lambda: [] if loop.runnable else None)
-    run(loop, InstantExecutor(), inbox, ListOutbox(), meter=LoopMeter(on_step=log))
+    run(loop, InstantExecutor(), inbox, ListOutbox(), meter=LoopMeter(on_step=[log]))
     log.close()
     assert timeline.main([str(path), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/steps.png").read_bytes().startswith(b"\x89PNG")

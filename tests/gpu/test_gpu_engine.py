@@ -17,6 +17,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.device import StepSize
 from minisgl.engine.startup import start_engine
+from minisgl_gateway.watch.profiler import StepProfiler
 
 Checkpoint = tuple[Path, list[list[int]]]
 
@@ -147,10 +148,12 @@ def test_retracted_requests_resume_with_the_same_tokens(checkpoint: Checkpoint) 
 def test_a_profile_names_steps_and_shows_kernels(checkpoint: Checkpoint, tmp_path: Path) -> None:
     engine = make_engine(checkpoint, cuda_graph_max_bs=16)
     try:
-        engine.profiler.start()
+        profiler = StepProfiler()
+        engine.named = profiler.named
+        profiler.start()
         drive(engine, [(prompts(6)[0], greedy())])
         engine.synchronize()
-        path, num_steps = engine.profiler.stop(tmp_path, 0)
+        path, num_steps = profiler.stop(tmp_path, 0)
     finally:
         engine.close()
     events = json.loads(path.read_text())["traceEvents"]

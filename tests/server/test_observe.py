@@ -90,7 +90,7 @@ def serve(meter: LoopMeter, *, overlap: bool) -> tuple[Scheduler, float]:
 def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
     reports: list[StatusReply] = []
     log = StepLog(tmp_path / "steps")
-    meter = LoopMeter(rank=3, on_report=[reports.append], on_step=log)
+    meter = LoopMeter(rank=3, on_report=[reports.append], on_step=[log])
     scheduler, seconds = serve(meter, overlap=overlap)
     log.close()
     assert [report.rank for report in reports] == [3], "one when the work is done, none when idle"

@@ -42,13 +42,19 @@ from minisgl.utils.start import StartClock
 if TYPE_CHECKING:
     from minisgl.engine.guard import PageGuard
     from minisgl.models import PoolSpec
-    from minisgl_gateway.watch.profiler import StepProfiler
 
 logger = get_logger(__name__)
 
 
+Named = Callable[[Plan, Callable[[], Tensor]], Callable[[], Tensor]]
+"""Gives the work of a plan's step a name, for profiles."""
+
+
 class Engine:
-    """A model on a device. Mutable: it owns weights, KV pool and tables. One thread launches."""
+    """A model on a device. Mutable: it owns weights, KV pool and tables. One thread launches.
+
+    named: gives each step a name; None until an observer sets it.
+    """
 
     def __init__(
         self,
@@ -66,7 +72,7 @@ class Engine:
         clock = clock or StartClock()
         self.device, self.comm = connect(config)
         clock.lap("device")
-        self._profiler: StepProfiler | None = None
+        self.named: Named | None = None
         self._guard: PageGuard | None = None
         self.tuning = Tuning()
         with closing_on_error(self.device, self.comm):
@@ -188,15 +194,7 @@ class Engine:
         return ForwardOutput(plan, self.device, pending, self.comm.size == 1, late)
 
     def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
-        return self.device.enqueue(self._profiler.named(plan, work) if self._profiler else work)
-
-    @property
-    def profiler(self) -> StepProfiler:
-        if self._profiler is None:
-            from minisgl_gateway.watch.profiler import StepProfiler
-
-            self._profiler = StepProfiler()
-        return self._profiler
+        return self.device.enqueue(self.named(plan, work) if self.named else work)
 
     def synchronize(self) -> None:
         """Wait until all launched steps have run."""

@@ -12,6 +12,7 @@ from minisgl.engine.startup import start_engine
 from minisgl.models import ModelConfig
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
+from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, SchedulerConfig
@@ -22,7 +23,6 @@ from minisgl.utils.process import WorkerStatus
 from minisgl.utils.start import StartClock
 from minisgl.utils.text import size_of
 from minisgl.utils.zmq import Endpoints, PushQueue
-from minisgl_gateway.watch.line_file import StepLog
 from minisgl_zoo.grammar.grammars import Grammars
 
 logger = get_logger(__name__)
@@ -49,7 +49,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         memory = dry_run(config)
         status.ready({"memory": memory} if leads else {})
         return
-    step_log = StepLog(Path(args.log_steps)) if args.log_steps and leads else None
+    observers = create_observers(args, rank)
     model = ModelConfig.from_folder(folder, args.quantization)  # refuses some models at once
     tokenizer = load_tokenizer(folder)
     eos_ids = end_of_sequence_ids(folder, tokenizer)
@@ -68,7 +68,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         clock=clock,
         measure_steps=not args.offline,
     )
-    loop = RankLoop(args, endpoints, engine, status, tokenizer.decode, step_log)
+    loop = RankLoop(args, endpoints, engine, status, tokenizer.decode, observers)
     is_torn = False
     try:
         settings = _settings(args, engine, eos_ids, rank)
@@ -89,8 +89,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         loop.close()
         if not is_torn:
             engine.close()
-        if step_log:
-            step_log.close()
+        for observer in observers:
+            observer.close()
 
 
 def _info(engine: Engine, clock: StartClock) -> dict[str, object]:

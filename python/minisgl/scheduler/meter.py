@@ -58,7 +58,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """Called for each step while a client watches (`minisgl_gateway.watch.xray`)."""
+    """Called for each step while a client watches."""
 
     def settled(self, record: StepRecord, plan: Plan) -> None: ...
 
@@ -79,7 +79,7 @@ class LoopMeter(Meter):
         *,
         rank: int = 0,
         on_report: Sequence[Callable[[StatusReply], None]] = (),
-        on_step: Callable[[StepRecord], None] | None = None,
+        on_step: Sequence[Callable[[StepRecord], None]] = (),
         peak_memory_bytes: Callable[[], int] = int,
     ) -> None:
         self.part_s = [0.0] * len(PARTS)
@@ -144,8 +144,8 @@ class LoopMeter(Meter):
             cached_pages=scheduler.requests.cache.num_cached_pages,
             num_pages=scheduler.requests.cache.num_pages,
         )
-        if self._on_step:
-            self._on_step(record)
+        for listener in self._on_step:
+            listener(record)
         if self.watcher:
             self.watcher.settled(record, plan)
 

@@ -1,0 +1,96 @@
+"""What may observe the loop of a rank: the rows of the table `loop_observers`.
+
+A row's object is called with the options and the rank's number before the engine is built, so that
+it can refuse an option at once. It returns a `LoopObserver`, or None if there is nothing to
+observe. Observers see the loop through its `Inbox`, `Outbox`, `Executor` and `LoopMeter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minisgl import plugins
+from minisgl.core.executor import Executor
+from minisgl.engine import Engine
+from minisgl.message import StatusReply
+from minisgl.runtime.args import RuntimeArgs, flag_of
+from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.io import Control, Report
+from minisgl.scheduler.loop import Inbox, Outbox
+from minisgl.scheduler.meter import LoopMeter, StepRecord
+from minisgl.utils.process import WorkerStatus
+
+TextOf = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What an observer of a rank's loop may use.
+
+    send: sends a record to the API process. text_of: returns the text of token ids; None unless
+    `--xray-text` is given. scheduler: returns the rank's, once the loop runs. status: the process's
+    heartbeats.
+    """
+
+    engine: Engine
+    meter: LoopMeter
+    send: Callable[[Report], None]
+    text_of: TextOf | None
+    scheduler: Callable[[], Scheduler]
+    status: WorkerStatus
+
+
+class LoopObserver:
+    """Observes nothing; a subclass overrides what it needs.
+
+    on_step: called with the record of each step; None if steps need no record.
+    """
+
+    on_step: Callable[[StepRecord], None] | None = None
+
+    def attach(self, seat: Seat) -> None:
+        """Called once, before the loop's parts are wrapped."""
+
+    def inbox(self, inbox: Inbox) -> Inbox:
+        """Return the inbox that the loop uses instead of this one."""
+        return inbox
+
+    def outbox(self, outbox: Outbox) -> Outbox:
+        """Return the outbox that the loop uses instead of this one."""
+        return outbox
+
+    def executor(self, executor: Executor) -> Executor:
+        """Return the executor that the loop uses instead of this one."""
+        return executor
+
+    def begin(self, config: SchedulerConfig, *, overlap: bool) -> None:
+        """Called once, before the first turn."""
+
+    def reported(self, report: StatusReply) -> None:
+        """Called with each report of the meter."""
+
+    def handle(self, message: Control) -> bool:
+        """Handle a message that is not for the scheduler, between two steps. Returns False for one
+        of another observer."""
+        return False
+
+    def close(self) -> None:
+        """Called once, when the loop has ended."""
+
+
+Create = Callable[[RuntimeArgs, int], LoopObserver | None]
+"""A row of the table `loop_observers`."""
+
+BY_OPTION = ("log_steps", "record")
+"""Options that a row of their name implements."""
+
+
+def create_observers(args: RuntimeArgs, rank: int) -> list[LoopObserver]:
+    """Return the observers of a rank's loop. Raises ConfigError."""
+    for name in BY_OPTION:
+        if getattr(args, name):
+            plugins.need("loop_observers", name, flag_of(name))
+    creates: list[Create] = [row.load() for row in plugins.rows("loop_observers")]
+    made = [create(args, rank) for create in creates]
+    return [observer for observer in made if observer]
