@@ -28,6 +28,9 @@ GROUP: Final = "minisgl.plugins"
 
 TABLES: Final = {
     "families": "minisgl_zoo",
+    "answers": "minisgl_zoo",
+    "grammars": "minisgl_zoo",
+    "tokenizers": "minisgl_zoo",
     "ops": "minisgl_kernels",
     "commands": "minisgl_gateway",
     "servers": "minisgl_gateway",

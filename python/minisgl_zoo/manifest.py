@@ -33,11 +33,19 @@ _SPELLINGS: Final = {
 """Other spellings of an architecture, which some released files have."""
 
 ROWS: Final = [
-    Row(
-        "families",
-        f"{name}ForCausalLM",
-        f"minisgl_zoo.families.{module}:FAMILY",
-        _SPELLINGS.get(name, ()),
-    )
-    for name, module in _FAMILIES.items()
+    Row("answers", "chat", "minisgl_zoo.calls.plan:encode_chat"),
+    Row("answers", "split", "minisgl_zoo.calls.split:split_output"),
+    Row("answers", "abilities", "minisgl_zoo.calls.detect:abilities"),
+    Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),
+    Row("grammars", "maskers", "minisgl_zoo.grammar.grammars:Grammars"),
+    Row("tokenizers", "convert", "minisgl_zoo.convert:convert"),
+    *(
+        Row(
+            "families",
+            f"{name}ForCausalLM",
+            f"minisgl_zoo.families.{module}:FAMILY",
+            _SPELLINGS.get(name, ()),
+        )
+        for name, module in _FAMILIES.items()
+    ),
 ]

@@ -57,6 +57,7 @@ from minisgl.server.telemetry.observe import Observer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.router.replica_state import ReplicaState
+from minisgl_zoo.calls.detect import abilities
 
 Answer = Callable[[TokenizeMsg, threading.Event], Iterator[UserReply]]
 
@@ -157,7 +158,9 @@ class ScriptedServer:
     def templated(self, template: str) -> Iterator[None]:
         """Let the API server see `template` as the model's chat template."""
         card = self._model.card
-        self._model.__dict__["card"] = dataclasses.replace(card, template=template)
+        self._model.__dict__["card"] = dataclasses.replace(
+            card, template=template, abilities=abilities(template)
+        )
         yield
         self._model.__dict__["card"] = card
 

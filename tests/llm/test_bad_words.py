@@ -9,6 +9,7 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.errors import InvalidSampling
+from minisgl.tokenizer import Encoded
 
 ASK = [{"role": "user", "content": "What is a radix cache?"}]
 
@@ -30,7 +31,9 @@ def test_words_of_the_answer_are_gone(llm: LLM) -> None:
 
 
 def test_both_forms_of_a_word_are_forbidden(llm: LLM) -> None:
-    sampling = llm._encoder.request(b"\1\0\0\0", SamplingParams(bad_words=("the",)), "").sampling
+    sampling = llm._encoder.request(
+        Encoded(b"\1\0\0\0"), SamplingParams(bad_words=("the",)), ""
+    ).sampling
     texts = {llm.tokenizer.decode(list(ids)) for ids in sampling.bad_words_ids}
     assert texts == {"the", " the"}
     assert sampling.bad_words == ()

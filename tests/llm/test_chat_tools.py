@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minisgl import LLM, AsyncLLM, Delta, RequestOutput, SamplingParams
+from minisgl.core.answer import collect
 from minisgl.errors import InvalidRequest, RequestError
-from minisgl_zoo.calls.answer import collect
 
 ASK = [{"role": "user", "content": "What is the weather in Rome?"}]
 PARAMETERS = {

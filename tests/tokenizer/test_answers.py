@@ -17,16 +17,18 @@ import tokenizers
 
 from minisgl.builtin import model_path
 from minisgl.core import Accepted, Finished, SamplingParams, Token
+from minisgl.core.answer import collect
 from minisgl.errors import InvalidRequest, RequestError
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.message.frontend import CodecReply, EncodeMsg
 from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
-from minisgl.tokenizer.answers import AnswerPlan, _types
 from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.template import ChatTemplate
-from minisgl_zoo.calls import AnswerForm, collect
+from minisgl_zoo.calls import AnswerForm
 from minisgl_zoo.calls.formats import CALLS, MESSAGES, PARSERS, REASONING, special_texts
+from minisgl_zoo.calls.plan import _types
 from minisgl_zoo.grammar.answer import AnswerGrammar
+from minisgl_zoo.grammar.constraint import AnswerPlan
 from minisgl_zoo.grammar.maskers import Maskers
 from minisgl_zoo.grammar.pairs import pairs_call
 
@@ -403,9 +405,9 @@ def planned(template: str, tokenizer: Tokenizer, **fields: Any) -> tuple[AnswerP
     encoder.__dict__["template"] = ChatTemplate({"default": TEMPLATES[template]}, {})
     messages = fields.pop("messages", [{"role": "user", "content": "Hi"}])
     prompt = ChatPrompt(messages=messages, is_split=True, **fields)
-    ids = encoder.encode(prompt)
-    text = tokenizer.decode(np.frombuffer(ids, "<i4").tolist(), skip_special_tokens=False)
-    return getattr(ids, "plan", None), text
+    encoded: Any = encoder.encode(prompt)
+    text = tokenizer.decode(np.frombuffer(encoded.ids, "<i4").tolist(), skip_special_tokens=False)
+    return encoded.plan, text
 
 
 def tool(name: str, schema: Any = None) -> dict[str, Any]:
@@ -500,7 +502,7 @@ def test_a_router_gets_the_ids_of_a_prompt_with_tools(tokenizer: Tokenizer) -> N
     prompt = ChatPrompt(messages=messages, tools=[tool], is_split=True)
     reply = answer_codec(encoder, EncodeMsg(seq=1, prompt=prompt))
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=CodecReply)
-    assert sent.ids == encoder.encode(prompt)
+    assert sent.ids == encoder.encode(prompt).ids
 
 
 def test_the_type_of_an_argument_of_several_types_is_unknown() -> None:

@@ -23,10 +23,10 @@ from helpers.call_writers import (
     llama3,
     muse_glimmer,
 )
+from minisgl.core.answer import Part, collect
 from minisgl.message import TextReply
 from minisgl.server.args import ToolCallParser
-from minisgl_zoo.calls import AnswerForm, AnswerParser, collect
-from minisgl_zoo.calls.answer import Part
+from minisgl_zoo.calls import AnswerForm, AnswerParser
 from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
 from minisgl_zoo.calls.formats import MESSAGES, PARSERS
 from minisgl_zoo.calls.reader import Reader

@@ -15,14 +15,15 @@ import tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from minisgl.builtin import model_path
+from minisgl.core.answer import collect
 from minisgl.message import ChatPrompt
 from minisgl.tokenizer import PromptEncoder, Tokenizer
-from minisgl.tokenizer.answers import plan_of
 from minisgl.tokenizer.chat import ChatEncoder
 from minisgl.tokenizer.template import ChatTemplate
-from minisgl_zoo.calls import AnswerForm, AnswerParser, collect
+from minisgl_zoo.calls import AnswerForm, AnswerParser
 from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
 from minisgl_zoo.calls.tool_text import plain_messages, takes_tools
+from minisgl_zoo.grammar.constraint import AnswerPlan
 
 FOLDER = Path(__file__).parents[1] / "templates"
 FORMATS = {
@@ -171,11 +172,12 @@ def test_results_and_tools_are_in_the_prompt(name: str, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(template.source, encoding="utf-8")
     result = {"role": "tool", "tool_call_id": "abcdefgh0", "name": "weather", "content": "4711"}
     prompt = ChatPrompt(messages=[USER, asked(0), result], tools=TOOLS, is_split=True)
-    ids = encoder.encode(prompt)
-    form = plan_of(ids).form
+    encoded = encoder.encode(prompt)
+    assert isinstance(encoded.plan, AnswerPlan)
+    form = encoded.plan.form
     assert form
     assert form.calls == ((FORMATS[name][0] if name not in NO_TOOLS else "") or "hermes")
-    text = encoder.tokenizer.backend.decode(memoryview(ids).cast("i").tolist(), False)
+    text = encoder.tokenizer.backend.decode(memoryview(encoded.ids).cast("i").tolist(), False)
     for part in ("does weather", "does find", "4711"):
         assert part in text
 
@@ -187,7 +189,7 @@ def test_a_tool_may_have_only_a_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(loaded(name).source, encoding="utf-8")
     bare = {"type": "function", "function": {"name": "refresh"}}
     empty = {"type": "function", "function": {"name": "reset", "parameters": {"type": "object"}}}
-    ids = encoder.encode(ChatPrompt(messages=[USER], tools=[bare, empty], is_split=True))
+    ids = encoder.encode(ChatPrompt(messages=[USER], tools=[bare, empty], is_split=True)).ids
     text = encoder.tokenizer.backend.decode(memoryview(ids).cast("i").tolist(), False)
     assert "refresh" in text
     assert "reset" in text

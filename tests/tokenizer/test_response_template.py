@@ -15,9 +15,10 @@ import pytest
 from helpers.json_schemas import INTEGER, closed
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
+from minisgl.core.answer import collect
 from minisgl.message import ChatPrompt
 from minisgl.tokenizer import PromptEncoder, Tokenizer, load_tokenizer
-from minisgl_zoo.calls import AnswerForm, AnswerParser, collect
+from minisgl_zoo.calls import AnswerForm, AnswerParser
 from minisgl_zoo.calls.formats import CallFormat
 from minisgl_zoo.calls.response_template import UnknownResponseTemplate, response_formats
 from minisgl_zoo.grammar.maskers import Maskers
@@ -202,8 +203,7 @@ def planned(encoder: PromptEncoder, choice: str = "auto") -> Any:
     tools = [{"type": "function", "function": TOOL}]
     messages = [{"role": "user", "content": "Hi"}]
     prompt = ChatPrompt(messages=messages, is_split=True, tools=tools, tool_choice=choice)
-    ids: Any = encoder.encode(prompt)
-    return ids.plan
+    return encoder.encode(prompt).plan
 
 
 def draw(tokenizer: Tokenizer, grammar: str) -> str:

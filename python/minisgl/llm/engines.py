@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from minisgl import env
 from minisgl.core.args import EngineArgs
+from minisgl.core.req import Masker
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
+from minisgl.message import UserMsg
+from minisgl.runtime.grammars import Grammars, create_grammars
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
-
-if TYPE_CHECKING:
-    from minisgl.core.req import Masker
-    from minisgl.message import UserMsg
-    from minisgl_zoo.grammar.grammars import Grammars
+from minisgl.tokenizer.tokenizer import load_tokenizer
 
 
 class LLMEngine(Protocol):
@@ -62,11 +61,15 @@ class OwnEngine:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        from minisgl_zoo.grammar.grammars import grammars_of
-
-        return grammars_of(
-            self._folder, self.scheduler.config, lambda message: self._session.post(message)
+        config = self.scheduler.config
+        grammars = create_grammars(
+            lambda: load_tokenizer(self._folder),
+            config.vocab_size,
+            config.eos_ids,
+            lambda message: self._session.post(message),
         )
+        assert grammars, "the encoder that compiled the grammar is installed"
+        return grammars
 
     def _masker(self, message: UserMsg) -> Masker | None:
         return self._grammars.create(message) if message.grammar else None

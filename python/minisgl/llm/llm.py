@@ -35,6 +35,7 @@ from minisgl.message import MAX_NAMESPACE, TextPrompt, UserMsg
 from minisgl.message import Prompt as PromptRecord
 from minisgl.tokenizer import (
     Detokenizer,
+    Encoded,
     PromptEncoder,
     load_tokenizer,
     warn_of_unknown_ids,
@@ -216,16 +217,16 @@ class LLM:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _encode(self, prompts: Iterable[PromptRecord], num_prompts: int) -> list[bytes]:
-        """Return the ids of each prompt. Raises RequestError with the index of a wrong one."""
-        encoded: list[bytes] = []
+    def _encode(self, prompts: Iterable[PromptRecord], num_prompts: int) -> list[Encoded]:
+        """Return each prompt encoded. Raises RequestError with the index of a wrong one."""
+        encoded: list[Encoded] = []
         with _naming_the_prompt(encoded, num_prompts):
             for prompt in prompts:
                 encoded.append(self._encoder.encode(prompt))
         return encoded
 
     def _run(
-        self, prompts: list[bytes], params: Params, n: int, cache_salt: str
+        self, prompts: list[Encoded], params: Params, n: int, cache_salt: str
     ) -> list[RequestOutput]:
         with self._bar("prompts") as bar:
             call = self._submit(prompts, params, n, cache_salt, bar.show)
@@ -235,7 +236,7 @@ class LLM:
         return call.outputs()
 
     def _submit(
-        self, prompts: list[bytes], params: Params, n: int, cache_salt: str, on_news: OnNews
+        self, prompts: list[Encoded], params: Params, n: int, cache_salt: str, on_news: OnNews
     ) -> Call:
         """Send the requests to the loop. It runs only while a thread waits for a call."""
         if params is None:
@@ -259,8 +260,8 @@ class LLM:
 
         messages: list[UserMsg] = []
         with _naming_the_prompt(messages, len(prompts), n):
-            for ids, sampling in zip(prompts, params, strict=True):
-                messages.append(self._encoder.request(ids, sampling.with_seed(), cache_salt))
+            for prompt, sampling in zip(prompts, params, strict=True):
+                messages.append(self._encoder.request(prompt, sampling.with_seed(), cache_salt))
         return self._session.submit(messages, on_news, n)
 
     @cached_property

@@ -10,7 +10,7 @@ from minisgl.core import FinishReason
 from minisgl.message import TextReply
 
 if TYPE_CHECKING:
-    from minisgl_zoo.calls import ToolCall
+    from minisgl.core.answer import ToolCall
 
 
 Answer = tuple[list[str], list[int], list[TextReply]]

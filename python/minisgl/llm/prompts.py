@@ -20,6 +20,7 @@ from minisgl.core import SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import MAX_NAMESPACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from minisgl.tokenizer import Encoded
 from minisgl.utils.text import brief
 
 MAX_ID = 2**31 - 1
@@ -88,15 +89,15 @@ def wrong_call(num_prompts: int, params: Any, cache_salt: Any) -> InvalidRequest
 
 
 def choices_of(
-    prompts: Sequence[bytes], params: Sequence[SamplingParams], n: int
-) -> tuple[list[bytes], list[SamplingParams]]:
+    prompts: Sequence[Encoded], params: Sequence[SamplingParams], n: int
+) -> tuple[list[Encoded], list[SamplingParams]]:
     """Return each prompt n times in a row, with the params of each choice.
 
     Raises InvalidRequest if n is not from 1 to `MAX_CHOICES`.
     """
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {brief(n)}", param="n")
-    return [ids for ids in prompts for _ in range(n)], [
+    return [prompt for prompt in prompts for _ in range(n)], [
         sampling.with_seed(choice) for sampling in params for choice in range(n)
     ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from minisgl.core.answer import collect
 from minisgl.message import TextReply, TokenText
-from minisgl_zoo.calls.answer import collect
 
 
 def reports(replies: Sequence[TextReply], in_parts: bool) -> dict[str, Any]:

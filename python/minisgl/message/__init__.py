@@ -299,7 +299,7 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: the tokens of the text. logprobs, tokens: one for each of `token_ids`; none unless
     the request asks for them. prompt: the next tokens of the prompt, if the request asks for their
     log-probabilities. parts: (kind, text) of an answer that is split, as in
-    `minisgl_zoo.calls.answer`; `text` then has the content.
+    `minisgl.core.answer`; `text` then has the content.
     """
 
     uid: Uid

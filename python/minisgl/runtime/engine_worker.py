@@ -12,10 +12,12 @@ from minisgl.engine.startup import start_engine
 from minisgl.models import ModelConfig
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
+from minisgl.runtime.grammars import create_grammars
 from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.scheduler import no_masker
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
@@ -23,7 +25,6 @@ from minisgl.utils.process import WorkerStatus
 from minisgl.utils.start import StartClock
 from minisgl.utils.text import size_of
 from minisgl.utils.zmq import Endpoints, PushQueue
-from minisgl_zoo.grammar.grammars import Grammars
 
 logger = get_logger(__name__)
 
@@ -54,13 +55,13 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     tokenizer = load_tokenizer(folder)
     eos_ids = end_of_sequence_ids(folder, tokenizer)
     to_scheduler = PushQueue(endpoints.scheduler)  # only the thread that compiles uses it
-    grammars = Grammars(
+    grammars = create_grammars(
         lambda: tokenizer,
         model.vocab_size,
         eos_ids,
         lambda message: to_scheduler.put([message] if leads else []),
     )
-    vocabulary = None if args.offline else grammars.prepare()
+    vocabulary = grammars.prepare() if grammars and not args.offline else None
     clock.lap("tokenizer")
     engine = start_engine(
         config,
@@ -72,7 +73,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     is_torn = False
     try:
         settings = _settings(args, engine, eos_ids, rank)
-        loop.use(Scheduler(settings, clock=loop.now, create_masker=grammars.create))
+        create = grammars.create if grammars else no_masker
+        loop.use(Scheduler(settings, clock=loop.now, create_masker=create))
         if vocabulary:
             vocabulary.result()
         clock.lap("scheduler")
@@ -84,7 +86,8 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         raise
     finally:
         status.pulse.rest()
-        grammars.close()
+        if grammars:
+            grammars.close()
         to_scheduler.close()
         loop.close()
         if not is_torn:

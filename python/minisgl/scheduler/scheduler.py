@@ -31,6 +31,11 @@ from minisgl.scheduler.planner import Planner
 from minisgl.scheduler.requests import Requests
 
 
+def no_masker(message: UserMsg) -> Masker | None:
+    """Return None: no request has a grammar."""
+    return None
+
+
 class Scheduler:
     """Requests in, plans and events out. Mutable, single-threaded, no torch, no I/O.
 
@@ -42,7 +47,7 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        create_masker: Callable[[UserMsg], Masker | None] = lambda message: None,
+        create_masker: Callable[[UserMsg], Masker | None] = no_masker,
     ) -> None:
         """create_masker: returns the masker of a request, or None if it needs none."""
         self.config = config

@@ -23,6 +23,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished, SamplingParams
+from minisgl.core.answer import Kind, SplitAnswer, collect
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.api.schema import ErrorBody, SamplingFields
@@ -33,7 +34,6 @@ from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
 from minisgl.server.telemetry.observe import Observer
-from minisgl_zoo.calls.answer import Kind, SplitAnswer, collect
 
 _encode: Final = msgspec.json.Encoder().encode
 

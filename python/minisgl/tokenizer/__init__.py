@@ -7,11 +7,12 @@ tokenizer.json. Read next: `minisgl.scheduler`.
 """
 
 from minisgl.tokenizer.detokenize import Detokenizer
-from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer, warn_of_unknown_ids
 
 __all__ = [
     "Detokenizer",
+    "Encoded",
     "PromptEncoder",
     "Tokenizer",
     "load_tokenizer",

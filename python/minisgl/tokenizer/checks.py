@@ -18,7 +18,7 @@ def begin(encoder: PromptEncoder, message: TokenizeMsg) -> Finish:
     for the scheduler, or the refusal for the client."""
     uid = message.uid
     try:
-        ids = encoder.encode(message.prompt, message.context_length)
+        encoded = encoder.encode(message.prompt, message.context_length)
     except Exception as error:
         failed = Failed.of(uid, error)
         return lambda: failed
@@ -26,7 +26,7 @@ def begin(encoder: PromptEncoder, message: TokenizeMsg) -> Finish:
     def finish() -> UserMsg | Failed:
         try:
             rest = (message.sampling, message.namespace, uid, message.priority)
-            request = encoder.request(ids, *rest)
+            request = encoder.request(encoded, *rest)
             request = msgspec.structs.replace(
                 request, share=message.share, returns_ids=message.returns_ids
             )

@@ -20,100 +20,25 @@ scheduler ends requests, and it ends each once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from minisgl import plugins
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
 from minisgl.core.event import PromptLogprobs
-from minisgl.message import StopMsg, TextReply, TokenText
-from minisgl.tokenizer.stream import TextStream
+from minisgl.message import StopMsg, TextReply
+from minisgl.tokenizer.output import Output, cut
+from minisgl.tokenizer.prompt_output import prompt_output
+from minisgl.tokenizer.stop import StopMatcher
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
-
-if TYPE_CHECKING:
-    from minisgl.tokenizer.stop import StopMatcher
 
 logger = get_logger(__name__)
 
 RequestReply = Accepted | TextReply | Finished | Failed
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Output:
-    """The output of one running request. Mutable: it collects the contents of the next `TextReply`.
-
-    num_tokens: output tokens so far, up to the one that completed a stop string.
-    num_chars: characters of the text so far, those held back for a stop string included. tokens:
-    filled only for requests with log-probabilities.
-    """
-
-    num_prompt_tokens: int
-    stream: TextStream
-    matcher: StopMatcher | None
-    num_tokens: int = 0
-    num_chars: int = 0
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tokens: list[TokenText] = field(default_factory=list)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something to send."""
-        return bool(self.text)
-
-    @property
-    def stop_match(self) -> str | None:
-        """The stop string that was found, or None. The text is cut before it."""
-        return self.matcher.match if self.matcher else None
-
-    def add(self, token: Token | PromptLogprobs) -> bool:
-        """Add the token's text. Returns whether it completes a stop string."""
-        assert isinstance(token, Token), (
-            "only a `PromptOutput` reports log-probabilities of the prompt"
-        )
-        self.num_tokens += 1
-        self.token_ids.append(token.id)
-        if token.logprob is not None:
-            self.logprobs.append(token.logprob)
-            self.tokens.append(self._token_text(token))
-        if not token.silent:
-            self._add_text(self.stream.feed(token.id))
-        return self.stop_match is not None
-
-    def end(self) -> None:
-        """Add the text that was held back: no token follows. It may complete a stop string."""
-        self._add_text(self.stream.flush())
-        if self.matcher and self.matcher.match is None:
-            self.text += self.matcher.flush()
-
-    def closed(self, event: Finished) -> Finished:
-        """Close the output of a finished request. Returns the event to send, which a subclass may
-        change. `take` returns the rest of the text afterwards."""
-        return event
-
-    def take(self, uid: int) -> TextReply:
-        """Return what was collected since the last call."""
-        reply = TextReply(
-            uid=uid,
-            text=self.text,
-            token_ids=self.token_ids,
-            logprobs=self.logprobs or None,
-            tokens=self.tokens or (),
-        )
-        self.text, self.token_ids = "", []
-        if self.logprobs:
-            self.logprobs, self.tokens = [], []
-        return reply
-
-    def _token_text(self, token: Token) -> TokenText:
-        top = [(id, self.stream.data(id), logprob) for id, logprob in token.top]
-        return TokenText(data=self.stream.data(token.id), offset=self.num_chars, top=top)
-
-    def _add_text(self, text: str) -> None:
-        self.num_chars += len(text)
-        self.text += self.matcher.feed(text) if self.matcher else text
+SplitOutput = Callable[[Accepted, Tokenizer, StopMatcher | None], Output]
+"""The row `split` of the table `answers`: makes the output of a request whose answer has parts."""
 
 
 class Detokenizer:
@@ -122,6 +47,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._outputs: dict[int, Output] = {}
+        self._split_output: SplitOutput | None = plugins.find("answers", "split")
 
     @property
     def num_running(self) -> int:
@@ -166,13 +92,10 @@ class Detokenizer:
     def _open(self, event: Accepted) -> Output:
         matcher = _matcher(event.sampling)
         if event.sampling.shows_prompt:
-            from minisgl.tokenizer.prompt_output import prompt_output
-
             return prompt_output(event, self._tokenizer, matcher)
         if event.form:
-            from minisgl.tokenizer.split import split_output
-
-            return split_output(event, self._tokenizer, matcher)
+            assert self._split_output, "the encoder that split the answer is installed"
+            return self._split_output(event, self._tokenizer, matcher)
         return Output(
             num_prompt_tokens=event.num_prompt_tokens,
             stream=self._tokenizer.stream(skip_special_tokens=event.sampling.skip_special_tokens),
@@ -198,8 +121,6 @@ def _last_replies(event: Finished | Failed, output: Output | None) -> list[Reque
     if isinstance(event, Finished) and output.stop_match is None:
         output.end()
     if output.stop_match is not None:
-        from minisgl.tokenizer.stop import cut
-
         event = cut(event, output)
     if isinstance(event, Finished):
         event = output.closed(event)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from minisgl.core import Accepted, Finished, Token
 from minisgl.core.event import PromptLogprobs
 from minisgl.message import PromptToken, TextReply, ids_from_bytes
-from minisgl.tokenizer.detokenize import Output
+from minisgl.tokenizer.output import Output
+from minisgl.tokenizer.stop import StopMatcher
 from minisgl.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from minisgl.tokenizer.stop import StopMatcher
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -9,14 +9,6 @@ time of a token is proportional to its characters, whatever the stop strings are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
-
-from minisgl.core import Failed, Finished
-
-if TYPE_CHECKING:
-    from minisgl.tokenizer.detokenize import Output
 
 
 class StopMatcher:
@@ -73,21 +65,3 @@ def _fallback(stop: str) -> list[int]:
             length += 1
         table[n] = length
     return table
-
-
-def cut(event: Finished | Failed, output: Output) -> Finished:
-    """Return the last reply of a request whose text was cut at a stop string.
-
-    Its counts are those of the cut text. If the request failed after the cut, the text is complete,
-    and only the timings are missing.
-    """
-    if isinstance(event, Failed):
-        event = Finished(
-            uid=event.uid,
-            reason="stop",
-            num_prompt_tokens=output.num_prompt_tokens,
-            num_output_tokens=output.num_tokens,
-        )
-    return msgspec.structs.replace(
-        event, reason="stop", stop_match=output.stop_match, num_output_tokens=output.num_tokens
-    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from minisgl import plugins
 from minisgl.core import SamplingParams
-from minisgl.errors import InvalidRequest
+from minisgl.errors import InvalidRequest, InvalidSampling
 from minisgl.message import (
     ChatPrompt,
     TextPrompt,
@@ -20,14 +22,40 @@ from minisgl.message import (
     ids_from_bytes,
     ids_to_bytes,
 )
+from minisgl.tokenizer.chat import ChatEncoder
+from minisgl.tokenizer.template import ChatTemplate, load_template
 from minisgl.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from minisgl.tokenizer.chat import ChatEncoder
-    from minisgl.tokenizer.template import ChatTemplate
+from minisgl.tokenizer.too_long import refuse_far_too_long
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: `template` is kept in __dict__
+class AnswerPlan(Protocol):
+    """How the answer to a prompt is parsed, and what a grammar must enforce in it."""
+
+    def resolve(self, sampling: SamplingParams, tokenizer: Tokenizer) -> tuple[str, str]:
+        """Return the answer's grammar and the JSON of its form; each is "" if there is none.
+
+        Raises InvalidSampling for a grammar that cannot be compiled.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An encoded prompt. ids: little-endian int32. plan: None for an answer in text."""
+
+    ids: bytes
+    plan: AnswerPlan | None = None
+
+
+EncodeChat = Callable[["PromptEncoder", ChatPrompt, Callable[[str], None]], Encoded]
+"""The row `chat` of the table `answers`: encodes a chat whose answer may have parts. The last
+argument gets the prompt's text before it is encoded, and may raise. Raises InvalidRequest."""
+
+Compile = Callable[[dict[str, Any]], str]
+"""The row `compile` of the table `grammars`: returns the grammar of a checked `structured_outputs`.
+Raises InvalidSampling."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what is cached is kept in __dict__
 class PromptEncoder:
     """Encodes prompts with the tokenizer and chat template of the checkpoint in `folder`.
 
@@ -41,20 +69,26 @@ class PromptEncoder:
     @cached_property
     def template(self) -> ChatTemplate:
         """The checkpoint's chat template, loaded when it is first used."""
-        from minisgl.tokenizer.template import load_template
-
         return load_template(self.folder, self.tokenizer.special_tokens)
 
     @cached_property
     def chat(self) -> ChatEncoder:
-        from minisgl.tokenizer.chat import ChatEncoder
-
         return ChatEncoder(self.tokenizer, self.template)
+
+    @cached_property
+    def _encode_chat(self) -> EncodeChat:
+        found: EncodeChat | None = plugins.find("answers", "chat")
+        return found or _encode_plain_chat
+
+    @cached_property
+    def _compile(self) -> Compile:
+        found: Compile | None = plugins.find("grammars", "compile")
+        return found or _refuse_grammar
 
     def encode(
         self, prompt: TextPrompt | ChatPrompt | TokenPrompt, context_length: int | None = None
-    ) -> bytes:
-        """Return the prompt's ids, at least one, as little-endian int32.
+    ) -> Encoded:
+        """Return the prompt, with at least one id.
 
         If the client sends ids, only their sign is checked. The scheduler checks them against the
         vocabulary, and the prompt's length. Raises InvalidRequest, and PromptTooLong if a part of
@@ -71,16 +105,19 @@ class PromptEncoder:
                 # The template writes all special tokens, the BOS token included.
                 check = partial(self._check_text, context_length=context_length)
                 if prompt.is_split:
-                    from minisgl.tokenizer.answers import encode_chat
-
-                    return encode_chat(self, prompt, check)
+                    return self._encode_chat(self, prompt, check)
                 ids = ids_to_bytes(self.chat.encode(messages, args, check))
             case TokenPrompt(ids=ids):
                 _check_ids(ids)
-        return ids
+        return Encoded(ids)
 
     def request(
-        self, ids: bytes, sampling: SamplingParams, namespace: str, uid: int = 0, priority: int = 0
+        self,
+        prompt: Encoded,
+        sampling: SamplingParams,
+        namespace: str,
+        uid: int = 0,
+        priority: int = 0,
     ) -> UserMsg:
         """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
         compiled."""
@@ -88,14 +125,15 @@ class PromptEncoder:
         if sampling.bad_words:
             ids_of_words = self._bad_words_ids(sampling)
             sampling = msgspec.structs.replace(sampling, bad_words=(), bad_words_ids=ids_of_words)
-        if type(ids) is not bytes or sampling.structured_outputs is not None:
-            from minisgl.tokenizer.answers import plan_of
-
-            grammar, form = plan_of(ids).resolve(sampling, self.tokenizer)
+        if prompt.plan:
+            grammar, form = prompt.plan.resolve(sampling, self.tokenizer)
+        elif sampling.structured_outputs:
+            grammar = self._compile(sampling.structured_outputs)
+        if sampling.structured_outputs is not None:
             sampling = msgspec.structs.replace(sampling, structured_outputs=None)
         return UserMsg(
             uid=uid,
-            ids=bytes(sampling.kept(ids)),
+            ids=bytes(sampling.kept(prompt.ids)),
             sampling=sampling,
             priority=priority,
             namespace=namespace,
@@ -125,9 +163,24 @@ class PromptEncoder:
                 param="prompt",
             ) from error
         if context_length is not None:
-            from minisgl.tokenizer.too_long import refuse_far_too_long
-
             refuse_far_too_long(self.tokenizer, text, context_length)
+
+
+def _encode_plain_chat(
+    encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]
+) -> Encoded:
+    """Return the ids of a chat whose answer is text. Raises InvalidRequest for tools."""
+    if prompt.tools:
+        reason = "tools need minisgl_zoo, which is not installed here; leave them out"
+        raise InvalidRequest(reason, param="tools")
+    return Encoded(ids_to_bytes(encoder.chat.encode(prompt.messages, prompt.template_args, check)))
+
+
+def _refuse_grammar(structured_outputs: dict[str, Any]) -> str:
+    raise InvalidSampling(
+        "structured outputs need minisgl_zoo, which is not installed here; leave them out",
+        param="structured_outputs",
+    )
 
 
 def _check_ids(data: bytes) -> None:

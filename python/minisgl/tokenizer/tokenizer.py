@@ -8,18 +8,24 @@ is never "cleaned up" (spaces before punctuation removed), which cannot be done 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from minisgl import plugins
 from minisgl.errors import CheckpointError
 from minisgl.tokenizer.stream import TextStream, stream_factory
 from minisgl.utils.hf import mending, read_json
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
+
+Convert = Callable[[Path, dict[str, Any]], tuple[tokenizers.Tokenizer, dict[str, Any]]]
+"""The row `convert` of the table `tokenizers`: makes the tokenizer of a folder without a
+tokenizer.json, and tokenizer_config.json with its special tokens. Raises CheckpointError and
+ConfigError."""
 
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
@@ -96,8 +102,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     config = load_tokenizer_config(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        from minisgl_zoo.convert import convert
-
+        convert: Convert | None = plugins.find("tokenizers", "convert")
+        if convert is None:
+            raise CheckpointError(
+                f"{folder} has no tokenizer.json, and converting another format needs minisgl_zoo, "
+                "which is not installed here"
+            )
         return Tokenizer(*convert(folder, config))
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))

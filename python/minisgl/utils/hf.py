@@ -9,6 +9,9 @@ from typing import Any, Final, Literal
 
 from minisgl.errors import CheckpointError, ConfigError
 
+CARD: Final = "gguf.json"
+"""What a file of another format says of itself, beside the config that was made of it."""
+
 MAX_NAMED: Final = 10
 """The most files that an error names."""
 _LFS_POINTER: Final = b"version https://git-lfs"

@@ -9,13 +9,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from minisgl.core import Finished
+from minisgl.core.answer import Kind, Part
 from minisgl.message import TextReply
 from minisgl.server.api.error_forms import ErrorEvent, anthropic_error
 from minisgl.server.api.schema import ErrorBody, Json, Timings
 from minisgl.server.api.tools import call_input, new_call_id
 from minisgl.server.respond import Output, Shape, named_event
 from minisgl_gateway.anthropic.request import MessagesRequest
-from minisgl_zoo.calls.answer import Kind, Part
 
 
 class MessageUsage(Json, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from minisgl.core import Finished
+from minisgl.core.answer import Part, SplitAnswer, collect
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
@@ -29,7 +30,6 @@ from minisgl_gateway.ollama.request import (
     OllamaFunction,
     OllamaGenerateRequest,
 )
-from minisgl_zoo.calls.answer import Part, SplitAnswer, collect
 
 NDJSON: Final = "application/x-ndjson"
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from minisgl.core import Finished
+from minisgl.core.answer import Kind, Part
 from minisgl.message import TextReply
 from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
 from minisgl.server.api.schema import ErrorBody, Timings
@@ -48,7 +49,6 @@ from minisgl_gateway.responses.answer import (
     ResponseUsage,
 )
 from minisgl_gateway.responses.tools import OfferedTools, custom_input
-from minisgl_zoo.calls.answer import Kind, Part
 
 
 class ResponseShape(Shape):

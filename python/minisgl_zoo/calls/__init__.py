@@ -6,7 +6,6 @@ families write reasoning and calls, as data. `syntax` reads each kind of call.
 What it does not know: tokens, templates, the APIs. Read next: `minisgl_zoo.calls.parser`.
 """
 
-from minisgl_zoo.calls.answer import SplitAnswer, ToolCall, collect
 from minisgl_zoo.calls.parser import AnswerForm, AnswerParser
 
-__all__ = ["AnswerForm", "AnswerParser", "SplitAnswer", "ToolCall", "collect"]
+__all__ = ["AnswerForm", "AnswerParser"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from minisgl.core.answer import Abilities
 from minisgl_zoo.calls.formats import CALLS, MESSAGES, REASONING, CallFormat, MessageFormat
 
 
@@ -31,3 +32,11 @@ def detect_switch(template: str) -> str:
     statements = " ".join(re.findall(r"\{%.*?%\}", template, re.DOTALL))
     code = re.sub(r"'[^']*'|\"[^\"]*\"", "", statements)
     return "thinking" if re.search(r"(?<![\w.])thinking(?!\w)", code) else ""
+
+
+def abilities(template: str) -> Abilities:
+    """Return what a chat template has beside text."""
+    return Abilities(
+        has_reasoning=bool(detect_reasoning(template)) or detect_calls(template) in MESSAGES,
+        has_switch=bool(detect_switch(template)),
+    )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from minisgl_zoo.calls.answer import Kind
+from minisgl.core.answer import Kind
 from minisgl_zoo.calls.content import read_content
 from minisgl_zoo.calls.formats import CallFormat, MessageFormat
 from minisgl_zoo.calls.reader import SPACE, Reader, Reading

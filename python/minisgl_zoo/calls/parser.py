@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl_zoo.calls.answer import Part
+from minisgl.core.answer import Part
 from minisgl_zoo.calls.content import read_content
 from minisgl_zoo.calls.formats import (
     Calls,

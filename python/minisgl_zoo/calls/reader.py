@@ -10,7 +10,7 @@ import re
 from collections.abc import Generator
 from typing import Final, TypeVar
 
-from minisgl_zoo.calls.answer import Kind, Part
+from minisgl.core.answer import Kind, Part
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from minisgl_zoo.gguf.tensor import MappedTensor
 
-CARD: Final = "gguf.json"
-"""The name of the file with the card."""
 _GUESSED: Final = 1024
 """llama.cpp's flag of a `general.file_type` that no converter wrote."""
 

@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError, MinisglError
+from minisgl.utils.hf import CARD
 from minisgl.utils.logger import get_logger
-from minisgl_zoo.gguf.card import CARD, card_of
+from minisgl_zoo.gguf.card import card_of
 from minisgl_zoo.gguf.header import read_header
 from minisgl_zoo.gguf.index import is_whole, map_file, size_and_time, write_files
 from minisgl_zoo.gguf.parts import check_parts, parts_of

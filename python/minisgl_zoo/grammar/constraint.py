@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+
+import msgspec
 
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
-from minisgl.tokenizer.answers import AnswerPlan
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl_zoo.calls.formats import (
     Calls,
@@ -18,9 +19,47 @@ from minisgl_zoo.calls.formats import (
 from minisgl_zoo.calls.parser import AnswerForm
 from minisgl_zoo.grammar import calls
 from minisgl_zoo.grammar.answer import AnswerGrammar
+from minisgl_zoo.grammar.calls import Tool
 from minisgl_zoo.grammar.closed import closed
 from minisgl_zoo.grammar.compile import answer_grammar, check_schemas, compiled, problem
 from minisgl_zoo.grammar.pairs import pairs_call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """How the answer to one prompt is parsed, and what a grammar must enforce in it.
+
+    form: None if the answer can only be text. tools: the tools that may be called. choice: "auto",
+    "required", or the name of the tool that must be called. is_parallel: whether an answer that
+    must call may have several calls. thinking_budget: the largest number of tokens of reasoning;
+    None is no limit.
+    """
+
+    form: AnswerForm | None = None
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"
+    is_parallel: bool = False
+    thinking_budget: int | None = None
+
+    def resolve(self, sampling: SamplingParams, tokenizer: Tokenizer) -> tuple[str, str]:
+        """Return the answer's grammar and the JSON of its form; each is "" if there is none.
+
+        Raises InvalidSampling for a grammar that cannot be compiled.
+        """
+        if self.form and (sampling.echo or sampling.prompt_logprobs is not None):
+            name = "echo" if sampling.echo else "prompt_logprobs"
+            raise InvalidSampling(
+                f"{name} cannot be combined with tools or reasoning: the answer has parts",
+                param=name,
+            )
+        form = "" if self.form is None else msgspec.json.encode(self.form).decode()
+        must_call = self.choice != "auto"
+        if self.form is None or not (
+            sampling.structured_outputs or must_call or self.thinking_budget is not None
+        ):
+            content = sampling.structured_outputs
+            return compiled(content) if content else "", form
+        return constraint(self, self.form, sampling, tokenizer), form
 
 
 def constraint(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from pathlib import Path
 
 from minisgl.core import Failed
 from minisgl.core.req import Masker
 from minisgl.errors import RequestError
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
-from minisgl.scheduler import SchedulerConfig
-from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from minisgl.runtime.grammars import Post
+from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl_zoo.grammar.maskers import Maskers
-
-Post = Callable[[CompiledMsg | AbortMsg], None]
 
 
 class Grammars:
@@ -56,8 +53,3 @@ class Grammars:
     def close(self) -> None:
         """Wait for the grammar that is being compiled. After that `post` is not called."""
         self._maskers.close()
-
-
-def grammars_of(folder: Path, config: SchedulerConfig, post: Post) -> Grammars:
-    """Return the `Grammars` of the checkpoint in `folder`, whose tokenizer the first one loads."""
-    return Grammars(lambda: load_tokenizer(folder), config.vocab_size, config.eos_ids, post)

@@ -76,7 +76,7 @@ def fitting(
         if chat.reasoning_effort != default_effort:
             left_out.append(Omission(names[EFFORT], names[EFFORT]))
         chat = msgspec.structs.replace(chat, reasoning_effort=None)
-    if chat.thinking_budget is not None and not card.has_reasoning:
+    if chat.thinking_budget is not None and not card.abilities.has_reasoning:
         left_out.append(Omission(names[BUDGET], names[BUDGET]))
         chat = msgspec.structs.replace(chat, thinking_budget=None)
     return chat, left_out
@@ -86,6 +86,6 @@ def unused_switch(args: Mapping[str, Any], card: ModelCard) -> list[Omission]:
     """Return an omission if `enable_thinking` asks for what the model does not do and the chat
     template has no switch. args: the template's variables."""
     wanted = args.get("enable_thinking")
-    if wanted is None or card.has_switch or wanted == card.has_reasoning:
+    if wanted is None or card.abilities.has_switch or wanted == card.abilities.has_reasoning:
         return []
     return [Omission("enable_thinking", "enable_thinking")]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from minisgl import plugins
+from minisgl.core.answer import Abilities
 from minisgl.errors import CheckpointError
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
-from minisgl.utils.hf import weight_files
-from minisgl_zoo.calls.detect import detect_calls, detect_reasoning, detect_switch
-from minisgl_zoo.calls.formats import MESSAGES
-from minisgl_zoo.gguf.card import CARD
+from minisgl.utils.hf import CARD, weight_files
 
+NO_ABILITIES: Final = Abilities()
 _SHAPE: Final = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -35,7 +35,8 @@ class ModelCard:
     family: `model_type` of config.json, or the architecture of a GGUF file. num_parameters: 0
     without weight files. num_bytes: the size of the weight files. digest: SHA-256 of config.json
     and of the weight files' names and sizes. template: the chat template; "" if there is none.
-    shape: the model's sizes under GGUF's names, without the family before them.
+    shape: the model's sizes under GGUF's names, without the family before them. abilities: what the
+    template has beside text.
     """
 
     family: str
@@ -47,22 +48,13 @@ class ModelCard:
     template: str
     format: Literal["safetensors", "gguf"] = "safetensors"
     shape: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def has_reasoning(self) -> bool:
-        """Whether the chat template has a place for reasoning."""
-        return bool(detect_reasoning(self.template)) or detect_calls(self.template) in MESSAGES
-
-    @property
-    def has_switch(self) -> bool:
-        """Whether the chat template lets a request switch reasoning on and off."""
-        return bool(detect_switch(self.template))
+    abilities: Abilities = NO_ABILITIES
 
     @property
     def has_efforts(self) -> bool:
         """Whether the chat template reads an effort, or a switch that an effort can set."""
         names = ("reasoning_effort", "reasoning_strength")
-        return any(name in self.template for name in names) or self.has_switch
+        return any(name in self.template for name in names) or self.abilities.has_switch
 
     @property
     def capabilities(self) -> list[str]:
@@ -70,7 +62,7 @@ class ModelCard:
         found = ["completion"]
         if "tools" in self.template:
             found.append("tools")
-        if self.has_reasoning or self.has_switch:
+        if self.abilities.has_reasoning or self.abilities.has_switch:
             found.append("thinking")
         return found
 
@@ -91,6 +83,8 @@ def read_card(folder: Path) -> ModelCard:
         files = sorted(folder.glob("*.gguf"))
     else:
         files = weight_files(folder) if any(folder.glob("model*.safetensors*")) else []
+    abilities: Callable[[str], Abilities] | None = plugins.find("answers", "abilities")
+    template = _template(folder)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
@@ -106,7 +100,8 @@ def read_card(folder: Path) -> ModelCard:
         dtype=str(dtype),
         quantization=str(gguf.get("file_type") or quantization.get("quant_method", "")),
         digest=digest.hexdigest(),
-        template=_template(folder),
+        template=template,
+        abilities=abilities(template) if abilities else NO_ABILITIES,
         format="gguf" if gguf else "safetensors",
         shape={key: fields[name] for name, key in _SHAPE.items() if type(fields.get(name)) is int},
     )

@@ -108,7 +108,7 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
             max_model_len=frontend.context_length,
             capabilities=model.card.capabilities,
             has_chat_template=bool(model.card.template),
-            has_thinking_switch=model.card.has_switch,
+            has_thinking_switch=model.card.abilities.has_switch,
             sampling_defaults=model.shown_defaults,
             display_name=name,
             created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),

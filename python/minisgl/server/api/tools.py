@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from minisgl.core.answer import ToolCall as ParsedCall
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import check_depth
 from minisgl.server.api.strict import Json, ignored
 from minisgl.server.api.wrong_fields import field_error
 from minisgl.utils.text import brief
-from minisgl_zoo.calls import ToolCall as ParsedCall
 
 MAX_TOOLS: Final = 1024
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]

@@ -30,6 +30,17 @@ class SplitAnswer:
     calls: list[ToolCall] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What a chat template has beside text.
+
+    has_reasoning: a place for reasoning. has_switch: a request can switch reasoning on and off.
+    """
+
+    has_reasoning: bool = False
+    has_switch: bool = False
+
+
 def collect(parts: Iterable[Part]) -> SplitAnswer:
     """Return the answer whose parts these are, in order."""
     answer = SplitAnswer()

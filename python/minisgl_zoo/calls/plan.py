@@ -8,18 +8,15 @@ read in that format.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import msgspec
-
-from minisgl.core import SamplingParams
 from minisgl.core.structured import json_text
-from minisgl.errors import InvalidRequest, InvalidSampling
+from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, ids_to_bytes
-from minisgl.tokenizer.tokenizer import Tokenizer, load_tokenizer_config
+from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
+from minisgl.tokenizer.tokenizer import load_tokenizer_config
 from minisgl.utils.logger import get_logger
 from minisgl_zoo.calls.detect import detect_calls, detect_reasoning, detect_switch
 from minisgl_zoo.calls.formats import MESSAGES, Calls, reasoning_marks
@@ -31,12 +28,9 @@ from minisgl_zoo.calls.response_template import (
 )
 from minisgl_zoo.calls.tool_text import plain_messages, takes_tools, whole_tools
 from minisgl_zoo.grammar.calls import Tool
-from minisgl_zoo.grammar.compile import compiled
+from minisgl_zoo.grammar.constraint import AnswerPlan
 
 logger = get_logger(__name__)
-
-if TYPE_CHECKING:
-    from minisgl.tokenizer.tokenize import PromptEncoder
 
 ANY_TOOL: Final = ("auto", "required")
 """Values of `tool_choice` that allow each tool."""
@@ -48,58 +42,10 @@ STRENGTH: Final = "reasoning_strength"
 """Muse Glimmer's name for `reasoning_effort`, from low on: it cannot be switched off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlan:
-    """How the answer to one prompt is parsed, and what a grammar must enforce in it.
-
-    form: None if the answer can only be text. tools: the tools that may be called. choice: "auto",
-    "required", or the name of the tool that must be called. is_parallel: whether an answer that
-    must call may have several calls. thinking_budget: the largest number of tokens of reasoning;
-    None is no limit.
-    """
-
-    form: AnswerForm | None = None
-    tools: tuple[Tool, ...] = ()
-    choice: str = "auto"
-    is_parallel: bool = False
-    thinking_budget: int | None = None
-
-    def resolve(self, sampling: SamplingParams, tokenizer: Tokenizer) -> tuple[str, str]:
-        """Return the answer's grammar and the JSON of its form; each is "" if there is none.
-
-        Raises InvalidSampling for a grammar that cannot be compiled.
-        """
-        if self.form and (sampling.echo or sampling.prompt_logprobs is not None):
-            name = "echo" if sampling.echo else "prompt_logprobs"
-            raise InvalidSampling(
-                f"{name} cannot be combined with tools or reasoning: the answer has parts",
-                param=name,
-            )
-        form = "" if self.form is None else msgspec.json.encode(self.form).decode()
-        must_call = self.choice != "auto"
-        if self.form is None or not (
-            sampling.structured_outputs or must_call or self.thinking_budget is not None
-        ):
-            content = sampling.structured_outputs
-            return compiled(content) if content else "", form
-        from minisgl_zoo.grammar.constraint import constraint
-
-        return constraint(self, self.form, sampling, tokenizer), form
-
-
-class PlannedIds(bytes):
-    """The ids of a chat's prompt, as bytes that carry the plan of its answer."""
-
-    plan: AnswerPlan
-
-
-def plan_of(ids: bytes) -> AnswerPlan:
-    """Return the plan that a prompt's ids carry; without one, the plan of an answer in text."""
-    return ids.plan if isinstance(ids, PlannedIds) else AnswerPlan()
-
-
-def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]) -> bytes:
-    """Return the ids of a chat's prompt. They carry the plan of the answer if it may have parts.
+def encode_chat(
+    encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]
+) -> Encoded:
+    """Return a chat's prompt, with the plan of its answer if that may have parts.
 
     check: gets the prompt's text before it is encoded, and may raise. Raises InvalidRequest.
     """
@@ -125,16 +71,15 @@ def encode_chat(encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str
     parser = encoder.tool_call_parser or (detected if takes else "") or "hermes"
     form = _form(prompt, texts[0], template, parser, own, tools)
     if form is None:
-        return ids
-    planned = PlannedIds(ids)
-    planned.plan = AnswerPlan(
+        return Encoded(ids)
+    plan = AnswerPlan(
         form=form,
         tools=tuple(tool for tool in tools if prompt.tool_choice in (*ANY_TOOL, tool[0])),
         choice=prompt.tool_choice,
         is_parallel=prompt.parallel_tool_calls,
         thinking_budget=prompt.thinking_budget if form.reasoning else None,
     )
-    return planned
+    return Encoded(ids, plan)
 
 
 def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from minisgl.core import Accepted, Finished, Token
+from minisgl.core.answer import Part
 from minisgl.core.event import PromptLogprobs
 from minisgl.message import TextReply
-from minisgl.tokenizer.detokenize import Output
+from minisgl.tokenizer.output import Output
 from minisgl.tokenizer.stop import StopMatcher
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl_zoo.calls import AnswerForm, AnswerParser
-from minisgl_zoo.calls.answer import Part
 from minisgl_zoo.calls.formats import special_texts
 
 
