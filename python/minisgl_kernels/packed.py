@@ -18,8 +18,9 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl_kernels.packed_skinny import PackedSkinny
 from minisgl_kernels.triton import fp8, packed_gemv
 from minisgl_kernels.triton.fp8_gemm import choose_stream, stream_gemm
-from minisgl_kernels.triton.packed import Packed, dense
+from minisgl_kernels.triton.packed import dense
 from minisgl_kernels.triton.packed_gemm import TileConfig, packed_gemm
+from minisgl_zoo.weights.packed import Packed
 
 TYPES = (torch.bfloat16, torch.float16)
 MAX_FP8, MAX_DECODED = 16, 128
@@ -46,7 +47,8 @@ def choose_tile(rows: int, outputs: int, inputs: int, group: int, num_cores: int
 
 
 class PackedGemms:
-    """The GEMMs by one matrix. Mutable: `_done` counts the programs that have ended a tile."""
+    """As `minisgl_zoo.weights.packed.Gemms` says. Mutable: `_done` counts the programs that have
+    ended a tile."""
 
     def __init__(self, ops: Ops, weight: Packed, dtype: torch.dtype) -> None:
         self._ops, self._weight, self._dtype = ops, weight, dtype
@@ -60,9 +62,13 @@ class PackedGemms:
         tiles = -(-weight.shape[-2] // TILE_N) * -(-MAX_DECODED // MAX_M)
         self._done = torch.zeros(tiles, dtype=torch.int32, device=device)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._done.nbytes
+    @staticmethod
+    def reads(weight: Packed) -> bool:
+        """Return whether Triton's kernels read this form: fp8 since compute capability 8.9."""
+        device = weight.numbers.device
+        if torch.float8_e4m3fn not in weight.key or device.type != "cuda":
+            return True
+        return torch.cuda.get_device_capability(device) >= (8, 9)
 
     def dense(self) -> Tensor:
         return dense(self._weight, self._dtype)

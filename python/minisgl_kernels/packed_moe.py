@@ -16,8 +16,8 @@ from minisgl_kernels.fp8_grouped import Fp8Grouped
 from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.triton import packed_gemv
 from minisgl_kernels.triton.moe_gate import activate_pairs
-from minisgl_kernels.triton.packed import Packed
 from minisgl_kernels.triton.packed_gemm import TileConfig, expert_gemm
+from minisgl_zoo.weights.packed import Packed
 
 FEWEST_8_BIT = 8
 """From this many pairs for each expert on, on average, `PackedGrouped` is faster than Triton with 8

@@ -27,7 +27,7 @@ from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Ops
 from minisgl_bench.fakes import ListOutbox
-from minisgl_kernels.panelled import PanelledWeight
+from minisgl_zoo.weights.panelled import PanelledWeight
 
 SIZES: dict[str, Any] = {
     "vocab_size": 163, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,

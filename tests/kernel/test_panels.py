@@ -20,9 +20,9 @@ from minisgl.kernel.jit import CFLAGS, CSRC, load_library, own_flags
 from minisgl.kernel.ops import Ops
 from minisgl.quantization.parameter import Part, Stack
 from minisgl.quantization.weight import WeightBuild
-from minisgl_kernels.panelled import PanelledWeight
 from minisgl_zoo.weights.fp4 import Fp4
 from minisgl_zoo.weights.grouped import Grouped
+from minisgl_zoo.weights.panelled import PanelledWeight
 from minisgl_zoo.weights.scaled import Scaled
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")

@@ -55,7 +55,7 @@ import torch
 from minisgl.distributed import SingleRank
 from minisgl.kernel.registry import create_ops
 from minisgl.models import load_model
-import minisgl_zoo.weights.methods, minisgl_zoo.weights.online, minisgl_kernels.panels
+import minisgl_zoo.weights.methods, minisgl_zoo.weights.online, minisgl_zoo.weights.panels
 import minisgl_zoo.gguf.formats, gguf
 
 def anonymous():

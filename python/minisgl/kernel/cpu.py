@@ -41,7 +41,7 @@ class CpuOps(Ops):
         self._sample, self._take_ids = library.sample, library.take_ids
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
-        self.numbers_linear = library.numbers_linear  # these four for `minisgl_kernels.panels`
+        self.numbers_linear = library.numbers_linear  # these four for `weights.panels` of the zoo
         self.numbers_rows = library.numbers_rows
         self.pack_entries, self.pack_nibbles = library.pack_entries, library.pack_nibbles
         self.read_blocks = library.read_blocks  # for `minisgl_zoo.gguf.weight`

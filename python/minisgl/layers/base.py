@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minisgl.layers.shard import split_columns
 from minisgl.quantization import PLAIN, UNQUANTISED, Formats, Part, TensorOwner, Weight, WeightBuild
+from minisgl.quantization.packed import PACKED
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
@@ -53,7 +54,7 @@ class BuildContext:
         `WeightBuild`."""
         format = self.formats.of([part.module for part in parts], target)
         if format is PLAIN and stacked is None and self.ops.packs(self.dtype):
-            from minisgl.quantization.packed import PACKED as format
+            format = PACKED
         return format.weight(
             WeightBuild(ops=self.ops, dtype=self.dtype, parts=parts, rows=rows, stacked=stacked)
         )

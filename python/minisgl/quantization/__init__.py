@@ -1,9 +1,9 @@
 """A weight is a value: tensors in a storage format, and how they multiply.
 
-What it is for: `Weight`, one class per format (`PlainWeight`, `scaled.ScaledWeight`), which knows
-its checkpoint names, its share on each rank and its reference arithmetic; `Formats`, which maps
-each module of a checkpoint to its format. What it does not know: layers, families, files. Read
-next: `minisgl.quantization.weight`, then `minisgl_zoo.weights.scaled`.
+What it is for: `Weight`, one class per format (`PlainWeight`; `packed.PackedWeight` for the CPU),
+which knows its checkpoint names, its share on each rank and its reference arithmetic; `Formats`,
+which maps each module of a checkpoint to its format. What it does not know: layers, families,
+files, formats with fewer bits. Read next: `weight`.
 """
 
 from minisgl.quantization.parameter import Parameter, Part, Stack, TensorOwner

@@ -142,10 +142,7 @@ class Formats:
         return ()
 
     def log(self, model: TensorOwner) -> None:
-        """Log how the loaded model's quantised weights are multiplied."""
-        from minisgl_kernels.panelled import log_kernels
-
-        log_kernels(model, self.names)
+        """Log how the loaded model's quantised weights are multiplied. Plain ones are no news."""
 
     def of_files(self, names: Collection[str]) -> Formats:
         """The formats for a checkpoint whose tensors have these names."""

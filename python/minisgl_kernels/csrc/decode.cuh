@@ -1,5 +1,5 @@
-// Decodes packed weights (kernel/triton/packed.py): numbers of 4 or 8 bits to pairs in bfloat16, and
-// scales to float32. Behind hopper.cuh, with KIND and SCALE defined.
+// Decodes packed weights (minisgl_zoo/weights/packed.py): numbers of 4 or 8 bits to pairs in
+// bfloat16, and scales to float32. Behind hopper.cuh, with KIND and SCALE defined.
 
 using u8 = unsigned char;
 using u16 = unsigned short;

@@ -1,5 +1,5 @@
-// Multiplies tiles of grouped GEMMs (grouped_tiles.cuh) by packed weights (kernel/triton/packed.py).
-// The matrix instructions take the decoded weights from registers.
+// Multiplies tiles of grouped GEMMs (grouped_tiles.cuh) by packed weights, whose format is that of
+// minisgl_zoo/weights/packed.py. The matrix instructions take the decoded weights from registers.
 //
 // A thread has 4 rows of weights, 2 of each half of a tile. A batch is 4 steps of 16 inputs: a thread
 // decodes 8 or 16 bytes of each row, then its warpgroup begins the matrix instructions. The order of

@@ -1,5 +1,5 @@
 // Skinny GEMMs of up to 8 rows by packed weights of 4 or 8 bits, out[M, F] = x[M, D] w[F, D]^T,
-// which take as long as reading w (its format: kernel/triton/packed.py). Also the experts of a
+// which take as long as reading w (its format: minisgl_zoo/weights/packed.py). Also the experts of a
 // mixture, for few tokens.
 //
 //   tile    8 outputs and all of their inputs. Blocks get equal numbers of tiles. Each warp of a block

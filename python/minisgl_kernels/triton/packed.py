@@ -1,4 +1,4 @@
-"""Weights of 4 or 8 bits in the layout that our kernels read, and the decoding of a tile.
+"""The decoding of a tile of packed weights (`minisgl_zoo.weights.packed`).
 
 Numbers of 8 bits are read one by one. Numbers of 4 bits are read as words of 32 bits, with the
 first column's number in the low bits. Decoded numbers are exact in bfloat16 and in float16, because
@@ -10,71 +10,24 @@ Axes: L matrices of a stack, F outputs, D inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin
-
-Kind = Literal["fp8", "int8", "uint8", "int4", "fp4"]
+from minisgl_zoo.weights.packed import Kind, Packed
 
 KINDS: dict[Kind, int] = {"fp8": 0, "int8": 1, "uint8": 2, "int4": 3, "fp4": 4}
 """The kernels' constant KIND. From 3 on, numbers are in words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
-    """A matrix [F, D] or a stack [L, F, D]: value = (number - zero) * scale * outer.
-
-    numbers: [..., F, D] of 8 bits, or words int32 [..., F, D / 8]. group: the inputs with one
-    scale, a power of 2; 0 if there are only outer scales. rows: the outputs with one scale. scale:
-    [..., F / rows, D / group], float32, bfloat16, float16 or fp8; or uint8, which is an exponent +
-    127. zero: uint8 [..., F, D / group]; None if all zeros are `middle`. outer: float32 [..., F] or
-    None.
-    """
-
-    kind: Kind
-    numbers: Tensor
-    group: int = 0
-    rows: int = 1
-    scale: Tensor | None = None
-    zero: Tensor | None = None
-    middle: int = 0
-    outer: Tensor | None = None
-
-    @property
-    def is_4_bit(self) -> bool:
-        return self.kind in ("int4", "fp4")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the decoded numbers, [..., F, D]."""
-        *others, columns = self.numbers.shape
-        return (*others, columns * (8 if self.is_4_bit else 1))
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """numbers, scale, zero and outer. The numbers take the place of those that are None."""
-        others = (self.scale, self.zero, self.outer)
-        scale, zero, outer = (self.numbers if x is None else x for x in others)
-        return self.numbers, scale, zero, outer
-
-    @property
-    def constants(self) -> tuple[int, int, int, int, bool, bool]:
-        """KIND, GROUP, ROWS, MIDDLE (-1 if the zeros are a tensor), EXPONENT, OUTER."""
-        middle = self.middle if self.zero is None else -1
-        is_exponent = self.scale is not None and self.scale.dtype == torch.uint8
-        has_outer = self.outer is not None
-        return KINDS[self.kind], self.group, self.rows, middle, is_exponent, has_outer
-
-    @property
-    def key(self) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes of the numbers and the scales. Each pair has its own compiled kernels."""
-        return self.numbers.dtype, self.tensors[1].dtype
+def constants_of(weight: Packed) -> tuple[int, int, int, int, bool, bool]:
+    """Return KIND, GROUP, ROWS, MIDDLE (-1 if the zeros are a tensor), EXPONENT, OUTER."""
+    middle = weight.middle if weight.zero is None else -1
+    is_exponent = weight.scale is not None and weight.scale.dtype == torch.uint8
+    has_outer = weight.outer is not None
+    return KINDS[weight.kind], weight.group, weight.rows, middle, is_exponent, has_outer
 
 
 @triton.jit
@@ -156,7 +109,7 @@ def dense(weight: Packed, dtype: torch.dtype) -> Tensor:
     block_k = weight.group if 32 <= weight.group <= 128 else 128
     _launch_dense(
         (-(-rows // 32), -(-inputs // block_k), 1), (*weight.tensors, out),
-        (rows, inputs, 32, block_k, *weight.constants), dtype=(dtype, *weight.key), num_warps=4,
+        (rows, inputs, 32, block_k, *constants_of(weight)), dtype=(dtype, *weight.key), num_warps=4,
     )  # fmt: skip
     return out
 

@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
-from minisgl_kernels.triton.packed import Packed, as_float, decode
+from minisgl_kernels.triton.packed import as_float, constants_of, decode
+from minisgl_zoo.weights.packed import Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def packed_gemm(
         ),
         (
             0, 1, outputs, inputs, 1, tile.m, tile.n, tile.k, tile.split, bias is not None,
-            *weight.constants,
+            *constants_of(weight),
         ),
         dtype=(x_MD.dtype, *weight.key, out_dtype), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -93,7 +94,7 @@ def expert_gemm(
         ),
         (
             num_held, num_pairs // len(x), outputs, x.shape[1], power_of_2(num_held), tile.m,
-            tile.n, tile.k, 1, scales is not None, *weight.constants,
+            tile.n, tile.k, 1, scales is not None, *constants_of(weight),
         ),
         dtype=(x.dtype, *weight.key), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

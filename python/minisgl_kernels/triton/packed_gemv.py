@@ -19,7 +19,8 @@ from torch import Tensor
 from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton.elementwise import activate
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
-from minisgl_kernels.triton.packed import Packed, as_float, nibbles
+from minisgl_kernels.triton.packed import as_float, constants_of, nibbles
+from minisgl_zoo.weights.packed import Packed
 
 MAX_INPUTS = 32768
 TILE_BYTES, MIN_ROWS, MIN_BYTES = 32 << 10, 2, 48 << 10
@@ -66,7 +67,7 @@ def norm_linear(
         (
             outputs, inputs, size, width, rest, block, residual_MD is not None,
             norm_weight is not None, bias is not None, bool(gate), gate == "silu",
-            *weight.constants,
+            *constants_of(weight),
         ),
         dtype=(x_MD.dtype, None if norm_weight is None else norm_weight.dtype, *weight.key),
         num_warps=4 if inputs <= 20480 else 8,
@@ -93,13 +94,13 @@ def experts_of_few(
     constants = (num_held, first, top_k, hidden, inner)
     _launch_up(
         (-(-inner // blocks[0]), num_tokens * top_k, 1), (x_TD, *gate_up.tensors, ids_TK, act),
-        (*constants, blocks[0], up_size, _step(hidden // up_size, 64), *gate_up.constants),
+        (*constants, blocks[0], up_size, _step(hidden // up_size, 64), *constants_of(gate_up)),
         dtype=(x_TD.dtype, *gate_up.key), num_warps=4,
     )  # fmt: skip
     _launch_down(
         (-(-hidden // blocks[1]), num_tokens, 1),
         (act, *down.tensors, ids_TK, weights_TK, out_TD),
-        (*constants, blocks[1], down_size, _step(inner // down_size, 32), *down.constants),
+        (*constants, blocks[1], down_size, _step(inner // down_size, 32), *constants_of(down)),
         dtype=(x_TD.dtype, *down.key), num_warps=4,
     )  # fmt: skip
     return out_TD

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, WeightBuild
 from minisgl.utils.logger import get_logger
-from minisgl_kernels.panelled import log_kernels
 from minisgl_zoo.gguf.blocks import LAYOUTS
 from minisgl_zoo.gguf.changes import reorders_columns
 from minisgl_zoo.gguf.names import STACKED
 from minisgl_zoo.gguf.places import Places, split_name
 from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes
 from minisgl_zoo.weights.methods import MXFP4
+from minisgl_zoo.weights.panelled import log_kernels
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -11,21 +11,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, cast, get_args
+from typing import Final, cast, get_args
 
 import torch
 from torch import Tensor
 
+from minisgl.kernel.cpu import CpuOps
+from minisgl.kernel.ops import Activation
 from minisgl.quantization.packed import CpuWeight, PackedWeight, rows_of_share
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
-from minisgl_kernels.panelled import PanelledWeight
 from minisgl_zoo.gguf.blocks import DTYPES, LAYOUTS, Field, Form
-
-if TYPE_CHECKING:
-    from minisgl.kernel.cpu import CpuOps
-    from minisgl.kernel.ops import Activation
-    from minisgl_kernels.panels import Panels
+from minisgl_zoo.weights.panelled import PanelledWeight
+from minisgl_zoo.weights.panels import (
+    Panels,
+    pack_bytes,
+    pack_nibbles,
+    pack_rows,
+    takes,
+    unpack_bytes,
+    unpack_nibbles,
+    unpack_rows,
+)
 
 BLOCKS: Final = ".blocks"
 """The suffix of a checkpoint name that asks for a tensor's blocks, uint8 [O, bytes]. Under its
@@ -74,8 +81,6 @@ class FileTypes:
         runs = list(self._runs(build.parts))
         if build.stacked is not None and len(runs) > 1:
             return "experts of several forms"
-        from minisgl_kernels.panels import takes
-
         for form, run in runs:
             outputs = sum(len(part.share) if part.axis == 0 else part.shape[0] for part in run)
             outputs = build.rows if build.rows is not None else outputs // (build.stacked or 1)
@@ -134,8 +139,6 @@ class BlockWeight(PanelledWeight):
     def dense(self) -> Tensor:
         form, packed, (scale, factor, step, zero) = self.form, self.packed, self._entries()
         if self.panels:
-            from minisgl_kernels.panels import unpack_bytes, unpack_nibbles
-
             is_4_bit = form.kind == "int4"
             packed = (
                 unpack_nibbles(packed, offset=MIDDLE) if is_4_bit else unpack_bytes(packed, "int8")
@@ -155,8 +158,6 @@ class BlockWeight(PanelledWeight):
         tensors = [self.scale, self.factor, self.step, self.zero]
         if not self.panels:
             return tensors
-        from minisgl_kernels.panels import unpack_rows
-
         return [None if tensor is None else unpack_rows(tensor) for tensor in tensors]
 
     def _spread(self, of_blocks: Tensor, of_groups: Tensor | None) -> Tensor:
@@ -167,8 +168,6 @@ class BlockWeight(PanelledWeight):
         return spread * of_groups.float().repeat_interleave(self.form.group, -1)
 
     def pack(self, ops: CpuOps) -> Panels:
-        from minisgl_kernels.panels import Panels, pack_bytes, pack_nibbles, pack_rows
-
         is_4_bit = self.form.kind == "int4"
         if is_4_bit:
             pack_nibbles(ops, self.packed, offset=MIDDLE)

@@ -13,22 +13,27 @@ value = number * scale * matrix scale. Activations stay in the model's dtype.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from minisgl.errors import ConfigError
+from minisgl.kernel.cpu import CpuOps
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
-from minisgl_kernels.packed_weight import QuantisedWeight
 from minisgl_zoo.weights.cut import ALL, local_rows, per_unit
+from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.panels import (
+    Panels,
+    pack_nibbles,
+    pack_rows,
+    takes,
+    unpack_nibbles,
+    unpack_rows,
+)
+from minisgl_zoo.weights.quantised import QuantisedWeight
 from minisgl_zoo.weights.scaled import UNREAD, spread
-
-if TYPE_CHECKING:
-    from minisgl.kernel.cpu import CpuOps
-    from minisgl_kernels.panels import Panels
-    from minisgl_kernels.triton.packed import Packed
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values without their sign, which is the highest of the four bits."""
@@ -121,8 +126,6 @@ class Fp4Weight(QuantisedWeight):
     def dense(self) -> Tensor:
         packed, scale = self.packed, self.scale
         if self.panels:
-            from minisgl_kernels.panels import unpack_nibbles, unpack_rows
-
             packed, scale = unpack_nibbles(packed, offset=0), unpack_rows(scale)
         numbers = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
         values = self._values[numbers.int()].view(*scale.shape, self._group)
@@ -139,8 +142,6 @@ class Fp4Weight(QuantisedWeight):
     def packed_form(self) -> Packed | None:
         if self.scale.dtype == torch.uint8 and self.dtype != torch.bfloat16:
             return None  # float16 has fewer exponents
-        from minisgl_kernels.triton.packed import Packed
-
         outer = None
         if self.matrix_scale is not None:
             shape = (*self.scale.shape[:-1], 1)
@@ -149,8 +150,6 @@ class Fp4Weight(QuantisedWeight):
         return Packed(kind="fp4", numbers=numbers, group=self._group, scale=self.scale, outer=outer)
 
     def pack(self, ops: CpuOps) -> Panels | None:
-        from minisgl_kernels.panels import Panels, pack_nibbles, pack_rows, takes
-
         outputs, inputs = self.packed.shape[-2], 2 * self.packed.shape[-1]
         if self.matrix_scale is not None or not takes(
             outputs, inputs, self._group, self.dtype, "fp4"

@@ -15,20 +15,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from minisgl.kernel.cpu import CpuOps
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
-from minisgl_kernels.packed_weight import QuantisedWeight, exact_16_bit, is_size
 from minisgl_zoo.weights.cut import Unit, local_rows, per_unit
-
-if TYPE_CHECKING:
-    from minisgl.kernel.cpu import CpuOps
-    from minisgl_kernels.panels import Kind, Panels
-    from minisgl_kernels.triton.packed import Packed
+from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.panels import (
+    Kind,
+    Panels,
+    pack_bytes,
+    pack_nibbles,
+    pack_rows,
+    takes,
+    unpack_bytes,
+    unpack_nibbles,
+    unpack_rows,
+)
+from minisgl_zoo.weights.quantised import QuantisedWeight, exact_16_bit, is_size
 
 Spelling = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
 UNREAD = ("weight_shape", "g_idx", "weight_g_idx")
@@ -138,8 +146,6 @@ class GroupedWeight(QuantisedWeight):
         return self.packed, self.scale, self.zero
 
     def _unpacked(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        from minisgl_kernels.panels import unpack_bytes, unpack_nibbles, unpack_rows
-
         if self._kind.bits == 4:
             numbers = unpack_nibbles(self.packed, offset=self._middle)
         else:
@@ -148,8 +154,6 @@ class GroupedWeight(QuantisedWeight):
         return numbers, unpack_rows(self.scale), zeros
 
     def pack(self, ops: CpuOps) -> Panels | None:
-        from minisgl_kernels.panels import Panels, pack_bytes, pack_nibbles, pack_rows, takes
-
         kind: Kind = "int4" if self._kind.bits == 4 else "int8"
         outputs, group = self.packed.shape[-2], self._kind.group
         if self.input_group is not None or not takes(
@@ -176,8 +180,6 @@ class GroupedWeight(QuantisedWeight):
             return None
         if group == 0 and self.zero is not None:
             return None  # zero points of whole rows
-        from minisgl_kernels.triton.packed import Packed
-
         self.scale = exact_16_bit(self.scale)
         return Packed(
             kind="int4" if is_4_bit else "uint8",

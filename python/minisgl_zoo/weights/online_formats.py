@@ -30,10 +30,11 @@ from minisgl.quantization.weight import (
 )
 from minisgl.utils.arch import cpu_flags
 from minisgl.utils.logger import get_logger
-from minisgl_kernels.panelled import PanelledWeight
 from minisgl_zoo.weights.methods import scaled_format
 from minisgl_zoo.weights.online import UNITS, Kind, Loss, OnlineScaled
 from minisgl_zoo.weights.online_int4 import OnlineInt4
+from minisgl_zoo.weights.panelled import PanelledWeight, log_kernels
+from minisgl_zoo.weights.panels import takes
 from minisgl_zoo.weights.rules import ROUTERS
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class OnlineFormats(Formats):
         return self.format
 
     def log(self, model: TensorOwner) -> None:
-        Formats.log(self, model)
+        log_kernels(model, self.names)
         log_loss(model)
         if self.format is INT4 and (advice := slow_int4_advice(model)):
             logger.info("%s", advice)
@@ -163,8 +164,6 @@ def table(build: WeightBuild) -> Weight:
     (part,) = build.parts
     if not build.ops.packs(build.dtype):
         return PlainWeight(build)
-    from minisgl_kernels.panels import takes
-
     is_head = HEAD in part.name or HEAD in (part.alias or "")
     held = len(part.share) if build.rows is None else build.rows
     if is_head and takes(held, part.shape[1], 0, build.dtype, "int8"):

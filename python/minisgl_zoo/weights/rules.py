@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from minisgl.errors import ConfigError
+from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
+from minisgl_zoo.weights.panelled import log_kernels
 
 SUPPORTED = (
     "fp8 (a scale for each matrix, row or block), int8, int4 (compressed-tensors, AWQ, GPTQ, "
@@ -51,6 +53,9 @@ class ConfiguredFormats(Formats):
     @property
     def names(self) -> Sequence[str]:
         return tuple(dict.fromkeys(rule.format.name for rule in self.rules if rule.format.name))
+
+    def log(self, model: TensorOwner) -> None:
+        log_kernels(model, self.names)
 
     def of_files(self, names: Collection[str]) -> Formats:
         found = (name.rpartition(".")[0] for name in names if name.endswith(QUANTISED))

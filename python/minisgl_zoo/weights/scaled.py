@@ -15,19 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from minisgl.kernel.cpu import CpuOps
 from minisgl.quantization.weight import WeightBuild
-from minisgl_kernels.packed_weight import QuantisedWeight, is_size
 from minisgl_zoo.weights.cut import ALL, Unit, entries, local_rows, per_unit
-
-if TYPE_CHECKING:
-    from minisgl.kernel.cpu import CpuOps
-    from minisgl_kernels.panels import Kind, Panels
-    from minisgl_kernels.triton.packed import Packed
+from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.panels import Kind, Panels, pack_bytes, pack_rows, takes, unpack_bytes
+from minisgl_zoo.weights.quantised import QuantisedWeight, is_size
 
 UNREAD = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
 """Scales of activations, which stay in the model's dtype, and of an fp8 KV cache, which
@@ -84,15 +82,11 @@ class ScaledWeight(QuantisedWeight):
     def dense(self) -> Tensor:
         numbers = self.tensor
         if self.panels:
-            from minisgl_kernels.panels import unpack_bytes
-
             numbers = unpack_bytes(numbers, self.panels.kind)
         scale = spread(self.scale, numbers.shape, self._rows, self._unit)
         return (numbers.float() * scale).to(self.dtype)
 
     def pack(self, ops: CpuOps) -> Panels | None:
-        from minisgl_kernels.panels import Panels, pack_bytes, pack_rows, takes
-
         kind: Kind = "int8" if self.tensor.dtype == torch.int8 else "fp8"
         outputs, inputs = self.tensor.shape[-2:]
         height, group = self._unit
@@ -112,8 +106,6 @@ class ScaledWeight(QuantisedWeight):
         group = 0 if width in (ALL, inputs) else width
         if not is_size(inputs, group, is_4_bit=False):
             return None
-        from minisgl_kernels.triton.packed import Packed
-
         kind: Literal["fp8", "int8"] = "int8" if self.tensor.dtype == torch.int8 else "fp8"
         # If each merged matrix has whole blocks, the scales stay as they are. Else each row gets
         # its own.

@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int64_t MOST = 128;  // inputs of a block
-enum Kind { INT8, INT4, FP4, FP8 };  // as minisgl_kernels/panels.py passes them
+enum Kind { INT8, INT4, FP4, FP8 };  // as minisgl_zoo/weights/panels.py passes them
 
 // Rows of numbers [O / 16, entries, 16] for the groups of all panels.
 struct Entries {

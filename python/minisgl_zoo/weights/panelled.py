@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
 
+from minisgl.kernel.cpu import CpuOps
+from minisgl.kernel.ops import Activation
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import Weight
 from minisgl.utils.logger import get_logger
-
-if TYPE_CHECKING:
-    from minisgl.kernel.cpu import CpuOps
-    from minisgl.kernel.ops import Activation
-    from minisgl_kernels.panels import Panels
-
+from minisgl_zoo.weights.panels import Panels
 
 logger = get_logger(__name__)
 

@@ -1,27 +1,25 @@
-"""A quantised weight that GPU kernels multiply in its format (`minisgl_kernels.packed`).
+"""A quantised weight that GPU kernels multiply in its format.
 
-A subclass writes `packed_form`, which gives its tensors to the kernels. If it returns None, each
-GEMM dequantises the weight. `panelled` is the same for the CPU.
+A subclass writes `packed_form`, which gives its tensors to the kernels. If it returns None, or if
+no package has kernels for the device, each GEMM dequantises the weight. `panelled` is the same for
+the CPU.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minisgl_kernels.panelled import PanelledWeight
-
-if TYPE_CHECKING:
-    from minisgl.kernel.ops import Activation
-    from minisgl_kernels.packed import PackedGemms
-    from minisgl_kernels.triton.packed import Packed
+from minisgl import plugins
+from minisgl.kernel.ops import Activation
+from minisgl_zoo.weights.packed import Gemms, Packed
+from minisgl_zoo.weights.panelled import PanelledWeight
 
 
 class QuantisedWeight(PanelledWeight):
-    _kernels: PackedGemms | None = None
+    _kernels: Gemms | None = None
     packed_stack: Packed | None = None
     """Set instead of `_kernels` if this is a stack of experts, which `minisgl.moe` multiplies."""
 
@@ -35,17 +33,16 @@ class QuantisedWeight(PanelledWeight):
 
     def init_buffers(self, device: torch.device) -> None:
         super().init_buffers(device)
-        if self.ops.name != "triton" or self.dtype.itemsize != 2:
+        gemms: type[Gemms] | None = plugins.find("ops", "packed", ops=self.ops.name)
+        if gemms is None or self.dtype.itemsize != 2:
             return
         packed = self.packed_form()
-        if packed is None or not _reads_fp8(device, packed.key):
+        if packed is None or not gemms.reads(packed):
             return
         if len(packed.shape) == 3:
             self.packed_stack = packed
-            return
-        from minisgl_kernels.packed import PackedGemms
-
-        self._kernels = PackedGemms(self.ops, packed, self.dtype)
+        else:
+            self._kernels = gemms(self.ops, packed, self.dtype)
 
     def linear(
         self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
@@ -94,10 +91,3 @@ def exact_16_bit(scale: Tensor) -> Tensor:
         if torch.equal(scale.to(dtype).float(), scale):
             return scale.to(dtype)
     return scale
-
-
-def _reads_fp8(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether Triton's kernels for a device read these dtypes: fp8 since compute capability 8.9."""
-    if torch.float8_e4m3fn not in dtypes or device.type != "cuda":
-        return True
-    return torch.cuda.get_device_capability(device) >= (8, 9)
