@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minisgl.kernel.triton.arrange import PERIOD, arrange
 from minisgl.kernel.triton.moe import Gate, place
 from minisgl_kernels.grouped import (
     BOX,
@@ -26,6 +25,7 @@ from minisgl_kernels.grouped import (
 )
 from minisgl_kernels.hopper import Kernels, load_gemm
 from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
+from minisgl_kernels.triton.arrange import PERIOD, arrange
 from minisgl_zoo.weights.packed import Packed
 
 MOST = 112

@@ -11,8 +11,10 @@ from torch import Tensor
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import moe
 from minisgl.moe.base import BaseMoeBackend, Experts, TorchMoeBackend
-from minisgl.moe.fused import FEW_TOKENS, gate_of
+from minisgl.moe.fused import gate_of
 from minisgl_kernels.fp8_grouped import Fp8Grouped
+from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.moe import FEW_TOKENS
 from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.triton import packed_gemv
 from minisgl_kernels.triton.moe_gate import activate_pairs
@@ -76,6 +78,14 @@ class PackedMoeBackend(BaseMoeBackend):
             x_TD, *stacks, weights_TK, ids_TK, experts.first, counts_L,
             up=gemms[0], down=gemms[1], down_bias_LD=experts.down_bias,
         )  # fmt: skip
+
+
+def create_backend(ops: Ops, dtype: torch.dtype) -> PackedMoeBackend:
+    """Return the backend of `ops` on the current GPU."""
+    otherwise = "Triton computes the experts' GEMMs by packed weights"
+    return PackedMoeBackend(
+        ops, on_hopper(Fp8Grouped, otherwise), on_hopper(PackedGrouped, otherwise)
+    )
 
 
 def choose_tile(weight: Packed, mean: float) -> TileConfig:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from minisgl.distributed.communicator import DistributedInfo
 from minisgl.distributed.gloo import GlooCommunicator
-from minisgl.distributed.shared import connect
 from minisgl_kernels.all_reduce import (
     ALGORITHMS,
     EMPTY,
@@ -32,6 +31,7 @@ from minisgl_kernels.all_reduce import (
     Rows,
     all_reduce_cubin,
 )
+from minisgl_kernels.shared import connect
 
 MAX_SHARE_BYTES = 2 << 20
 """The most bytes that a rank sends another in one trip: 1,024 blocks, which an H200 (132

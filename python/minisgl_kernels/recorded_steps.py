@@ -18,6 +18,7 @@ from torch import Tensor
 from minisgl.core import Plan
 from minisgl.engine.device import Runner, StepSize
 from minisgl.engine.inputs import StepShape
+from minisgl.kernel.cpu import CpuOps
 from minisgl.utils.logger import get_logger
 from minisgl_kernels.recording import Calls, Recording
 
@@ -59,11 +60,14 @@ class RecordingRunner(Runner):
 
     samples = False
 
-    def __init__(self, calls: Calls, max_rows: int, places: Places) -> None:
+    def __init__(self, calls: Calls, max_rows: int) -> None:
         self._calls = calls
-        self._places = places
+        self._places = Places()
         self._max_rows = min(max_rows, MOST_ROWS)
         self._recordings: dict[tuple[int, int], Recording | None] = {}
+
+    def place(self, arrays: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
+        return self._places.place(arrays)
 
     def padded(self, plan: Plan) -> StepSize | None:
         num_rows = plan.num_rows
@@ -86,3 +90,9 @@ class RecordingRunner(Runner):
             logger.debug("decode steps are not replayed: the model has ops of torch")
             self._max_rows, self._places.are_needed = 0, False
         return output
+
+
+def create_runner(ops: CpuOps, max_rows: int) -> RecordingRunner:
+    """Return the runner of `minisgl_kernels.recording.create_ops`. max_rows: of a step that is
+    recorded."""
+    return RecordingRunner(ops.calls, max_rows)

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from minisgl.kernel.cpu import CpuOps
+
 LEAST_BYTES = 64
 READS_ON_HOST = {torch.ops.aten.resolve_conj.default}
 """The first op that `Tensor.numpy` and `Tensor.tolist` call."""
@@ -71,6 +73,11 @@ class Calls:
         finally:
             self._recorder = None
         return output, None if recorder.computes else Recording(recorder.calls, output)
+
+
+def create_ops(library: Any) -> CpuOps:
+    """Return ops whose calls can be recorded."""
+    return CpuOps(Calls(library))
 
 
 class _Blocks:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.kernel import jit
+from minisgl_kernels import CSRC
 
 COMPILER = shutil.which("c++")
 CALLS = 1500
@@ -206,7 +206,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Build it for a number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     files = ("peer_memory.cuh", "all_reduce.cu")
-    source = "".join((jit.CSRC / "cuda" / file).read_text() for file in files)
+    source = "".join((CSRC / file).read_text() for file in files)
     source = source[: source.index("#define KERNEL")]
     for name, ours in (("read", READ), ("write", WRITE)):
         source, found = re.subn(rf"__device__ \w+ {name}\(.*?\n}}\n", ours, source, flags=re.DOTALL)

@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 
 from helpers.running_server import free_ports
-from minisgl.distributed import DistributedInfo, SingleRank, create_communicator
+from minisgl.distributed import DistributedInfo, SingleRank
+from minisgl.distributed.ranks import create_communicator
 from minisgl.errors import ConfigError, PeerLost
 
 # A process runs this; what `report` is given comes back.
 UNTIL_LOST = """
 import json, sys, time
 import torch
-from minisgl.distributed import DistributedInfo, create_communicator
+from minisgl.distributed import DistributedInfo
+from minisgl.distributed.ranks import create_communicator
 from minisgl.errors import EngineError
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 comm = create_communicator(DistributedInfo(rank, size), store=store, device=torch.device("cpu"))

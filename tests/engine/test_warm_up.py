@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from minisgl import plugins
 from minisgl.builtin import model_path
 from minisgl.core import Plan
 from minisgl.engine import Engine, EngineConfig
@@ -113,6 +114,24 @@ def test_marks_tell_models_of_one_shape_apart() -> None:
             engine.model.spec = other
             marks.add(warm_up._markers(engine, plans)[0])
     assert len(marks) == 4
+
+
+def test_marks_depend_on_the_kernels_of_other_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "acme_kernels" / "__init__.py"
+    source.parent.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16))
+    row = plugins.Row("ops", "acme", "acme_kernels.ops:Ops")
+    with closing(engine):
+        plans = [probe.probe_plan(engine, 1)]
+        marks = {warm_up._markers(engine, plans)[0]}
+        monkeypatch.setattr(plugins, "_installed", (*plugins.installed(), row))
+        for text in ("", "TILE = 64\n"):
+            source.write_text(text)
+            marks.add(warm_up._markers(engine, plans)[0])
+    assert len(marks) == 3
 
 
 def test_kernels_are_compiled_again_where_a_folder_of_them_is_gone(

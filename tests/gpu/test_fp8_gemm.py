@@ -10,8 +10,8 @@ from conftest import INTERPRET
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Activation, Ops
+from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed import PackedGemms
 from minisgl_kernels.triton import fp8
 from minisgl_kernels.triton.fp8_gemm import STREAMS, StreamConfig, stream_gemm
@@ -65,7 +65,7 @@ def test_many_rows_in_fp8(form: str, device: torch.device) -> None:
     assert fp8.takes(weight, DTYPE) == (torch.cuda.get_device_capability() == (9, 0))
     if not fp8.takes(weight, DTYPE):
         pytest.skip("cuBLAS does not take it here")
-    ops = CudaOps()
+    ops = TunedOps()
     gemms = PackedGemms(ops, weight, DTYPE)
     bias, norm = (torch.rand(size, device=device).to(DTYPE) for size in (512, 1024))
     for rows in (17, 65, 150, 192, 193, 1000):

@@ -13,11 +13,11 @@ from helpers.grouped_gemm import check_pairs
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.triton.moe import Gate
 from minisgl.moe.base import ClampedGate, Experts
 from minisgl_kernels.fp8_grouped import BLOCK, FEWEST_TOKENS, MOST, Fp8Grouped
 from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed_moe import PackedMoeBackend
 from minisgl_kernels.triton.fp8 import quantise
 from minisgl_zoo.weights.packed import Packed
@@ -131,7 +131,7 @@ def test_the_backend_uses_them(activation: Any, gemms: Fp8Grouped) -> None:
     x = torch.randn(200, 384, device="cuda").bfloat16()
     ids = torch.stack([torch.randperm(6)[:2] for _ in range(len(x))]).int().cuda()
     weights = torch.rand(len(x), 2, device="cuda")
-    got = PackedMoeBackend(CudaOps(), gemms).routed(x, weights, ids, experts).double()
-    decoded = PackedMoeBackend(CudaOps()).routed(x, weights, ids, experts).double()
+    got = PackedMoeBackend(TunedOps(), gemms).routed(x, weights, ids, experts).double()
+    decoded = PackedMoeBackend(TunedOps()).routed(x, weights, ids, experts).double()
     error = (got - decoded).pow(2).mean().sqrt() / decoded.pow(2).mean().sqrt()
     assert 0.01 < error < 0.06

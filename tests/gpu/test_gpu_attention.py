@@ -30,7 +30,7 @@ from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.core import PoolBatch
 from minisgl.engine.device import StepSize
 from minisgl.errors import ConfigError
-from minisgl.kernel.cuda import CudaOps
+from minisgl_kernels.ops import TunedOps
 
 ENDS = (
     (900, 901), (1, 2), (39_999, 40_000), (15, 16), (16, 17), (64, 65), (0, 1),
@@ -328,7 +328,7 @@ def test_a_backend_that_lacks_a_need_of_the_model_is_refused(
 
     def create(name: str) -> BaseAttnBackend:
         device = torch.device("cuda")
-        return create_attention_backend(name, CudaOps(), device, dtype=torch.float16, needs=needs)
+        return create_attention_backend(name, TunedOps(), device, dtype=torch.float16, needs=needs)
 
     with pytest.raises(ConfigError, match=message):
         create(name)

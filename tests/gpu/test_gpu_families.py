@@ -51,9 +51,9 @@ from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.errors import ConfigError
-from minisgl.kernel.cuda import CudaOps
 from minisgl.models import BaseLLMModel
 from minisgl.models.spec import PoolSpec
+from minisgl_kernels.ops import TunedOps
 
 
 def make_backend(
@@ -63,12 +63,12 @@ def make_backend(
     if device.type == "cpu":
         if name != "triton":
             pytest.skip("Triton's interpreter runs our kernels alone")
-        return TritonAttnBackend(CudaOps(), 132, device)
+        return TritonAttnBackend(TunedOps(), 132, device)
     pool = next(pool for pool in model.pools if isinstance(pool, PoolSpec))
     try:
         return create_attention_backend(
             name,
-            CudaOps(),
+            TunedOps(),
             device,
             dtype=model.embedding.weight.dtype,
             head_dim=pool.head_dim if pool.latent else model.config.head_dim,
@@ -92,7 +92,7 @@ def test_float32_greedy_tokens_are_those_of_transformers(
     """TF32 is off, as it is by default."""
     assert not torch.backends.cuda.matmul.allow_tf32
     reference, page_size = save_case(name, tmp_path)
-    ops = CudaOps()
+    ops = TunedOps()
     model = load(tmp_path, ops=ops, device=device)
     backend = make_backend(attn, model, page_size, device)
     runner = Runner(model, page_size=page_size, ops=ops, attn=backend, device=device)
@@ -132,7 +132,7 @@ def test_16_bits_are_as_close_as_transformers(
         pytest.skip("Triton's interpreter computes bfloat16 wrong")
     reference = make_reference(config_class(**{**WIDE, **changes}))
     reference.save_pretrained(tmp_path)
-    ops = CudaOps()
+    ops = TunedOps()
     model = load(tmp_path, dtype, ops=ops, device=device)
     backend = make_backend(attn, model, 16, device)
     sequence = Sequence(random_ids(60), 20 if device.type == "cuda" else 3)

@@ -21,7 +21,7 @@ from minisgl.attention import BaseAttnBackend, create_attention_backend, cuda, f
 from minisgl.attention.base import LATENTS
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.errors import ConfigError
-from minisgl.kernel.cuda import CudaOps
+from minisgl_kernels.ops import TunedOps
 
 SIZES: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 576, "latent": 512}
 MANY = tuple((3 * i, 3 * i + 1) for i in range(300))
@@ -101,7 +101,7 @@ def test_a_backend_without_kernels_for_the_latents_is_refused(
 
     def create(name: str) -> BaseAttnBackend:
         return create_attention_backend(
-            name, CudaOps(), torch.device("cuda"), dtype=torch.float16, head_dim=28, latent=20,
+            name, TunedOps(), torch.device("cuda"), dtype=torch.float16, head_dim=28, latent=20,
             needs=[LATENTS],
         )  # fmt: skip
 
@@ -125,6 +125,6 @@ def test_auto_takes_flash_attention_for_all_steps_with_latents(
     pretend_hopper(monkeypatch)
     monkeypatch.setattr(flash_attn, "_load", lambda: (None, None))
     backend = create_attention_backend(
-        "auto", CudaOps(), torch.device("cuda"), dtype=torch.bfloat16, **sizes
+        "auto", TunedOps(), torch.device("cuda"), dtype=torch.bfloat16, **sizes
     )
     assert backend.name == chosen

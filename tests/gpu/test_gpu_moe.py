@@ -14,9 +14,12 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Ops
-from minisgl.moe import TorchMoeBackend, fused
+from minisgl.moe import TorchMoeBackend
 from minisgl.moe.fused import FusedMoeBackend
+from minisgl_kernels import moe
 from minisgl_kernels.grouped import GroupedGemms
+from minisgl_kernels.moe import TunedMoeBackend
+from minisgl_kernels.ops import TunedOps
 
 REFERENCE = Ops()
 
@@ -40,17 +43,20 @@ TABLE = [
 OTHER_ACTIVATIONS = [(2, 9, 2, 72, 40, 0, None), *TABLE[2:4], TABLE[5], TABLE[7], TABLE[8]]
 
 
-@pytest.fixture(params=["triton", "hopper"])
+@pytest.fixture(params=["core", "triton", "hopper"])
 def backend(
     request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> FusedMoeBackend:
-    """hopper: with the GEMMs for Hopper for any number of pairs."""
-    if request.param == "triton":
+    """core: without GEMVs for few tokens. hopper: with the GEMMs for Hopper for any number of
+    pairs."""
+    if request.param == "core":
         return FusedMoeBackend(CudaOps())
+    if request.param == "triton":
+        return TunedMoeBackend(TunedOps())
     if device.type == "cpu" or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel is for Hopper")
-    monkeypatch.setattr(fused, "FEWEST_GROUPED", 0)
-    return FusedMoeBackend(CudaOps(), GroupedGemms(torch.bfloat16))
+    monkeypatch.setattr(moe, "FEWEST_GROUPED", 0)
+    return TunedMoeBackend(TunedOps(), GroupedGemms(torch.bfloat16))
 
 
 def _skip_what_the_interpreter_cannot(dtype: torch.dtype, device: torch.device) -> None:
@@ -112,7 +118,7 @@ def test_routing(
     torch.manual_seed(tokens)
     logits = (torch.randn(tokens, experts, device=device) * 3).to(dtype)
     logits[0] = 1.5  # all equal: the first ones
-    weights, ids = CudaOps().route(logits, top_k, renormalise)
+    weights, ids = TunedOps().route(logits, top_k, renormalise)
     want_weights, want_ids = REFERENCE.route(logits, top_k, renormalise)
     assert torch.equal(ids, want_ids)
     torch.testing.assert_close(weights, want_weights, rtol=2e-6, atol=1e-9)
@@ -134,7 +140,7 @@ def test_routing_of_nonsense_stays_in_range(device: torch.device) -> None:
     logits = torch.full((3, 60), torch.nan, device=device)
     logits[1] = -torch.inf
     logits[2, 5] = torch.inf
-    ids = CudaOps().route(logits, 4, True)[1].tolist()
+    ids = TunedOps().route(logits, 4, True)[1].tolist()
     assert all(len(set(row)) == 4 and 0 <= min(row) <= max(row) < 60 for row in ids)
 
 

@@ -23,8 +23,8 @@ from minisgl.attention import create_attention_backend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.core import PoolBatch
 from minisgl.errors import ConfigError
-from minisgl.kernel.cuda import CudaOps
 from minisgl.kvcache.pool import LayerPool
+from minisgl_kernels.ops import TunedOps
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 KV = pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -47,11 +47,11 @@ def make_backend(
     if device.type == "cpu":
         if dtype == torch.bfloat16:
             pytest.skip("Triton's interpreter takes bfloat16 for integers")
-        return TritonAttnBackend(CudaOps(), 132, device)
+        return TritonAttnBackend(TunedOps(), 132, device)
     if kv_dtype == FP8 and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no fp8")
     return TritonAttnBackend(
-        CudaOps(), torch.cuda.get_device_properties(device).multi_processor_count, device
+        TunedOps(), torch.cuda.get_device_properties(device).multi_processor_count, device
     )
 
 
@@ -259,7 +259,7 @@ def test_backends_that_do_not_read_8_bits_are_refused_by_name(
 
     def create(name: str, dtype: torch.dtype) -> str:
         device = torch.device("cuda")
-        return create_attention_backend(name, CudaOps(), device, dtype=dtype).name
+        return create_attention_backend(name, TunedOps(), device, dtype=dtype).name
 
     with pytest.raises(ConfigError, match=message):
         create(name, kv_dtype)

@@ -11,9 +11,9 @@ import torch
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.triton.decode_attention import decode
+from minisgl.kernel.triton.decode_config import FEW_BELOW, MAX_SPLITS, splits_at_once
+from minisgl.kernel.triton.kv_split import CLASSES, SPLIT_ROWS, KVSplits, split_contexts
 from minisgl.kvcache.pool import LayerPool
-from minisgl_kernels.decode_config import FEW_BELOW, MAX_SPLITS, splits_at_once
-from minisgl_kernels.triton.kv_split import CLASSES, SPLIT_ROWS, KVSplits, split_contexts
 
 CORES, HEADS = 132, 8
 SKEWED = [20_000, *range(1, 60), 6_000, *range(300, 340)]

@@ -37,9 +37,8 @@ def test_attention_to_latents_compiles_and_fits(target: int, tmp_path: Path) -> 
 
 def main(target: int) -> None:
     """Print the shared memory of each kernel, the most of its forms."""
-    from minisgl.kernel.triton import decode_attention, extend_attention, launch
+    from minisgl.kernel.triton import decode_attention, extend_attention, kv_split, launch
     from minisgl.kvcache.pool import MHAKVCache
-    from minisgl_kernels.triton import kv_split
 
     has_pdl, launched = target >= 90, set()
 

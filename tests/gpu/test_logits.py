@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.packed_forms import FORMS, make
 from minisgl.core import BatchSamplingArgs
-from minisgl.kernel.cuda import CudaOps
 from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed import PackedGemms
 from minisgl_kernels.packed_skinny import PackedSkinny
 from minisgl_kernels.skinny import SkinnyGemms
@@ -22,9 +22,9 @@ SHAPES = [(1000, 256), (16_008, 4096)]
 
 
 @pytest.fixture(scope="module")
-def ops() -> CudaOps:
+def ops() -> TunedOps:
     skinny = on_hopper(SkinnyGemms, "no skinny GEMMs")
-    return CudaOps(skinny, on_hopper(PackedSkinny, "no skinny GEMMs by packed weights"))
+    return TunedOps(skinny, on_hopper(PackedSkinny, "no skinny GEMMs by packed weights"))
 
 
 def close_rows(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
@@ -36,7 +36,7 @@ def close_rows(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check(
-    ops: CudaOps, logits: torch.Tensor, exact: torch.Tensor, inputs: int, *, is_tie: bool = True
+    ops: TunedOps, logits: torch.Tensor, exact: torch.Tensor, inputs: int, *, is_tie: bool = True
 ) -> None:
     """A matrix instruction adds 16 products to a sum and cuts off what float32 does not hold: a
     unit in its last place each time, at most, where all products have one sign."""
@@ -54,7 +54,7 @@ def check(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_plain_tables(dtype: torch.dtype, rows: int, shape: tuple[int, int], ops: CudaOps) -> None:
+def test_plain_tables(dtype: torch.dtype, rows: int, shape: tuple[int, int], ops: TunedOps) -> None:
     torch.manual_seed(0)
     table = close_rows(*shape, dtype)
     sizes = 1 + torch.rand(rows, shape[1], device="cuda")
@@ -65,7 +65,7 @@ def test_plain_tables(dtype: torch.dtype, rows: int, shape: tuple[int, int], ops
 
 @pytest.mark.parametrize("form", ["fp8 blocks", "int8 rows", "int4", "int4 zeros", "MXFP4"])
 @pytest.mark.parametrize("rows", [*ROWS, 300])
-def test_packed_tables(rows: int, form: str, ops: CudaOps) -> None:
+def test_packed_tables(rows: int, form: str, ops: TunedOps) -> None:
     """Up to 128 rows decode tiles; more dequantise, which rounds the weights to bfloat16."""
     weight, values = make((192, 384), device=torch.device("cuda"), **FORMS[form])
     x = torch.randn(rows, 384, device="cuda").bfloat16()
@@ -74,7 +74,7 @@ def test_packed_tables(rows: int, form: str, ops: CudaOps) -> None:
     check(ops, gemms.logits(x), x.double() @ table.T, 384, is_tie=False)
 
 
-def test_in_a_graph(ops: CudaOps) -> None:
+def test_in_a_graph(ops: TunedOps) -> None:
     table = close_rows(2000, 512, torch.bfloat16)
     x = torch.randn(16, 512, device="cuda").bfloat16()
     expected = ops.logits(x, table)

@@ -12,15 +12,15 @@ import torch
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.packed_forms import DTYPE, FORMS, INTERPRET, TOLERANCE, check, make
-from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton.arrange import arrange
 from minisgl.quantization import Part
 from minisgl.quantization.weight import WeightBuild
 from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed import PackedGemms
 from minisgl_kernels.packed_skinny import MAX_FP8_ROWS, PackedSkinny, takes
 from minisgl_kernels.triton import packed_gemv
+from minisgl_kernels.triton.arrange import arrange
 from minisgl_kernels.triton.packed import dense
 from minisgl_kernels.triton.packed_gemm import TileConfig, packed_gemm
 from minisgl_zoo.weights.cut import ALL
@@ -30,13 +30,13 @@ from minisgl_zoo.weights.scaled import Scaled
 
 
 @pytest.fixture
-def ops(device: torch.device) -> CudaOps:
+def ops(device: torch.device) -> TunedOps:
     skinny = None if INTERPRET else on_hopper(PackedSkinny, "no skinny GEMMs")
-    return CudaOps(packed_skinny=skinny)
+    return TunedOps(packed_skinny=skinny)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gemms_of_every_number_of_rows(form: str, ops: CudaOps, device: torch.device) -> None:
+def test_gemms_of_every_number_of_rows(form: str, ops: TunedOps, device: torch.device) -> None:
     weight, values = make((192, 352 if "rows" in form else 384), device=device, **FORMS[form])
     inputs = values.shape[1]
     check(dense(weight, DTYPE), values)
@@ -58,7 +58,7 @@ def test_gemms_of_every_number_of_rows(form: str, ops: CudaOps, device: torch.de
 
 @pytest.mark.skipif(INTERPRET, reason="CUDA C++ needs a GPU")
 @pytest.mark.parametrize("form", FORMS)
-def test_skinny_gemms_of_real_sizes(form: str, ops: CudaOps, device: torch.device) -> None:
+def test_skinny_gemms_of_real_sizes(form: str, ops: TunedOps, device: torch.device) -> None:
     """Several tiles of a block, chunks that end within a tile, rows of different lengths."""
     if ops.packed_skinny is None:
         pytest.skip("skinny GEMMs by packed weights are for Hopper")
@@ -134,7 +134,7 @@ def test_formats_give_kernels_their_values(
     """Of merged matrices, each with scales of its own."""
     parts = [Part.whole(f"{i}.weight", rows, 256) for i, rows in enumerate((128, 64))]
     weight = FORMATS[name](
-        WeightBuild(ops=CudaOps(), dtype=DTYPE, parts=parts * (stacked or 1), stacked=stacked)
+        WeightBuild(ops=TunedOps(), dtype=DTYPE, parts=parts * (stacked or 1), stacked=stacked)
     )
     for parameter in list(weight.parameters()):
         tensor = torch.empty(parameter.shape, dtype=parameter.dtype)

@@ -15,12 +15,12 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.hopper_kernels import uncompiled
 from helpers.packed_forms import DTYPE, FORMS, INTERPRET, TOLERANCE, check, make
-from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.triton.moe import Gate
 from minisgl.moe.base import Experts, SquaredRelu
 from minisgl.moe.fused import gate_of
 from minisgl_kernels.grouped import Task
 from minisgl_kernels.hopper import Kernels, on_hopper
+from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.packed_moe import PackedMoeBackend
 from minisgl_kernels.packed_skinny import MAX_ROWS, PackedSkinny
@@ -28,9 +28,9 @@ from minisgl_zoo.weights.packed import Packed
 
 
 @pytest.fixture
-def ops(device: torch.device) -> CudaOps:
+def ops(device: torch.device) -> TunedOps:
     skinny = None if INTERPRET else on_hopper(PackedSkinny, "no skinny GEMMs")
-    return CudaOps(packed_skinny=skinny)
+    return TunedOps(packed_skinny=skinny)
 
 
 class Stack:
@@ -46,7 +46,7 @@ class Stack:
 def check_experts(
     form: str,
     tokens: int,
-    ops: CudaOps,
+    ops: TunedOps,
     device: torch.device,
     *,
     hidden: int = 128,
@@ -77,14 +77,14 @@ def check_experts(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tokens", [1, 2, MAX_ROWS, 11])
-def test_experts(form: str, tokens: int, ops: CudaOps, device: torch.device) -> None:
+def test_experts(form: str, tokens: int, ops: TunedOps, device: torch.device) -> None:
     check_experts(form, tokens, ops, device)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("tokens", [1, MAX_ROWS, 11])
 def test_experts_with_biases_and_other_activations(
-    name: str, tokens: int, ops: CudaOps, device: torch.device
+    name: str, tokens: int, ops: TunedOps, device: torch.device
 ) -> None:
     """Kernels read the packed weights: dequantising gpt-oss's took 4 GiB more in each step."""
     activation, has_bias = ACTIVATIONS[name]
@@ -115,7 +115,7 @@ def test_grouped_gemms_of_experts(
 ) -> None:
     """Tiles of one to eight columns of 16, rows of weights and inputs that do not fill a tile."""
     check_experts(
-        form, tokens, CudaOps(), device,
+        form, tokens, TunedOps(), device,
         hidden=448, inner=320, grouped=grouped, tolerance=TOLERANCE,
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_grouped_gemms_with_biases_and_other_activations(
         biases["gate_up_bias"] = torch.randn(4, 640, device=device).to(DTYPE)
         biases["down_bias"] = torch.randn(4, 448, device=device).to(DTYPE)
     check_experts(
-        "MXFP4", 200, CudaOps(), device, hidden=448, inner=320, grouped=grouped,
+        "MXFP4", 200, TunedOps(), device, hidden=448, inner=320, grouped=grouped,
         tolerance=TOLERANCE, activation=activation, **biases,
     )  # fmt: skip
 

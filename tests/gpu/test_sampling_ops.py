@@ -11,11 +11,11 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.core.batch_sampling import SAMPLING_COLUMNS
-from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton.threshold import CHUNK, limits
+from minisgl_kernels.ops import TunedOps
 
-REFERENCE, FAST = Ops(), CudaOps()
+REFERENCE, FAST = Ops(), TunedOps()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -9,8 +9,8 @@ from helpers.gemm_error import ROUNDOFF, exact_gemm, gated, rounding
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
-from minisgl.kernel.cuda import CudaOps
 from minisgl_kernels.hopper import SHARED_BYTES
+from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.skinny import GemmConfig, SkinnyGemms
 
 
@@ -87,7 +87,7 @@ def test_what_a_shape_chooses(
 def test_a_chain_in_a_graph_gives_what_it_gives_alone(skinny: SkinnyGemms) -> None:
     """Kernels that begin early must not read what the ones before have still to write."""
     torch.manual_seed(0)
-    ops, hidden, inter, rows, layers = CudaOps(skinny), 1024, 3072, 16, 6
+    ops, hidden, inter, rows, layers = TunedOps(skinny), 1024, 3072, 16, 6
     x = torch.randn(rows, hidden, device="cuda").bfloat16()
     norm = torch.ones(hidden, device="cuda").bfloat16()
     weights = [
@@ -121,7 +121,7 @@ def test_a_chain_in_a_graph_gives_what_it_gives_alone(skinny: SkinnyGemms) -> No
 
 def test_no_rows_are_none(skinny: SkinnyGemms) -> None:
     """A step that holds part of a prompt samples nothing: its last block has no rows."""
-    ops = CudaOps(skinny)
+    ops = TunedOps(skinny)
     x, norm = torch.empty(0, 5120, device="cuda").bfloat16(), torch.ones(5120, device="cuda")
     weight = torch.zeros(2 * 17_408, 5120, device="cuda").bfloat16()
     assert ops.linear(x, weight).shape == (0, 2 * 17_408)

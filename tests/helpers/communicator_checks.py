@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from minisgl.distributed import DistributedCommunicator, DistributedInfo, create_communicator
+from minisgl.distributed import DistributedCommunicator, DistributedInfo
+from minisgl.distributed.ranks import create_communicator
 from minisgl.kernel.ops import Ops
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -46,16 +46,16 @@ def make_backend(
 ) -> BaseAttnBackend:
     """Return the backend for the case. Skips what it refuses."""
     from minisgl.attention.triton_backend import TritonAttnBackend
-    from minisgl.kernel.cuda import CudaOps
+    from minisgl_kernels.ops import TunedOps
 
     if device.type == "cpu":
         if name != "triton" or dtype == torch.bfloat16:
             pytest.skip("Triton's interpreter runs our kernels alone, and bfloat16 wrong")
-        return TritonAttnBackend(CudaOps(), 132, device)
+        return TritonAttnBackend(TunedOps(), 132, device)
     needs = ((SINKS, case.sinks), (SOFTCAP, case.softcap), (LATENTS, case.latent))
     try:
         return create_attention_backend(
-            name, CudaOps(), device, dtype=dtype, head_dim=case.head_dim, latent=case.latent,
+            name, TunedOps(), device, dtype=dtype, head_dim=case.head_dim, latent=case.latent,
             page_size=case.page_size, needs=[need for need, has in needs if has],
         )  # fmt: skip
     except ConfigError as error:  # the sentence that a start would end with: the reason

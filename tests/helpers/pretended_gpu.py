@@ -18,9 +18,9 @@ def pretend(compiled: list[str]) -> None:
     from minisgl.engine import Engine, connect, engine
     from minisgl.engine.cuda import CudaDevice
     from minisgl.engine.startup import graphs, probe
-    from minisgl.kernel.cuda import CudaOps
     from minisgl.kernel.ops import Ops
     from minisgl.kernel.triton.launch import Launcher
+    from minisgl_kernels.ops import TunedOps
     from minisgl_kernels.recurrent import TritonRecurrentBackend
     from minisgl_zoo.recurrent import context as recurrent
 
@@ -42,7 +42,7 @@ def pretend(compiled: list[str]) -> None:
                 return super(ReplayDevice, self).create_runner(0, 0, ops)
             return super().create_runner(max_graph_rows, max_prompt_tokens, ops)
 
-    class NumbersOps(CudaOps):
+    class NumbersOps(TunedOps):
         """Ops that return valid ids although nothing is computed."""
 
         take_ids, write_pages = Ops.take_ids, Ops.write_pages

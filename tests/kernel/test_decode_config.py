@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.engine.cuda import WARM_UP_ROWS
-from minisgl_kernels.decode_config import (
+from minisgl.kernel.triton.decode_config import (
     FEW_BELOW,
     MAX_SPLITS,
     decode_config,

@@ -178,8 +178,8 @@ def test_what_a_killed_build_left_is_removed(small: Path) -> None:
 def test_on_a_gpu_the_hosts_kernels_are_built_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr(jit, "begin_building", lambda: begun.append("the host's"))
-    no_triton = SimpleNamespace(CudaOps=lambda *own: Ops(), PackedSkinny=object)
-    for name in ("minisgl.kernel.cuda", "minisgl_kernels.packed_skinny"):
+    no_triton = SimpleNamespace(CudaOps=Ops, create_ops=Ops)
+    for name in ("minisgl.kernel.cuda", "minisgl_kernels.ops"):
         monkeypatch.setitem(sys.modules, name, no_triton)
     create_ops(torch.device("cuda"))
     assert begun == ["the host's"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
+from minisgl_kernels.recording import create_ops
 
 BF16 = torch.bfloat16
 
@@ -21,7 +22,7 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def ops() -> Iterator[CpuOps]:
     with torch.inference_mode():  # as steps run
-        yield CpuOps(load_library())
+        yield create_ops(load_library())
 
 
 def norms(ops: CpuOps, x: Tensor, weight: Tensor, count: int = 3) -> Callable[[], Tensor]:

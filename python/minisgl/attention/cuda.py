@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from minisgl import plugins
 from minisgl.attention.base import LATENTS, SINKS, BaseAttnBackend
 from minisgl.attention.flash_attn import FlashAttentionBackend
 from minisgl.attention.flash_infer import FlashInferBackend
@@ -20,9 +21,6 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import num_cores
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
-from minisgl_kernels.flash_attn2 import FlashAttention2Backend
-from minisgl_kernels.hopper import on_hopper
-from minisgl_kernels.wide_attention import DIM, WideAttention
 
 logger = get_logger(__name__)
 
@@ -53,9 +51,9 @@ def create_cuda_backend(
 
     def create(part: str) -> PagedAttnBackend:
         if part == "triton":
-            otherwise = "Triton's kernel computes prompts of wide heads"
-            wide = on_hopper(WideAttention, otherwise) if head_dim == DIM else None
-            return TritonAttnBackend(ops, num_cores(device), device, wide)
+            twin = plugins.find("attention", "triton", head_dim=str(head_dim))
+            triton: TritonAttnBackend = (twin or TritonAttnBackend)(ops, num_cores(device), device)
+            return triton
         if part == "fa":
             check(part)
             return FlashAttentionBackend(ops, device, dtype, head_dim, latent, needs)
@@ -72,7 +70,9 @@ def create_cuda_backend(
         is_hopper = torch.cuda.get_device_capability(device)[0] == 9
         if part == "fa2" or (part == "fa" and not is_hopper):
             check("fa2")
-            return FlashAttention2Backend(ops, device, dtype, head_dim)
+            fa2 = plugins.need("attention", "fa2", "attention backend 'fa2'")
+            backend: PagedAttnBackend = fa2(ops, device, dtype, head_dim)
+            return backend
         return create(part)
 
     def create_decode(part: str) -> PagedAttnBackend:

@@ -16,11 +16,10 @@ from minisgl.attention.paged import PagedAttnBackend, PagedMetadata
 from minisgl.core import PoolBatch
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton.decode_attention import Rotation, decode
+from minisgl.kernel.triton.decode_config import FEW_BELOW
 from minisgl.kernel.triton.extend_attention import extend
+from minisgl.kernel.triton.kv_split import split_contexts
 from minisgl.kernel.triton.launch import power_of_2
-from minisgl_kernels.decode_config import FEW_BELOW
-from minisgl_kernels.triton.kv_split import split_contexts
-from minisgl_kernels.wide_attention import WideAttention
 
 
 class TritonAttnBackend(PagedAttnBackend):
@@ -28,15 +27,11 @@ class TritonAttnBackend(PagedAttnBackend):
     prompts_graph_safe = True
     reads_window_only = True
 
-    def __init__(
-        self, ops: Ops, num_cores: int, device: torch.device, wide: WideAttention | None = None
-    ) -> None:
-        """num_cores: the device's multiprocessors. wide: replaces Triton's kernel for prompts where
-        it can."""
+    def __init__(self, ops: Ops, num_cores: int, device: torch.device) -> None:
+        """num_cores: the device's multiprocessors."""
         super().__init__(ops)
         self.num_cores = num_cores
         self._done_of_few = torch.zeros(FEW_BELOW, dtype=torch.int32, device=device)
-        self._wide = wide
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
         self._decode(q_DNH, layer, batch, out_DNV, None)
@@ -115,13 +110,6 @@ class TritonAttnBackend(PagedAttnBackend):
         extent = batch.attn_metadata.all
         table = batch.context.page_table
         rows = batch.rows[:, batch.rows.shape[1] - extent.num_rows :]
-        is_bounded = layer.window or layer.softcap or layer.sinks
-        if self._wide and not is_bounded and self._wide.takes(q_TNH, pool, out_TNV):
-            self._wide.extend(
-                q_TNH, pool, table, rows, scale=layer.scale, num_tokens=extent.num_tokens,
-                out_TNH=out_TNV,
-            )  # fmt: skip
-            return
         extend(
             q_TNH,
             pool,

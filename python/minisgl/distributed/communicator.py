@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from minisgl.kernel.ops import Ops
@@ -142,20 +141,3 @@ class SingleRank(DistributedCommunicator):
 
     def all_min(self, value: int) -> int:
         return value
-
-
-def create_communicator(
-    info: DistributedInfo, *, store: str, device: torch.device, pynccl: bool = True
-) -> DistributedCommunicator:
-    """Return rank `info.rank`'s communicator when all `info.size` ranks have called this.
-
-    store: file:///PATH (a file that does not exist yet, the same for all ranks) or tcp://HOST:PORT
-    (rank 0 listens there). device: of the tensors. pynccl: on GPUs, use our own binding of NCCL
-    instead of torch's; if one rank cannot, none does. Raises ConfigError (a wrong `store`; only
-    some of the ranks have GPUs) or EngineError (the ranks do not meet).
-    """
-    if info.size == 1:
-        return SingleRank()
-    from minisgl.distributed.ranks import connect_ranks
-
-    return connect_ranks(info, store, device, pynccl)

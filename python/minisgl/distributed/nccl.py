@@ -2,7 +2,7 @@
 
 Both run on torch's current stream, can be captured in CUDA graphs, and use gloo between the hosts.
 The direct calls save the events and records that a process group adds to each call, and send small
-all-reduces through memory that the GPUs share (`minisgl_kernels.peer`). They need a C++
+all-reduces through memory that the GPUs share (`PeerReduce`). They need a C++
 compiler; without one torch's process group is used.
 
 Closing aborts the communicator and does not wait for other ranks. But an abort waits until all CUDA
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from minisgl.distributed.gloo import GlooCommunicator, join_gathered, room_to_ex
 from minisgl.distributed.rendezvous import TIMEOUT
 from minisgl.errors import PeerLost
 from minisgl.kernel.ops import Ops
-from minisgl_kernels.peer import PeerAllReduce
 
 _dist: Any = torch.distributed  # its type stubs lack most of what follows
 
@@ -109,10 +108,37 @@ class TorchNcclCommunicator(_NcclCommunicator):
         super().close()
 
 
+class PeerReduce(Protocol):
+    """All-reduces of small tensors through memory that the GPUs share. The ranks choose the same
+    algorithm, which depends only on dtype and size."""
+
+    def algorithm(self, x: Tensor) -> str | None:
+        """Return the algorithm for `all_reduce`; None if NCCL is faster."""
+
+    def all_reduce(self, x: Tensor, algorithm: str) -> Tensor:
+        """See `DistributedCommunicator.all_reduce`."""
+
+    def row_algorithm(self, x_TD: Tensor) -> str | None:
+        """Return the algorithm for `add_norm`; None if it cannot or NCCL is faster."""
+
+    def add_norm(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        algorithm: str,
+    ) -> tuple[Tensor, Tensor]:
+        """See `DistributedCommunicator.add_norm`."""
+
+    def close(self) -> None:
+        """Close and free the memory. All enqueued calls must have ended."""
+
+
 class PyNcclCommunicator(_NcclCommunicator):
     """Calls NCCL by `library` (`minisgl.kernel.jit.CUDA`). `peer` computes small all-reduces."""
 
-    def __init__(self, host: GlooCommunicator, library: Any, peer: PeerAllReduce | None) -> None:
+    def __init__(self, host: GlooCommunicator, library: Any, peer: PeerReduce | None) -> None:
         super().__init__(host)
         self._library, self._peer = library, peer
         with _errors_named(self):

@@ -1,22 +1,44 @@
-"""Connects several ranks: over gloo as hosts and CPUs, over NCCL as GPUs."""
+"""Connects the ranks: over gloo as hosts and CPUs, over NCCL as GPUs."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from minisgl.distributed.communicator import DistributedCommunicator, DistributedInfo
-from minisgl.distributed.gloo import GlooCommunicator
-from minisgl.distributed.rendezvous import meet
+from minisgl import plugins
+from minisgl.distributed.communicator import (
+    DistributedCommunicator,
+    DistributedInfo,
+    SingleRank,
+)
 from minisgl.errors import ConfigError
+from minisgl.kernel import jit
+from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from minisgl.distributed.gloo import GlooCommunicator
 
 logger = get_logger(__name__)
 
 
-def connect_ranks(
-    info: DistributedInfo, store: str, device: torch.device, pynccl: bool
+def create_communicator(
+    info: DistributedInfo, *, store: str, device: torch.device, pynccl: bool = True
 ) -> DistributedCommunicator:
-    """See `create_communicator`."""
+    """Return rank `info.rank`'s communicator when all `info.size` ranks have called this.
+
+    store: file:///PATH (a file that does not exist yet, the same for all ranks) or tcp://HOST:PORT
+    (rank 0 listens there). device: of the tensors. pynccl: on GPUs, use our own binding of NCCL
+    instead of torch's; if one rank cannot, none does. Raises ConfigError (a wrong `store`; only
+    some of the ranks have GPUs) or EngineError (the ranks do not meet).
+    """
+    if info.size == 1:
+        return SingleRank()
+    # Not at the top: some builds of torch have no collectives, and one rank needs none.
+    from minisgl.distributed.gloo import GlooCommunicator
+    from minisgl.distributed.rendezvous import meet
+
     host = GlooCommunicator(info, meet(info, store))
     num_on_gpu = int(host.all_reduce(torch.tensor([int(device.type == "cuda")])))
     if 0 < num_on_gpu < info.size:
@@ -33,15 +55,13 @@ def _over_nccl(
     host: GlooCommunicator, device: torch.device, pynccl: bool
 ) -> DistributedCommunicator:
     from minisgl.distributed.nccl import PyNcclCommunicator, TorchNcclCommunicator
-    from minisgl.kernel import jit
-    from minisgl.kernel.library import JitUnavailable
-    from minisgl_kernels.all_reduce import all_reduce_cubin
-    from minisgl_kernels.peer import connect_peers
 
+    compile_cubin = plugins.find("all_reduce", "compile")
+    connect_peers = plugins.find("all_reduce", "connect")
     library = None
     if pynccl:
-        # It is needed next, and takes seconds the first time.
-        jit.build_in_thread(lambda: all_reduce_cubin(device, host.size))
+        if compile_cubin:  # it is needed next, and takes seconds the first time
+            jit.build_in_thread(lambda: compile_cubin(device, host.size))
         try:
             library = jit.load_library(jit.CUDA)
         except JitUnavailable as error:
@@ -51,4 +71,5 @@ def _over_nccl(
         torch.cuda.synchronize()  # makes the context that the calls below use
         if not has_library:
             return TorchNcclCommunicator(host, device)
-        return PyNcclCommunicator(host, library, connect_peers(host, device, library))
+        peer = connect_peers(host, device, library) if connect_peers else None
+        return PyNcclCommunicator(host, library, peer)

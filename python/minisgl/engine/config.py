@@ -19,7 +19,7 @@ class EngineConfig(EngineArgs):
 
     folder: the checkpoint on disk, which the caller found by `model` and `model_source`. rank: this
     rank, of `tp`. num_local: the number of ranks on this machine. store: where the ranks meet
-    (`minisgl.distributed.create_communicator`).
+    (`minisgl.distributed.ranks.create_communicator`).
     """
 
     folder: Path

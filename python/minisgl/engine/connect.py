@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from minisgl.distributed import DistributedCommunicator, create_communicator
+from minisgl.distributed import DistributedCommunicator
+from minisgl.distributed.ranks import create_communicator
 from minisgl.engine.config import EngineConfig
 from minisgl.engine.device import Device, out_of_memory
 from minisgl.engine.registry import create_device

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import resource
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.utils.container import container_bytes, container_cores, container_free_bytes
 from minisgl.utils.text import counted
@@ -61,7 +62,7 @@ class CpuDevice(Device):
         self._num_sharing = num_sharing
         total = min(psutil.virtual_memory().total, container_bytes())
         self.kv_limit_bytes = int(total * self.KV_SHARE) // num_sharing
-        self._place: Callable[[Sequence[Any]], Iterable[Any]] = iter
+        self._runner: Runner = EagerRunner()
         share = max(min(torch.get_num_threads(), container_cores()) // num_sharing, 1)
         self.max_threads = share if num_threads is None else 0
         self._num_threads = num_threads or share
@@ -80,19 +81,18 @@ class CpuDevice(Device):
         return min(psutil.virtual_memory().available, container_free_bytes()) // self._num_sharing
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        return [torch.from_numpy(np.ascontiguousarray(array)) for array in self._place(arrays)]
+        placed = self._runner.place(arrays)
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in placed]
 
     def enqueue(self, work: Callable[[], Tensor]) -> Pending:
         return _CpuPending(self._stream.submit(_inference, work))
 
     def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Any) -> Runner:
-        if ops.name != "cpu" or not max_graph_rows or self._num_sharing > 1:
-            return EagerRunner()  # a recording cannot have collectives between ranks
-        from minisgl_kernels.recorded_steps import Places, RecordingRunner
-
-        places = Places()
-        self._place = places.place
-        return RecordingRunner(ops.calls, max_graph_rows, places)
+        create = None
+        if max_graph_rows and self._num_sharing == 1:  # collectives between ranks are not replayed
+            create = plugins.find("runners", "recorded", ops=ops.name)
+        self._runner = create(ops, max_graph_rows) if create else EagerRunner()
+        return self._runner
 
     def set_threads(self, count: int) -> None:
         """Set the number for the stream's thread only; OpenMP keeps one for each thread. For other

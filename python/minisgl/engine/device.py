@@ -65,6 +65,10 @@ class Runner(ABC):
     beside_prompts: Sequence[int] = ()
     max_tokens = 0
 
+    def place(self, arrays: Sequence[npt.NDArray[Any]]) -> Iterable[npt.NDArray[Any]]:
+        """Return a CPU step's arrays at the addresses where replayed work reads them."""
+        return arrays
+
     @abstractmethod
     def padded(self, plan: Plan) -> StepSize | None:
         """Return the size to pad the step to; None for no padding."""

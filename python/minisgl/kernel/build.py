@@ -15,11 +15,10 @@ from functools import partial
 
 import torch
 
-from minisgl import env
+from minisgl import env, plugins
 from minisgl.kernel.jit import CPU, CUDA, build_ahead, load_library
 from minisgl.kernel.library import JitUnavailable
 from minisgl.utils.logger import setup_logging
-from minisgl_kernels.all_reduce import all_reduce_cubin
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."
 WITHOUT_AHEAD = "A wheel would compile them at the first start."
@@ -47,10 +46,11 @@ def main() -> int:
     done = [_build("the C++ kernels", lambda: load_library(CPU), WITHOUT_CPU)]
     if torch.version.cuda:
         done.append(_build(CUDA.what, lambda: load_library(CUDA), WITHOUT_CUDA))
-        for num_ranks in range(2, torch.cuda.device_count() + 1):
-            compile_cubin = partial(all_reduce_cubin, torch.device("cuda", 0), num_ranks)
-            what = f"the all-reduce kernels for {num_ranks} ranks"
-            done.append(_build(what, compile_cubin, WITHOUT_CUDA))
+        if compile_cubin := plugins.find("all_reduce", "compile"):
+            for num_ranks in range(2, torch.cuda.device_count() + 1):
+                compile_it = partial(compile_cubin, torch.device("cuda", 0), num_ranks)
+                what = f"the all-reduce kernels for {num_ranks} ranks"
+                done.append(_build(what, compile_it, WITHOUT_CUDA))
     return 0 if all(done) else 1
 
 

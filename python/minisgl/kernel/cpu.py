@@ -15,7 +15,6 @@ from torch import Tensor
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel import huge_pages
 from minisgl.kernel.ops import Activation, Ops
-from minisgl_kernels.recording import Calls
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """The values of `Gate` in csrc/product.h."""
@@ -29,8 +28,8 @@ class CpuOps(Ops):
     name = "cpu"
 
     def __init__(self, compiled: Any) -> None:
-        """`compiled` is what `minisgl.kernel.jit.load_library` returned."""
-        self.calls = library = Calls(compiled)
+        """`compiled` is what `minisgl.kernel.jit.load_library` returned, or calls its functions."""
+        self.calls = library = compiled
         self._copy_finite = library.copy_finite
         self._rms_norm = library.rms_norm
         self._add_rms_norm = library.add_rms_norm

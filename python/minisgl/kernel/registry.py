@@ -1,9 +1,10 @@
-"""Creates the ops of a device."""
+"""Creates the ops of a device: those of table `ops` (`minisgl.plugins`), or the core's."""
 
 from __future__ import annotations
 
 import torch
 
+from minisgl import plugins
 from minisgl.kernel.library import JitUnavailable, load_cpu_library
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
@@ -25,20 +26,17 @@ def _create_cpu_ops() -> Ops:
         return Ops()
     from minisgl.kernel.cpu import CpuOps
 
-    return CpuOps(library)
+    create = plugins.find("ops", "cpu") or CpuOps
+    ops: Ops = create(library)
+    return ops
 
 
 def _create_cuda_ops() -> Ops:
     """Return the ops of the current device."""
     from minisgl.kernel.cuda import CudaOps  # imports Triton, which CPU builds of torch lack
     from minisgl.kernel.jit import begin_building
-    from minisgl_kernels.hopper import on_hopper
-    from minisgl_kernels.packed_skinny import PackedSkinny
-    from minisgl_kernels.skinny import SkinnyGemms
 
-    ops = CudaOps(
-        on_hopper(SkinnyGemms, "cuBLAS computes skinny GEMMs"),
-        on_hopper(PackedSkinny, "Triton computes skinny GEMMs by packed weights"),
-    )
+    create = plugins.find("ops", "cuda") or CudaOps
+    ops: Ops = create()
     begin_building()  # the C++ for the prefix tree, in parallel to the rest of the start
     return ops

@@ -1,8 +1,8 @@
 """A mixture's experts: routed tokens in, the weighted sums of their experts out.
 
 What it is for: `BaseMoeBackend` and its implementations: plain torch (`TorchMoeBackend`, the
-specification), C++ (`CpuMoeBackend`), fused Triton kernels (`FusedMoeBackend`, with the tiles of
-`tuned.json`) and kernels for quantised experts (`PackedMoeBackend`). What it does not know:
+specification), C++ (`CpuMoeBackend`) and fused Triton kernels (`FusedMoeBackend`, with the tiles of
+`tuned.json`). What it does not know:
 families, checkpoints, ranks beyond "these experts are mine". Read next: `minisgl.moe.base`, then
 `minisgl.kernel.triton.moe`.
 """

@@ -1,7 +1,7 @@
 """The experts on a GPU: `minisgl.kernel.triton.moe`, with tiles that were measured.
 
-A pair is a token and one of its experts. On Hopper, `minisgl_kernels.grouped` computes the GEMMs
-with many pairs if it supports their sizes.
+A pair is a token and one of its experts. `minisgl_kernels.moe` is faster with few tokens, and on
+Hopper with many.
 
 `tuned.json` has the fastest tiles for each device, for each size of an expert's matrices on a rank,
 and for ranges of the tokens that an expert gets on average. `python -m minisgl_bench.studies moe
@@ -22,16 +22,10 @@ from minisgl.kernel.triton import moe, moe_route
 from minisgl.kernel.triton.moe import Gate, Gemm, Tile
 from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts
 from minisgl.utils.logger import get_logger
-from minisgl_kernels.grouped import GroupedGemms
-from minisgl_kernels.triton import moe_few
 
 logger = get_logger(__name__)
 
 TUNED = Path(__file__).parent / "tuned.json"
-FEW_TOKENS = 2
-"""Up to this many tokens, each program reads an expert's weights for only one token."""
-FEWEST_GROUPED = 32
-"""From this many pairs for each expert on, on average, our GEMMs for Hopper are faster."""
 
 Tiles = tuple[Tile, Tile]
 """Tiles of the GEMM with gate and up, and of that with down; both hold the same pairs."""
@@ -62,10 +56,8 @@ EXACT: Tuned = ((0, tiles(16, (32, 32, 4, 2), (32, 32, 4, 2))),)
 class FusedMoeBackend(BaseMoeBackend):
     """Mutable: a cache of the entries of `tuned.json`."""
 
-    def __init__(self, ops: Ops, grouped: GroupedGemms | None = None) -> None:
-        """grouped: our GEMMs for Hopper; None leaves all GEMMs to Triton."""
+    def __init__(self, ops: Ops) -> None:
         super().__init__(ops)
-        self._grouped = grouped
         self._tuned: dict[tuple[int, int], Tuned] = {}
 
     def forward(self, x_TD: Tensor, logits_TE: Tensor, experts: Experts) -> Tensor:
@@ -88,31 +80,14 @@ class FusedMoeBackend(BaseMoeBackend):
         counts_L: Tensor,
     ) -> Tensor:
         weights = (experts.gate_up_LGD, experts.down_LDF)
-        if len(x_TD) <= FEW_TOKENS:
-            return moe_few.experts_of_few(
-                x_TD,
-                *weights,
-                weights_TK,
-                ids_TK,
-                experts.first,
-                gate=gate_of(experts),
-                up_bias_LG=experts.gate_up_bias,
-                down_bias_LD=experts.down_bias,
-            )
-        up, down = self._gemms(x_TD, experts)
+        mean = len(x_TD) * experts.top_k / experts.total
+        up, down = self._gemms(x_TD, experts, mean)
         return moe.experts(
             x_TD, *weights, weights_TK, ids_TK, experts.first, counts_L, up=up, down=down
         )
 
-    def _gemms(self, x_TD: Tensor, experts: Experts) -> tuple[Gemm, Gemm]:
-        mean = len(x_TD) * experts.top_k / experts.total  # pairs that an expert gets
-        if (
-            self._grouped
-            and (gate := experts.plain_gate)
-            and mean >= FEWEST_GROUPED
-            and self._grouped.takes(x_TD, experts.gate_up_LGD, experts.down_LDF, gate)
-        ):
-            return partial(self._grouped.gemm, gate=gate), self._grouped.gemm
+    def _gemms(self, x_TD: Tensor, experts: Experts, mean: float) -> tuple[Gemm, Gemm]:
+        """Return the GEMMs of gate and up, and of down. mean: pairs of an expert, on average."""
         up, down = self._tiles(x_TD, experts, mean)
         return (
             partial(moe.grouped_gemm, tile=up, gate=gate_of(experts), bias=experts.gate_up_bias),

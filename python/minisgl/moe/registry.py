@@ -1,4 +1,5 @@
-"""Creates the backend of a mixture's experts, by the device's ops and the weights."""
+"""Creates the backend of a mixture's experts, by the device's ops and the weights: that of table
+`moe` (`minisgl.plugins`), or the core's."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl import plugins
 from minisgl.moe.base import BaseMoeBackend, TorchMoeBackend
 from minisgl.quantization import PlainWeight, Weight
 
@@ -20,28 +22,15 @@ def create_moe_backend(
 
     dtype: the dtype of the activations for which the backend is chosen; it also computes others.
     """
-    if not issubclass(weight, PlainWeight):
-        if ops.name == "triton":
-            from minisgl_kernels.fp8_grouped import Fp8Grouped
-            from minisgl_kernels.hopper import on_hopper
-            from minisgl_kernels.packed_grouped import PackedGrouped
-            from minisgl_kernels.packed_moe import PackedMoeBackend
-
-            otherwise = "Triton computes the experts' GEMMs by packed weights"
-            return PackedMoeBackend(
-                ops, on_hopper(Fp8Grouped, otherwise), on_hopper(PackedGrouped, otherwise)
-            )
-        return TorchMoeBackend(ops)
-    if ops.name == "triton":
-        from functools import partial
-
+    is_plain = issubclass(weight, PlainWeight)
+    if create := plugins.find("moe", "plain" if is_plain else "packed", ops=ops.name):
+        backend: BaseMoeBackend = create(ops, dtype)
+        return backend
+    if is_plain and ops.name == "triton":
         from minisgl.moe.fused import FusedMoeBackend  # imports Triton, which CPU builds lack
-        from minisgl_kernels.grouped import GroupedGemms
-        from minisgl_kernels.hopper import on_hopper
 
-        otherwise = "Triton computes the experts' GEMMs of many rows"
-        return FusedMoeBackend(ops, on_hopper(partial(GroupedGemms, dtype), otherwise))
-    if ops.name == "cpu":
+        return FusedMoeBackend(ops)
+    if is_plain and ops.name == "cpu":
         from minisgl.kernel.cpu import CpuOps
         from minisgl.moe.cpu import CpuMoeBackend
 

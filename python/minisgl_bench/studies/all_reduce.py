@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from minisgl.benchmark.perf import events_s
-from minisgl.distributed import DistributedInfo, create_communicator
+from minisgl.distributed import DistributedInfo
 from minisgl.distributed.gloo import GlooCommunicator
+from minisgl.distributed.ranks import create_communicator
 from minisgl.distributed.rendezvous import meet
 from minisgl_bench.arguments import add_json, benchmark_parser, integer, natural
 from minisgl_bench.report import machine_load, write_json

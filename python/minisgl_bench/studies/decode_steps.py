@@ -28,10 +28,10 @@ def measure_steps(
     name: str, engine: Engine, counts: Sequence[int], contexts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """The engine's graphs pad steps to some numbers of rows, as when it serves."""
-    from minisgl.kernel.cuda import CudaOps
+    from minisgl_kernels.ops import TunedOps
 
     ops = engine._ops
-    assert isinstance(ops, CudaOps)
+    assert isinstance(ops, TunedOps)
     own_graphs = engine.runner
     cublas_graphs = engine.device.create_runner(engine.max_running, engine.max_prefill_tokens, ops)
     variants = {"own": (ops._skinny, own_graphs), "cublas": (None, cublas_graphs)}

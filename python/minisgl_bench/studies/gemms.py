@@ -135,10 +135,10 @@ def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
 
 
 def measure_layer(name: str, layer: Layer, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
-    from minisgl.kernel.cuda import CudaOps  # needs Triton, which a CPU's torch lacks
+    from minisgl_kernels.ops import TunedOps  # needs Triton, which a CPU's torch lacks
 
     device, num_layers = torch.device("cuda"), layer.num_copies()
-    variants: dict[str, Ops] = {"own": create_ops(device), "cublas": CudaOps(None)}
+    variants: dict[str, Ops] = {"own": create_ops(device), "cublas": TunedOps()}
     layers = [random_weights(layer, device) for _ in range(num_layers)]
     for rows in counts:
         inputs = {

@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl import env, kernel
+from minisgl import env, kernel, moe, plugins
 from minisgl.core import Plan, SamplingParams
 from minisgl.engine.graph import MAX_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup.probe import GREEDY, common_prefix, fits, probe_plan, run_probe
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 FILTERED = SamplingParams(temperature=1.0, seed=0, top_k=20, top_p=0.9, min_p=0.1)
+KERNEL_TABLES = ("ops", "attention", "moe")
+"""The tables of `minisgl.plugins` whose packages have kernels of steps."""
 SHORT, LONG = 16, 64
 """Prompt lengths for which attention uses different block sizes."""
 
@@ -117,12 +120,18 @@ def _markers(engine: Engine, plans: Sequence[Plan]) -> list[Path]:
     Each folder of compiled kernels has one, so that deleting a folder deletes its marker.
     """
     config = engine.model_config
-    kernels = hashlib.sha256()
-    folder = Path(kernel.__file__ or "").parent
-    sources = (*folder.glob("*.py"), *folder.glob("triton/*.py"), *folder.glob("csrc/cuda/*.cu*"))
-    for path in sorted((*sources, *(folder.parent / "moe").iterdir(), Path(__file__))):
-        if path.is_file():
-            kernels.update(path.read_bytes())
+    packages = {
+        row.target.partition(".")[0] for row in plugins.installed() if row.table in KERNEL_TABLES
+    }
+    kernels = hashlib.sha256(plugins.digest().encode())
+    for name in (kernel.__name__, moe.__name__, *sorted(packages)):
+        found = find_spec(name)
+        assert found is not None, name
+        assert found.origin is not None, name
+        for path in sorted(Path(found.origin).parent.rglob("*")):
+            if path.suffix in (".py", ".json", ".cu", ".cuh"):
+                kernels.update(path.read_bytes())
+    kernels.update(Path(__file__).read_bytes())
     spec = engine.model.spec
     depends = (
         __version__, kernels.hexdigest(), torch.__version__, engine.device.describe(),

@@ -1,7 +1,7 @@
 """Attention of decode rows over the paged cache: split-KV flash-decode.
 
 Keys and values are read from their pages (`minisgl.kernel.triton.attend`). Contexts are divided
-into KV splits that run in parallel (`minisgl_kernels.triton.kv_split`). The split of a row that
+into KV splits that run in parallel (`minisgl.kernel.triton.kv_split`). The split of a row that
 ends last merges the row's partial sums (Flash-Decoding, Dao et al. 2023).
 
 A common prefix, which all rows have in the same pages, is read once for all rows (cascade
@@ -36,21 +36,8 @@ from minisgl.kernel.triton.attend import (
     scaled,
     times_value_scale,
 )
-from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
-from minisgl.kernel.triton.merge import MERGED, merge, merge_sizes, prefix_split_size
-from minisgl.kernel.triton.quantised import (
-    FP8,
-    INT8,
-    kind_of,
-    largest_of,
-    scale_of_int8,
-    tensors_of,
-    to_fp8,
-    to_int8,
-)
-from minisgl.kernel.triton.rotary import rotated, turn, with_partners
-from minisgl_kernels.decode_config import LIGHT, LIGHT_8
-from minisgl_kernels.triton.kv_split import (
+from minisgl.kernel.triton.decode_config import LIGHT, LIGHT_8
+from minisgl.kernel.triton.kv_split import (
     BASE,
     COUNT,
     END,
@@ -65,6 +52,19 @@ from minisgl_kernels.triton.kv_split import (
     first_own,
     split_size,
 )
+from minisgl.kernel.triton.launch import Launcher, begin, fetch_lines, has_pdl, power_of_2
+from minisgl.kernel.triton.merge import MERGED, merge, merge_sizes, prefix_split_size
+from minisgl.kernel.triton.quantised import (
+    FP8,
+    INT8,
+    kind_of,
+    largest_of,
+    scale_of_int8,
+    tensors_of,
+    to_fp8,
+    to_int8,
+)
+from minisgl.kernel.triton.rotary import rotated, turn, with_partners
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool

@@ -1,7 +1,7 @@
 """The experts of a mixture as grouped GEMMs (no token is dropped).
 
 After routing (`moe_route`) the pairs of a token and an expert are grouped by expert, so that each
-expert's weights are read once (`moe_few` is for few tokens)::
+expert's weights are read once::
 
     place   pairs -> rows [L, T]: for each expert its pairs, as many as counts [L] says
     gemm    tiles of BLOCK_M pairs of one expert by BLOCK_N outputs: gate and up with their

@@ -1,7 +1,7 @@
 """Chooses the kernel config of decode attention, and the number of programs that run at once.
 
 The choice depends on the number of rows and heads and on the device, by measurements on one H200.
-The device itself divides the contexts (`minisgl_kernels.triton.kv_split`).
+The device itself divides the contexts (`minisgl.kernel.triton.kv_split`).
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.attend import block_h_of
-from minisgl.kernel.triton.launch import Launcher, is_hopper, wait
-from minisgl_kernels.decode_config import (
+from minisgl.kernel.triton.decode_config import (
     FEW_BELOW,
     MAX_SPLITS,
     DecodeConfig,
@@ -42,6 +41,7 @@ from minisgl_kernels.decode_config import (
     num_groups,
     splits_at_once,
 )
+from minisgl.kernel.triton.launch import Launcher, is_hopper, wait
 
 MIN_SPLIT = 64
 """Tokens. With smaller splits the merge costs more than the parallelism saves."""
