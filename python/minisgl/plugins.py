@@ -11,6 +11,7 @@ how to write a manifest.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,14 +21,16 @@ from types import ModuleType
 from typing import Any, Final
 
 from minisgl.errors import ConfigError
-from minisgl.utils.logger import get_logger
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 GROUP: Final = "minisgl.plugins"
 
 TABLES: Final = {
     "families": "minisgl_zoo",
+    "weight_formats": "minisgl_zoo",
+    "gguf": "minisgl_zoo",
+    "kv_formats": "minisgl_zoo",
     "answers": "minisgl_zoo",
     "grammars": "minisgl_zoo",
     "tokenizers": "minisgl_zoo",

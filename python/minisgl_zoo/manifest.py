@@ -33,6 +33,17 @@ _SPELLINGS: Final = {
 """Other spellings of an architecture, which some released files have."""
 
 ROWS: Final = [
+    Row("weight_formats", "config", "minisgl_zoo.weights.methods:read_formats"),
+    Row("weight_formats", "modelopt", "minisgl_zoo.weights.methods:read_modelopt_file"),
+    Row("weight_formats", "online", "minisgl_zoo.weights.online_formats:online_formats"),
+    Row("gguf", "folder", "minisgl_zoo.gguf.folder:gguf_folder"),
+    Row("gguf", "named", "minisgl_zoo.gguf.hub:named_checkpoint"),
+    Row("gguf", "usual", "minisgl_zoo.gguf.hub:usual_checkpoint"),
+    Row("gguf", "checkpoint", "minisgl_zoo.gguf.checkpoint:GgufCheckpoint"),
+    Row("gguf", "formats", "minisgl_zoo.gguf.formats:gguf_formats"),
+    Row("gguf", "has_mxfp4", "minisgl_zoo.gguf.formats:has_mxfp4"),
+    Row("kv_formats", "pool", "minisgl_zoo.kv8.pool:quantised_layer"),
+    Row("kv_formats", "scales", "minisgl_zoo.kv8.scales:load_kv_scales"),
     Row("answers", "chat", "minisgl_zoo.calls.plan:encode_chat"),
     Row("answers", "split", "minisgl_zoo.calls.split:split_output"),
     Row("answers", "abilities", "minisgl_zoo.calls.detect:abilities"),

@@ -28,7 +28,7 @@ from minisgl.errors import ConfigError, MinisglError
 from minisgl.kernel.ops import Ops
 from minisgl.models import ModelConfig, build_model
 from minisgl.models.build import open_checkpoint
-from minisgl.models.config import Fields
+from minisgl.models.fields import Fields
 from minisgl.quantization import PLAIN
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minisgl import env
+from minisgl import env, plugins
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.core.req import Mask
@@ -22,6 +22,7 @@ from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, StepSize
 from minisgl.engine.flight import ForwardOutput, SampleLate
+from minisgl.engine.guard import PageGuard
 from minisgl.engine.inputs import (
     Array,
     ForwardTensors,
@@ -35,12 +36,11 @@ from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import create_kvcache_pool
-from minisgl.models import ModelConfig, load_model
+from minisgl.models import ModelConfig, PoolBuild, load_model
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
 
 if TYPE_CHECKING:
-    from minisgl.engine.guard import PageGuard
     from minisgl.models import PoolSpec
 
 logger = get_logger(__name__)
@@ -119,8 +119,7 @@ class Engine:
         self._pools = self.model.pools
         self._contexts = [self._context(pool, config) for pool in self._pools]
         if config.kv_cache_dtype == "fp8" and not config.dummy_weight:
-            from minisgl_zoo.kv8.scales import load_kv_scales
-
+            load_kv_scales = plugins.need("kv_formats", "scales", "--kv-cache-dtype fp8")
             load_kv_scales(self.model, config.folder, self._contexts, comm)
         backends = [context.attn for context in self._contexts]
         self.graph_safe = all(attn.graph_safe for attn in backends)
@@ -132,8 +131,6 @@ class Engine:
         self.max_prefill_tokens = max_prompt_tokens(config, self.device)
         self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens, ops)
         if env.check_pages():
-            from minisgl.engine.guard import PageGuard
-
             self._guard = PageGuard(groups, self._pools, self._contexts, config.page_size)
         self.sampler = Sampler(
             model=self.model, tables=self._tables, comm=comm, ops=ops, guard=self._guard
@@ -143,9 +140,16 @@ class Engine:
     def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:
         """Allocate the pool, and choose the backend of its layers."""
         if pool.is_recurrent:
-            from minisgl_zoo.recurrent.context import recurrent_context
-
-            return recurrent_context(self, pool, config.attn)
+            return pool.context(
+                PoolBuild(
+                    groups=self.memory.groups,
+                    page_table=self._tables.group_table,
+                    page_size=config.page_size,
+                    dtype=self.dtype,
+                    device=self.device.torch_device,
+                    attn=config.attn,
+                )
+            )
         group, kv_dtype = self.memory.groups[pool.group], resolve_kv_dtype(config, self.dtype)
         return Context(
             kv_pool=create_kvcache_pool(

@@ -23,8 +23,6 @@ from minisgl.core.groups import CacheGroup
 from minisgl.errors import EngineError
 from minisgl.kvcache.pool import LayerPool
 from minisgl.models import PoolSpec
-from minisgl_zoo.recurrent.short_conv_pool import ConvLayer
-from minisgl_zoo.recurrent.spec import RecurrentPoolSpec
 
 
 class PageGuard:
@@ -42,12 +40,10 @@ class PageGuard:
         self._filled: list[list[Tensor]] = [[] for _ in groups]  # [pages, ...] each
         for pool, context in zip(pools, contexts, strict=True):
             layers = [context.kv_pool.layer(index) for index in range(pool.num_layers)]
-            if isinstance(pool, RecurrentPoolSpec):
+            if pool.is_recurrent:
                 for layer in layers:
-                    self._filled[pool.state_group] += (layer.states, layer.tails)
-                    rows = (layer.inputs, layer.keys, layer.updates, layer.decays)
-                    num_pages = groups[pool.group].num_pages
-                    self._filled[pool.group] += (x.unflatten(0, (num_pages, -1)) for x in rows)
+                    for group, pages in pool.guarded(layer, groups):
+                        self._filled[group].append(pages)
             elif groups[pool.group].kind == "full" or context.attn.reads_window_only:
                 self._filled[pool.group] += (x for layer in layers for x in _fillable(layer))
         # For each cache group: page -> the rows that have it since it was last allocated; and table
@@ -133,10 +129,8 @@ class PageGuard:
                 )
 
 
-def _fillable(layer: LayerPool | ConvLayer) -> tuple[Tensor, ...]:
+def _fillable(layer: LayerPool) -> tuple[Tensor, ...]:
     """Return the tensors of a layer's pages in which a NaN makes a token that reads it NaN."""
-    if isinstance(layer, ConvLayer):
-        return (layer.pages,)
     if layer.k.dtype == torch.int8 and layer.k_scale is not None and layer.v_scale is not None:
         return layer.k_scale, layer.v_scale  # int8 has no NaN
     return layer.k, layer.v

@@ -21,7 +21,7 @@ from minisgl.core.req import IdArray, Req
 from minisgl.kvcache.grouped_tree import GroupedPrefixCache
 from minisgl.kvcache.manager import CacheManager, Holding
 from minisgl.kvcache.radix import RadixHandle, _Node
-from minisgl_zoo.recurrent.tails import NO_PAGE, NoPages, Tail
+from minisgl.kvcache.tails import NO_PAGE, NoPages, Tail
 
 
 @dataclass(slots=True, kw_only=True)

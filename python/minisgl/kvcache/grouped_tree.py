@@ -10,7 +10,7 @@ only the pages near the last computed token, so a node of the tree may lack its 
     rows         |            |                 |     never in the tree
 
 A request can resume at a position for which every group has the pages that the next token reads.
-Each group has its own order of eviction (`minisgl_zoo.recurrent.tails`): evicting a window page
+Each group has its own order of eviction (`minisgl.kvcache.tails`): evicting a window page
 leaves the node in place. When the full group loses a page of a node, the tail groups lose theirs of
 that position as well.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from minisgl.core.groups import CacheGroup
 from minisgl.core.req import IdArray
 from minisgl.kvcache.radix import RadixHandle, RadixPrefixCache, _Node
-from minisgl_zoo.recurrent.tails import NO_PAGE, Entry, Tail
+from minisgl.kvcache.tails import NO_PAGE, Entry, Tail
 
 
 class GroupedPrefixCache(RadixPrefixCache):

@@ -19,6 +19,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from minisgl import plugins
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPool:
@@ -78,7 +80,7 @@ class MHAKVCache(BaseKVCachePool):
         create = _zeros if zeroed else torch.empty
         make_layer: Callable[..., LayerPool] = LayerPool
         if dtype.itemsize == 1:
-            from minisgl_zoo.kv8.pool import quantised_layer as make_layer
+            make_layer = plugins.need("kv_formats", "pool", "a KV cache in 8 bits")
         layers = create(shape, dtype=dtype, device=device).unbind()
         self._layers = [make_layer(k=layer[0], v=layer[-1]) for layer in layers]
 

@@ -11,7 +11,15 @@ from minisgl.models.build import build_model, load_model
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import BaseLLMModel, Decoder
 from minisgl.models.registry import get_model_class, supported_architectures
-from minisgl.models.spec import CacheLayout, Family, LayerSpec, ModelSpec, PoolSpec, layers_of
+from minisgl.models.spec import (
+    CacheLayout,
+    Family,
+    LayerSpec,
+    ModelSpec,
+    PoolBuild,
+    PoolSpec,
+    layers_of,
+)
 from minisgl.models.weight import load_weight
 
 __all__ = [
@@ -22,6 +30,7 @@ __all__ = [
     "LayerSpec",
     "ModelConfig",
     "ModelSpec",
+    "PoolBuild",
     "PoolSpec",
     "RotaryConfig",
     "build_model",

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl import plugins
 from minisgl.layers import BuildContext
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.weight import Checkpoint, Progress, load_weight
+from minisgl.utils.hf import GGUF_WEIGHTS
 
 if TYPE_CHECKING:
     from minisgl.core.args import Quantization
@@ -100,10 +102,11 @@ def load_model(
 
 def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
     """Return the tensors of the folder by the names that the layers declare."""
-    if (folder / "model.gguf").exists():
-        from minisgl_zoo.gguf.checkpoint import GgufCheckpoint
-
-        return GgufCheckpoint(folder, config)
+    if (folder / GGUF_WEIGHTS).exists():
+        opened: Checkpoint = plugins.need("gguf", "checkpoint", f"{folder}, a GGUF file,")(
+            folder, config
+        )
+        return opened
     if not (config.family.view or config.family.names or config.is_wrapped):
         return Checkpoint(folder)
     from minisgl.models.view import open_view

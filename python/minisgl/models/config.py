@@ -7,20 +7,24 @@ file.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from minisgl import plugins
 from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Activation
-from minisgl.layers.frequencies import ROPE_TYPES, RotaryConfig
+from minisgl.layers.frequencies import RotaryConfig
+from minisgl.models.fields import Fields
+from minisgl.models.formats import formats_of
 from minisgl.models.registry import get_model_class
+from minisgl.models.rotation import rotary_config
 from minisgl.models.spec import Family
+from minisgl.models.weight import checkpoint_dtype
+from minisgl.models.wrapper import text_values
 from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import counted
@@ -32,58 +36,12 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-OTHER_ROPE_NAMES = {"su": "longrope", "mrope": "default"}
-"""su is longrope's first name. mrope gives a token three positions, which are equal in text."""
 MAX_HEAD_DIM = 1024
 """The C++ kernels handle no larger head (`kernel/csrc/rows.h`)."""
 MODELOPT = "hf_quant_config.json"
 """The file in which NVIDIA's ModelOpt describes the quantised weights."""
 MAX_LAYERS = 1024
 """A larger number is refused as a typo, because it would take long to build."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Typed access to a JSON object. An absent or null field has the value `default`, if given."""
-
-    values: Mapping[str, Any]
-    where: str
-
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        value = self._value(name, default)
-        if type(value) is not int or value < minimum:
-            raise self.error(name, f"an integer of at least {minimum}")
-        if value >= 2**31:
-            raise self.error(name, "an integer below 2 ** 31")
-        return value
-
-    def optional_integer(self, name: str) -> int | None:
-        """Return the field, or None if it is null or absent."""
-        return None if self.values.get(name) is None else self.integer(name)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._value(name, default)
-        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-            raise self.error(name, "a positive number")
-        return float(value)
-
-    def optional_number(self, name: str) -> float | None:
-        return None if self.values.get(name) is None else self.number(name)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._value(name, default)
-        if type(value) is not bool:
-            raise self.error(name, "true or false")
-        return value
-
-    def error(self, name: str, expected: str) -> ConfigError:
-        if self.values.get(name) is None:
-            return ConfigError(f"{self.where}: {name} is missing; expected {expected}")
-        return ConfigError(f"{self.where}: {name} must be {expected}, got {self.values[name]!r}")
-
-    def _value(self, name: str, default: Any) -> Any:
-        value = self.values.get(name)
-        return default if value is None else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +97,6 @@ class ModelConfig:
         config = Fields(values, str(file))
         is_wrapped = False
         if isinstance(values.get("text_config"), dict) or "vision_config" in values:
-            from minisgl.models.wrapper import text_values
-
             whole, values = values, text_values(values, str(file))
             is_wrapped, config = values is not whole, Fields(values, str(file))
         architectures = values.get("architectures")
@@ -182,8 +138,6 @@ class ModelConfig:
         stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
         formats = UNQUANTISED
         if quantization or stored is not None or modelopt.is_file():
-            from minisgl.models.formats import formats_of
-
             formats = formats_of(config, modelopt, quantization, family, is_wrapped)
         made = cls(
             architecture=str(architectures[0]),
@@ -206,9 +160,8 @@ class ModelConfig:
         if stored is None or formats is not UNQUANTISED:
             return made
         # A GGUF file: the names of its tensors, and so their formats, depend on the other fields.
-        from minisgl_zoo.gguf.formats import GgufFormats
-
-        return replace(made, formats=GgufFormats.read(made))
+        read = plugins.need("gguf", "formats", "a GGUF file")
+        return replace(made, formats=read(made))
 
 
 def _dtype(config: Fields, folder: Path) -> torch.dtype:
@@ -217,58 +170,4 @@ def _dtype(config: Fields, folder: Path) -> torch.dtype:
             if str(value) not in _DTYPES:
                 raise config.error(name, f"one of {', '.join(_DTYPES)}")
             return _DTYPES[str(value)]
-    from minisgl.models.weight import checkpoint_dtype
-
     return checkpoint_dtype(folder)
-
-
-def rotary_config(config: Fields, head_dim: int, kind: str | None = None) -> RotaryConfig:
-    """Return the rotation that config.json describes. Raises ConfigError.
-
-    kind: a type of layer. If config.json has an object for each type, that of `kind` is read, and
-    `max_position_embeddings` counts the positions after stretching. If config.json has both
-    `rope_scaling` and `rope_parameters`, the former counts, as in Hugging Face.
-    """
-    given = config.values.get("rope_scaling") not in (None, {})
-    name = "rope_scaling" if given else "rope_parameters"
-    values = config.values.get(name)
-    values = {} if values is None else values
-    if kind is not None and isinstance(values, dict) and isinstance(values.get(kind), dict):
-        name, values = f"{name}.{kind}", values[kind]
-    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-        raise config.error(name, "one object for all layers")
-    rope = Fields(values, f"{config.where}: {name}")
-    rope_type = str(values.get("rope_type", values.get("type", "default")))
-    rope_type = OTHER_ROPE_NAMES.get(rope_type, rope_type)
-    if rope_type not in ROPE_TYPES:
-        raise ConfigError(
-            f"{rope.where}: rope type {rope_type!r} is not supported; "
-            f"expected one of {', '.join(ROPE_TYPES)}"
-        )
-    partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * min(partial, 2**31))
-    lowest = 4 if rope_type == "dynamic" else 2  # its exponent divides by rotary_dim - 2
-    if not lowest <= rotary_dim <= head_dim or rotary_dim % 2:
-        raise ConfigError(
-            f"{config.where}: {rotary_dim} of a head's {head_dim} dims would be rotated; "
-            f"expected an even number from {lowest} to {head_dim}"
-        )
-    theta = rope.number("rope_theta", config.number("rope_theta", 10_000.0))
-    if theta <= 1:
-        raise ConfigError(f"{config.where}: rope_theta must be above 1, got {theta}")
-    max_position = config.integer("max_position_embeddings")
-    # A top-level field wins over the one in the object, as in Hugging Face.
-    original = config.optional_integer("original_max_position_embeddings")
-    original = original or rope.integer("original_max_position_embeddings", max_position)
-    read = RotaryConfig(
-        rope_type=rope_type,
-        theta=theta,
-        rotary_dim=rotary_dim,
-        max_position=max_position,
-        original_max_position=original,
-    )
-    if rope_type == "default":
-        return read
-    from minisgl_zoo.blocks.rotation import stretched
-
-    return stretched(read, rope, of_a_type=kind is not None)

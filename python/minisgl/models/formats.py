@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from minisgl import plugins
 from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
-from minisgl.models.config import Fields
+from minisgl.models.fields import Fields
 from minisgl.models.spec import Family
 from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
@@ -29,27 +30,27 @@ def formats_of(
     """
     values = config.values.get("quantization_config")
     if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # `utils.gguf` wrote it
-        from minisgl_zoo.gguf.formats import has_mxfp4
-
         if not quantization:
             return UNQUANTISED  # `ModelConfig.from_folder` reads them once the config is complete
+        has_mxfp4 = plugins.need("gguf", "has_mxfp4", "a GGUF file")
         values = values if has_mxfp4(values) else None  # others are dequantised and quantised anew
     if quantization:
-        from minisgl_zoo.weights.online_formats import OnlineFormats
-
         if values is not None or modelopt.is_file():
             raise ConfigError(
                 f"--quantization {quantization} is for plain checkpoints, and {modelopt.parent} is "
                 "quantised already; leave it out"
             )
-        return OnlineFormats.of_kind(quantization, config.integer("num_hidden_layers"))
-    from minisgl_zoo.weights.methods import read_formats, read_modelopt_file
-
+        online = plugins.need("weight_formats", "online", f"--quantization {quantization}")
+        made: Formats = online(quantization, config.integer("num_hidden_layers"))
+        return made
     if values is None:
-        formats = read_modelopt_file(read_json(modelopt), str(modelopt))
+        read = plugins.need("weight_formats", "modelopt", f"{modelopt}: a quantised checkpoint")
+        formats = read(read_json(modelopt), str(modelopt))
     else:
-        formats = read_formats(values, config.where)
-    return replace(formats, aliases=partial(names_in_files, family.names, is_wrapped))
+        where = f"{config.where}: a quantised checkpoint"
+        formats = plugins.need("weight_formats", "config", where)(values, config.where)
+    named: Formats = replace(formats, aliases=partial(names_in_files, family.names, is_wrapped))
+    return named
 
 
 def names_in_files(renames: Mapping[str, str], is_wrapped: bool, module: str) -> list[str]:

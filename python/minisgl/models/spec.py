@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from minisgl.core.groups import FULL, CacheGroup
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
+    from minisgl.core import Context
     from minisgl.kernel.ops import Activation
     from minisgl.layers.base import BuildContext
     from minisgl.layers.frequencies import RotaryConfig
@@ -23,7 +25,36 @@ if TYPE_CHECKING:
     from minisgl.models.decoder import Block, Decoder
     from minisgl.models.mixture import MoeSpec
     from minisgl.models.view import CheckpointView
-    from minisgl_zoo.recurrent.spec import RecurrentSpec
+
+
+class RecurrentSpec(Protocol):
+    """Further sizes of a layer whose cache is not keys and values."""
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups that the layer needs."""
+
+    def width(self, layer: LayerSpec) -> int:
+        """See `LayerSpec.width`."""
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        """See `LayerSpec.pool`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBuild:
+    """What a pool without keys and values is built from.
+
+    page_table: from a group's index to its page table. dtype: of activations. attn: the value of
+    `--attn`.
+    """
+
+    groups: Sequence[CacheGroup]
+    page_table: Callable[[int], Tensor]
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+    attn: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +147,15 @@ class PoolSpec:
 
     def of_rank(self, heads: HeadShare) -> PoolSpec:
         return replace(self, num_kv_heads=len(heads.kv))
+
+    def context(self, build: PoolBuild) -> Context:
+        """Allocate a pool that is recurrent, and choose the backend of its layers."""
+        raise AssertionError("the engine builds the pools of keys and values")
+
+    def guarded(self, layer: Any, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:
+        """Return the tensors [pages, ...] of a layer of a recurrent pool, each with its cache
+        group. A NaN in a page must make a token that reads it NaN."""
+        raise AssertionError("the guard knows the pools of keys and values")
 
     def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
         """Return the bytes that one page of a cache group takes in this pool, all layers together.

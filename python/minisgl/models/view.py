@@ -1,8 +1,8 @@
 """A view of a checkpoint: it shows the files' tensors as the layers declare them.
 
-The files may differ in three ways: they may have one tensor for several projections, heads that
-rotate interleaved pairs, or a text model inside a larger model. The view converts each tensor while
-it is read, so layers need not know.
+The files may differ in three ways: they may have one tensor for several projections, heads whose
+entries have another order, or a text model inside a larger model. The view converts each tensor
+while it is read, so layers need not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl_zoo.blocks.interleaved import Heads
 
 logger = get_logger(__name__)
 
@@ -38,6 +37,10 @@ OUTPUTS = {
 """The end of a tensor's name -> its axis of the layer's outputs. The first line has the names in
 plain files and compressed-tensors, the second those of scales, the third those in GPTQ and AWQ. A
 tensor with another name has no axis of outputs."""
+
+
+Reorder = Callable[[str, Tensor, "CheckpointView"], Tensor]
+"""From a declared name, its tensor and the view to the tensor that the layer gets."""
 
 
 class CheckpointView(Checkpoint):
@@ -59,7 +62,7 @@ class CheckpointView(Checkpoint):
                 len(skipped),
                 " and ".join(sorted({part_of(name) for name in skipped})),
             )
-        self._heads: Heads | None = None
+        self._reorder: Reorder | None = None
         self.names = set(self._places)
 
     def split(self, fused: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> CheckpointView:
@@ -113,11 +116,9 @@ class CheckpointView(Checkpoint):
             del self._places[name]
         self.names = set(self._places)
 
-    def interleaved(self, config: ModelConfig) -> CheckpointView:
-        """Reorder the rows of q and k for heads that rotate the pairs (2i, 2i + 1)."""
-        from minisgl_zoo.blocks.interleaved import Heads
-
-        self._heads = Heads(config)
+    def reordered(self, reorder: Reorder) -> CheckpointView:
+        """Pass each tensor through `reorder` when it is read."""
+        self._reorder = reorder
         return self
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -140,7 +141,7 @@ class CheckpointView(Checkpoint):
         if part.stack and name == part.stack.name:
             part = replace(part, stack=replace(part.stack, name=file_name))
         tensor = super().share(file_name, part)
-        return self._heads.reordered(name, tensor, self) if self._heads else tensor
+        return self._reorder(name, tensor, self) if self._reorder else tensor
 
 
 def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
@@ -163,8 +164,3 @@ def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     view.split("qkv_proj", ("q_proj", "k_proj", "v_proj"), (q_rows, kv_rows, kv_rows))
     return view.split("gate_up_proj", ("gate_proj", "up_proj"), (config.intermediate_size,) * 2)
-
-
-def interleaved(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """`fused`, for heads that rotate interleaved pairs."""
-    return fused(view, config).interleaved(config)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -134,7 +134,12 @@ PLAIN = Format(weight=PlainWeight)
 
 
 class Formats:
-    """Maps each module of a checkpoint to its format. This base class is for plain checkpoints."""
+    """Maps each module of a checkpoint to its format. This base class is for plain checkpoints.
+
+    depends_on_kernels: whether the kernels decide in which formats weights are held.
+    """
+
+    depends_on_kernels: ClassVar[bool] = False
 
     @property
     def names(self) -> Sequence[str]:

@@ -12,8 +12,7 @@ from minisgl.core.args import context_exceeded
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.utils.gpus import NO_CUDA, has_no_gpu
-from minisgl.utils.hf import mending, read_json, weight_files
-from minisgl_zoo.gguf.index import WEIGHTS
+from minisgl.utils.hf import GGUF_WEIGHTS, mending, read_json, weight_files
 
 _STRETCHED: Final = ("linear", "yarn")
 """The types of RoPE scaling whose factor may lengthen `max_position_embeddings`."""
@@ -53,7 +52,7 @@ def _is_stretched(value: Any) -> bool:
 def check_weights(folder: Path) -> None:
     """Raise CheckpointError if a safetensors file is missing or cut off. Of each only the header is
     read; a GGUF file's is read before its folder is made."""
-    if (folder / WEIGHTS).exists():
+    if (folder / GGUF_WEIGHTS).exists():
         return
     from safetensors import SafetensorError, safe_open
 

@@ -15,7 +15,6 @@ from minisgl.models import ModelConfig, build_model
 from minisgl.models.check import check_model
 from minisgl.quantization import UNQUANTISED
 from minisgl.utils.text import size_of
-from minisgl_zoo.gguf.formats import GgufFormats
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +29,7 @@ def dry_run(config: EngineConfig) -> str:
         model = ModelConfig.from_folder(config.folder, config.quantization)
         dtype = resolve_dtype(config, model, device)
         # Only for quantised weights the memory depends on the kernels, which must be compiled.
-        is_known = not config.quantization and not isinstance(model.formats, GgufFormats)
+        is_known = not config.quantization and not model.formats.depends_on_kernels
         ops = Ops() if is_known else create_ops(device.torch_device)
         table = str(plan_engine_memory(config, model, dtype, device, comm, ops))
         if config.attn != "auto":

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from minisgl import plugins
 from minisgl.errors import CheckpointError, ConfigError
 
+GGUF_WEIGHTS: Final = "model.gguf"
+"""The name by which a folder that was made of a GGUF file has its weights."""
 CARD: Final = "gguf.json"
 """What a file of another format says of itself, beside the config that was made of it."""
 
@@ -60,13 +64,12 @@ def resolve_checkpoint(
 
 def _folder_of_file(path: Path) -> Path:
     """Return the folder for a GGUF file. Raises ConfigError for another file, and what
-    `gguf_folder` raises."""
+    the row `folder` of the table `gguf` raises."""
     with path.open("rb") as file:
         is_gguf = path.suffix.lower() == ".gguf" or file.read(4) == b"GGUF"
     if is_gguf:
-        from minisgl_zoo.gguf.folder import gguf_folder
-
-        return gguf_folder(path)
+        folder_of: Callable[[Path], Path] = plugins.need("gguf", "folder", f"{path}, a GGUF file,")
+        return folder_of(path)
     hint = f"; its folder {path.parent} has one" if (path.parent / "config.json").is_file() else ""
     raise ConfigError(
         f"{path} is a file, and no GGUF file; a model is a folder with a config.json, or a GGUF "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
+from minisgl import plugins
 from minisgl.errors import ConfigError
 from minisgl.utils.http import unusable_proxy
 
@@ -30,24 +31,16 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
     """
     has_ggufs = source == "huggingface"
     if has_ggufs and (":" in model or model.endswith(".gguf")):
-        from minisgl_zoo.gguf.hub import named_gguf
-
-        if (named := named_gguf(model)) and (made := _gguf_checkpoint(*named)):
-            return made
+        named = plugins.need("gguf", "named", f"{model}, a GGUF file,")
+        if made := named(model):
+            return Path(made)
     if not _MODEL_ID.fullmatch(model):
         raise ConfigError(f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B")
     patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
     folder = Path((_from_huggingface if has_ggufs else _from_modelscope)(model, patterns))
     lacks_weights = weights and not any(folder.glob("*.safetensors"))
-    return (_gguf_checkpoint(model, "") if has_ggufs and lacks_weights else None) or folder
-
-
-def _gguf_checkpoint(repo: str, choice: str) -> Path | None:
-    from minisgl_zoo.gguf.folder import gguf_folder
-    from minisgl_zoo.gguf.hub import download_gguf
-
-    path = download_gguf(repo, choice)
-    return gguf_folder(path) if path else None
+    usual: Callable[[str], Path | None] | None = plugins.find("gguf", "usual")
+    return (usual(model) if usual and has_ggufs and lacks_weights else None) or folder
 
 
 def _from_huggingface(model: str, patterns: list[str]) -> str:

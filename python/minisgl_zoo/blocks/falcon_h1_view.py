@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minisgl.models.rotation import positive_numbers
 from minisgl_zoo.blocks.mamba2 import mamba_sizes
-from minisgl_zoo.blocks.rotation import positive_numbers
 from minisgl_zoo.blocks.scaled_view import ScaledView
 
 if TYPE_CHECKING:

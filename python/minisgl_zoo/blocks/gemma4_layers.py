@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.config import Fields, rotary_config
+from minisgl.models.fields import Fields
+from minisgl.models.layer_types import FULL, layers_of_types
+from minisgl.models.rotation import rotary_config
 from minisgl_zoo.blocks.gemma4_block import Gemma4Block
-from minisgl_zoo.blocks.layer_types import FULL, layers_of_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

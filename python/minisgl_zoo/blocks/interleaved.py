@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from minisgl.errors import ConfigError
-from minisgl.models.view import OUTPUTS
+from minisgl.models.view import OUTPUTS, fused
 from minisgl_zoo.weights.grouped import AWQ_ORDER
 
 if TYPE_CHECKING:
@@ -85,3 +85,13 @@ class Heads:
 
     def _by_heads(self, rows: Tensor) -> Tensor:
         return deinterleave(rows, head_dim=self.head_dim, rotary_dim=self.rotary_dim)
+
+
+def interleaved_heads(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """Reorder the rows of q and k for heads that rotate the pairs (2i, 2i + 1)."""
+    return view.reordered(Heads(config).reordered)
+
+
+def interleaved(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """`fused`, for heads that rotate interleaved pairs."""
+    return interleaved_heads(fused(view, config), config)

@@ -19,8 +19,9 @@ from minisgl.layers import LinearRowParallel, RMSNorm
 from minisgl.layers.base import BaseOP
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.config import MAX_HEAD_DIM, rotary_config
+from minisgl.models.config import MAX_HEAD_DIM
 from minisgl.models.decoder import Block
+from minisgl.models.rotation import rotary_config
 from minisgl.models.spec import layers_of
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.rotation import rope_fields

@@ -9,8 +9,9 @@ from minisgl_zoo.layers.mamba2 import Mamba2
 from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
 
 if TYPE_CHECKING:
-    from minisgl.models.config import Fields, ModelConfig
+    from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, LayerBuild
+    from minisgl.models.fields import Fields
     from minisgl.models.spec import LayerSpec
 
 KINDS = {

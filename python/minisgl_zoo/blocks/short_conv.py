@@ -8,17 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from minisgl.core import Context
 from minisgl.core.groups import CacheGroup
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.decoder import Block
-from minisgl.models.spec import PoolSpec, layers_of
-from minisgl_zoo.blocks.layer_types import FULL, types_in_config
+from minisgl.models.layer_types import FULL, types_in_config
+from minisgl.models.spec import PoolBuild, PoolSpec, layers_of
 from minisgl_zoo.layers.short_conv import ShortConv
+from minisgl_zoo.recurrent.short_conv_backend import ShortConvBackend
+from minisgl_zoo.recurrent.short_conv_pool import ConvPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+    from torch import Tensor
 
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
@@ -65,6 +69,25 @@ class ConvPoolSpec(PoolSpec):
     @property
     def width(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    def context(self, build: PoolBuild) -> Context:
+        """See `PoolSpec.context`."""
+        return Context(
+            kv_pool=ConvPool(
+                num_layers=self.num_layers,
+                num_pages=build.groups[self.group].num_pages,
+                page_size=build.page_size,
+                width=self.width,
+                dtype=build.dtype,
+                device=build.device,
+            ),
+            page_table=build.page_table(self.group),
+            attn=ShortConvBackend(build.page_size),
+        )
+
+    def guarded(self, layer: Any, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:
+        """See `PoolSpec.guarded`."""
+        return [(self.group, layer.pages)]
 
     def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
         per_token = self.num_layers * self.width * dtype.itemsize

@@ -16,7 +16,8 @@ from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext
-    from minisgl.models.config import Fields, ModelConfig
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.fields import Fields
 
 
 def read_groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]:

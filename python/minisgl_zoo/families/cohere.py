@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.models.view import interleaved
 from minisgl_zoo.blocks.head_layer_norm import NormedHeadsBlock
+from minisgl_zoo.blocks.interleaved import interleaved
 from minisgl_zoo.blocks.parallel_block import ParallelBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 

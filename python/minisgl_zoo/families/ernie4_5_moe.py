@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
 from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl_zoo.blocks.interleaved import interleaved_heads
 from minisgl_zoo.blocks.sigmoid_experts import SigmoidExperts
 from minisgl_zoo.families import ernie4_5
 
@@ -58,7 +59,7 @@ def spec(config: ModelConfig) -> ModelSpec:
 
 def _view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     view.drop("model.mtp_")  # multi-token prediction
-    return view.interleaved(config)
+    return interleaved_heads(view, config)
 
 
 FAMILY = replace(

@@ -15,7 +15,8 @@ from minisgl_zoo.blocks.scaled import ScaledDecoder
 
 if TYPE_CHECKING:
     from minisgl.layers.base import BuildContext
-    from minisgl.models.config import Fields, ModelConfig
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.fields import Fields
 
 
 class _PlusOne(_Norm):

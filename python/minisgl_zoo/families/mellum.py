@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
 from minisgl.models.mixture import sparse_layers
 from minisgl.models.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.layer_types import FULL, SLIDING, layer_types, layers_of_types
 from minisgl_zoo.blocks.rotation import sliding_rope
 
 if TYPE_CHECKING:

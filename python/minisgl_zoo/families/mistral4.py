@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.attention.base import LATENTS
-from minisgl.models.config import rotary_config
-from minisgl.models.softmax_experts import SoftmaxExperts
+from minisgl.models.rotation import rotary_config
 from minisgl.models.spec import ModelSpec
 from minisgl_zoo.blocks.latent_attention import (
     LatentAttention,
@@ -18,6 +17,7 @@ from minisgl_zoo.blocks.latent_attention import (
     latent_layers,
 )
 from minisgl_zoo.blocks.rotation import rope_fields
+from minisgl_zoo.blocks.softmax_experts import SoftmaxExperts
 from minisgl_zoo.families import glm4_moe
 from minisgl_zoo.families.ministral3 import position_scale
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.models.layer_types import FULL, SLIDING, layer_types, windows
 from minisgl.models.qwen2 import qwen_window
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.layer_types import FULL, SLIDING, layer_types, windows
 from minisgl_zoo.blocks.rotation import no_rotation
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, WeightBuild
@@ -31,6 +31,8 @@ class GgufFormats(Formats):
 
     types: FileTypes
     has_mxfp4: bool
+
+    depends_on_kernels: ClassVar[bool] = True
 
     @classmethod
     def read(cls, config: ModelConfig) -> GgufFormats:
@@ -98,3 +100,8 @@ def has_mxfp4(section: Mapping[str, Any]) -> bool:
     """Whether a `quantization_config` of `utils.gguf` has experts of gpt-oss in MXFP4."""
     types = section["types"]
     return section["arch"] in STACKED and types.get("blk.0.ffn_gate_exps.weight") == "MXFP4"
+
+
+def gguf_formats(config: ModelConfig) -> GgufFormats:
+    """Return the formats of a GGUF file's matrices."""
+    return GgufFormats.read(config)

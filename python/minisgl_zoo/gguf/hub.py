@@ -9,6 +9,7 @@ from typing import Final
 from minisgl.errors import ConfigError
 from minisgl.utils.hub import hub_errors, why_offline
 from minisgl.utils.logger import get_logger
+from minisgl_zoo.gguf.folder import gguf_folder
 from minisgl_zoo.gguf.parts import chosen
 
 logger = get_logger(__name__)
@@ -58,3 +59,18 @@ def download_gguf(repo: str, choice: str) -> Path | None:
             Path(hf_hub_download(repo, name, local_files_only=bool(offline))) for name in names
         ]
     return paths[0]
+
+
+def named_checkpoint(model: str) -> Path | None:
+    """Return the folder of the GGUF file that `model` names, as ORG/REPO:Q4_K_M; None if it names
+    none. Raises what `download_gguf` and `gguf_folder` raise."""
+    named = named_gguf(model)
+    path = download_gguf(*named) if named else None
+    return gguf_folder(path) if path else None
+
+
+def usual_checkpoint(repo: str) -> Path | None:
+    """Return the folder of the usual GGUF file of a repository; None if it has none. Raises what
+    `download_gguf` and `gguf_folder` raise."""
+    path = download_gguf(repo, "")
+    return gguf_folder(path) if path else None

@@ -6,17 +6,20 @@ Imported only by families that have such layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from minisgl.core import Context
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
-from minisgl.models.spec import PoolSpec
-from minisgl_zoo.recurrent.pool import RecurrentShape
+from minisgl.models.spec import PoolBuild, PoolSpec
+from minisgl_zoo.recurrent.backends import create_recurrent_backend
+from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+    from torch import Tensor
 
     from minisgl.layers.shard import HeadShare
     from minisgl.models.spec import LayerSpec
@@ -24,20 +27,6 @@ if TYPE_CHECKING:
 INTERVAL = 64
 """Tokens between two states that are written (decision 0024)."""
 GROUPS = (CacheGroup(kind="rows", interval=INTERVAL), CacheGroup(kind="state", interval=INTERVAL))
-
-
-class RecurrentSpec(Protocol):
-    """Further sizes of a layer whose cache is not keys and values."""
-
-    @property
-    def groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups that the layer needs."""
-
-    def width(self, layer: LayerSpec) -> int:
-        """See `LayerSpec.width`."""
-
-    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
-        """See `LayerSpec.pool`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +87,33 @@ class RecurrentPoolSpec(PoolSpec):
 
     def of_rank(self, heads: HeadShare) -> PoolSpec:
         return replace(self, num_heads=len(heads.q), num_kv_heads=len(heads.kv))
+
+    def context(self, build: PoolBuild) -> Context:
+        """See `PoolSpec.context`."""
+        return Context(
+            kv_pool=RecurrentPool(
+                self.shape(build.dtype),
+                num_layers=self.num_layers,
+                num_states=build.groups[self.state_group].num_pages,
+                num_row_pages=build.groups[self.group].num_pages,
+                page_size=build.page_size,
+                device=build.device,
+            ),
+            page_table=build.page_table(self.group),
+            attn=create_recurrent_backend(
+                build.attn, build.device, build.page_size, build.page_table(self.state_group)
+            ),
+        )
+
+    def guarded(self, layer: Any, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:
+        """See `PoolSpec.guarded`."""
+        num_pages = groups[self.group].num_pages
+        rows = (layer.inputs, layer.keys, layer.updates, layer.decays)
+        return [
+            (self.state_group, layer.states),
+            (self.state_group, layer.tails),
+            *((self.group, x.unflatten(0, (num_pages, -1))) for x in rows),
+        ]
 
     def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
         """See `PoolSpec.page_bytes`. Raises ConfigError if a state would not be at a page's end."""

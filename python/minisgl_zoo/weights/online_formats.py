@@ -172,3 +172,8 @@ def table(build: WeightBuild) -> Weight:
 
 
 TABLE = Format(weight=table)
+
+
+def online_formats(kind: Quantization, num_layers: int) -> OnlineFormats:
+    """Return the formats of `--quantization`."""
+    return OnlineFormats.of_kind(kind, num_layers)
