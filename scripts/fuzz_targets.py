@@ -203,7 +203,7 @@ def _request_seeds() -> list[bytes]:
 
 def answers(data: bytes) -> None:
     """A model's answer, through each parser. Its pieces give the same parts as the whole."""
-    from minisgl_zoo.calls.formats import PARSERS, REASONING
+    from minisgl_zoo.calls.known import PARSERS, REASONING
     from minisgl_zoo.calls.parser import AnswerForm, AnswerParser
 
     if len(data) < 3:
@@ -232,7 +232,7 @@ def answers(data: bytes) -> None:
 
 
 def _answer_seeds() -> list[bytes]:
-    from minisgl_zoo.calls.formats import CALLS, PARSERS
+    from minisgl_zoo.calls.known import CALLS, PARSERS
 
     head = '{"name": "f", "arguments": {"a": 1}}'
     seeds = []

@@ -31,6 +31,7 @@ TABLES: Final = {
     "weight_formats": "minisgl_zoo",
     "gguf": "minisgl_zoo",
     "kv_formats": "minisgl_zoo",
+    "chat_formats": "minisgl_zoo",
     "answers": "minisgl_zoo",
     "grammars": "minisgl_zoo",
     "tokenizers": "minisgl_zoo",
@@ -95,8 +96,13 @@ def need(table: str, name: str, what: str, **facts: str) -> Any:
     no package has it."""
     found = find(table, name, **facts)
     if found is None:
-        raise ConfigError(f"{what} needs {TABLES[table]}, which is not installed here")
+        raise ConfigError(f"{what} {absent(table)}")
     return found
+
+
+def absent(table: str) -> str:
+    """Return the end of a sentence about a feature that no package has."""
+    return f"needs {TABLES[table]}, which is not installed here"
 
 
 def rows(table: str, **facts: str) -> Iterator[Row]:

@@ -32,6 +32,13 @@ _SPELLINGS: Final = {
 }
 """Other spellings of an architecture, which some released files have."""
 
+_CHAT_FORMATS: Final = (
+    "seed", "qwen3_coder", "glm", "minimax", "hermes", "deepseek_v3", "deepseek_v31", "mistral",
+    "mistral_v3", "gemma", "gemma4", "cohere", "phi4", "nemotron", "hunyuan", "lfm2", "olmo3",
+    "granite", "llama3", "harmony", "muse_glimmer",
+)  # fmt: skip
+"""If a template has the texts of several formats, the first one counts."""
+
 ROWS: Final = [
     Row("weight_formats", "config", "minisgl_zoo.weights.methods:read_formats"),
     Row("weight_formats", "modelopt", "minisgl_zoo.weights.methods:read_modelopt_file"),
@@ -44,6 +51,10 @@ ROWS: Final = [
     Row("gguf", "has_mxfp4", "minisgl_zoo.gguf.formats:has_mxfp4"),
     Row("kv_formats", "pool", "minisgl_zoo.kv8.pool:quantised_layer"),
     Row("kv_formats", "scales", "minisgl_zoo.kv8.scales:load_kv_scales"),
+    *(
+        Row("chat_formats", name, f"minisgl_zoo.calls.formats:{name.upper()}")
+        for name in _CHAT_FORMATS
+    ),
     Row("answers", "chat", "minisgl_zoo.calls.plan:encode_chat"),
     Row("answers", "split", "minisgl_zoo.calls.split:split_output"),
     Row("answers", "abilities", "minisgl_zoo.calls.detect:abilities"),

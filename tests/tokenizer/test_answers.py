@@ -25,7 +25,7 @@ from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
 from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.template import ChatTemplate
 from minisgl_zoo.calls import AnswerForm
-from minisgl_zoo.calls.formats import CALLS, MESSAGES, PARSERS, REASONING, special_texts
+from minisgl_zoo.calls.known import CALLS, MESSAGES, PARSERS, REASONING, special_texts
 from minisgl_zoo.calls.plan import _types
 from minisgl_zoo.grammar.answer import AnswerGrammar
 from minisgl_zoo.grammar.constraint import AnswerPlan

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,11 +24,12 @@ from helpers.call_writers import (
     muse_glimmer,
 )
 from minisgl.core.answer import Part, collect
+from minisgl.core.args import options_of
 from minisgl.message import TextReply
-from minisgl.server.args import ToolCallParser
+from minisgl.server.args import ServerArgs
 from minisgl_zoo.calls import AnswerForm, AnswerParser
 from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
-from minisgl_zoo.calls.formats import MESSAGES, PARSERS
+from minisgl_zoo.calls.known import MESSAGES, PARSERS
 from minisgl_zoo.calls.reader import Reader
 
 
@@ -65,7 +66,8 @@ def check(form: AnswerForm, text: str) -> Any:
 
 
 def test_every_format_is_tested() -> None:
-    assert set(WRITERS) == set(PARSERS) == set(get_args(ToolCallParser))
+    rule = options_of(ServerArgs)["tool_call_parser"][1].rule
+    assert set(WRITERS) == set(PARSERS) == set(rule.choices)
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
+from minisgl import plugins
 from minisgl.errors import ConfigError
 from minisgl.utils.text import brief, counted
 
@@ -59,6 +60,13 @@ def one_of(literal: Any) -> Rule:
     """Return the rule for one of the texts of a `Literal` type."""
     choices = get_args(literal)
     return Rule(words=f"one of {', '.join(choices)}", accepts=choices.__contains__, choices=choices)
+
+
+def row_of(table: str) -> Rule:
+    """Return the rule for the name of a row of this table (`minisgl.plugins`)."""
+    choices = tuple(row.name for row in plugins.rows(table))
+    words = f"one of {', '.join(choices)}" if choices else f"left out: it {plugins.absent(table)}"
+    return Rule(words=words, accepts=choices.__contains__, choices=choices)
 
 
 def text(words: str, accepts: Callable[[str], bool] = lambda text: True) -> Rule:

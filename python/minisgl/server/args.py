@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from minisgl.core.args import SWITCH, Rule, one_of, option, text, whole
+from minisgl.core.args import SWITCH, Rule, one_of, option, row_of, text, whole
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.node_map import ports_of_nodes
 
@@ -67,14 +67,6 @@ _COLLECTOR: Final = text(
 )
 
 
-ToolCallParser = Literal[
-    "seed", "qwen3_coder", "glm", "hermes", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v3",
-    "gemma", "gemma4", "cohere", "phi4", "nemotron", "hunyuan", "lfm2", "olmo3", "granite",
-    "llama3", "minimax", "harmony", "muse_glimmer",
-]  # fmt: skip
-"""The names of the formats in `minisgl_zoo.calls.formats`; a test compares them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs(RuntimeArgs):
     """The options of a server. Raises ConfigError if one has a wrong value.
@@ -108,9 +100,9 @@ class ServerArgs(RuntimeArgs):
         unset=f"{DEFAULT_PORT}; for a chat: 0",
         nodes="first",
     )
-    tool_call_parser: ToolCallParser | None = option(
+    tool_call_parser: str | None = option(
         None,
-        one_of(ToolCallParser),
+        row_of("chat_formats"),
         "server",
         "how the model writes tool calls",
         unset="what the chat template shows",

@@ -169,16 +169,24 @@ class PromptEncoder:
 def _encode_plain_chat(
     encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]
 ) -> Encoded:
-    """Return the ids of a chat whose answer is text. Raises InvalidRequest for tools."""
-    if prompt.tools:
-        reason = "tools need minisgl_zoo, which is not installed here; leave them out"
-        raise InvalidRequest(reason, param="tools")
+    """Return the ids of a chat whose answer is text. Raises InvalidRequest for an option that only
+    a package with `answers` reads."""
+    asked = {
+        "tools": prompt.tools or prompt.tool_choice != "auto",
+        "messages": any(message.get("tool_calls") for message in prompt.messages),
+        "thinking_budget": prompt.thinking_budget is not None,
+        "reasoning_effort": "reasoning_effort" in prompt.template_args,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            what = "a tool call in messages" if name == "messages" else name
+            raise InvalidRequest(f"{what} {plugins.absent('answers')}; leave it out", param=name)
     return Encoded(ids_to_bytes(encoder.chat.encode(prompt.messages, prompt.template_args, check)))
 
 
 def _refuse_grammar(structured_outputs: dict[str, Any]) -> str:
     raise InvalidSampling(
-        "structured outputs need minisgl_zoo, which is not installed here; leave them out",
+        f"structured_outputs {plugins.absent('grammars')}; leave it out",
         param="structured_outputs",
     )
 

@@ -7,7 +7,8 @@ import re
 from functools import lru_cache
 
 from minisgl.core.answer import Abilities
-from minisgl_zoo.calls.formats import CALLS, MESSAGES, REASONING, CallFormat, MessageFormat
+from minisgl_zoo.calls.formats import CallFormat, MessageFormat
+from minisgl_zoo.calls.known import CALLS, MESSAGES, REASONING
 
 
 @lru_cache(4)

@@ -1,12 +1,13 @@
 """How model families write reasoning and tool calls, as data.
 
 The facts are from the chat templates of these families' checkpoints; Hunyuan's are from its
-publisher's description of its function calls.
+publisher's description of its function calls. Each is a row of `chat_formats`. Grammars describe
+JSON, so they write calls in Python's syntax as a list of objects, which LFM2 also writes where it
+is asked to.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -69,165 +70,6 @@ class CallFormat:
         )
 
 
-_FUNCTION_TAGS: Final = partial(
-    CallFormat,
-    syntax="tags",
-    name=r"\s*<function=(.*?)>?\s*",
-    key="<parameter=",
-    key_end=">",
-    value_end="</parameter>",
-)
-_INVOKE_TAGS: Final = partial(CallFormat, syntax="tags", name=r'\s*(.*?)"\s*>\s*', key_end='">')
-_DEEPSEEK: Final = partial(
-    CallFormat,
-    begin="<｜tool▁call▁begin｜>",
-    end="<｜tool▁call▁end｜>",
-    syntax="named",
-    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-)
-CALLS: Final[dict[str, CallFormat]] = {
-    "seed": _FUNCTION_TAGS(
-        begin="<seed:tool_call>",
-        end="</seed:tool_call>",
-        detected_by=("<seed:tool_call>",),
-        header="<seed:tool_call>\n<function=NAME>\n",
-        footer="</function>\n</seed:tool_call>",
-        argument="<parameter=KEY>VALUE</parameter>\n",
-    ),
-    "qwen3_coder": _FUNCTION_TAGS(
-        begin="<tool_call>",
-        end="</tool_call>",
-        detected_by=("<function=", "<parameter="),
-        header="<tool_call>\n<function=NAME>\n",
-        footer="</function>\n</tool_call>",
-        argument="<parameter=KEY>\nVALUE\n</parameter>\n",
-    ),
-    "glm": CallFormat(
-        begin="<tool_call>",
-        end="</tool_call>",
-        detected_by=("<arg_key>",),
-        syntax="tags",
-        key="<arg_key>",
-        key_end="</arg_key>",
-        value_begin="<arg_value>",
-        value_end="</arg_value>",
-        header="<tool_call>NAME\n",
-        footer="</tool_call>",
-        argument="<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
-    ),
-    "minimax": _INVOKE_TAGS(
-        begin='<invoke name="',
-        end="</invoke>",
-        detected_by=("<minimax:tool_call>",),
-        key='<parameter name="',
-        value_end="</parameter>",
-        section=("<minimax:tool_call>", "</minimax:tool_call>"),
-        header='\n<invoke name="NAME">\n',
-        footer="</invoke>",
-        argument='<parameter name="KEY">VALUE</parameter>\n',
-    ),
-    "hermes": CallFormat(
-        begin="<tool_call>", end="</tool_call>", detected_by=("<tool_call>", "arguments")
-    ),
-    "deepseek_v3": _DEEPSEEK(
-        detected_by=("<｜tool▁call▁begin｜>", "```json"),
-        name=r"\s*(?:function<｜tool▁sep｜>)?(.*?)\s*",
-        separator="```json",
-        header="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
-        footer="\n```<｜tool▁call▁end｜>",
-    ),
-    "deepseek_v31": _DEEPSEEK(
-        detected_by=("<｜tool▁call▁begin｜>",),
-        separator="<｜tool▁sep｜>",
-        header="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
-        footer="<｜tool▁call▁end｜>",
-    ),
-    "mistral": CallFormat(
-        begin="[TOOL_CALLS]",
-        end="",
-        detected_by=("[TOOL_CALLS]", "[ARGS]"),
-        syntax="named",
-        name=r"\s*(.*?)\s*(?:\[CALL_ID\].*)?",
-        separator="[ARGS]",
-        header="[TOOL_CALLS]NAME[ARGS]",
-    ),
-    "mistral_v3": CallFormat(
-        begin="[TOOL_CALLS]", end="", detected_by=("[TOOL_CALLS]",), is_list=True
-    ),
-    "gemma": CallFormat(
-        begin="<start_function_call>call:",
-        end="<end_function_call>",
-        detected_by=("<start_function_call>",),
-        syntax="pairs",
-        quote="<escape>",
-    ),
-    "gemma4": CallFormat(
-        begin="<|tool_call>call:",
-        end="<tool_call|>",
-        detected_by=("<|tool_call>",),
-        syntax="pairs",
-        quote='<|"|>',
-    ),
-    "cohere": CallFormat(
-        begin="<|START_ACTION|>",
-        end="<|END_ACTION|>",
-        detected_by=("<|START_ACTION|>", "tool_name"),
-        name_key="tool_name",
-        key="parameters",
-        is_list=True,
-    ),
-    "phi4": CallFormat(
-        begin="<|tool_call|>", end="<|/tool_call|>", detected_by=("<|tool_call|>", "<|/tool_call|>")
-    ),
-    "nemotron": CallFormat(
-        begin="<TOOLCALL>", end="</TOOLCALL>", detected_by=("<TOOLCALL>",), is_list=True
-    ),
-    "hunyuan": CallFormat(
-        begin="<tool_calls>",
-        end="</tool_calls>",
-        detected_by=("<tool_calls>",),
-        section=("<answer>", "</answer>"),
-        is_list=True,
-    ),
-    "lfm2": CallFormat(
-        begin="<|tool_call_start|>",
-        end="<|tool_call_end|>",
-        detected_by=("List of tools: ",),
-        syntax="python",
-        is_list=True,
-    ),
-    "olmo3": CallFormat(
-        begin="<function_calls>",
-        end="</function_calls>",
-        detected_by=("<function_calls>",),
-        syntax="python",
-        is_list=True,
-    ),
-    "granite": CallFormat(
-        begin="<|tool_call|>", end="", detected_by=("<|tool_call|>",), is_list=True
-    ),
-    "llama3": CallFormat(
-        begin="<|python_tag|>",
-        end="",
-        detected_by=("<|start_header_id|>", "tool"),
-        key="parameters",
-        is_bare=True,
-    ),
-}
-"""Name -> format. `--tool-call-parser` has these names and those of `MESSAGES`. If a template has
-the texts of several formats, the first one counts. Grammars describe JSON, so they write calls in
-Python's syntax as a list of objects, which LFM2 also writes where it is asked to."""
-
-REASONING: Final[dict[str, tuple[str, str]]] = {
-    "think": ("<think>", "</think>"),
-    "seed": ("<seed:think>", "</seed:think>"),
-    "mistral": ("[THINK]", "[/THINK]"),
-    "gemma4": ("<|channel>thought", "<channel|>"),
-    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
-}
-"""Name -> (the text before reasoning, the text behind it)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFormat:
     """How a family writes an answer of several messages, each a header, <|message|> and a text.
@@ -256,73 +98,183 @@ class MessageFormat:
     answer: str
 
 
-MESSAGES: Final[dict[str, MessageFormat]] = {
-    "harmony": MessageFormat(
-        markers=(
-            *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"),
-            *("<|end|>", "<|call|>", "<|return|>"),
-        ),
-        detected_by=("<|channel|>", "<|message|>", "<|call|>"),
-        ends=("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
-        call=r"to=functions\.([\w.-]+)",
-        reasoning=r"<\|channel\|>analysis",
-        header="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
-        thinking=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-        answer="<|channel|>final<|message|>",
+_FUNCTION_TAGS: Final = partial(
+    CallFormat,
+    syntax="tags",
+    name=r"\s*<function=(.*?)>?\s*",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+)
+_INVOKE_TAGS: Final = partial(CallFormat, syntax="tags", name=r'\s*(.*?)"\s*>\s*', key_end='">')
+_DEEPSEEK: Final = partial(
+    CallFormat,
+    begin="<｜tool▁call▁begin｜>",
+    end="<｜tool▁call▁end｜>",
+    syntax="named",
+    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+)
+SEED: Final = _FUNCTION_TAGS(
+    begin="<seed:tool_call>",
+    end="</seed:tool_call>",
+    detected_by=("<seed:tool_call>",),
+    header="<seed:tool_call>\n<function=NAME>\n",
+    footer="</function>\n</seed:tool_call>",
+    argument="<parameter=KEY>VALUE</parameter>\n",
+)
+QWEN3_CODER: Final = _FUNCTION_TAGS(
+    begin="<tool_call>",
+    end="</tool_call>",
+    detected_by=("<function=", "<parameter="),
+    header="<tool_call>\n<function=NAME>\n",
+    footer="</function>\n</tool_call>",
+    argument="<parameter=KEY>\nVALUE\n</parameter>\n",
+)
+GLM: Final = CallFormat(
+    begin="<tool_call>",
+    end="</tool_call>",
+    detected_by=("<arg_key>",),
+    syntax="tags",
+    key="<arg_key>",
+    key_end="</arg_key>",
+    value_begin="<arg_value>",
+    value_end="</arg_value>",
+    header="<tool_call>NAME\n",
+    footer="</tool_call>",
+    argument="<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
+)
+MINIMAX: Final = _INVOKE_TAGS(
+    begin='<invoke name="',
+    end="</invoke>",
+    detected_by=("<minimax:tool_call>",),
+    key='<parameter name="',
+    value_end="</parameter>",
+    section=("<minimax:tool_call>", "</minimax:tool_call>"),
+    header='\n<invoke name="NAME">\n',
+    footer="</invoke>",
+    argument='<parameter name="KEY">VALUE</parameter>\n',
+)
+HERMES: Final = CallFormat(
+    begin="<tool_call>", end="</tool_call>", detected_by=("<tool_call>", "arguments")
+)
+DEEPSEEK_V3: Final = _DEEPSEEK(
+    detected_by=("<｜tool▁call▁begin｜>", "```json"),
+    name=r"\s*(?:function<｜tool▁sep｜>)?(.*?)\s*",
+    separator="```json",
+    header="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
+    footer="\n```<｜tool▁call▁end｜>",
+)
+DEEPSEEK_V31: Final = _DEEPSEEK(
+    detected_by=("<｜tool▁call▁begin｜>",),
+    separator="<｜tool▁sep｜>",
+    header="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
+    footer="<｜tool▁call▁end｜>",
+)
+MISTRAL: Final = CallFormat(
+    begin="[TOOL_CALLS]",
+    end="",
+    detected_by=("[TOOL_CALLS]", "[ARGS]"),
+    syntax="named",
+    name=r"\s*(.*?)\s*(?:\[CALL_ID\].*)?",
+    separator="[ARGS]",
+    header="[TOOL_CALLS]NAME[ARGS]",
+)
+MISTRAL_V3: Final = CallFormat(
+    begin="[TOOL_CALLS]", end="", detected_by=("[TOOL_CALLS]",), is_list=True
+)
+GEMMA: Final = CallFormat(
+    begin="<start_function_call>call:",
+    end="<end_function_call>",
+    detected_by=("<start_function_call>",),
+    syntax="pairs",
+    quote="<escape>",
+)
+GEMMA4: Final = CallFormat(
+    begin="<|tool_call>call:",
+    end="<tool_call|>",
+    detected_by=("<|tool_call>",),
+    syntax="pairs",
+    quote='<|"|>',
+)
+COHERE: Final = CallFormat(
+    begin="<|START_ACTION|>",
+    end="<|END_ACTION|>",
+    detected_by=("<|START_ACTION|>", "tool_name"),
+    name_key="tool_name",
+    key="parameters",
+    is_list=True,
+)
+PHI4: Final = CallFormat(
+    begin="<|tool_call|>", end="<|/tool_call|>", detected_by=("<|tool_call|>", "<|/tool_call|>")
+)
+NEMOTRON: Final = CallFormat(
+    begin="<TOOLCALL>", end="</TOOLCALL>", detected_by=("<TOOLCALL>",), is_list=True
+)
+HUNYUAN: Final = CallFormat(
+    begin="<tool_calls>",
+    end="</tool_calls>",
+    detected_by=("<tool_calls>",),
+    section=("<answer>", "</answer>"),
+    is_list=True,
+)
+LFM2: Final = CallFormat(
+    begin="<|tool_call_start|>",
+    end="<|tool_call_end|>",
+    detected_by=("List of tools: ",),
+    syntax="python",
+    is_list=True,
+)
+OLMO3: Final = CallFormat(
+    begin="<function_calls>",
+    end="</function_calls>",
+    detected_by=("<function_calls>",),
+    syntax="python",
+    is_list=True,
+)
+GRANITE: Final = CallFormat(
+    begin="<|tool_call|>", end="", detected_by=("<|tool_call|>",), is_list=True
+)
+LLAMA3: Final = CallFormat(
+    begin="<|python_tag|>",
+    end="",
+    detected_by=("<|start_header_id|>", "tool"),
+    key="parameters",
+    is_bare=True,
+)
+
+
+# Several messages, for calls and reasoning. Sources: OpenAI's description of harmony
+# (cookbook.openai.com); of Muse Glimmer's, what projects that serve it say of its chat template.
+HARMONY: Final = MessageFormat(
+    markers=(
+        *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"),
+        *("<|end|>", "<|call|>", "<|return|>"),
     ),
-    "muse_glimmer": MessageFormat(
-        markers=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
-        detected_by=("<|message|>", "<|eom|>", "<atem:function_calls>"),
-        ends=("<|eom|>", "<|eot|>", "<|start|>"),
-        bare=" to=",
-        call=r"to=(?!(?:self|user)\b)",
-        reasoning=r"to=self\b",
-        calls=_INVOKE_TAGS(
-            begin='<atem:invoke name="',
-            end="</atem:invoke>",
-            key='<atem:parameter name="',
-            value_end="</atem:parameter>",
-            section=("<atem:function_calls>", "</atem:function_calls>"),
-        ),
-        header=' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',
-        footer="</atem:invoke>\n</atem:function_calls>",
-        argument='<atem:parameter name="KEY">VALUE</atem:parameter>\n',
-        thinking=(" to=self<|message|>", "<|eom|><|start|>assistant"),
-        answer=" to=user<|message|>",
+    detected_by=("<|channel|>", "<|message|>", "<|call|>"),
+    ends=("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
+    call=r"to=functions\.([\w.-]+)",
+    reasoning=r"<\|channel\|>analysis",
+    header="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+    thinking=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    answer="<|channel|>final<|message|>",
+)
+MUSE_GLIMMER: Final = MessageFormat(
+    markers=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+    detected_by=("<|message|>", "<|eom|>", "<atem:function_calls>"),
+    ends=("<|eom|>", "<|eot|>", "<|start|>"),
+    bare=" to=",
+    call=r"to=(?!(?:self|user)\b)",
+    reasoning=r"to=self\b",
+    calls=_INVOKE_TAGS(
+        begin='<atem:invoke name="',
+        end="</atem:invoke>",
+        key='<atem:parameter name="',
+        value_end="</atem:parameter>",
+        section=("<atem:function_calls>", "</atem:function_calls>"),
     ),
-}
-"""Name -> format, for calls and reasoning. Sources: OpenAI's description of harmony
-(cookbook.openai.com); of Muse Glimmer's, what projects that serve it say of its chat template."""
-PARSERS: Final = (*CALLS, *MESSAGES)
-_TOKEN: Final = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
-
-Calls = str | CallFormat
-"""A name in `PARSERS`, or a format that a checkpoint describes; "" for none."""
-Marks = str | tuple[str, str]
-"""A name in `REASONING` or `MESSAGES`, or the texts that a checkpoint describes; "" for none."""
-
-
-def message_format(*names: Calls | Marks) -> MessageFormat | None:
-    """Return the first format of `MESSAGES` among `names`."""
-    return next((MESSAGES[name] for name in names if name in MESSAGES), None)
-
-
-def call_format(calls: Calls) -> CallFormat:
-    return CALLS[calls] if isinstance(calls, str) else calls
-
-
-def reasoning_marks(reasoning: Marks) -> tuple[str, str]:
-    """Return the texts before and behind reasoning of a format that is not in `MESSAGES`."""
-    return REASONING[reasoning] if isinstance(reasoning, str) else reasoning
-
-
-def special_texts(calls: Calls, reasoning: Marks) -> tuple[str, ...]:
-    """Return the texts of these formats that may be special tokens."""
-    if form := message_format(calls, reasoning):
-        inside = form.calls.texts if form.calls else ()
-        return form.markers + tuple(token for text in inside for token in _TOKEN.findall(text))
-    texts = [
-        *(call_format(calls).texts if calls else ()),
-        *(reasoning_marks(reasoning) if reasoning else ()),
-    ]
-    return tuple(token for text in texts for token in _TOKEN.findall(text))
+    header=' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',
+    footer="</atem:invoke>\n</atem:function_calls>",
+    argument='<atem:parameter name="KEY">VALUE</atem:parameter>\n',
+    thinking=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+    answer=" to=user<|message|>",
+)

@@ -8,13 +8,7 @@ import msgspec
 
 from minisgl.core.answer import Part
 from minisgl_zoo.calls.content import read_content
-from minisgl_zoo.calls.formats import (
-    Calls,
-    Marks,
-    call_format,
-    message_format,
-    reasoning_marks,
-)
+from minisgl_zoo.calls.known import Calls, Marks, call_format, message_format, reasoning_marks
 from minisgl_zoo.calls.messages import read_messages
 from minisgl_zoo.calls.reader import Reader, Reading
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from minisgl_zoo.calls.formats import CALLS, CallFormat, Calls
+from minisgl_zoo.calls.formats import CallFormat
+from minisgl_zoo.calls.known import CALLS, Calls
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
 

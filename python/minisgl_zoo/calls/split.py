@@ -14,7 +14,7 @@ from minisgl.tokenizer.output import Output
 from minisgl.tokenizer.stop import StopMatcher
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl_zoo.calls import AnswerForm, AnswerParser
-from minisgl_zoo.calls.formats import special_texts
+from minisgl_zoo.calls.known import special_texts
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from minisgl.errors import InvalidRequest
 from minisgl.tokenizer.template import ChatTemplate
-from minisgl_zoo.calls.formats import CALLS, CallFormat, Calls
+from minisgl_zoo.calls.formats import CallFormat
+from minisgl_zoo.calls.known import CALLS, Calls
 
 TOOLS_TEXT: Final = """You can call functions to help with the task. These are their signatures:
 <tools>

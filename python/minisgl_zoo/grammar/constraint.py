@@ -10,12 +10,7 @@ import msgspec
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 from minisgl.tokenizer.tokenizer import Tokenizer
-from minisgl_zoo.calls.formats import (
-    Calls,
-    call_format,
-    message_format,
-    reasoning_marks,
-)
+from minisgl_zoo.calls.known import Calls, call_format, message_format, reasoning_marks
 from minisgl_zoo.calls.parser import AnswerForm
 from minisgl_zoo.grammar import calls
 from minisgl_zoo.grammar.answer import AnswerGrammar

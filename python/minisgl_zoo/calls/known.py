@@ -1,0 +1,60 @@
+"""The formats by name. `--tool-call-parser` has the names of `CALLS` and `MESSAGES`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from minisgl.plugins import rows
+from minisgl_zoo.calls.formats import CallFormat, MessageFormat
+
+_FORMATS: Final = [(row.name, row.load()) for row in rows("chat_formats")]
+CALLS: Final[dict[str, CallFormat]] = {
+    name: form for name, form in _FORMATS if isinstance(form, CallFormat)
+}
+"""If a template has the texts of several formats, the first one counts."""
+MESSAGES: Final[dict[str, MessageFormat]] = {
+    name: form for name, form in _FORMATS if isinstance(form, MessageFormat)
+}
+"""For calls and reasoning. They go before `CALLS`."""
+REASONING: Final[dict[str, tuple[str, str]]] = {
+    "think": ("<think>", "</think>"),
+    "seed": ("<seed:think>", "</seed:think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+}
+"""Name -> (the text before reasoning, the text behind it)."""
+PARSERS: Final = (*CALLS, *MESSAGES)
+_TOKEN: Final = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
+
+Calls = str | CallFormat
+"""A name in `PARSERS`, or a format that a checkpoint describes; "" for none."""
+Marks = str | tuple[str, str]
+"""A name in `REASONING` or `MESSAGES`, or the texts that a checkpoint describes; "" for none."""
+
+
+def message_format(*names: Calls | Marks) -> MessageFormat | None:
+    """Return the first format of `MESSAGES` among `names`."""
+    return next((MESSAGES[name] for name in names if name in MESSAGES), None)
+
+
+def call_format(calls: Calls) -> CallFormat:
+    return CALLS[calls] if isinstance(calls, str) else calls
+
+
+def reasoning_marks(reasoning: Marks) -> tuple[str, str]:
+    """Return the texts before and behind reasoning of a format that is not in `MESSAGES`."""
+    return REASONING[reasoning] if isinstance(reasoning, str) else reasoning
+
+
+def special_texts(calls: Calls, reasoning: Marks) -> tuple[str, ...]:
+    """Return the texts of these formats that may be special tokens."""
+    if form := message_format(calls, reasoning):
+        inside = form.calls.texts if form.calls else ()
+        return form.markers + tuple(token for text in inside for token in _TOKEN.findall(text))
+    texts = [
+        *(call_format(calls).texts if calls else ()),
+        *(reasoning_marks(reasoning) if reasoning else ()),
+    ]
+    return tuple(token for text in texts for token in _TOKEN.findall(text))
