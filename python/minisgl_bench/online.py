@@ -18,11 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.client import Target
-from minisgl.benchmark.summary import Slo, summarize
-from minisgl.benchmark.workload import Workload
 from minisgl.errors import ConfigError
+from minisgl_bench import workload as workloads
 from minisgl_bench.arguments import (
     above_zero,
     add_json,
@@ -38,6 +36,8 @@ from minisgl_bench.arguments import (
 from minisgl_bench.counters import describe_server, difference, scrape
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shards import run_sharded
+from minisgl_bench.summary import Slo, summarize
+from minisgl_bench.workload import Workload
 
 GOODPUT_SHARE = 0.9  # a rate is carried when this share of its requests meets the SLO
 SWEEP_STEPS = 12  # doublings and bisections of `--sweep auto` at most

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.benchmark.client import Target
-from minisgl.benchmark.workload import Session, at_once
+from minisgl.benchmark.record import Session
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.counters import describe_server, difference, scrape
@@ -30,6 +30,7 @@ from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES, shape_of
 from minisgl_bench.shards import run_whole
 from minisgl_bench.startup import first_token, running_server, start_parts
+from minisgl_bench.workload import at_once
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl.benchmark.client import Client, Target
-from minisgl.benchmark.summary import Record, Slo, summarize
-from minisgl.benchmark.workload import Session
+from minisgl.benchmark.record import Record, Session
 from minisgl.errors import ConfigError
+from minisgl_bench.summary import Slo, summarize
 
 START_IN_S = 0.1  # seconds from the readiness of all processes to the first request
 REPORT_EVERY_S = 0.25

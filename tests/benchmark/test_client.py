@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,11 +13,10 @@ import pytest
 
 from helpers.virtual_time import VirtualLoop, run_virtually
 from minisgl.benchmark import client as client_module
-from minisgl.benchmark import workload
 from minisgl.benchmark.client import Client, SseReader, Target
-from minisgl.benchmark.summary import Record
-from minisgl.benchmark.workload import Session
+from minisgl.benchmark.record import Record, Session
 from minisgl.errors import ConfigError
+from minisgl_bench import workload
 from minisgl_bench.shards import run_sharded
 from minisgl_bench.studies import stub as stub_module
 from minisgl_bench.studies.stub import Script, StubServer
@@ -177,3 +178,14 @@ def test_the_stub_speaks_as_the_official_client_expects(
     assert "".join(text or "" for text in texts) == " tok" * 5
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 5
+
+
+def test_the_client_and_perf_need_no_package_but_the_core() -> None:
+    code = """
+import sys
+from minisgl import plugins
+sys.modules.update({name: None for name in plugins.OURS if name != "minisgl"})
+import minisgl.benchmark.client, minisgl.benchmark.perf
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

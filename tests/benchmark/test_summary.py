@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minisgl.benchmark.summary import Record, Slo, distribution, request_values, summarize
+from minisgl.benchmark.record import Record
 from minisgl.errors import ConfigError
+from minisgl_bench.summary import Slo, distribution, request_values, summarize
 
 
 def record(arrivals: list[float], counts: list[int], **fields: object) -> Record:

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minisgl.benchmark import workload
-from minisgl.benchmark.workload import FIRST_ID, as_text
+from minisgl.benchmark.record import as_text
 from minisgl.errors import ConfigError
+from minisgl_bench import workload
+from minisgl_bench.workload import FIRST_ID
 
 
 def mooncake(tmp_path: Path, *rows: tuple[int, int, int, list[int]]) -> Path:

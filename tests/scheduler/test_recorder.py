@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl.benchmark.workload import reusable_share
-from minisgl.benchmark.workload import trace as read_trace
 from minisgl.core import SamplingParams
 from minisgl.core.event import Token
 from minisgl.core.step_times import StepTimes
@@ -24,6 +22,8 @@ from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
 from minisgl_bench.recording import requests_of
 from minisgl_bench.replay_plans import Recording, replay_plans
 from minisgl_bench.studies.gaps import gaps_of
+from minisgl_bench.workload import reusable_share
+from minisgl_bench.workload import trace as read_trace
 from minisgl_gateway.watch import recorder
 from minisgl_gateway.watch.recorder import RecordedInbox, RecordedOutbox, Recorder
 from minisgl_gateway.watch.xray import XRay

@@ -19,8 +19,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from minisgl.benchmark.summary import Record
-from minisgl.benchmark.workload import Session, Turn, as_text
+from minisgl.benchmark.record import Record, Session, Turn, as_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

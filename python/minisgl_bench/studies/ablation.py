@@ -20,17 +20,17 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.client import Target
-from minisgl.benchmark.summary import Slo, summarize
-from minisgl.benchmark.workload import Workload
 from minisgl.errors import ConfigError
+from minisgl_bench import workload as workloads
 from minisgl_bench.arguments import above_zero, add_json, benchmark_parser, integer, natural
 from minisgl_bench.counters import scrape
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shards import run_sharded
 from minisgl_bench.startup import running_server
 from minisgl_bench.studies.scheduler import measure_overlap
+from minisgl_bench.summary import Slo, summarize
+from minisgl_bench.workload import Workload
 
 MEMORY_EVERY_S = 0.05
 REPORT_S = 0.2  # an engine reports when its work ends; the report may need this long

@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from minisgl.benchmark.client import Target
-from minisgl.benchmark.workload import at_once
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.shards import run_whole
 from minisgl_bench.startup import running_server
+from minisgl_bench.workload import at_once
 
 PROMPT: Final = 8  # tokens
 

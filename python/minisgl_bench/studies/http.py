@@ -25,7 +25,6 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.benchmark import workload as workloads
 from minisgl.benchmark.client import Target
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
@@ -43,6 +42,7 @@ from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import setup_logging
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue
+from minisgl_bench import workload as workloads
 from minisgl_bench.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl_bench.fakes import ListInbox, ListOutbox, PacedExecutor
 from minisgl_bench.online import token_span

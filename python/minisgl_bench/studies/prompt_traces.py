@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from minisgl.benchmark.workload import trace
 from minisgl.core.req import IdArray
+from minisgl_bench.workload import trace
 
 VOCAB_SIZE: Final = 32_000
 BLOCK: Final = 64  # tokens of a block; the recorded trace has blocks of 512

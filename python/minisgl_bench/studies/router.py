@@ -23,7 +23,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.benchmark.workload import trace
 from minisgl.core import SamplingParams
 from minisgl.core.event import Finished, Token
 from minisgl.core.plan import Plan
@@ -35,6 +34,7 @@ from minisgl.scheduler.meter import LoopMeter
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.fakes import InstantExecutor
 from minisgl_bench.report import write_json
+from minisgl_bench.workload import trace
 from minisgl_gateway.router.prefix_hashes import prompt_hashes
 from minisgl_gateway.router.replica_state import ReplicaState
 from minisgl_gateway.router.view import Sent, View, Views

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.benchmark import workload as workloads
 from minisgl.core import Event, Plan, SamplingParams
 from minisgl.core.event import Token
 from minisgl.core.executor import Flight
@@ -31,6 +30,7 @@ from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError
 from minisgl.message import ExitMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl_bench import workload as workloads
 from minisgl_bench.arguments import (
     above_zero,
     add_json,

@@ -1,8 +1,7 @@
 """The workloads of a server: sessions of turns, with or without arrival times.
 
 A session is one client, whose turns follow one another, each after the answer to the turn before. A
-plain request is a session of one turn. Prompts are token ids; a client that sends text writes each
-id as an English word, so prefixes that are equal as ids are equal as text.
+plain request is a session of one turn. Prompts are token ids.
 
 Sources: Poisson arrivals as in Orca and vLLM; the 256-request random workload is the field's (the
 nano-vllm README); trace formats are Mooncake's (Qin et al., FAST 2025) and Qwen-Bailian's (Wang et
@@ -21,41 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.benchmark.record import Ids, Session, Turn
 from minisgl.errors import ConfigError
 
-Ids = npt.NDArray[np.int32]
-
 FIRST_ID = 100  # in many vocabularies smaller ids are special tokens or raw bytes
-
-_COMMON_WORDS = """
-time year people way day man thing woman life child world school state family student group
-country problem hand part place case week company system program question work number night
-point home water room mother area money story fact month lot right study book eye job word
-business issue side kind head house service friend father power hour game line end member law
-"""
-
-
-def as_text(ids: Ids) -> str:
-    """Return a common word for each id, which most large vocabularies have as one token."""
-    words = _COMMON_WORDS.split()
-    return " ".join(words[i % len(words)] for i in ids.tolist())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A turn. ids: of the user's message. think_s: the pause before it is sent."""
-
-    ids: Ids
-    max_tokens: int
-    think_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """A session. at_s: when its first turn is sent, from the start; None: when a client is free."""
-
-    turns: tuple[Turn, ...]
-    at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

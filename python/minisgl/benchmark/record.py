@@ -1,0 +1,87 @@
+"""What the client sends, and what it saw of each request.
+
+Prompts are token ids. For a server that takes only text, each id is written as an English word, so
+prefixes that are equal as ids are equal as text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+
+_COMMON_WORDS = """
+time year people way day man thing woman life child world school state family student group
+country problem hand part place case week company system program question work number night
+point home water room mother area money story fact month lot right study book eye job word
+business issue side kind head house service friend father power hour game line end member law
+"""
+
+
+def as_text(ids: Ids) -> str:
+    """Return a common word for each id, which most large vocabularies have as one token."""
+    words = _COMMON_WORDS.split()
+    return " ".join(words[i % len(words)] for i in ids.tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A turn. ids: of the user's message. think_s: the pause before it is sent."""
+
+    ids: Ids
+    max_tokens: int
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A session. at_s: when its first turn is sent, from the start; None: when a client is free."""
+
+    turns: tuple[Turn, ...]
+    at_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One request as the client saw it; seconds of one clock, 0 is the start of the run.
+
+    Mutable: it is filled while the stream runs. due: the scheduled time (None: closed loop).
+    chunks: (arrival, tokens) of each chunk with output; tokens is 0 if the chunk does not say.
+    num_output: the tokens of the server's usage, None without it. finish_at: arrival of a last
+    chunk without text. server_ttft_s: the server's own measurement, if it reports one.
+    """
+
+    session: int
+    turn: int
+    due: float | None
+    sent: float = 0.0
+    ended: float = 0.0
+    chunks: list[tuple[float, int]] = field(default_factory=list)
+    finish_at: float | None = None
+    finish_reason: str | None = None
+    num_prompt: int | None = None
+    num_output: int | None = None
+    num_cached: int | None = None
+    server_ttft_s: float | None = None
+    error: str | None = None
+
+    def token_times(self) -> tuple[list[float], str]:
+        """Return the arrival of each output token, and how the tokens were counted.
+
+        "ids": the chunks name their tokens. "usage": only the total is known. Each chunk counts as
+        one token, and an end without text as one if the total is larger; the others arrived with
+        one of these. "chunks": the total is unknown, and each chunk counts as one.
+        """
+        if any(count for _, count in self.chunks):
+            return [at for at, count in self.chunks for _ in range(count)], "ids"
+        times = [at for at, _ in self.chunks]
+        if self.num_output is None:
+            return times, "chunks"
+        if self.num_output > len(times) and self.finish_at is not None:
+            times.append(self.finish_at)
+        # Their chunk is unknown, but their ITL is 0 in any chunk.
+        missing = max(self.num_output - len(times), 0)
+        return times[:1] + times[:1] * missing + times[1:], "usage"
