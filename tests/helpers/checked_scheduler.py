@@ -50,7 +50,7 @@ class CheckedScheduler(Scheduler):
 
     def check_writes(self, plan: Plan) -> None:
         """No row writes a page that an earlier step has given to the prefix tree."""
-        tree = self.requests.cache._prefix_cache
+        tree = self.requests.cache.prefix_cache
         if not isinstance(tree, RadixPrefixCache):
             return
         stored = dict(plan.stored)
@@ -62,7 +62,7 @@ class CheckedScheduler(Scheduler):
             first = max(start, stored.get(row, 0)) // page_size
             written.update(pages[first : -(-end // page_size)])
         written.discard(-1)  # of a model without a full group
-        for node in tree._nodes():
+        for node in tree.nodes():
             assert node.step >= plan.step or written.isdisjoint(node.pages), "a page written twice"
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list:

@@ -182,7 +182,7 @@ def longest(
 ) -> int:
     """The longest prefix after which a row of `step` can resume, by trying all."""
     held: list[dict[tuple[int, ...], int]] = [{} for _ in groups]  # page by the ids up to its end
-    for node in cache._tree._nodes():
+    for node in cache._tree.nodes():
         path, above = node.ids.tolist(), node.parent
         while above is not None:
             path, above = above.ids.tolist() + path, above.parent

@@ -125,7 +125,7 @@ def test_namespaces_share_nothing_and_leave_nothing() -> None:
     assert cache.num_cached(ids([1, 2, 3]), "b") == 2
     assert cache.insert(empty, ids([1, 2, 4]), [7, 8, 4], 0)[1] == [7, 8]
     assert sorted(cache.evict(10)) == [0, 1, 2, 3, 4]
-    assert cache._roots == {}
+    assert cache.roots == {}
     assert cache.insert(empty, ids([1]), [5], 0)[0].pages() == [5]  # the position is still good
     assert cache.match(ids([1]), "a").pages() == [5]
 
@@ -183,7 +183,7 @@ def run_operations(rng: random.Random, page_size: int, num_operations: int) -> N
             prefix for prefix in held if not any(k[: len(prefix)] == prefix for _, k in locked)
         }
         assert cache.num_evictable == len(unlocked)
-        assert set(cache._roots) == {prefix[0] for prefix in held}
+        assert set(cache.roots) == {prefix[0] for prefix in held}
 
 
 def test_a_prefix_is_as_recent_as_what_was_inserted_behind_it() -> None:

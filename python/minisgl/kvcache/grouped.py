@@ -226,7 +226,7 @@ class GroupedCacheManager(CacheManager):
             assert held == {page: entry.holders for page, entry in tail.entries.items()}
             assert tail.num_idle == sum(count == 0 for count in held.values())
         in_nodes: list[dict[int, _Node]] = [{} for _ in self._tails]
-        for node in self._tree._nodes():
+        for node in self._tree.nodes():
             for found, pages in zip(in_nodes, node.tails, strict=True):
                 assert len(pages) * self.page_size == len(node.ids)
                 found.update({page: node for page in pages if page >= 0})

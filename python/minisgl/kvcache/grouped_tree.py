@@ -151,7 +151,7 @@ class GroupedPrefixCache(RadixPrefixCache):
             for page, entry in list(tail.entries.items()):
                 if entry.step >= step:
                     self._blank(tail, page)
-        for node in list(self._nodes()):  # some have lost their children
+        for node in list(self.nodes()):  # some have lost their children
             self.prune(node)
         return dropped
 

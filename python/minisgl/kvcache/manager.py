@@ -39,7 +39,7 @@ class CacheManager:
 
     def __init__(self, num_pages: int, prefix_cache: BasePrefixCache) -> None:
         self._allocator = PageAllocator(num_pages)
-        self._prefix_cache = prefix_cache
+        self.prefix_cache = prefix_cache
         self.page_size = prefix_cache.page_size
         self.interval = 0  # of states: a request takes a page where it computes a multiple of it
         self.shares = prefix_cache.shares
@@ -56,23 +56,23 @@ class CacheManager:
     @property
     def num_cached_pages(self) -> int:
         """Pages that no running request holds, kept for later requests with the same prefix."""
-        return self._prefix_cache.num_evictable
+        return self.prefix_cache.num_evictable
 
     @property
     def _num_available(self) -> int:
         """Free pages, and pages that can be evicted."""
-        return self._allocator.num_free + self._prefix_cache.num_evictable
+        return self._allocator.num_free + self.prefix_cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def num_cached(self, req: Req, ids: IdArray) -> int:
         """Return the number of tokens that `attach` would find."""
-        return self._prefix_cache.num_cached(ids, req.namespace)
+        return self.prefix_cache.num_cached(ids, req.namespace)
 
     def differs_at(self, req: Req) -> int | None:
         """Return the first position of the prompt that differs from the best cached branch."""
-        return self._prefix_cache.differs_at(req.prompt, req.namespace)
+        return self.prefix_cache.differs_at(req.prompt, req.namespace)
 
     def num_common(self, req: Req, other: Req) -> int:
         """Return the number of leading prompt tokens whose pages the two requests could share.
@@ -81,7 +81,7 @@ class CacheManager:
         """
         if req.namespace != other.namespace:
             return 0
-        return self._prefix_cache.num_common(req.prompt[: req.num_tokens - 1], other.prompt)
+        return self.prefix_cache.num_common(req.prompt[: req.num_tokens - 1], other.prompt)
 
     def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
         """Give `req`, which holds no pages, the cached prefix of `ids`. Returns its length.
@@ -89,8 +89,8 @@ class CacheManager:
         Returns None, and gives nothing, if a later step than `step` can use a longer prefix.
         """
         assert req.handle is None, "the request holds pages already"
-        position = self._prefix_cache.match(ids, req.namespace)
-        self._prefix_cache.lock(position)
+        position = self.prefix_cache.match(ids, req.namespace)
+        self.prefix_cache.lock(position)
         req.handle = Holding(position)
         req.pages = position.pages()
         req.num_stored = position.num_tokens
@@ -128,9 +128,9 @@ class CacheManager:
             return True
         missing = count - self._allocator.num_free
         if missing > 0:
-            if missing > self._prefix_cache.num_evictable:
+            if missing > self.prefix_cache.num_evictable:
                 return False
-            self._allocator.free(self._prefix_cache.evict(missing))
+            self._allocator.free(self.prefix_cache.evict(missing))
         pages, row = self._allocator.allocate(count), req.table_idx
         req.pages += pages
         new_pages += [(0, row, index, page) for index, page in enumerate(pages, first)]
@@ -148,11 +148,11 @@ class CacheManager:
         if end <= start or not self.shares:
             return
         pages = req.pages[start // self.page_size : end // self.page_size]
-        position, duplicates = self._prefix_cache.insert(
+        position, duplicates = self.prefix_cache.insert(
             holding.position, req.token_ids(start, end), pages, step
         )
-        self._prefix_cache.lock(position)
-        self._prefix_cache.unlock(holding.position)
+        self.prefix_cache.lock(position)
+        self.prefix_cache.unlock(holding.position)
         holding.position = position
         holding.duplicates += duplicates
 
@@ -162,21 +162,21 @@ class CacheManager:
         holding: Holding = req.handle
         first_private = holding.position.num_tokens // self.page_size
         self._allocator.free(req.pages[first_private:] + holding.duplicates)
-        self._prefix_cache.unlock(holding.position)
+        self.prefix_cache.unlock(holding.position)
         req.pages = []
         req.handle = None
         req.num_stored = 0
 
     def drop(self, step: int) -> None:
         """Free the cached pages that `step` or a later step writes. No request may hold them."""
-        self._allocator.free(self._prefix_cache.drop(step))
+        self._allocator.free(self.prefix_cache.drop(step))
 
     def check(self, holders: list[Req]) -> None:
         """Raise AssertionError unless every page is in one place and every lock has its holder.
 
         `holders` are the requests that hold pages. Slow: for tests.
         """
-        allocator, prefix_cache = self._allocator, self._prefix_cache
+        allocator, prefix_cache = self._allocator, self.prefix_cache
         held = dict(prefix_cache.held_pages())
         locks = dict.fromkeys(held, 0)
         private: list[int] = []

@@ -110,7 +110,8 @@ class RadixHandle(BaseCacheHandle):
 class RadixPrefixCache(BasePrefixCache):
     """The prefix cache of `--cache radix`. Mutable; the scheduler's cache manager owns it.
 
-    common_prefix: returns how many leading ids of two arrays are equal.
+    common_prefix: returns how many leading ids of two arrays are equal. roots: by namespace, those
+    with children.
     """
 
     shares = True
@@ -118,7 +119,7 @@ class RadixPrefixCache(BasePrefixCache):
     def __init__(self, page_size: int, common_prefix: Callable[[IdArray, IdArray], int]) -> None:
         self.page_size = page_size
         self._common_prefix = common_prefix
-        self._roots: dict[str, _Node] = {}
+        self.roots: dict[str, _Node] = {}
         self.num_evictable = 0
         self._clock = 0
         self._heap: list[tuple[int, int, _Node]] = []
@@ -165,7 +166,7 @@ class RadixPrefixCache(BasePrefixCache):
             leaf.last_used = self._clock
             node.children[self._key(leaf.ids)] = leaf
             if node.parent is None:
-                self._roots[node.namespace] = node
+                self.roots[node.namespace] = node
             self.num_evictable += len(leaf.pages)
             self._offer(leaf)
             node = leaf
@@ -208,20 +209,20 @@ class RadixPrefixCache(BasePrefixCache):
 
     def drop(self, step: int) -> list[int]:
         dropped: list[int] = []
-        for node in list(self._nodes()):
+        for node in list(self.nodes()):
             if node.step >= step:
                 assert node.locks == 0, "a dropped page is locked"
                 dropped += self._shorten(node, 0)
         return dropped
 
     def held_pages(self) -> Iterator[tuple[int, int]]:
-        for node in self._nodes():
+        for node in self.nodes():
             for page in node.pages:
                 yield page, node.locks
 
     def _root(self, namespace: str) -> _Node:
         """Return the namespace's root, or a new one, which `insert` adds with its first child."""
-        root = self._roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None:
             root = _Node(np.empty(0, np.int32), [], None, -1)
             root.namespace = namespace
@@ -303,12 +304,12 @@ class RadixPrefixCache(BasePrefixCache):
         del parent.children[self._key(node.ids)]
         node.parent = None
         if parent.parent is None and not parent.children:
-            del self._roots[parent.namespace]
+            del self.roots[parent.namespace]
         self._offer(parent)
 
-    def _nodes(self) -> Iterator[_Node]:
+    def nodes(self) -> Iterator[_Node]:
         """Yield every node except the roots, children before parents."""
-        stack = [node for root in self._roots.values() for node in root.children.values()]
+        stack = [node for root in self.roots.values() for node in root.children.values()]
         order: list[_Node] = []
         while stack:
             node = stack.pop()

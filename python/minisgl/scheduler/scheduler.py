@@ -39,7 +39,8 @@ def no_masker(message: UserMsg) -> Masker | None:
 class Scheduler:
     """Requests in, plans and events out. Mutable, single-threaded, no torch, no I/O.
 
-    requests: the state of all requests of one engine.
+    requests: the state of all requests of one engine. clock: returns the seconds in which their
+    times are given. planner: plans the steps.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Scheduler:
     ) -> None:
         """create_masker: returns the masker of a request, or None if it needs none."""
         self.config = config
-        self._clock = clock
+        self.clock = clock
         self._create_masker = create_masker
         self.requests = Requests(config)
         self.stats = self.requests.stats
-        self._planner = Planner(config, self.requests, clock)
+        self.planner = Planner(config, self.requests, clock)
         self._arrivals = 0
         self.refused: dict[int, RequestError] = {}  # by uid: raised by maskers since `commit`
 
@@ -106,7 +107,7 @@ class Scheduler:
             num_known=len(prompt),
             num_scored=ALL if sampling.prompt_logprobs is None else 0,
             masker=self._create_masker(message),
-            accepted_at=self._clock(),
+            accepted_at=self.clock(),
         )
         self.requests.add(req, is_compiled=not message.grammar)
         shows_prompt = message.returns_ids or sampling.shows_prompt
@@ -138,7 +139,7 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """Return the next step, or None if nothing can be computed now."""
-        return self._planner.plan()
+        return self.planner.plan()
 
     def masks(self, plan: Plan) -> list[Mask]:
         """Return the masks of a launched plan's late rows (`minisgl.scheduler.masks`)."""
@@ -178,7 +179,7 @@ class Scheduler:
 
         This fulfils the step's promises.
         """
-        now, num_discarded = self._clock(), 0
+        now, num_discarded = self.clock(), 0
         damaged: list[Req] = []
         if plan.scored:
             from minisgl.scheduler.scores import report_scores
@@ -219,7 +220,7 @@ class Scheduler:
         """End an accepted request without an error. No other method does."""
         req.ended = True
         self.requests.stop(req)
-        now = self._clock()
+        now = self.clock()
         launched_at = req.launched_at or now
         first_token_at = req.first_token_at or now
         self.stats.num_finished += 1

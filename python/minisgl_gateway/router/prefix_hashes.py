@@ -71,8 +71,8 @@ class TreeHashes:
             for node in nodes:
                 heapq.heappush(heap, (-node.last_used, next(numbers), node, above, starts))
 
-        self._roots = {name: self._roots.get(name) or _root(name) for name in cache._roots}
-        for name, root in cache._roots.items():
+        self._roots = {name: self._roots.get(name) or _root(name) for name in cache.roots}
+        for name, root in cache.roots.items():
             push(root.children.values(), self._roots[name], True)
         edges: dict[int, _Edge] = {}
         reported: list[Hashes] = []

@@ -38,7 +38,7 @@ class ReplicaReport:
         self._finished_rate = 0.0
         self._before = self._counters()
         self._had_queue = False
-        self._tree_hashes = TreeHashes(scheduler.requests.cache._prefix_cache)
+        self._tree_hashes = TreeHashes(scheduler.requests.cache.prefix_cache)
         self._hashes, self._hashes_due = b"", 0.0
 
     def __call__(self) -> bytes:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from minisgl.core.plan import Plan
 from minisgl.core.req import Req
+from minisgl.kvcache.radix import RadixPrefixCache
 from minisgl.scheduler.meter import StepRecord
 from minisgl.scheduler.scheduler import Scheduler
 
@@ -187,7 +188,7 @@ class XRay:
             before = plan
         self._steps.clear()
         num_skipped, self._num_skipped = self._num_skipped, 0
-        clock = scheduler._clock()
+        clock = scheduler.clock()
         return Frame(
             now_s=round(now - self._epoch, 6),
             steps=steps,
@@ -326,5 +327,5 @@ def _tree(nodes: list[Any]) -> tuple[list[Any], list[tuple[int, int, int]]]:
 
 def _nodes(scheduler: Scheduler) -> list[Any]:
     """Return the nodes of the prefix tree, children before parents; none without a prefix cache."""
-    list_nodes = getattr(scheduler.requests.cache._prefix_cache, "_nodes", None)
-    return list(list_nodes()) if list_nodes else []
+    tree = scheduler.requests.cache.prefix_cache
+    return list(tree.nodes()) if isinstance(tree, RadixPrefixCache) else []
