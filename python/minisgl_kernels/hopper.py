@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import torch
 
 from minisgl.kernel.jit import CUDA, build_in_thread, load_cubin, load_library
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl.utils.logger import get_logger
 from minisgl_kernels import CSRC
 

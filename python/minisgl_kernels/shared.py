@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from minisgl.distributed.gloo import GlooCommunicator
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)

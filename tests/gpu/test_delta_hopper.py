@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.delta_prompts import Prompts, Span
 from helpers.recurrent_steps import check_backend
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl_kernels import hopper as kernels
 from minisgl_kernels.delta_hopper import DIM, INTERVAL, DeltaPrompts
 from minisgl_kernels.recurrent import TritonRecurrentBackend

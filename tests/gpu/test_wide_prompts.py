@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.attention import BaseAttnBackend, create_attention_backend, cuda
 from minisgl.attention.triton_backend import TritonAttnBackend
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.triton.launch import INTERPRET
 from minisgl_kernels import wide_backend
 from minisgl_kernels.ops import TunedOps

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl_kernels import CSRC, delta_hopper
 from minisgl_kernels.delta_hopper import DIM, INTERVAL, PREPARE_SHARED, SHARED, DeltaPrompts
 from minisgl_kernels.hopper import SHARED_BYTES, multiply_source

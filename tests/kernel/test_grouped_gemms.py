@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.hopper_kernels import uncompiled
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl_kernels.grouped import (
     MAX_EXPERTS,
     MOST,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import uncompiled
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl_kernels import grouped
 from minisgl_kernels.hopper import SHARED_BYTES, on_hopper
 

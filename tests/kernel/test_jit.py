@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from minisgl.attention import create_attention_backend
-from minisgl.kernel import ahead, jit, once
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel import ahead, jit, once, registry
+from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
@@ -177,7 +177,7 @@ def test_what_a_killed_build_left_is_removed(small: Path) -> None:
 
 def test_on_a_gpu_the_hosts_kernels_are_built_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(jit, "begin_building", lambda: begun.append("the host's"))
+    monkeypatch.setattr(registry, "begin_building", lambda: begun.append("the host's"))
     no_triton = SimpleNamespace(CudaOps=Ops, create_ops=Ops)
     for name in ("minisgl.kernel.cuda", "minisgl_kernels.ops"):
         monkeypatch.setitem(sys.modules, name, no_triton)

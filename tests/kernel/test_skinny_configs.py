@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import uncompiled
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl_kernels.hopper import INPUTS, SHARED_BYTES, Kernels, multiply_source
 from minisgl_kernels.skinny import (
     LARGE,

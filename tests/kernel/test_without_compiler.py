@@ -16,7 +16,7 @@ import torch
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
 from minisgl.kernel import build, jit
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops

@@ -10,7 +10,8 @@ import torch
 from minisgl.attention.base import BaseAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.errors import ConfigError
-from minisgl.kernel.library import JitUnavailable, load_cpu_library
+from minisgl.kernel.jit import load_library
+from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 
@@ -58,7 +59,7 @@ def create_attention_backend(
             wrong = f"unknown attention backend {name!r};"
         raise ConfigError(f"{wrong} choose one of {', '.join(ATTENTION_BACKENDS)}")
     try:
-        library = getattr(ops, "calls", None) or load_cpu_library()
+        library = getattr(ops, "calls", None) or load_library()
     except JitUnavailable as error:
         if name == "cpu":
             raise ConfigError(f"attention backend 'cpu' needs its C++ kernels: {error}") from error

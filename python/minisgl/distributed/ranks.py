@@ -14,7 +14,7 @@ from minisgl.distributed.communicator import (
 )
 from minisgl.errors import ConfigError
 from minisgl.kernel import jit
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:

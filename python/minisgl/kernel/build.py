@@ -17,7 +17,7 @@ import torch
 
 from minisgl import env, plugins
 from minisgl.kernel.jit import CPU, CUDA, build_ahead, load_library
-from minisgl.kernel.library import JitUnavailable
+from minisgl.kernel.once import JitUnavailable
 from minisgl.utils.logger import setup_logging
 
 WITHOUT_CPU = "The server runs without them, on plain torch and slower."

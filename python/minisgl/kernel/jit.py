@@ -25,8 +25,7 @@ from typing import Any
 
 from minisgl import env
 from minisgl.kernel import ahead
-from minisgl.kernel.library import JitUnavailable, refuse_if_disabled
-from minisgl.kernel.once import build_once, gist
+from minisgl.kernel.once import JitUnavailable, build_once, gist
 from minisgl.utils.arch import cpu_limit, instruction_sets
 from minisgl.utils.logger import get_logger
 
@@ -104,7 +103,7 @@ def load_cubin(
     own; they and the source include nothing, because there may be no CUDA headers. generated: text
     between them. Raises JitUnavailable.
     """
-    refuse_if_disabled()
+    _refuse_if_disabled()
     try:
         from cuda.bindings import nvrtc
 
@@ -130,8 +129,13 @@ def load_cubin(
     return path.read_bytes()
 
 
+def _refuse_if_disabled() -> None:
+    if env.jit_disabled():
+        raise JitUnavailable("MINISGL_DISABLE_JIT=1")
+
+
 def _build_library(library: Library) -> Path:
-    refuse_if_disabled()
+    _refuse_if_disabled()
     if library == CPU and (shipped := ahead.library(_sources(CPU))):
         return shipped
     path = _library_path(library, _compiler())
@@ -144,7 +148,7 @@ def _build_library(library: Library) -> Path:
 def build_ahead() -> list[Path]:
     """Compile the C++ kernels for each instruction set (`minisgl.kernel.ahead`), for a wheel.
     Returns the files. Raises JitUnavailable."""
-    refuse_if_disabled()
+    _refuse_if_disabled()
     _compiler()
     made = []
     for name, each in instruction_sets().items():

@@ -19,12 +19,16 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from minisgl.kernel.library import JitUnavailable
+from minisgl.errors import MinisglError
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
 NO_SPACE: Final = "No space left on device"
+
+
+class JitUnavailable(MinisglError):
+    """Raised if something cannot be compiled or loaded here. The message says why, in one line."""
 
 
 def build_once(

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minisgl.core.req import IdArray
-from minisgl.kernel.library import JitUnavailable, load_cpu_library
+from minisgl.kernel.jit import load_library
+from minisgl.kernel.once import JitUnavailable
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -31,7 +32,7 @@ def load_common_prefix() -> CommonPrefix:
     runs of 1, 64 and 10,000 ids: 0.37, 0.37 and 0.8 us in C++, 1.0, 1.0 and 1.8 us in NumPy.
     """
     try:
-        compiled: CommonPrefix = load_cpu_library().common_prefix_length
+        compiled: CommonPrefix = load_library().common_prefix_length
     except JitUnavailable as error:
         logger.info("prefix tree: comparing token ids in NumPy (%s)", error)
         return common_prefix_length

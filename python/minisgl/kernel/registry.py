@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from minisgl import plugins
-from minisgl.kernel.library import JitUnavailable, load_cpu_library
+from minisgl.kernel.cpu import CpuOps
+from minisgl.kernel.jit import begin_building, load_library
+from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 
@@ -20,12 +22,10 @@ def create_ops(device: torch.device) -> Ops:
 
 def _create_cpu_ops() -> Ops:
     try:
-        library = load_cpu_library()
+        library = load_library()
     except JitUnavailable as error:
         logger.warning("ops: plain torch, slower (%s)", error)
         return Ops()
-    from minisgl.kernel.cpu import CpuOps
-
     create = plugins.find("ops", "cpu") or CpuOps
     ops: Ops = create(library)
     return ops
@@ -34,7 +34,6 @@ def _create_cpu_ops() -> Ops:
 def _create_cuda_ops() -> Ops:
     """Return the ops of the current device."""
     from minisgl.kernel.cuda import CudaOps  # imports Triton, which CPU builds of torch lack
-    from minisgl.kernel.jit import begin_building
 
     create = plugins.find("ops", "cuda") or CudaOps
     ops: Ops = create()

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from minisgl import plugins
-from minisgl.kernel.library import JitUnavailable, load_cpu_library
+from minisgl.kernel.jit import load_library
+from minisgl.kernel.once import JitUnavailable
 from minisgl.utils.logger import get_logger
 from minisgl_zoo.recurrent.backend import RecurrentBackend, TorchRecurrentBackend
 from minisgl_zoo.recurrent.backend_cpu import CpuRecurrentBackend
@@ -24,7 +25,7 @@ def create_recurrent_backend(
         return reference
     if device.type == "cpu":
         try:
-            return CpuRecurrentBackend(load_cpu_library(), page_size, state_table)
+            return CpuRecurrentBackend(load_library(), page_size, state_table)
         except JitUnavailable:  # `create_attention_backend` has logged it
             return reference
     create = plugins.find("ops", "recurrent", device=device.type)
