@@ -112,6 +112,8 @@ def _serve(
     if args.api_key is not None or args.api_key_file is not None:
         flag = "--api-key" if args.api_key is not None else "--api-key-file"
         keys = plugins.need("keys", "ring", flag)(args.api_key, args.api_key_file)
+    if args.otlp_endpoint:
+        plugins.need("prompt_watchers", "otlp", "--otlp-endpoint")
     on_line = lines.show if lines else None
     with bind(args.host, args.http_port) as bound, _workers(signals, on_line) as workers:
         found = find_checkpoint(args)

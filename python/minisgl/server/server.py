@@ -69,8 +69,6 @@ class Server:
         self._restarts: deque[float] = deque()
         self._restart: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        if args.otlp_endpoint:
-            plugins.need("prompt_watchers", "otlp", "--otlp-endpoint")
         made = [row.load()(args, model.name) for row in plugins.rows("prompt_watchers")]
         watchers: list[PromptWatcher] = [watcher for watcher in made if watcher]
         observer = Observer(log_requests=args.log_requests, watchers=watchers)

@@ -1,0 +1,81 @@
+"""The core without our other four packages: it serves, and refuses the rest by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import minisgl
+from helpers.running_server import POOL, RunningServer
+
+SITE = """
+import os, sys
+
+sys.path[:] = [each for each in sys.path if not os.path.isdir(os.path.join(each, "minisgl_zoo"))]
+sys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in repr(each)]
+"""
+"""Forgets our checkout and what pip made editable. Python runs `sitecustomize` at its start."""
+
+CHAT = {"messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+PROMPT = {"prompt": "12 + 30", "max_tokens": 2}
+SERVED: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 2}),
+    ("POST", "/v1/completions", PROMPT),
+    ("POST", "/generate", PROMPT),
+    ("POST", "/tokenize", {"prompt": "12 + 30"}),
+    ("GET", "/v1/models", None),
+    ("GET", "/openapi.json", None),
+    ("GET", "/health", None),
+    ("GET", "/ready", None),
+    ("GET", "/metrics", None),
+]
+ABSENT = ["/v1/messages", "/v1/responses", "/api/chat"]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> str:
+    """A folder with the core as its only package of ours, for PYTHONPATH."""
+    (tmp_path / "minisgl").symlink_to(Path(minisgl.__file__).parent, target_is_directory=True)
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    return str(tmp_path)
+
+
+def test_it_serves_its_own_routes_alone(alone: str) -> None:
+    with RunningServer(*POOL, "--device", "cpu", PYTHONPATH=alone) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            for method, path, body in SERVED:
+                answer = client.request(method, path, json=body)
+                assert answer.status_code == 200, (path, answer.text)
+            assert [client.post(path, json=CHAT).status_code for path in ABSENT] == [404] * 3
+        assert "Traceback" not in server.output["err"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--api-key", "k"), "--api-key needs minisgl_gateway, which is not installed here"),
+        (("--api-key-file", "F"), "--api-key-file needs minisgl_gateway, which is not insta"),
+        (("--otlp-endpoint", "http://127.0.0.1:1"), "--otlp-endpoint needs minisgl_gateway, wh"),
+    ],
+)
+def test_it_starts_no_server_without_what_was_asked_for(
+    alone: str, flags: tuple[str, ...], says: str
+) -> None:
+    """Above all: a key that nothing checks would leave the server open."""
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "--port", "0", *POOL, "--device", "cpu", *flags],
+        env={**os.environ, "PYTHONPATH": alone},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "starting the engine" not in done.stderr
