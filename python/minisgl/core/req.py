@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,16 @@ Mask = npt.NDArray[np.uint32]
 
 ALL = 2**31
 """The value of `Req.num_scored` once a request reports nothing more. No prompt is this long."""
+
+
+class Order(NamedTuple):
+    """A request's place; requests sort by it. A key that was served less gives its requests a lower
+    tag (`minisgl_gateway.keys.shares`). Without keys, tag and key are 0."""
+
+    priority: int
+    tag: int
+    arrival: int  # its number
+    key: int  # the number of its API key
 
 
 class Masker(Protocol):
@@ -58,9 +68,7 @@ class Req:
     """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
 
     prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
-    they fit the context and the pool. order: (priority, tag, number of the arrival, number of the
-    API key); the lower goes first. A key that was served less gives its requests a lower tag
-    (`minisgl_gateway.keys.shares`). Without keys, tag and key are 0.
+    they fit the context and the pool. order: the lower goes first.
     stop_ids: output ids that end the request.
     namespace: requests share pages of the prefix cache only within one namespace.
     masker: restricts which tokens the request may output; its rows are sampled late
@@ -89,7 +97,7 @@ class Req:
     prompt: IdArray
     sampling: SamplingParams
     max_len: int
-    order: tuple[int, int, int, int]
+    order: Order
     stop_ids: frozenset[int]
     namespace: str = ""
 

@@ -124,9 +124,9 @@ class Planner:
         first = next((req for req in in_order if self._ensure_running(plan, req)), None)
         if first is None:
             return
-        if key := first.order[3]:
-            most = first.order[1] + self.config.max_prefill_tokens
-            in_order = [req for req in in_order if req.order[1] <= most or req.order[3] == key]
+        if key := first.order.key:
+            most = first.order.tag + self.config.max_prefill_tokens
+            in_order = [req for req in in_order if req.order.tag <= most or req.order.key == key]
         budget = prompt_budget(self.config, len(plan.uids))
         if budget.fitting(first.num_computed, first.num_left) < first.num_left:
             self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
@@ -142,13 +142,13 @@ class Planner:
         shorter = []
         waiting, most = self._requests.waiting, first.num_left - 1
         for index, req in enumerate(in_order):
-            if req.table_idx < 0 and req.order[3] != waiting[0].order[3]:
+            if req.table_idx < 0 and req.order.key != waiting[0].order.key:
                 break
-            if req.order[0] == first.order[0] and req is not first:
+            if req.order.priority == first.order.priority and req is not first:
                 if req.table_idx < 0 and req.num_reusable is None:
                     req.num_reusable = self._requests.cache.num_cached(req, self.reusable_ids(req))
-                is_same_key = req.order[3] == first.order[3]
-                lead = 0 if is_same_key else req.order[1] - first.order[1]
+                is_same_key = req.order.key == first.order.key
+                lead = 0 if is_same_key else req.order.tag - first.order.tag
                 if lead + (num_left := req.num_left) <= most:
                     shorter.append((num_left, index))
         return [in_order[index] for _, index in sorted(shorter)]
@@ -231,7 +231,7 @@ class Planner:
             if source.num_computed < req.num_reusable:
                 return True
         for other in unfinished:
-            if other.order[0] <= req.order[0] and req.num_scored == ALL:
+            if other.order.priority <= req.order.priority and req.num_scored == ALL:
                 num_common = self._requests.cache.num_common(req, other)
                 if num_common > other.num_computed:
                     req.prefix_source, req.num_reusable = other, num_common

@@ -66,7 +66,7 @@ def _victims(requests: Requests, req: Req, num_tokens: int, num_places: int) -> 
             break
         if victim.order[:2] <= req.order[:2]:
             return None
-        if victim.order[3] == req.order[3]:
+        if victim.order.key == req.order.key:
             continue
         victims.append(victim)
         num_tokens -= victim.num_computed

@@ -18,7 +18,7 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minisgl.core.req import Req
+from minisgl.core.req import Order, Req
 from minisgl.kvcache import create_cache_manager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import RowNeeds
@@ -74,7 +74,7 @@ class Requests:
     def has_rivals(self) -> bool:
         """Whether a waiting request has a lower tag (`Req.order`) than a running one."""
         waiting, running = self.waiting, self.running
-        return bool(waiting and running) and waiting[0].order[1] < running[-1].order[1]
+        return bool(waiting and running) and waiting[0].order.tag < running[-1].order.tag
 
     @property
     def queued(self) -> list[Req]:
@@ -171,5 +171,5 @@ class Requests:
         return True
 
 
-def order(req: Req) -> tuple[int, int, int, int]:
+def order(req: Req) -> Order:
     return req.order

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.plan import Plan, StepOutcome, StepResult
-from minisgl.core.req import ALL, Mask, Masker, Req
+from minisgl.core.req import ALL, Mask, Masker, Order, Req
 from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
@@ -101,7 +101,7 @@ class Scheduler:
             prompt=prompt,
             sampling=sampling,
             max_len=len(prompt) + max(max_tokens, 1),  # a token is sampled even if none is wanted
-            order=(message.priority, message.share[0], self._arrivals, message.share[1]),
+            order=Order(message.priority, message.share[0], self._arrivals, message.share[1]),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),

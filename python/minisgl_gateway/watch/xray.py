@@ -271,7 +271,7 @@ def _state(req: Req, clock: float) -> RequestState:
     return RequestState(
         req.uid,
         state,
-        req.order[0],
+        req.order.priority,
         req.num_prompt,
         req.num_cached,
         req.num_computed,
