@@ -180,9 +180,7 @@ def _hub(monkeypatch: pytest.MonkeyPatch, folder: Path, repo: str, *files: str) 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, asked: [*files])
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(
-        "minisgl_zoo.gguf.folder.gguf_folder", lambda path: folder / f"{path.name}.d"
-    )
+    monkeypatch.setattr("minisgl_zoo.gguf.hub.gguf_folder", lambda path: folder / f"{path.name}.d")
     for name in files:
         (folder / f"{Path(name).name}.d").mkdir()
         (folder / f"{Path(name).name}.d" / "config.json").touch()

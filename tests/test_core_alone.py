@@ -1,0 +1,99 @@
+"""The core alone, the other four folders deleted: it imports, answers, and refuses the rest by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+IMPORTS = """
+import importlib, pkgutil, sys
+import minisgl
+
+for found in pkgutil.walk_packages(minisgl.__path__, "minisgl."):
+    try:
+        importlib.import_module(found.name)
+    except ImportError as error:  # packages of a GPU
+        if (error.name or "").partition(".")[0] not in ("triton", "sgl_kernel", "flashinfer", "cuda"):
+            raise
+print(sorted(name for name in sys.modules if name.startswith("minisgl_")))
+"""
+ANSWERS = """
+from minisgl import LLM, SamplingParams
+from minisgl.errors import InvalidSampling
+
+with LLM(device="cpu", num_pages=64, progress=False) as llm:
+    print(llm.chat([{"role": "user", "content": "What is 12 + 30?"}])[0].text)
+    try:
+        llm.generate("Hello", SamplingParams(structured_outputs={"regex": "a"}))
+    except InvalidSampling as error:
+        print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that has the core, and none of the other packages."""
+    folder = tmp_path_factory.mktemp("alone")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "python/minisgl", folder / "minisgl", ignore=ignored)
+    return folder
+
+
+def run(alone: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    # Without site-packages' own path file, which leads to the checkout in an editable install.
+    blocked = (
+        "import sys; sys.meta_path[:] = "
+        "[f for f in sys.meta_path if 'editable' not in repr(f).lower()]; "
+        "sys.path[:] = [p for p in sys.path if not p.endswith('/python') and 'tests' not in p]; "
+    )
+    (alone / "sitecustomize.py").write_text(blocked)
+    env = {**os.environ, "PYTHONPATH": str(alone)}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=alone, env=env, capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_every_module_imports(alone: Path) -> None:
+    done = run(alone, "-c", IMPORTS)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+def test_a_program_gets_answers_and_refusals_by_name(alone: Path) -> None:
+    done = run(alone, "-c", ANSWERS)
+    answer, refusal = done.stdout.splitlines()
+    assert answer == "12 + 30 = 42.", done.stderr
+    assert "minisgl_zoo, which is not installed here" in refusal
+
+
+def test_a_server_answers_over_http(alone: Path) -> None:
+    done = run(alone, "-m", "minisgl", "run", "What is 12 + 30?", "--num-pages", "64")
+    assert (done.returncode, done.stdout) == (0, "12 + 30 = 42.\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--api-key x", "--api-key needs minisgl_gateway, which is not installed here"),
+        ("--log-steps steps", "--log-steps needs minisgl_gateway, which is not installed here"),
+        ("--quantization int8", "--quantization int8 needs minisgl_zoo, which is not installed"),
+        ("--dp 2", "--dp needs minisgl_gateway, which is not installed here"),
+    ],
+)
+def test_what_needs_another_package_is_refused_by_name(alone: Path, flags: str, says: str) -> None:
+    done = run(alone, "-m", "minisgl", "serve", "--port", "0", *flags.split())
+    assert done.returncode not in (0, -9)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_commands_of_other_packages_are_unknown(alone: Path) -> None:
+    done = run(alone, "-m", "minisgl", "bench")
+    assert done.returncode == 2
+    assert "there is no command 'bench'" in done.stderr
