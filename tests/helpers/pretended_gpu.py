@@ -22,7 +22,7 @@ def pretend(compiled: list[str]) -> None:
     from minisgl.kernel.triton.launch import Launcher
     from minisgl_kernels.ops import TunedOps
     from minisgl_kernels.recurrent import TritonRecurrentBackend
-    from minisgl_zoo.recurrent import context as recurrent
+    from minisgl_zoo.recurrent import spec as recurrent
 
     class Device(ReplayDevice):
         best_chunk = CudaDevice.best_chunk
