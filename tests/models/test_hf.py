@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import huggingface_hub
 import pytest
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.utils import hub
@@ -177,7 +177,7 @@ def _hub(monkeypatch: pytest.MonkeyPatch, folder: Path, repo: str, *files: str) 
         taken.append(name)
         return str(folder / name)
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, asked: [*files])
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     monkeypatch.setattr("minisgl_zoo.gguf.hub.gguf_folder", lambda path: folder / f"{path.name}.d")
