@@ -3,9 +3,9 @@
 A manifest is a module with `ROWS`. It imports nothing of what its rows name, so reading all of them
 takes a millisecond. The manifests of our own packages are found by name: a folder that was deleted
 is absent, whatever pip knows about it. A stranger's distribution names its manifest by an entry
-point of the group `minisgl.plugins`. The core's own rows are in a manifest, too. A
-row's object is imported when something is built from it, never in a step. `docs/plugins.md` shows
-how to write a manifest.
+point of the group `minisgl.plugins`. The core's own rows are in a manifest, too. A row's object is
+imported when something is built from it, never in a step. `docs/plugins.md` shows how to write a
+manifest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
@@ -113,7 +112,7 @@ def rows(table: str, **facts: str) -> Iterator[Row]:
 
 
 def digest() -> str:
-    """Return a digest of all rows. Ranks compare it: each must build the same model."""
+    """Return a digest of all rows. Nodes compare it: all ranks must build the same model."""
     return hashlib.sha256(repr(installed()).encode()).hexdigest()[:16]
 
 
@@ -136,6 +135,9 @@ def adopt(rows: tuple[Row, ...]) -> None:
 
 def read_manifests() -> tuple[Row, ...]:
     """Read all manifests. One of a stranger that does not load is a line of the log, and absent."""
+    # Here, because a worker gets its rows from its parent, and need not wait for this import.
+    from importlib.metadata import entry_points
+
     found = [row for name in OURS if find_spec(name) for row in _read(f"{name}.manifest")]
     for point in entry_points(group=GROUP):
         try:

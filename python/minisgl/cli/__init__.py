@@ -43,6 +43,9 @@ class Command(Protocol):
 def run_command(argv: Sequence[str], began: float) -> int:
     """Run the command and return the exit code. began: the process's start, on `time.monotonic`."""
     command, *rest = argv or ["serve"]
+    if command in ("--version", "version"):
+        print(f"minisgl {__version__}")
+        return 0
     try:
         plugins.installed()
     except ConfigError as error:
@@ -50,9 +53,6 @@ def run_command(argv: Sequence[str], began: float) -> int:
         return 2
     if command in ("-h", "--help", "help"):
         print(help_text(), end="")
-        return 0
-    if command in ("--version", "version"):
-        print(f"minisgl {__version__}")
         return 0
     if command.startswith("-"):
         command, rest = "serve", list(argv)

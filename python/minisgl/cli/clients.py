@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from minisgl import env
+from minisgl import env, plugins
 from minisgl.errors import MinisglError
 from minisgl.runtime.args import flag_of
+from minisgl.server.args import ServerArgs
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
-from minisgl.server.launch import launch_server
 from minisgl.shell import Settings, run_question, run_shell
 
 NOT_OF_A_CHAT: Final = (
@@ -67,6 +67,17 @@ def chat_client(about: dict[str, Any]) -> Client:
     return lambda url: run_shell(url, system=system, settings=settings, api_key=key)
 
 
+def serve_with_shell(args: ServerArgs, began: float) -> int:
+    """Serve beside a chat: `minisgl serve --shell`. Returns the exit code."""
+    return _serve_beside(args, chat_client({}), began)
+
+
+def _serve_beside(args: ServerArgs, client: Client, began: float) -> int:
+    """Start a server, and run `client` beside it. A client with `--url` never imports a server."""
+    launch: Callable[..., int] = plugins.need("servers", "own", "a server")
+    return launch(args, foreground=client, began=began)
+
+
 def _until_ctrl_c(command: str, argv: Sequence[str], began: float) -> int:
     try:
         return _run_client(command, argv, began)
@@ -85,8 +96,7 @@ def _run_client(command: str, argv: Sequence[str], began: float) -> int:
     if about["api_key"] and about["url"] is None:
         parser.error("--api-key is for the server at --url")
     if about["url"] is None:
-        args = server_args(parser, given | {"shell": True})
-        return launch_server(args, foreground=client, began=began)
+        return _serve_beside(server_args(parser, given | {"shell": True}), client, began)
     if given:
         flag = "MODEL" if "words" in given else flag_of(next(iter(given)))
         parser.error(f"--url names a server that runs already: leave out {flag}")

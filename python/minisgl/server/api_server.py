@@ -12,8 +12,6 @@ from starlette.types import ASGIApp
 from minisgl import plugins
 from minisgl.errors import EngineError
 from minisgl.server import body, errors
-from minisgl.server.api import chat, completions, generate, models, tokens
-from minisgl.server.api.models import ServedModel
 from minisgl.server.bodies import Bodies
 from minisgl.server.browser_guard import Door, behind
 from minisgl.server.clients import Keys
@@ -21,8 +19,7 @@ from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import DocumentedAPI
 from minisgl.server.request_ids import RequestIds
-from minisgl.server.site import Routes, Site
-from minisgl.server.telemetry import metrics
+from minisgl.server.site import Routes, ServedModel, Site
 
 READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""
@@ -45,21 +42,16 @@ def create_app(
     returns what is wrong, or None if all workers make progress. keys: the API keys; with None every
     client may use the server. door: for web pages of other origins and for names; None is `Door()`.
     """
-    families = (chat, completions, generate, models, tokens)
-    more: list[Routes] = [row.load() for row in plugins.rows("routes")]
-    records = [record for family in families for record in family.RECORDS]
-    records += [record for routes in more for record in routes.records]
+    families: list[Routes] = [row.load() for row in plugins.rows("routes")]
+    records = [record for routes in families for record in routes.records]
     settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = DocumentedAPI(records, title="Mini-SGLang", **settings)
     app.state.bodies, open_ids = Bodies(), Counter[str]()
     app.state.by_header = {row.name: row.load() for row in plugins.rows("request_headers")}
     errors.install(app, frontend.observer)
-    for family in families:
-        app.include_router(family.router(frontend, model))
     site = Site(frontend=frontend, model=model, keys=keys, open_ids=open_ids)
-    for routes in more:
+    for routes in families:
         app.include_router(routes.router(site))
-    app.include_router(metrics.router(frontend, model, keys))
 
     @app.get("/health")
     async def health() -> Response:

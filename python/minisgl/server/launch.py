@@ -138,8 +138,8 @@ def _serve(
         importing.start()
         workers.wait_while(importing)
         with held():  # an import may swallow what a signal handler raises
-            from minisgl.server.api.models import ServedModel
             from minisgl.server.server import Server
+            from minisgl.server.site import ServedModel
 
             model = ServedModel(
                 names=found.names,

@@ -25,7 +25,6 @@ from minisgl.runtime.node_link import NodeLink
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Workers
 from minisgl.server.address import listen, url_of
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
 from minisgl.server.browser_guard import door_of
@@ -34,6 +33,7 @@ from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.http import HttpServer
+from minisgl.server.site import ServedModel
 from minisgl.server.telemetry.observe import Observer, PromptWatcher
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start

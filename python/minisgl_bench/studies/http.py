@@ -35,9 +35,9 @@ from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.server.address import bind, url_of
-from minisgl.server.api.models import ServedModel
 from minisgl.server.args import ServerArgs
 from minisgl.server.server import Server
+from minisgl.server.site import ServedModel
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import setup_logging
 from minisgl.utils.process import WorkerStatus

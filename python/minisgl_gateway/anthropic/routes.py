@@ -31,9 +31,6 @@ class TokenCount(Json, frozen=True, kw_only=True):
     input_tokens: int
 
 
-RECORDS: Final = (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *EVENTS)
-
-
 def router(site: Site) -> APIRouter:
     frontend, model = site.frontend, site.model
     routes = APIRouter()
@@ -81,4 +78,6 @@ def router(site: Site) -> APIRouter:
     return routes
 
 
-ROUTES: Final = Routes(router, RECORDS)
+ROUTES: Final = Routes(
+    router, (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *EVENTS)
+)

@@ -47,8 +47,9 @@ MAX_PAUSE_S: Final = 60.0
 before."""
 
 
-def serve_replicas(args: ServerArgs) -> int:
-    """Serve until a request to stop, and return the exit code. Called in the main thread."""
+def serve_replicas(args: ServerArgs, began: float) -> int:
+    """Serve until a request to stop, and return the exit code. Called in the main thread. Each
+    server counts its own start, from later than `began`."""
 
     def serve(signals: Signals) -> int:
         env.check()

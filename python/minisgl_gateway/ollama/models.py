@@ -10,10 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.strict import Json, ignored
 from minisgl.server.openapi import operation
-from minisgl.server.site import Routes, Site
+from minisgl.server.site import Routes, ServedModel, Site
 from minisgl.version import __version__
 
 NEVER: Final = "9999-12-31T23:59:59Z"
@@ -68,9 +67,6 @@ class OllamaShown(Json, frozen=True, kw_only=True):
 
 class OllamaVersion(Json, frozen=True, kw_only=True):
     version: str
-
-
-RECORDS: Final = (OllamaModels, ShowRequest, OllamaShown, OllamaVersion)
 
 
 def is_named(model: ServedModel, name: str) -> str:
@@ -154,4 +150,4 @@ def router(site: Site) -> APIRouter:
     return routes
 
 
-ROUTES: Final = Routes(router, RECORDS)
+ROUTES: Final = Routes(router, (OllamaModels, ShowRequest, OllamaShown, OllamaVersion))

@@ -75,9 +75,6 @@ class AnswerTurn(Json, frozen=True, kw_only=True):
     tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
-RECORDS: Final = (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, OllamaError)
-
-
 def router(site: Site) -> APIRouter:
     frontend, model = site.frontend, site.model
     routes = APIRouter()
@@ -214,4 +211,6 @@ def _line(answer: msgspec.Struct) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 
-ROUTES: Final = Routes(router, RECORDS)
+ROUTES: Final = Routes(
+    router, (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, OllamaError)
+)

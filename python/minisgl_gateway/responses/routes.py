@@ -47,9 +47,6 @@ class Deleted(Json, frozen=True, kw_only=True):
     deleted: Literal[True] = True
 
 
-RECORDS: Final = (ResponsesRequest, ResponseObject, Deleted, *EVENTS)
-
-
 def router(site: Site) -> APIRouter:
     frontend, model = site.frontend, site.model
     routes = APIRouter()
@@ -141,4 +138,4 @@ def _spoken(items: Sequence[OutputItem]) -> Message:
     )
 
 
-ROUTES: Final = Routes(router, RECORDS)
+ROUTES: Final = Routes(router, (ResponsesRequest, ResponseObject, Deleted, *EVENTS))

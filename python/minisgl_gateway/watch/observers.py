@@ -153,20 +153,25 @@ def _send_frame(seat: Seat, frame: bytes) -> None:
 
 
 def steps_of(args: RuntimeArgs, rank: int) -> Steps | None:
+    """Return the observer of rank 0 with `--log-steps`."""
     return Steps(Path(args.log_steps)) if args.log_steps and rank == 0 else None
 
 
 def recording_of(args: RuntimeArgs, rank: int) -> Recording | None:
+    """Return the observer of rank 0 with `--record`."""
     return Recording(Path(args.record)) if args.record and rank == 0 else None
 
 
 def costs_of(args: RuntimeArgs, rank: int) -> Costs | None:
+    """Return the observer of rank 0 of a server on one machine."""
     return Costs(args.num_local) if rank == 0 and args.nnodes == 1 else None
 
 
 def profiles_of(args: RuntimeArgs, rank: int) -> Profiles:
+    """Return the observer of each rank."""
     return Profiles(Path(args.profile_dir))
 
 
 def watching_of(args: RuntimeArgs, rank: int) -> Watching:
+    """Return the observer of each rank; rank 0's answers."""
     return Watching()

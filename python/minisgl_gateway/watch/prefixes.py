@@ -68,4 +68,5 @@ class PrefixWatch:
 
 
 def prefix_watch(args: ServerArgs, model: str) -> PrefixWatch:
+    """Return the watch of a server. It needs no option."""
     return PrefixWatch()

@@ -5,6 +5,6 @@ server-sent events. What it does not know: tokens, processes, sockets. Read next
 `minisgl.server.api.schema` (what the families have in common), then `minisgl.server.api.chat`, on
 which the other families build.
 
-The module of each family has `router`, which makes its routes, and `RECORDS`, the roots of its
-schema in /openapi.json.
+The module of each family has `ROUTES`, a row of the table `routes`: what makes its routes, and the
+roots of its schema in /openapi.json.
 """

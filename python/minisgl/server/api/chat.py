@@ -24,7 +24,6 @@ from minisgl.server.api.chat_answer import (
 from minisgl.server.api.left_out import OmissionLog, unused_switch
 from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.openai_shape import OpenAIShape
 from minisgl.server.api.schema import (
     CacheKey,
@@ -48,9 +47,9 @@ from minisgl.server.api.tools import (
     call_begins,
     call_goes_on,
 )
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, TextEvent, event, respond
+from minisgl.server.site import Routes, Site
 
 _REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"
 _REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")
@@ -196,10 +195,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return msgspec.structs.replace(params, max_tokens=self.max_completion_tokens)
 
 
-RECORDS: Final = (ChatRequest, ChatCompletion, ChatCompletionChunk)
-
-
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
     omissions = OmissionLog()
 
@@ -319,3 +316,6 @@ class _ChatShape(OpenAIShape):
             usage=self._usage_so_far,
             timings=Timings.of([end]) if end else UNSET,
         )
+
+
+ROUTES: Final = Routes(router, (ChatRequest, ChatCompletion, ChatCompletionChunk))

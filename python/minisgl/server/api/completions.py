@@ -14,7 +14,6 @@ from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.logprobs import TextLogprobs
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.openai_shape import OpenAIShape
 from minisgl.server.api.schema import (
     Json,
@@ -25,9 +24,9 @@ from minisgl.server.api.schema import (
     only,
     token_prompt,
 )
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, TextEvent, event, respond
+from minisgl.server.site import Routes, Site
 
 MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`
 
@@ -146,10 +145,8 @@ class Completion(Json, frozen=True, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
 
 
-RECORDS: Final = (CompletionRequest, Completion)
-
-
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
 
     @routes.post("/v1/completions", **operation(CompletionRequest, Completion, Completion))
@@ -239,3 +236,6 @@ class _CompletionShape(OpenAIShape):
         )
         timings = Timings.of([end]) if end else UNSET
         return Completion(**self._head, choices=[choice], usage=self._usage_so_far, timings=timings)
+
+
+ROUTES: Final = Routes(router, (CompletionRequest, Completion))

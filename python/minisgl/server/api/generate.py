@@ -15,7 +15,6 @@ from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.logprobs import PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import (
     Json,
     NonNegative,
@@ -24,9 +23,9 @@ from minisgl.server.api.schema import (
     Usage,
     token_prompt,
 )
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
 from minisgl.server.respond import Output, Shape, event, respond
+from minisgl.server.site import Routes, Site
 
 
 class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
@@ -125,10 +124,8 @@ class GeneratedChunk(Json, frozen=True, kw_only=True):
     prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
 
 
-RECORDS: Final = (GenerateRequest, Generated, GeneratedChoices, GeneratedChunk)
-
-
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
 
     @routes.post(
@@ -212,3 +209,6 @@ class _GenerateShape(Shape):
         if not self._has_prompt:
             return UNSET
         return [PromptLogprob.of(token) for token in output.prompt] if output else []
+
+
+ROUTES: Final = Routes(router, (GenerateRequest, Generated, GeneratedChoices, GeneratedChunk))

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
-from pathlib import Path
 from typing import Final, Literal
 
 from fastapi import APIRouter, Response
 
-from minisgl.core import SamplingParams
-from minisgl.errors import ModelNotFound
 from minisgl.server import body
-from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.api.schema import Json
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
-from minisgl.tokenizer.defaults import FOLLOWED
-from minisgl.utils.text import brief
+from minisgl.server.site import Routes, Site
 
 
 class Model(Json, frozen=True, kw_only=True):
@@ -53,51 +45,8 @@ class ModelList(Json, frozen=True, kw_only=True):
     has_more: Literal[False] = False
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: `card` is kept in __dict__
-class ServedModel:
-    """The model of this server.
-
-    names: requests may use any; answers to requests without one have the first. defaults: the
-    sampling parameters of requests that leave them out. created: Unix time. folder: of the
-    checkpoint.
-    """
-
-    names: tuple[str, ...]
-    defaults: SamplingParams
-    created: int
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    def check(self, name: str | None) -> str:
-        """Return the name for the answer. Raises ModelNotFound if `name` is another model's."""
-        if name is None:
-            return self.name
-        if name not in self.names:
-            raise ModelNotFound(
-                f"the model {brief(name)} is not served here; this server serves "
-                f"{' and '.join(map(repr, self.names))}",
-                param="model",
-            )
-        return name
-
-    @property
-    def shown_defaults(self) -> dict[str, float]:
-        """The sampling parameters that a checkpoint may recommend, with their defaults."""
-        return {name: getattr(self.defaults, name) for name in FOLLOWED}
-
-    @cached_property
-    def card(self) -> ModelCard:
-        """The model's description. It is read from the checkpoint when it is first used."""
-        return read_card(self.folder)
-
-
-RECORDS: Final = (ModelList,)
-
-
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
 
     def entry(name: str) -> Model:
@@ -127,3 +76,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         return body.response(entry(model.check(name)))
 
     return routes
+
+
+ROUTES: Final = Routes(router, (ModelList,))

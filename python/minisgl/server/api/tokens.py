@@ -13,12 +13,11 @@ from minisgl.server import body
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.logprobs import token_name
 from minisgl.server.api.messages import Message, TemplateArgs
-from minisgl.server.api.models import ServedModel
 from minisgl.server.api.schema import Json, token_prompt
 from minisgl.server.api.tools import tools_of
 from minisgl.server.clients import key_number
-from minisgl.server.frontend import Frontend
 from minisgl.server.openapi import operation
+from minisgl.server.site import Routes, Site
 from minisgl.tokenizer.codec import check_count
 
 
@@ -88,10 +87,8 @@ class Detokenized(Json, frozen=True, kw_only=True):
     prompt: str
 
 
-RECORDS: Final = (TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized)
-
-
-def router(frontend: Frontend, model: ServedModel) -> APIRouter:
+def router(site: Site) -> APIRouter:
+    frontend, model = site.frontend, site.model
     routes = APIRouter()
 
     @routes.post("/tokenize", **operation(TokenizeRequest, Tokenized))
@@ -126,3 +123,6 @@ def router(frontend: Frontend, model: ServedModel) -> APIRouter:
         return body.response(Detokenized(prompt=text))
 
     return routes
+
+
+ROUTES: Final = Routes(router, (TokenizeRequest, Tokenized, DetokenizeRequest, Detokenized))

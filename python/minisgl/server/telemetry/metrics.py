@@ -23,9 +23,8 @@ from prometheus_client.registry import Collector
 
 from minisgl import plugins
 from minisgl.scheduler.loop import PARTS
-from minisgl.server.api.models import ServedModel
 from minisgl.server.clients import Keys
-from minisgl.server.frontend import Frontend
+from minisgl.server.site import Routes, Site
 from minisgl.server.telemetry.observe import Histogram, Observer
 from minisgl.server.telemetry.prometheus import counter_by, metrics_page
 from minisgl.version import __version__
@@ -40,9 +39,9 @@ _RANK_COUNTERS: Final = {
 }
 
 
-def router(frontend: Frontend, model: ServedModel, keys: Keys | None = None) -> APIRouter:
+def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    page = MetricsPage(frontend.observer, model.name, keys)
+    page = MetricsPage(site.frontend.observer, site.model.name, site.keys)
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -192,3 +191,6 @@ def _histogram(name: str, help_: str, histogram: Histogram) -> Metric:
     bounds = [*map(str, histogram.bounds), "+Inf"]
     buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
     return HistogramMetricFamily(name, help_, buckets=buckets, sum_value=histogram.sum)
+
+
+ROUTES: Final = Routes(router)
