@@ -90,12 +90,13 @@ def _portable(argument: str) -> str:
 
 
 def _program() -> list[str]:
-    """Return the arguments of `python`: a file of scripts/, or a package that runs benchmarks."""
+    """Return the arguments of `python`: a file of scripts/, or a package that runs benchmarks. The
+    console script `minisgl` has no module; it does what the package does."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None and sys.argv[0].endswith(".py"):
         return [f"scripts/{Path(sys.argv[0]).name}"]
-    name = spec.name.removesuffix(".__main__") if spec else ""
-    return ["-m", name if name == "minisgl_bench.studies" else "minisgl_bench"]
+    name = spec.name.removesuffix(".__main__") if spec else "minisgl"
+    return ["-m", name if name in ("minisgl", "minisgl_bench.studies") else "minisgl_bench"]
 
 
 def _commit() -> str | None:

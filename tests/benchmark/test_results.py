@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 import re
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -194,3 +195,22 @@ def test_nothing_to_compare_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
     assert "ttft_ms.p50" in capsys.readouterr().out
     assert compare.main([str(path), str(path), "--only", "no_such"]) == 2
     assert "matches 'no_such' is in both" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("main", "shown"),
+    [
+        ("minisgl.__main__", "python -m minisgl bench x"),
+        ("minisgl_bench.__main__", "python -m minisgl_bench bench x"),
+        (None, "python -m minisgl bench x"),  # the console script
+    ],
+)
+def test_a_result_has_the_command_that_was_typed(
+    main: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Mock() if main else None
+    if spec:
+        spec.name = main
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(sys, "argv", ["minisgl", "bench", "x"])
+    assert report.environment()["command"] == shown
