@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from minisgl.utils.helper import limit_memory, serve
@@ -13,6 +14,9 @@ def answer(question: Any) -> Any:
     match question:
         case ["hold", _]:  # in one instruction of native code, for minutes
             return (10 ** (10**9)) % 7
+        case ["sleep", seconds]:
+            time.sleep(seconds)
+            return "awake"
         case ["allocate", limit]:
             limit_memory(limit)
             try:

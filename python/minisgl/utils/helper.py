@@ -7,6 +7,8 @@ one. It also ends a helper, during native code too, when the process that asks h
 
     Helper.ask  --length, seconds, JSON-->  serve: answer(question)     over one socket
                 <-----length, 0, JSON-----
+                ------------ nothing, ever ------------                  a second one: its end
+                                                                         ends the helper
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class Helper:
         self._command = [sys.executable, "-P", "-m", module, *args]
         self.process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._lifeline: socket.socket | None = None  # the helper ends when it is closed
         self._lock = threading.Lock()
 
     @property
@@ -74,15 +77,16 @@ class Helper:
     def _start(self) -> None:
         self._end()  # closes the socket of one that was killed
         ours, theirs = socket.socketpair()
-        with theirs:
+        lifeline, its_lifeline = socket.socketpair()
+        with theirs, its_lifeline:
             self.process = subprocess.Popen(
                 self._command,
                 stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
+                stdout=its_lifeline.fileno(),
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        self._socket = ours
+        self._socket, self._lifeline = ours, lifeline
 
     def _exchange(self, question: bytes, cpu_s: float) -> bytes | None:
         assert self._socket
@@ -95,9 +99,10 @@ class Helper:
 
     def _end(self) -> int:
         """End the process, if there is one. Returns its exit code, or minus the signal."""
-        if self._socket:
+        if self._socket and self._lifeline:
             self._socket.close()
-            self._socket = None
+            self._lifeline.close()
+            self._socket = self._lifeline = None
         process, self.process = self.process, None
         if process is None:
             return 0
@@ -117,20 +122,18 @@ def serve(answer: Callable[[Any], Any]) -> None:
     `answer` gets a question, and returns JSON. An exception ends this process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
-    link = socket.socket(fileno=os.dup(0))
-    # SIGIO ends this process when the asker ends. It comes with a question, too, so it is ignored
-    # while this waits for one.
-    signal.signal(signal.SIGIO, signal.SIG_IGN)
-    fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(link, fcntl.F_SETFL, fcntl.fcntl(link, fcntl.F_GETFL) | os.O_ASYNC)
+    link, lifeline = socket.socket(fileno=os.dup(0)), socket.socket(fileno=os.dup(1))
+    os.dup2(2, 1)  # nothing is printed into the lifeline
+    # SIGIO ends this process when the asker ends. It must not come from `link`: a question's SIGIO
+    # can arrive after the question itself has been read.
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     while head := _read(link, _HEAD.size):
         size, cpu_s = _HEAD.unpack(head)
         if (data := _read(link, size)) is None:
             return
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
         reply = packed(answer(_unpacked(data)))
-        signal.signal(signal.SIGIO, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_PROF, 0)
         link.sendall(_HEAD.pack(len(reply), 0.0) + reply)
 
