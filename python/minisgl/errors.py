@@ -20,19 +20,24 @@
        ├─ NonFiniteLogits         the model computed NaN or infinity for one request
        └─ OutOfDeviceMemory       an allocation failed; the message says which option to change
 
+An error that crosses a process keeps its class, which its `code` names, and its `fields`.
 `assert` states our own invariants. User input never meets an assert.
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 PEER_LOST_EXIT = 3
 """Exit code of a worker process that lost another rank. After an error of its own it is 1."""
 
 
 class MinisglError(Exception):
-    """Root of the tree."""
+    """Root of the tree. fields: the attributes that cross a process besides the message."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
 
 
 class ConfigError(MinisglError, ValueError):
@@ -61,6 +66,9 @@ class RequestError(MinisglError, ValueError):
         self.message = message
         self.param = param
 
+    def __str__(self) -> str:
+        return self.message  # to which a caller may add which prompt it is about
+
 
 class InvalidRequest(RequestError):
     """A field is missing, has a wrong type or value, or is not supported."""
@@ -78,6 +86,7 @@ class PromptTooLong(RequestError):
     """The prompt, alone or with max_tokens, has `got` tokens; at most `limit` fit."""
 
     code = "context_length_exceeded"
+    fields = ("limit", "got")
 
     def __init__(self, message: str, *, limit: int, got: int, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -111,6 +120,7 @@ class WorkerDied(EngineError):
 
     code = "worker_died"
     status = 503
+    fields = ("worker", "exit_code")
 
     def __init__(self, worker: str, exit_code: int | None) -> None:
         if exit_code is None:
@@ -136,6 +146,7 @@ class WorkerHung(EngineError):
 
     code = "worker_hung"
     status = 503
+    fields = ("worker",)
 
     def __init__(self, worker: str, how: str) -> None:
         super().__init__(f"the {worker} process {how}; the engine cannot go on without it")
@@ -166,3 +177,16 @@ class OutOfDeviceMemory(EngineError):
     """The device has no memory left for an allocation."""
 
     code = "out_of_memory"
+
+
+def class_of(code: str, status: int) -> type[RequestError] | type[EngineError]:
+    """Return the class of the errors with this code, else one for a code that has no class."""
+    kind = RequestError if status < 500 else EngineError
+    named = (each for each in _subclasses(kind) if vars(each).get("code") == code)
+    return next(named, InvalidRequest if kind is RequestError else EngineError)
+
+
+def _subclasses(kind: type[RequestError] | type[EngineError]) -> Iterator[Any]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)

@@ -15,7 +15,13 @@ import psutil
 import pytest
 import torch
 
-from minisgl.errors import ConfigError, InvalidRequest, InvalidSampling, RequestError
+from minisgl.errors import (
+    ConfigError,
+    InvalidRequest,
+    InvalidSampling,
+    PromptTooLong,
+    RequestError,
+)
 from minisgl.llm import LLM, SamplingParams
 from minisgl.llm.engines import OwnEngine
 
@@ -176,8 +182,9 @@ def test_a_refused_prompt_ends_the_others(llm: LLM) -> None:
     stats = llm._engine.scheduler.stats
     before = stats.num_output_tokens
     long = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
-    with pytest.raises(RequestError, match="prompt 1: the prompt has 5000 tokens"):
+    with pytest.raises(PromptTooLong, match="prompt 1: the prompt has 5000 tokens") as raised:
         llm.generate([[5], [5] * 5000], long)
+    assert raised.value.got == 5000
     with pytest.raises(RequestError, match="prompt 1: the prompt has 5000 tokens"):
         llm.generate([[5], [5] * 5000], long, n=2)  # not a number of requests
     assert stats.num_output_tokens - before <= 6

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from minisgl.errors import ConfigError, RequestError, StartupFailed, WorkerDied
+from minisgl.errors import ConfigError, PromptTooLong, StartupFailed, WorkerDied
 from minisgl.llm import LLM, SamplingParams
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 96, "progress": False}
@@ -105,8 +105,9 @@ def test_grammars_and_penalties_are_the_same_on_each_rank(llm: LLM) -> None:
 
 
 def test_a_refused_prompt_fails_only_its_call(llm: LLM) -> None:
-    with pytest.raises(RequestError, match=r"prompt 1: .* 5000 tokens"):
+    with pytest.raises(PromptTooLong, match=r"prompt 1: .* 5000 tokens.*num_pages") as raised:
         llm.generate([[5] * 10, [5] * 5000], GREEDY)
+    assert (raised.value.limit, raised.value.got) == (96 * 16, 5000)
     assert llm.generate("Hi", GREEDY)[0].text
 
 
@@ -184,17 +185,17 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
         LLM(tp=0, **OPTIONS)
     with pytest.raises(ConfigError, match="'none such'"):
         LLM(tp=2, **(OPTIONS | {"dtype": "none such"}))
-    with pytest.raises(ConfigError, match=r"--tp 5 needs a query head for each rank, .* has 4"):
+    with pytest.raises(ConfigError, match=r"tp=5 needs a query head for each rank, .* has 4"):
         LLM(tp=5, **OPTIONS)
-    with pytest.raises(ConfigError, match="--ep splits experts over ranks, and"):
+    with pytest.raises(ConfigError, match="ep splits experts over ranks, and"):
         LLM(tp=2, ep=True, **OPTIONS)
     with monkeypatch.context() as patch:
         patch.setattr("minisgl.runtime.check_ranks.num_gpus", lambda: 2)
         with pytest.raises(ConfigError, match="3 ranks on this machine need a GPU each, but torch"):
             LLM(tp=3, **OPTIONS)
-    with pytest.raises(StartupFailed, match=r"engine could not start: --num-pages") as raised:
+    with pytest.raises(StartupFailed, match=r"engine could not start: num_pages=") as raised:
         LLM(tp=2, **(OPTIONS | {"num_pages": 10**9}))
-    assert str(raised.value).count("--num-pages") == 1  # both ranks said it
+    assert str(raised.value).count("num_pages") == 1  # both ranks said it
     assert ranks() == before
 
 

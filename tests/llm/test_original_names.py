@@ -12,10 +12,9 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.core.aliases import FLAGS, KEYWORDS
-from minisgl.core.args import EngineArgs, options_of
+from minisgl.core.args import EngineArgs, flag_of, options_of
 from minisgl.errors import InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
-from minisgl.runtime.args import flag_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import parse_args
 

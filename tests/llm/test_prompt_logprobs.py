@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from minisgl import LLM, Delta, RequestOutput, SamplingParams
-from minisgl.errors import InvalidRequest, InvalidSampling
+from minisgl.errors import InvalidSampling, PromptTooLong
 
 TEXT = "Once upon a time, 二 🦜 and"
 ALONE = SamplingParams(max_tokens=0, prompt_logprobs=2)
@@ -86,5 +86,5 @@ def test_wrong_arguments_are_refused(llm: LLM) -> None:
         SamplingParams(prompt_logprobs=True)
     with pytest.raises(InvalidSampling, match="0 is allowed with echo or prompt_logprobs"):
         SamplingParams(max_tokens=0)
-    with pytest.raises(InvalidRequest, match="the context length holds 2048"):
+    with pytest.raises(PromptTooLong, match="the context length holds 2048"):
         llm.generate([[1] * 100_000], ALONE)

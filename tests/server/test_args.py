@@ -14,8 +14,7 @@ import sys
 import pytest
 
 from minisgl.attention import registry
-from minisgl.core.args import options_of
-from minisgl.runtime.args import flag_of
+from minisgl.core.args import flag_of, options_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import parse_args
 from minisgl_gateway import other_engines

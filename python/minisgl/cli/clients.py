@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from minisgl import env, plugins
+from minisgl.core.args import flag_of
 from minisgl.errors import MinisglError
-from minisgl.runtime.args import flag_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
 from minisgl.shell import Settings, run_question, run_shell

@@ -11,14 +11,16 @@ If the default is None, the engine chooses the value, because it knows the devic
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 from minisgl import plugins
-from minisgl.errors import ConfigError
+from minisgl.errors import ConfigError, EngineError
 from minisgl.utils.text import brief, counted
 
 CacheKind = Literal["radix", "naive"]
@@ -74,6 +76,7 @@ def text(words: str, accepts: Callable[[str], bool] = lambda text: True) -> Rule
     return Rule(words=words, accepts=lambda value: isinstance(value, str) and accepts(value))
 
 
+_FLAG: Final = re.compile(r"--(?P<flag>[a-z]+(-[a-z]+)*)( (?P<value>[\w,.]*\w))?")
 SWITCH: Final = Rule(words="True or False", accepts=lambda value: isinstance(value, bool))
 
 
@@ -105,6 +108,38 @@ def options_of(args: type[EngineArgs]) -> dict[str, tuple[Any, Option]]:
     """Return the default and the `Option` of each field that has one, by name."""
     fields = dataclasses.fields(args)
     return {f.name: (f.default, f.metadata["option"]) for f in fields if "option" in f.metadata}
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of the option `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def in_keywords(message: str) -> str:
+    """Return the message of an error with keywords of `LLM` instead of the flags of a server."""
+    options = options_of(EngineArgs)
+
+    def keyword(found: re.Match[str]) -> str:
+        name, value = found["flag"].replace("-", "_"), found["value"]
+        if name not in options:
+            return found[0]
+        rule = options[name][1].rule
+        with contextlib.suppress(ValueError):
+            if value and rule is not SWITCH and rule.accepts(parsed := rule.parse(value)):
+                return f"{name}={parsed!r}"
+        return f"{name}{' ' + value if value else ''}"
+
+    return _FLAG.sub(keyword, message)
+
+
+@contextlib.contextmanager
+def naming_keywords() -> Iterator[None]:
+    """Let the errors of the block name keywords of `LLM` instead of the flags of a server."""
+    try:
+        yield
+    except (ConfigError, EngineError) as error:
+        error.args = (in_keywords(str(error)),)
+        raise
 
 
 def check_option(name: str, value: Any, rule: Rule) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from minisgl.core.sampling import SamplingParams
-from minisgl.errors import EngineError, InvalidRequest, RequestError
+from minisgl.errors import EngineError, RequestError, class_of
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -102,41 +102,39 @@ class Finished(_Event, frozen=True, kw_only=True):
 
 
 class Failed(_Event, frozen=True, kw_only=True):
-    """The request was refused or its computation failed. The fields are those of OpenAI's error
-    object."""
+    """The request was refused or its computation failed. The first fields are those of OpenAI's
+    error object. fields: those of the error's class (`minisgl.errors`)."""
 
     message: str
     code: str
     status: int
     param: str | None = None
+    fields: dict[str, int | float | str | None] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, uid: int, error: Exception) -> Failed:
         """Return the record of an exception. Exceptions that are not ours become engine errors."""
-        if isinstance(error, RequestError):
-            return cls(
-                uid=uid,
-                message=error.message,
-                code=error.code,
-                status=error.status,
-                param=error.param,
-            )
-        if isinstance(error, EngineError):
-            return cls(uid=uid, message=str(error), code=error.code, status=error.status)
-        message = f"{type(error).__name__}: {error}"
-        return cls(uid=uid, message=message, code=EngineError.code, status=EngineError.status)
+        if not isinstance(error, RequestError | EngineError):
+            error = EngineError(f"{type(error).__name__}: {error}")
+        return cls(
+            uid=uid,
+            message=str(error),
+            code=error.code,
+            status=error.status,
+            param=getattr(error, "param", None),
+            fields={name: getattr(error, name) for name in error.fields},
+        )
 
     def to_error(self) -> RequestError | EngineError:
-        """Return the exception with the same content, for `LLM` to raise or for an HTTP error."""
-        if self.status < 500:
-            request_error = InvalidRequest(self.message, param=self.param)
-            request_error.code = self.code
-            request_error.status = self.status
-            return request_error
-        engine_error = EngineError(self.message)
-        engine_error.code = self.code
-        engine_error.status = self.status
-        return engine_error
+        """Return the exception with the same class and content."""
+        kind = class_of(self.code, self.status)
+        error = kind.__new__(kind)  # a class may write its message itself
+        if isinstance(error, RequestError):
+            RequestError.__init__(error, self.message, param=self.param)
+        else:
+            EngineError.__init__(error, self.message)
+        vars(error).update(self.fields, code=self.code, status=self.status)
+        return error
 
 
 Event = Accepted | PromptLogprobs | Token | Finished | Failed

@@ -25,6 +25,7 @@ from minisgl.core.args import (
     ModelSource,
     Quantization,
     check_option,
+    naming_keywords,
     options_of,
 )
 from minisgl.errors import RequestError
@@ -67,6 +68,7 @@ class LLM:
                 print(output.text)
     """
 
+    @naming_keywords()
     def __init__(
         self,
         model: str | Path | None = None,
@@ -294,7 +296,6 @@ def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int = 1) -> 
     except RequestError as error:
         if num_prompts > n:
             error.message = f"prompt {len(done) // n}: {error.message}"
-            error.args = (error.message,)
         raise
 
 

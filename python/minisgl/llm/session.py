@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from minisgl.core import Accepted, Event, Failed, Finished
+from minisgl.core.args import in_keywords
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.llm.output import Answer, RequestOutput, fields
 from minisgl.message import AbortMsg, ExitMsg, SchedulerMsg, TextReply, UserMsg
@@ -78,10 +79,11 @@ class Call:
         return [self._output(uid) for uid in self._order]
 
     def _error(self, failed: Failed) -> RequestError | EngineError:
+        message = in_keywords(failed.message)
         if len(self._order) > self._num_choices:
             index = self._order[failed.uid] // self._num_choices
-            failed = replace(failed, message=f"prompt {index}: {failed.message}")
-        return failed.to_error()
+            message = f"prompt {index}: {message}"
+        return replace(failed, message=message).to_error()
 
     def _output(self, uid: int) -> RequestOutput:
         reply = self._finished[uid]

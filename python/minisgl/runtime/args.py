@@ -11,11 +11,6 @@ from minisgl.runtime.node_map import is_interface
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
 
 
-def flag_of(name: str) -> str:
-    """Return the flag of the option `name`."""
-    return f"--{name.replace('_', '-')}"
-
-
 def _is_address(address: str) -> bool:
     host, _, port = address.rpartition(":")
     is_host = bool(host) and ":" not in host and is_interface(host)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from minisgl import env, plugins
-from minisgl.core.args import options_of
-from minisgl.runtime.args import RuntimeArgs, flag_of
+from minisgl.core.args import flag_of, options_of
+from minisgl.runtime.args import RuntimeArgs
 from minisgl.version import __version__
 
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minisgl import plugins
+from minisgl.core.args import flag_of
 from minisgl.core.executor import Executor
 from minisgl.engine import Engine
 from minisgl.message import StatusReply
-from minisgl.runtime.args import RuntimeArgs, flag_of
+from minisgl.runtime.args import RuntimeArgs
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.scheduler.io import Control, Report
 from minisgl.scheduler.loop import Inbox, Outbox

@@ -13,9 +13,8 @@ from typing import Any, Final, NoReturn
 
 from minisgl import plugins
 from minisgl.core.aliases import FLAGS
-from minisgl.core.args import SWITCH, Option, Rule, options_of, whole
+from minisgl.core.args import SWITCH, Option, Rule, flag_of, options_of, whole
 from minisgl.errors import ConfigError
-from minisgl.runtime.args import flag_of
 from minisgl.server.args import ServerArgs, conflict
 from minisgl.version import __version__
 

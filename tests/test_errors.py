@@ -1,0 +1,101 @@
+"""An error keeps its class and fields when it crosses a process, and says what can be changed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections import Counter
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import msgspec
+import pytest
+
+import minisgl
+import minisgl_gateway
+from minisgl.core import Failed
+from minisgl.core.args import in_keywords
+from minisgl.errors import (
+    EngineError,
+    InvalidRequest,
+    InvalidSampling,
+    MinisglError,
+    NonFiniteLogits,
+    PromptTooLong,
+    RequestError,
+    ServerBusy,
+    WorkerDied,
+    WorkerHung,
+)
+
+ERRORS: tuple[RequestError | EngineError, ...] = (
+    InvalidRequest("wrong", param="n"),
+    InvalidSampling("hot", param="temperature"),
+    PromptTooLong("long", limit=8, got=9, param="prompt"),
+    ServerBusy("full"),
+    EngineError("broken"),
+    WorkerDied("engine", -9),
+    WorkerDied("engine", None),
+    WorkerHung("tokenizer-0", "hangs"),
+    NonFiniteLogits(),
+)
+
+
+def _send(connection: Connection) -> None:
+    records = [Failed.of(uid, error) for uid, error in enumerate(ERRORS)]
+    connection.send_bytes(msgspec.msgpack.encode(records))
+
+
+def test_an_error_keeps_its_class_and_fields_across_a_process() -> None:
+    ours, theirs = get_context("spawn").Pipe(duplex=False)
+    process = get_context("spawn").Process(target=_send, args=(theirs,))
+    process.start()
+    theirs.close()
+    records = msgspec.msgpack.decode(ours.recv_bytes(), type=list[Failed])
+    process.join()
+    for sent, record in zip(ERRORS, records, strict=True):
+        got = record.to_error()
+        assert type(got) is type(sent)
+        assert str(got) == str(sent)
+        assert got.status == sent.status
+        names = (*sent.fields, *(["param"] if isinstance(sent, RequestError) else []))
+        assert [getattr(got, name) for name in names] == [getattr(sent, name) for name in names]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(415, InvalidRequest), (504, EngineError)])
+def test_a_code_without_a_class_keeps_its_status(status: int, kind: type[MinisglError]) -> None:
+    error = Failed(uid=0, message="m", code="odd", status=status).to_error()
+    assert (type(error), error.code, error.status) == (kind, "odd", status)
+
+
+def test_an_error_of_another_library_is_an_engine_error() -> None:
+    error = Failed.of(0, KeyError("k")).to_error()
+    assert (type(error), str(error)) == (EngineError, "KeyError: 'k'")
+
+
+def test_no_two_classes_have_one_code() -> None:
+    for package in (minisgl, minisgl_gateway):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.rpartition(".")[2] in ("errors", "proxy", "fleet"):
+                importlib.import_module(module.name)
+    todo, codes = [RequestError, EngineError], Counter[str]()
+    while todo:
+        kind = todo.pop()
+        codes.update([vars(kind)["code"]] if "code" in vars(kind) else [])
+        todo += kind.__subclasses__()
+    assert [code for code, count in codes.items() if count > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "keywords"),
+    [
+        ("use at most --tp 4", "use at most tp=4"),
+        ("try --dtype bfloat16 or float32", "try dtype='bfloat16' or float32"),
+        ("--num-pages and --memory-ratio both", "num_pages and memory_ratio both"),
+        ("choose --attn fa,triton: then", "choose attn='fa,triton': then"),
+        ("leave --ep out, or say --device cpu.", "leave ep out, or say device='cpu'."),
+        ("raise --max-queued-requests", "raise --max-queued-requests"),
+    ],
+)
+def test_advice_for_an_llm_names_keywords(flags: str, keywords: str) -> None:
+    assert in_keywords(flags) == keywords
