@@ -1,4 +1,4 @@
-"""Makes tests/models/gguf_golden.zip: small random models of each family, as llama.cpp's own
+"""Makes tests/zoo/gguf/gguf_golden.zip: small random models of each family, as llama.cpp's own
 converter writes them, with the logits of llama.cpp and of transformers.
 
     PYTHONPATH=tests python scripts/gguf_golden.py LLAMA_CPP [NAME ...]
@@ -143,7 +143,7 @@ def main() -> None:
     before = json.loads(file.read_text()) if names else {"errors": {}, "made_later": {}}
     errors: dict[str, Any] = before["errors"]
     ids = np.random.default_rng(3).integers(3, VOCAB, POSITIONS[-1] + 1).tolist()
-    target = root / "tests/models/gguf_golden.zip"
+    target = root / "tests/zoo/gguf/gguf_golden.zip"
     others: dict[str, bytes] = {}
     if names:
         with zipfile.ZipFile(target) as golden:

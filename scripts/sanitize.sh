@@ -4,7 +4,7 @@
 #   scripts/sanitize.sh address [tests ...]   wrong addresses (ASan) and undefined behaviour (UBSan)
 #   scripts/sanitize.sh thread [tests ...]    data races (TSan)
 #
-# Without tests it runs those of tests/kernel and tests/attention that use the kernels, on three threads.
+# Without tests it runs those of kernels and attention that use the kernels, on three threads.
 # The first test compiles the kernels without optimisation (100 s of CPU time) into FOLDER, a new one by
 # default. PYTHON is the interpreter. Exits with 1 if a test fails or a sanitizer reports something.
 # Needs Linux and g++.
@@ -34,11 +34,11 @@ export UBSAN_OPTIONS="log_path=$log/report:print_stacktrace=1"
 export TSAN_OPTIONS="log_path=$log/report:exitcode=0:suppressions=$log/not-ours"
 export PYTHONMALLOC=malloc PYTHONPATH="$log"
 if [ $# -eq 0 ]; then
-  set -- tests/attention tests/kernel/test_{delta_rule,packed,panels,radix,recording,sampling,threads,twins}.py
+  set -- tests/core/attention tests/zoo/kernel tests/kernels/test_recording.py tests/core/kernel/test_{radix,sampling,threads,twins}.py
 fi
 # A process of a sanitizer has no use for a limit of its memory, and none for a fork with threads.
-unfit=(--deselect tests/kernel/test_threads.py::test_what_the_system_refuses_does_not_end_the_process)
-unfit+=(--deselect tests/kernel/test_threads.py::test_a_fork_has_workers_of_its_own)
+unfit=(--deselect tests/core/kernel/test_threads.py::test_what_the_system_refuses_does_not_end_the_process)
+unfit+=(--deselect tests/core/kernel/test_threads.py::test_a_fork_has_workers_of_its_own)
 preload=$(for library in $libraries; do g++ -print-file-name="$library"; done | paste -sd ' ')
 code=0
 # TSan needs a process whose addresses are not random.

@@ -29,8 +29,11 @@ GEMMS: Final = ("linear.cpp", "numbers.cpp", "ops.cpp")  # the last has gates th
 ALL: Final = (*GEMMS, "sampling.cpp", "finite.cpp", "moe.cpp")
 CPP_FILES: Final = {True: GEMMS, False: ALL}
 TESTS: Final = {
-    True: ("test_packed.py::test_no_less_exact_than_torch", "test_panels.py::test_gemms"),
-    False: ("test_packed.py", "test_panels.py", "test_twins.py"),
+    True: (
+        "zoo/kernel/test_packed.py::test_no_less_exact_than_torch",
+        "zoo/kernel/test_panels.py::test_gemms",
+    ),
+    False: ("zoo/kernel/test_packed.py", "zoo/kernel/test_panels.py", "core/kernel/test_twins.py"),
 }
 """The tests, for the short form and the long one."""
 ELSEWHERE: Final = "not test_each_instruction_set and not reference and not tied_model"
@@ -54,7 +57,7 @@ def _try(name: str, is_short: bool) -> int:
         flags = [SETS[name], "-O1" if is_short else "-O3"]
         program = build(COMPILER, flags, CPP_FILES[is_short], Path(folder))
         print(f"{name}: compiled in {time.monotonic() - start:.1f} s", flush=True)
-        tests = [str(ROOT / "tests" / "kernel" / test) for test in TESTS[is_short]]
+        tests = [str(ROOT / "tests" / test) for test in TESTS[is_short]]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider",
              "-k", ELSEWHERE, *tests],

@@ -1,4 +1,4 @@
-"""Released config.json files (`tests/models/released`), as they are and with small sizes.
+"""Released config.json files (`tests/zoo/models/released`), as they are and with small sizes.
 
 `shrunk` changes sizes, ids of tokens and the dtype, and leaves each other field as it was released.
 """
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "models" / "released"
+FOLDER = Path(__file__).parents[1] / "zoo" / "models" / "released"
 RELEASED = tuple(sorted(file.stem for file in FOLDER.glob("*.json")))
 
 SIZES = {

@@ -3,7 +3,7 @@
 With $MINISGL_TEST_ROUTER set, clients ask it through a router.
 The router has a second server, which is too busy to get a request:
 
-    MINISGL_TEST_ROUTER=1 pytest tests/server/test_api_openai.py tests/server/test_api_anthropic.py
+    MINISGL_TEST_ROUTER=1 pytest tests/core/server tests/gateway/doors -k api
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ import openai
 import pytest
 
 from helpers.background import Background
-from helpers.router_thread import RouterThread
 from helpers.scripted_server import STATE, ScriptedServer
-from minisgl_gateway.router.replica_state import ReplicaState
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +28,9 @@ def server() -> Iterator[ScriptedServer]:
     with ExitStack() as stack:
         server = stack.enter_context(ScriptedServer())
         if os.environ.get("MINISGL_TEST_ROUTER"):
+            from helpers.router_thread import RouterThread
+            from minisgl_gateway.router.replica_state import ReplicaState
+
             other = ScriptedServer()
             state = msgspec.json.decode(STATE, type=ReplicaState)
             other.state = msgspec.json.encode(msgspec.structs.replace(state, queued_tokens=10**12))

@@ -15,7 +15,7 @@ greedy tokens. "The same tokens" is a statement about float32: in bfloat16 the t
 places, and answers differ from the first near tie on
 ([determinism](determinism.md#against-transformers)). Mistral 4 and the families that are not named
 Llama, Mistral, Mixtral or Qwen were not tried on released checkpoints. For 38 checkpoints the tests
-read config.json [as it was released](../tests/models/released/README.md).
+read config.json [as it was released](../tests/zoo/models/released/README.md).
 
 Not served, because they need more than data: Llama 4 (attention within chunks, which no cache group
 has), Ling 1 and Ring 1 (`BailingMoe`, whose LM head is normed), and DeepSeek-V3.2 and GLM-5 (an

@@ -1,7 +1,7 @@
 """Fakes of the device and the sockets, to test scheduling in milliseconds.
 
 What it is for: tests and overhead benchmarks. What it does not know: torch. The server never
-imports it. Read next: `tests/scheduler`.
+imports it. Read next: `tests/core/scheduler`.
 """
 
 from minisgl_bench.fakes.fake_executor import (

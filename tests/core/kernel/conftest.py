@@ -1,21 +1,5 @@
-"""What the tests of the kernels share."""
+"""Kernels that may be emulated; the same random numbers every time."""
 
-from __future__ import annotations
+from helpers.kernel_fixtures import same_numbers_every_time
 
-import os
-import shlex
-
-import pytest
-import torch
-
-if command := os.environ.get("MINISGL_TEST_EMULATED"):  # `scripts/try_aarch64.py` sets it
-    from helpers.emulated import Emulated
-    from minisgl.kernel import jit
-
-    emulated = Emulated(shlex.split(command))
-    jit.load_library = lambda library=jit.CPU: emulated
-
-
-@pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
-    torch.manual_seed(0)
+__all__ = ["same_numbers_every_time"]

@@ -19,7 +19,7 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import GROUPS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "python.md").read_text(encoding="utf-8")
 CHANGED: dict[str, Any] = {
     "model": "m", "model_source": "modelscope", "dtype": "float32", "page_size": 1,
     "cache": "naive", "max_prefill_length": 8, "max_running_requests": 3, "max_seq_len": 99,

@@ -18,7 +18,7 @@ from minisgl.llm import LLM, SamplingParams
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import parse_args
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flags.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "flags.md").read_text(encoding="utf-8")
 VALUES = {"model": "m", "cache": "naive", "shell": ""}
 
 

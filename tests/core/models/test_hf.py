@@ -19,7 +19,7 @@ from minisgl.utils.hf import mending, resolve_checkpoint, weight_files
 
 @pytest.fixture(autouse=True)
 def _reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub of these tests is always there. `tests/utils/test_hub.py` tests a missing one."""
+    """The hub of these tests is always there. `utils/test_hub.py` tests a missing one."""
     monkeypatch.setattr(hub, "why_offline", lambda: "")
     monkeypatch.setattr("minisgl_zoo.gguf.hub.why_offline", lambda: "")
 

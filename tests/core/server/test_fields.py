@@ -27,7 +27,7 @@ from minisgl_gateway.ollama.request import (
 )
 from minisgl_gateway.responses.request import ResponsesRequest
 
-PAGE = Path(__file__).parents[2] / "docs/api.md"
+PAGE = Path(__file__).parents[3] / "docs/api.md"
 FORMS: dict[str, type[Json]] = {
     "chat": ChatRequest,
     "text": CompletionRequest,

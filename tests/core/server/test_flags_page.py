@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisgl import env
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flags.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "flags.md").read_text(encoding="utf-8")
 
 
 def test_flags_page_is_the_help() -> None:

@@ -230,7 +230,7 @@ def test_metrics_of_equal_meaning_have_other_engines_names_too() -> None:
         )
     page = MetricsPage(observer, "m").render("").body.decode()
     families = {each.name: each for each in text_string_to_metric_families(page)}
-    documented = (Path(__file__).parents[2] / "docs/observability.md").read_text()
+    documented = (Path(__file__).parents[3] / "docs/observability.md").read_text()
     for theirs, ours in OTHER_NAMES.items():
         assert f"| `{theirs}` | `{ours}` |" in documented
         copy, own = (families[name.removesuffix("_total")] for name in (theirs, ours))

@@ -16,7 +16,7 @@ import yaml
 
 from minisgl_gateway.deploy.options import deploy_options
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def _object(required: str = "", **properties: Any) -> dict[str, Any]:

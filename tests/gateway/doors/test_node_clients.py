@@ -1,5 +1,5 @@
 """The vendors' official clients for Node against a real server; each answer as Python's clients
-have it. Skips where Node or the packages of tests/server/node/package.json are not installed."""
+have it. Skips where Node or the packages of `node/package.json` are not installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def received(script: str, package: str, builtin: RunningServer) -> dict[str, Any
     if NODE is None:
         pytest.skip("node is not installed (apt-get install nodejs npm)")
     if not (FOLDER / "node_modules" / package).is_dir():
-        pytest.skip(f"{package} is not installed (npm install --prefix tests/server/node)")
+        pytest.skip(f"{package} is not installed (npm install --prefix tests/gateway/doors/node)")
     command = [str(NODE), str(FOLDER / script), builtin.url, MODEL]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert ended.returncode == 0, ended.stderr

@@ -70,4 +70,4 @@ def answered(tab: Any) -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def images() -> Path:
-    return Path(__file__).parents[2] / "docs" / "images"
+    return Path(__file__).parents[3] / "docs" / "images"

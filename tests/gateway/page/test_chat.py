@@ -16,7 +16,7 @@ from helpers.page import answers, ask, until, wait_answers
 from helpers.running_server import RunningServer
 from helpers.scripted_server import ScriptedServer
 
-STATIC = Path(__file__).parents[2] / "python/minisgl_gateway/page/static"
+STATIC = Path(__file__).parents[3] / "python/minisgl_gateway/page/static"
 
 
 def test_files_are_compressed_cached_and_under_a_strict_policy(scripted: ScriptedServer) -> None:

@@ -12,7 +12,7 @@ import pytest
 from helpers.page import MARKDOWN, answers, ask, wait_answers
 from helpers.scripted_server import ScriptedServer
 
-STATIC = Path(__file__).parents[2] / "python/minisgl_gateway/page/static"
+STATIC = Path(__file__).parents[3] / "python/minisgl_gateway/page/static"
 
 
 def test_markdown_code_and_formulas(

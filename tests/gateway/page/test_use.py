@@ -13,7 +13,7 @@ import pytest
 from helpers.page import MARKDOWN, ask, until, wait_answers
 from helpers.scripted_server import ScriptedServer
 
-STATIC = Path(__file__).parents[2] / "python/minisgl_gateway/page/static"
+STATIC = Path(__file__).parents[3] / "python/minisgl_gateway/page/static"
 
 
 def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -> None:

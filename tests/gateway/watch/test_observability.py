@@ -22,7 +22,7 @@ from helpers.running_server import RunningServer
 
 NUM_PAGES = 64
 FLAGS = f"--num-pages {NUM_PAGES} --max-prefill-length 256 --log-format json --log-requests"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")

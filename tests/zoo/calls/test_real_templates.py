@@ -25,7 +25,7 @@ from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
 from minisgl_zoo.calls.tool_text import plain_messages, takes_tools
 from minisgl_zoo.grammar.constraint import AnswerPlan
 
-FOLDER = Path(__file__).parents[1] / "templates"
+FOLDER = Path(__file__).parents[2] / "templates"
 FORMATS = {
     "deepseek-r1-distill": ("deepseek_v3", "think"),
     "deepseek-v3.1": ("deepseek_v31", "think"),

@@ -16,7 +16,7 @@ from minisgl.errors import InvalidSampling
 from minisgl_zoo.grammar.compile import checked_schema
 from minisgl_zoo.grammar.trial import LIMITS
 
-PAGE = Path(__file__).parents[2] / "docs/schemas.md"
+PAGE = Path(__file__).parents[3] / "docs/schemas.md"
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 5, 7, 10, 100, 1.5, 0.25, -2.5, 12.75),
     *("", "a", "ab", "abc", "abcdef", "red", "x-1", "é", "A1", 'q"\\', "line\nbreak"),

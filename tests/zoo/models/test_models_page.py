@@ -9,7 +9,7 @@ from minisgl.models.wrapper import TEXT_MODELS, WRAPPERS
 
 
 def test_the_page_is_generated() -> None:
-    file = Path(__file__).parents[2] / "docs" / "models.md"
+    file = Path(__file__).parents[3] / "docs" / "models.md"
     assert file.read_text() == page(), "python -m minisgl.models.page > docs/models.md"
 
 

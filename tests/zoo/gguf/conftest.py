@@ -1,0 +1,5 @@
+"""Fixtures of servers."""
+
+from helpers.server_fixtures import certificate, client, http, pool, server
+
+__all__ = ["certificate", "client", "http", "pool", "server"]
