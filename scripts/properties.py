@@ -34,21 +34,21 @@ Target = Callable[[random.Random], Any]
 
 def tree(rng: random.Random) -> None:
     """The prefix tree against a list of the inserted prompts."""
-    from kvcache.test_radix_cache import run_operations
+    from core.kvcache.test_radix_cache import run_operations
 
     run_operations(rng, page_size=rng.choice([1, 3]), num_operations=rng.randint(1, 60))
 
 
 def groups(rng: random.Random) -> None:
     """Cache groups: window pages, states and rows against an oracle that knows their writers."""
-    from kvcache.test_groups import GROUPS, run_operations
+    from core.kvcache.test_groups import GROUPS, run_operations
 
     run_operations(rng, GROUPS[rng.choice(sorted(GROUPS))], num_operations=rng.randint(1, 60))
 
 
 def broadcasts(rng: random.Random) -> None:
     """Three ranks plan the same steps."""
-    from scheduler.test_step_broadcast import random_turns, run_ranks
+    from core.scheduler.test_step_broadcast import random_turns, run_ranks
 
     run_ranks(random_turns(rng, rng.randint(1, 20), has_shares=rng.random() < 0.5),
               overlap=rng.random() < 0.5)  # fmt: skip

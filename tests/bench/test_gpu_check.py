@@ -10,7 +10,7 @@ import pytest
 
 from minisgl_bench.run import benchmarks
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_check.sh"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.sh"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from minisgl_bench.lengths import Workload
 from minisgl_bench.run import main
 from minisgl_bench.studies import paired
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 FAKE = """
 import json, os, sys

@@ -10,7 +10,7 @@ import pytest
 
 from minisgl_bench import table
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_readme_has_the_table_that_the_results_make() -> None:
