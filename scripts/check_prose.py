@@ -26,7 +26,7 @@ _STANDS_FOR: Final = re.compile(r"\b[A-Z]{1,9}\b|[\[\]<>…]|\.\.\.")
 NOT_PARSED: Final = ("minisgl help", "minisgl completion", "minisgl version")
 
 
-RECORDS: Final = (ROOT / "CHANGELOG.md", ROOT / "benchmarks/LOG.md")
+RECORDS: Final = (ROOT / "CHANGELOG.md", *sorted((ROOT / "benchmarks/log").glob("*.md")))
 """Their commands may be those of an earlier commit."""
 
 
