@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 from fastapi import Request, Response
@@ -82,7 +82,7 @@ class Shape(ABC):
     """How an API family writes its answers. The methods that are not abstract write the form of
     OpenAI's chat completions."""
 
-    media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
+    media_type: bytes = b"text/event-stream; charset=utf-8"
     """The content type of a stream."""
 
     returns_ids: bool = False

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
-from minisgl.core import Finished
-from minisgl.core.answer import Kind, Part
-from minisgl.message import TextReply
+from minisgl.core.answer import Kind, Part, collect
 from minisgl.server.api.error_forms import ErrorEvent, anthropic_error
+from minisgl.server.api.logprobs import TokenLogprob
 from minisgl.server.api.schema import ErrorBody, Json, Timings
 from minisgl.server.api.tools import call_input, new_call_id
-from minisgl.server.respond import Output, Shape, named_event
+from minisgl.server.respond import named_event
 from minisgl_gateway.anthropic.request import MessagesRequest
+from minisgl_gateway.chat import End, Form
 
 
 class MessageUsage(Json, frozen=True, kw_only=True):
@@ -27,11 +27,11 @@ class MessageUsage(Json, frozen=True, kw_only=True):
     cache_creation_input_tokens: int = 0
 
     @classmethod
-    def of(cls, end: Finished) -> MessageUsage:
+    def of(cls, end: End) -> MessageUsage:
         return cls(
-            input_tokens=end.num_prompt_tokens - end.num_cached_tokens,
-            output_tokens=end.num_output_tokens,
-            cache_read_input_tokens=end.num_cached_tokens,
+            input_tokens=end.usage.prompt_tokens - end.num_cached,
+            output_tokens=end.usage.completion_tokens,
+            cache_read_input_tokens=end.num_cached,
         )
 
 
@@ -45,12 +45,12 @@ class Ending(Json, frozen=True, kw_only=True):
     stop_sequence: str | None = None
 
     @classmethod
-    def of(cls, end: Finished, max_tokens: int, *, has_calls: bool) -> Ending:
-        if isinstance(end.stop_match, str):
-            return cls(stop_reason="stop_sequence", stop_sequence=end.stop_match)
-        if end.reason != "length":
+    def of(cls, end: End, max_tokens: int, *, has_calls: bool) -> Ending:
+        if isinstance(end.stop, str):
+            return cls(stop_reason="stop_sequence", stop_sequence=end.stop)
+        if not end.is_cut:
             return cls(stop_reason="tool_use" if has_calls else "end_turn")
-        is_full = end.num_output_tokens < max_tokens
+        is_full = end.usage.completion_tokens < max_tokens
         return cls(stop_reason="model_context_window_exceeded" if is_full else "max_tokens")
 
 
@@ -122,7 +122,7 @@ class BlockStop(_Event, tag="content_block_stop", frozen=True, kw_only=True):
 class MessageDelta(_Event, tag="message_delta", frozen=True, kw_only=True):
     delta: Ending
     usage: MessageUsage
-    timings: Timings
+    timings: Timings | msgspec.UnsetType
 
 
 class MessageStop(_Event, tag="message_stop", frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ EVENTS: Final = (
 """The events of a stream."""
 
 
-class MessageShape(Shape):
+class MessageForm(Form):
     """Writes the answer. Mutable: it keeps the number of blocks, and the kind of the open one."""
 
     def __init__(self, model: str, asked: MessagesRequest) -> None:
@@ -153,9 +153,10 @@ class MessageShape(Shape):
         self._num_blocks = 0
         self._has_calls = False
 
-    def whole(self, outputs: list[Output]) -> AnthropicMessage:
-        (output,) = outputs
-        answer = output.answer
+    def whole(
+        self, parts: Sequence[Part], logprobs: list[TokenLogprob], end: End
+    ) -> AnthropicMessage:
+        answer = collect(parts)
         blocks: list[AnswerBlock] = []
         if answer.reasoning:
             shown = "" if self._hides_thinking else answer.reasoning
@@ -166,15 +167,15 @@ class MessageShape(Shape):
             AnswerToolUse(id=_tool_id(), name=call.name, input=call_input(call.arguments))
             for call in answer.calls
         ]
-        ending = Ending.of(output.end, self._max_tokens, has_calls=bool(answer.calls))
+        ending = Ending.of(end, self._max_tokens, has_calls=bool(answer.calls))
         return AnthropicMessage(
             id=self._id,
             model=self._model,
             content=blocks,
-            usage=MessageUsage.of(output.end),
+            usage=MessageUsage.of(end),
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
-            timings=Timings.of([output.end]),
+            timings=end.timings,
         )
 
     def opening(self, num_prompt_tokens: int) -> bytes:
@@ -186,10 +187,7 @@ class MessageShape(Shape):
         )
         return _framed(MessageStart(message=message))
 
-    def text(self, index: int, reply: TextReply) -> bytes:
-        parts: list[Part] = [*reply.parts]
-        if not parts and reply.text:
-            parts = [("content", reply.text)]
+    def text(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
         return b"".join(event for part in parts for event in self._part(*part))
 
     def _part(self, kind: Kind, text: str) -> Iterator[bytes]:
@@ -224,16 +222,13 @@ class MessageShape(Shape):
             yield _framed(BlockStop(index=self._num_blocks - 1))
         self._open = None
 
-    def end(self, index: int, end: Finished) -> bytes:
+    def end(self, end: End) -> bytes:
         delta = MessageDelta(
             delta=Ending.of(end, self._max_tokens, has_calls=self._has_calls),
             usage=MessageUsage.of(end),
-            timings=Timings.of([end]),
+            timings=end.timings,
         )
-        return b"".join(self._end_block()) + _framed(delta)
-
-    def closing(self, ends: list[Finished]) -> bytes:
-        return _framed(MessageStop())
+        return b"".join(self._end_block()) + _framed(delta) + _framed(MessageStop())
 
     def failure(self, error: ErrorBody) -> bytes:
         return _framed(anthropic_error(error))

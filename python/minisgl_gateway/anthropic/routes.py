@@ -1,7 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages.
-
-A request becomes a `ChatRequest`, so its prompt and options are those of chat completions.
-"""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages."""
 
 from __future__ import annotations
 
@@ -9,20 +6,22 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from minisgl.message import ids_from_bytes
 from minisgl.server import body
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.error_forms import ErrorEvent
-from minisgl.server.api.left_out import BUDGET, EFFORT, Omission, OmissionLog, fitting
+from minisgl.server.api.left_out import BUDGET, EFFORT, Omission
 from minisgl.server.api.schema import Json
-from minisgl.server.clients import key_number
 from minisgl.server.openapi import operation
-from minisgl.server.respond import respond
-from minisgl.server.site import Routes, Site
-from minisgl_gateway.anthropic.answer import EVENTS, AnthropicMessage, MessageShape
+from minisgl_gateway.anthropic.answer import EVENTS, AnthropicMessage, MessageForm
 from minisgl_gateway.anthropic.request import CountRequest, MessagesRequest
+from minisgl_gateway.chat import Asked, Chat, Model, fitting
+from minisgl_gateway.in_process import in_process
 
-_NAMES: Final = {"response_format.json_schema": "output_config.format", "stop": "stop_sequences"}
+_NAMES: Final = {
+    "prompt": "messages",
+    "response_format.json_schema": "output_config.format",
+    "stop": "stop_sequences",
+}
 """The request's names of fields, by their names in chat completions."""
 _REASONING: Final = {EFFORT: "output_config.effort", BUDGET: "thinking.budget_tokens"}
 
@@ -31,15 +30,13 @@ class TokenCount(Json, frozen=True, kw_only=True):
     input_tokens: int
 
 
-def router(site: Site) -> APIRouter:
-    frontend, model = site.frontend, site.model
+def router(chat: Chat) -> APIRouter:
     routes = APIRouter()
-    omissions = OmissionLog()
 
-    def chat_of(asked: CountRequest) -> tuple[ChatRequest, list[Omission]]:
+    def chat_of(asked: CountRequest, model: Model) -> tuple[ChatRequest, list[Omission]]:
         # "high" is Anthropic's default effort, so it is left out without a warning.
-        chat, left_out = fitting(asked.chat, model.card, _REASONING, default_effort="high")
-        return chat, [*asked.left_out, *left_out]
+        request, left_out = fitting(asked.chat, model, _REASONING, default_effort="high")
+        return request, [*asked.left_out, *left_out]
 
     @routes.post(
         "/v1/messages",
@@ -48,20 +45,10 @@ def router(site: Site) -> APIRouter:
     async def messages(request: Request) -> Response:
         """Continue a chat; Anthropic's schema with a few extensions."""
         asked = await body.read(request, MessagesRequest)
-        name = model.check(asked.model)
-        chat, left_out = chat_of(asked)
-        sampling, names = chat.params(model.defaults, _NAMES)
-        return await respond(
-            request,
-            frontend,
-            [chat.split_prompt],
-            sampling,
-            chat,
-            shape=MessageShape(name, asked),
-            names={"prompt": "messages", **names},
-            is_clamped=True,
-            warning=omissions.warning(left_out),
-        )
+        model = await chat.model(request, asked.model)
+        wanted, left_out = chat_of(asked, model)
+        whole = Asked(chat=wanted, names=_NAMES, is_clamped=True, left_out=left_out)
+        return await chat.answer(request, whole, MessageForm(model.name, asked))
 
     @routes.post(
         "/v1/messages/count_tokens", **operation(CountRequest, TokenCount, error=ErrorEvent)
@@ -69,15 +56,12 @@ def router(site: Site) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of the prompt that /v1/messages makes of the same request."""
         asked = await body.read(request, CountRequest)
-        model.check(asked.model)
-        prompt = chat_of(asked)[0].split_prompt
-        limits = key_number(request.scope), frontend.context_length
-        reply = await frontend.round_trips.encode(prompt, *limits)
-        return body.response(TokenCount(input_tokens=len(ids_from_bytes(reply.ids))))
+        wanted, _ = chat_of(asked, await chat.model(request, asked.model))
+        return body.response(TokenCount(input_tokens=await chat.count_tokens(request, wanted)))
 
     return routes
 
 
-ROUTES: Final = Routes(
+ROUTES: Final = in_process(
     router, (MessagesRequest, CountRequest, AnthropicMessage, TokenCount, *EVENTS)
 )

@@ -12,8 +12,9 @@ from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
 from minisgl.server.api.strict import Json, ignored
 from minisgl.server.openapi import operation
-from minisgl.server.site import Routes, ServedModel, Site
 from minisgl.version import __version__
+from minisgl_gateway.chat import Chat, Model
+from minisgl_gateway.in_process import in_process
 
 NEVER: Final = "9999-12-31T23:59:59Z"
 """The value of `expires_at`, when Ollama would unload a model."""
@@ -69,52 +70,56 @@ class OllamaVersion(Json, frozen=True, kw_only=True):
     version: str
 
 
-def is_named(model: ServedModel, name: str) -> str:
-    """Return the name for the answer, which may have Ollama's tag. Raises ModelNotFound."""
-    if name not in model.names:
-        model.check(name.removesuffix(":latest"))
-    return name
+async def named(chat: Chat, request: Request, name: str) -> Model:
+    """Return the model of this name, which may have Ollama's tag. Raises ModelNotFound."""
+    names = [model.name for model in await chat.models(request)]
+    return await chat.model(request, name if name in names else name.removesuffix(":latest"))
 
 
-def router(site: Site) -> APIRouter:
-    frontend, model = site.frontend, site.model
+def _details(model: Model) -> OllamaDetails:
+    card = model.card
+    return OllamaDetails(
+        family=card.family,
+        families=[card.family],
+        parameter_size=card.size,
+        quantization_level=(card.quantization or card.dtype).upper(),
+        format=card.format,
+    )
+
+
+def _listed(model: Model, **more: Any) -> OllamaModel:
+    return OllamaModel(
+        name=model.name,
+        model=model.name,
+        size=model.card.num_bytes,
+        digest=model.card.digest,
+        details=_details(model),
+        **more,
+    )
+
+
+def _modified_at(model: Model) -> str:
+    return datetime.fromtimestamp(model.created, UTC).isoformat()
+
+
+def router(chat: Chat) -> APIRouter:
     routes = APIRouter()
-    modified_at = datetime.fromtimestamp(model.created, UTC).isoformat()
-
-    def details() -> OllamaDetails:
-        card = model.card
-        return OllamaDetails(
-            family=card.family,
-            families=[card.family],
-            parameter_size=card.size,
-            quantization_level=(card.quantization or card.dtype).upper(),
-            format=card.format,
-        )
-
-    def listed(**more: Any) -> Response:
-        card = model.card
-        entries = [
-            OllamaModel(
-                name=name,
-                model=name,
-                size=card.num_bytes,
-                digest=card.digest,
-                details=details(),
-                **more,
-            )
-            for name in model.names
-        ]
-        return body.response(OllamaModels(models=entries))
 
     @routes.get("/api/tags", **operation(None, OllamaModels))
-    async def tags() -> Response:
+    async def tags(request: Request) -> Response:
         """The served model under each of its names."""
-        return listed(modified_at=modified_at)
+        models = await chat.models(request)
+        entries = [_listed(model, modified_at=_modified_at(model)) for model in models]
+        return body.response(OllamaModels(models=entries))
 
     @routes.get("/api/ps", **operation(None, OllamaModels))
-    async def ps() -> Response:
+    async def ps(request: Request) -> Response:
         """The served model under each of its names; it is always loaded."""
-        return listed(expires_at=NEVER, context_length=frontend.context_length)
+        entries = [
+            _listed(model, expires_at=NEVER, context_length=model.context_length)
+            for model in await chat.models(request)
+        ]
+        return body.response(OllamaModels(models=entries))
 
     @routes.get("/api/version", **operation(None, OllamaVersion))
     async def version() -> Response:
@@ -125,29 +130,30 @@ def router(site: Site) -> APIRouter:
     async def show(request: Request) -> Response:
         """The served model's template, sampling defaults and sizes."""
         asked = await body.read(request, ShowRequest, may_lack_type=True)
-        name = is_named(model, asked.model or asked.name or model.name)
+        name = asked.model or asked.name
+        model = await (named(chat, request, name) if name else chat.model(request, None))
         card = model.card
         shown = [
-            f"{'repeat_penalty' if name == 'repetition_penalty' else name} {value}"
-            for name, value in model.shown_defaults.items()
+            f"{'repeat_penalty' if key == 'repetition_penalty' else key} {value}"
+            for key, value in model.defaults.items()
         ]
         answer = OllamaShown(
             parameters="\n".join(shown),
             template=card.template,
-            details=details(),
+            details=_details(model),
             model_info={
                 "general.architecture": card.family,
                 "general.parameter_count": card.num_parameters,
-                f"{card.family}.context_length": frontend.context_length,
+                f"{card.family}.context_length": model.context_length,
                 **{f"{card.family}.{key}": value for key, value in card.shape.items()},
             },
-            capabilities=card.capabilities,
-            modified_at=modified_at,
-            modelfile=f"FROM {name}",
+            capabilities=model.capabilities,
+            modified_at=_modified_at(model),
+            modelfile=f"FROM {name or model.name}",
         )
         return body.response(answer)
 
     return routes
 
 
-ROUTES: Final = Routes(router, (OllamaModels, ShowRequest, OllamaShown, OllamaVersion))
+ROUTES: Final = in_process(router, (OllamaModels, ShowRequest, OllamaShown, OllamaVersion))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -10,20 +11,18 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from minisgl.core import Finished
 from minisgl.core.answer import Part, SplitAnswer, collect
-from minisgl.message import ChatPrompt, Prompt, TextPrompt, TextReply
 from minisgl.server import body
 from minisgl.server.api.error_forms import OllamaError
-from minisgl.server.api.left_out import OmissionLog, unused_switch
-from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
+from minisgl.server.api.left_out import unused_switch
+from minisgl.server.api.logprobs import TokenLogprob
 from minisgl.server.api.schema import ErrorBody
 from minisgl.server.api.strict import Json
 from minisgl.server.api.tools import call_input, new_call_id
 from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, Shape, respond
-from minisgl.server.site import Routes, Site
-from minisgl_gateway.ollama.models import is_named
+from minisgl_gateway.chat import Asked, Chat, End, Form
+from minisgl_gateway.in_process import in_process
+from minisgl_gateway.ollama.models import named
 from minisgl_gateway.ollama.request import (
     OllamaCall,
     OllamaChatRequest,
@@ -75,47 +74,38 @@ class AnswerTurn(Json, frozen=True, kw_only=True):
     tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
-def router(site: Site) -> APIRouter:
-    frontend, model = site.frontend, site.model
+def router(chat: Chat) -> APIRouter:
     routes = APIRouter()
-    omissions = OmissionLog()
 
     async def answer(
-        request: Request, asked: OllamaChatRequest | OllamaGenerateRequest, prompt: Prompt | None
+        request: Request, asked: OllamaChatRequest | OllamaGenerateRequest, *, is_load: bool
     ) -> Response:
-        name = is_named(model, asked.model)
+        wanted = asked.chat
+        model = await named(chat, request, asked.model)
         is_chat = isinstance(asked, OllamaChatRequest)
-        shape = _OllamaShape(
-            name,
-            is_chat=is_chat,
-            has_logprobs=bool(asked.logprobs or asked.top_logprobs),
-        )
-        if prompt is None:  # a request to load the model, which is loaded already
-            return body.response(shape.loaded())
-        chat = asked.chat
-        sampling, names = chat.params(model.defaults, _NAMES)
-        args = prompt.template_args if isinstance(prompt, ChatPrompt) else {}
-        return await respond(
-            request,
-            frontend,
-            [prompt],
-            sampling,
-            chat,
-            shape=shape,
-            names={"prompt": "messages" if is_chat else "prompt", **_NAMES, **names},
+        form = _OllamaForm(asked.model, is_chat=is_chat, has_logprobs=bool(wanted.logprobs))
+        if is_load:  # the model is loaded already
+            return body.response(form.loaded())
+        text = None if isinstance(asked, OllamaChatRequest) or not asked.raw else asked.prompt
+        switch = {"enable_thinking": None if text is not None else wanted.enable_thinking}
+        whole = Asked(
+            chat=msgspec.structs.replace(wanted, model=model.name),
+            text=text,
+            names={"prompt": "messages" if is_chat else "prompt", **_NAMES},
             is_clamped=True,
-            warning=omissions.warning(unused_switch(args, model.card)),
+            left_out=unused_switch(switch, model.card),
         )
+        return await chat.answer(request, whole, form)
 
     documented: dict[str, Any] = {"error": OllamaError, "stream": NDJSON}
 
     @routes.post(
         "/api/chat", **operation(OllamaChatRequest, OllamaAnswer, OllamaAnswer, **documented)
     )
-    async def chat(request: Request) -> Response:
+    async def continue_chat(request: Request) -> Response:
         """Continue a chat; Ollama's schema."""
         asked = await body.read(request, OllamaChatRequest, may_lack_type=True)
-        return await answer(request, asked, asked.chat.split_prompt if asked.messages else None)
+        return await answer(request, asked, is_load=not asked.messages)
 
     @routes.post(
         "/api/generate",
@@ -124,13 +114,12 @@ def router(site: Site) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Answer a prompt; Ollama's schema."""
         asked = await body.read(request, OllamaGenerateRequest, may_lack_type=True)
-        prompt: Prompt = TextPrompt(text=asked.prompt) if asked.raw else asked.chat.split_prompt
-        return await answer(request, asked, prompt if asked.prompt else None)
+        return await answer(request, asked, is_load=not asked.prompt)
 
     return routes
 
 
-class _OllamaShape(Shape):
+class _OllamaForm(Form):
     """Writes the answer. Mutable: it holds the parts of a tool call until the call is complete."""
 
     media_type = NDJSON.encode()
@@ -141,16 +130,14 @@ class _OllamaShape(Shape):
         self._has_logprobs = has_logprobs
         self._call: list[Part] = []
 
-    def whole(self, outputs: list[Output]) -> OllamaAnswer:
-        (output,) = outputs
-        return self._answer(output.answer, output, **_ending(output.end))
+    def whole(self, parts: Sequence[Part], logprobs: list[TokenLogprob], end: End) -> OllamaAnswer:
+        return self._answer(collect(parts), logprobs, **_ending(end))
 
     def loaded(self) -> OllamaAnswer:
         """Return the answer to a request without a prompt."""
         return self._answer(SplitAnswer(), done=True, done_reason="load")
 
-    def text(self, index: int, reply: TextReply) -> bytes:
-        parts: list[Part] = [*reply.parts] or ([("content", reply.text)] if reply.text else [])
+    def text(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
         ready: list[Part] = []
         for part in parts:
             if part[0] != "arguments":
@@ -159,20 +146,17 @@ class _OllamaShape(Shape):
             (self._call if part[0] in ("call", "arguments") else ready).append(part)
         if not ready and not self._has_logprobs:
             return b""
-        return _line(self._answer(collect(ready), reply, done=False))
+        return _line(self._answer(collect(ready), logprobs, done=False))
 
-    def end(self, index: int, end: Finished) -> bytes:
+    def end(self, end: End) -> bytes:
         call = _line(self._answer(collect(self._call), done=False)) if self._call else b""
         return call + _line(self._answer(SplitAnswer(), **_ending(end)))
-
-    def closing(self, ends: list[Finished]) -> bytes:
-        return b""
 
     def failure(self, error: ErrorBody) -> bytes:
         return _line(OllamaError(error=error.error.message))
 
     def _answer(
-        self, answer: SplitAnswer, output: Output | TextReply | None = None, **more: Any
+        self, answer: SplitAnswer, logprobs: list[TokenLogprob] | None = None, **more: Any
     ) -> OllamaAnswer:
         thinking = answer.reasoning or UNSET
         if self._is_chat:
@@ -188,29 +172,32 @@ class _OllamaShape(Shape):
             )
         else:
             more["response"], more["thinking"] = answer.content, thinking
-        if output and self._has_logprobs:
-            more["logprobs"] = ChatLogprobs.of(output.tokens, output.logprobs or []).content
+        if logprobs is not None and self._has_logprobs:
+            more["logprobs"] = logprobs
         now = datetime.fromtimestamp(time.time(), UTC).isoformat()
         return OllamaAnswer(model=self._model, created_at=now, **more)
 
 
-def _ending(end: Finished) -> dict[str, Any]:
-    return {
+def _ending(end: End) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "done": True,
-        "done_reason": "length" if end.reason == "length" else "stop",
-        "total_duration": round((end.queued_s + end.prefill_s + end.decode_s) * 1e9),
+        "done_reason": "length" if end.is_cut else "stop",
         "load_duration": 0,
-        "prompt_eval_count": end.num_prompt_tokens,
-        "prompt_eval_duration": round(end.prefill_s * 1e9),
-        "eval_count": end.num_output_tokens,
-        "eval_duration": round(end.decode_s * 1e9),
+        "prompt_eval_count": end.usage.prompt_tokens,
+        "eval_count": end.usage.completion_tokens,
     }
+    if times := end.timings:
+        whole_s = times.queued_s + times.prefill_s + times.decode_s
+        fields["total_duration"] = round(whole_s * 1e9)
+        fields["prompt_eval_duration"] = round(times.prefill_s * 1e9)
+        fields["eval_duration"] = round(times.decode_s * 1e9)
+    return fields
 
 
 def _line(answer: msgspec.Struct) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 
-ROUTES: Final = Routes(
+ROUTES: Final = in_process(
     router, (OllamaChatRequest, OllamaGenerateRequest, OllamaAnswer, OllamaError)
 )

@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, Self
 
 from msgspec import UNSET, UnsetType, field
 
-from minisgl.core import Finished, SamplingParams
 from minisgl.server.api.logprobs import TokenLogprob
 from minisgl.server.api.schema import Json, Timings
+from minisgl_gateway.chat import End, Model
 from minisgl_gateway.responses.request import ResponsesRequest
 from minisgl_gateway.responses.tools import NameChoice
 
@@ -79,13 +79,14 @@ class ResponseUsage(Json, frozen=True, kw_only=True):
     output_tokens_details: OutputDetails
 
     @classmethod
-    def of(cls, end: Finished) -> Self:
+    def of(cls, end: End) -> Self:
+        usage = end.usage
         return cls(
-            input_tokens=end.num_prompt_tokens,
-            output_tokens=end.num_output_tokens,
-            total_tokens=end.num_prompt_tokens + end.num_output_tokens,
-            input_tokens_details=InputDetails(cached_tokens=end.num_cached_tokens),
-            output_tokens_details=OutputDetails(reasoning_tokens=end.num_reasoning_tokens),
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+            input_tokens_details=InputDetails(cached_tokens=end.num_cached),
+            output_tokens_details=OutputDetails(reasoning_tokens=end.num_reasoning),
         )
 
 
@@ -128,19 +129,19 @@ class ResponseObject(Json, frozen=True, kw_only=True):
     object: Literal["response"] = "response"
 
     @classmethod
-    def begun(cls, model: str, asked: ResponsesRequest, sampling: SamplingParams) -> Self:
+    def begun(cls, model: Model, asked: ResponsesRequest) -> Self:
         """Return the answer before its first token."""
         options, reasoning = asked.text, asked.reasoning
         return cls(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),
-            model=model,
+            model=model.name,
             instructions=asked.instructions,
             max_output_tokens=asked.max_output_tokens,
             metadata=asked.metadata or {},
             previous_response_id=asked.previous_response_id,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            temperature=model.given_or_default("temperature", asked.temperature),
+            top_p=model.given_or_default("top_p", asked.top_p),
             top_logprobs=asked.top_logprobs or 0,
             store=asked.store is not False,
             tools=asked.offered.given,

@@ -58,7 +58,9 @@ class TextFormat(JsonSchema, frozen=True, kw_only=True):
         return ResponseFormat(type=self.type, json_schema=JsonSchema(**given))
 
 
-FORMAT_NAMES: Final = {
+NAMES: Final = {
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }

@@ -1,7 +1,7 @@
 """/v1/responses: OpenAI's Responses.
 
-A request becomes a `ChatRequest`, so its prompt and options are those of chat completions. Answers
-are kept in memory (`ResponseStore`), for `previous_response_id` and GET /v1/responses/{id}.
+Answers are kept in memory (`ResponseStore`), for `previous_response_id` and GET
+/v1/responses/{id}.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final, Literal
 from fastapi import APIRouter, Request, Response
 
 from minisgl.server import body
-from minisgl.server.api.left_out import BUDGET, EFFORT, OmissionLog, fitting
+from minisgl.server.api.left_out import BUDGET, EFFORT
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.schema import Json
 from minisgl.server.errors import refusal
 from minisgl.server.openapi import operation
-from minisgl.server.respond import respond
-from minisgl.server.site import Routes, Site
+from minisgl_gateway.chat import Asked, Chat, fitting
+from minisgl_gateway.in_process import in_process
 from minisgl_gateway.responses.answer import (
     EVENTS,
     CustomCall,
@@ -27,9 +27,9 @@ from minisgl_gateway.responses.answer import (
     OutputMessage,
     ResponseObject,
 )
-from minisgl_gateway.responses.request import FORMAT_NAMES, ResponsesRequest
+from minisgl_gateway.responses.request import NAMES, ResponsesRequest
 from minisgl_gateway.responses.store import ResponseStore
-from minisgl_gateway.responses.stream import ResponseShape
+from minisgl_gateway.responses.stream import ResponseForm
 from minisgl_gateway.responses.tools import custom_arguments
 
 _REASONING: Final = {EFFORT: "reasoning.effort", BUDGET: "reasoning"}
@@ -47,44 +47,29 @@ class Deleted(Json, frozen=True, kw_only=True):
     deleted: Literal[True] = True
 
 
-def router(site: Site) -> APIRouter:
-    frontend, model = site.frontend, site.model
+def router(chat: Chat) -> APIRouter:
     routes = APIRouter()
     store = ResponseStore()
-    omissions = OmissionLog()
 
     @routes.post("/v1/responses", **operation(ResponsesRequest, ResponseObject, *EVENTS))
     async def responses(request: Request) -> Response:
         """Continue a conversation; OpenAI's schema of Responses."""
         asked = await body.read(request, ResponsesRequest)
-        name = model.check(asked.model)
-        owner, earlier = _owner(request), []
+        model = await chat.model(request, asked.model)
+        owner, earlier = chat.owner(request), []
         asked = asked.resolved(lambda id, path: store.item(id, owner, path))
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
-        chat, left_out = fitting(asked.chat(earlier), model.card, _REASONING)
-        sampling, names = chat.params(model.defaults, FORMAT_NAMES)
-        begun = ResponseObject.begun(name, asked, sampling)
+        wanted, left_out = fitting(asked.chat(earlier), model, _REASONING)
 
         def keep(answer: ResponseObject) -> None:
             if asked.store is not False:
-                spoken = _spoken(answer.output)
-                store.put(
-                    begun.id, owner, [*earlier, *asked.messages, spoken], answer, answer.output
-                )
+                messages = [*earlier, *asked.messages, _spoken(answer.output)]
+                store.put(answer.id, owner, messages, answer, answer.output)
 
-        return await respond(
-            request,
-            frontend,
-            [chat.split_prompt],
-            sampling,
-            chat,
-            shape=ResponseShape(
-                begun, keep, has_logprobs=asked.has_logprobs, offered=asked.offered
-            ),
-            warning=omissions.warning([*asked.left_out, *left_out]),
-            names={"prompt": "input", "max_tokens": "max_output_tokens", **names},
-        )
+        whole = Asked(chat=wanted, names=NAMES, left_out=[*asked.left_out, *left_out])
+        form = ResponseForm(ResponseObject.begun(model, asked), keep, asked.offered)
+        return await chat.answer(request, whole, form)
 
     @routes.post("/v1/responses/input_tokens", include_in_schema=False)
     @routes.post("/v1/responses/compact", include_in_schema=False)
@@ -98,20 +83,15 @@ def router(site: Site) -> APIRouter:
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))
     async def retrieve(id: str, request: Request) -> Response:
         """A kept answer."""
-        return body.response(store.get(id, _owner(request)).answer)
+        return body.response(store.get(id, chat.owner(request)).answer)
 
     @routes.delete("/v1/responses/{id}", **operation(None, Deleted))
     async def delete(id: str, request: Request) -> Response:
         """Delete a kept answer."""
-        store.delete(id, _owner(request))
+        store.delete(id, chat.owner(request))
         return body.response(Deleted(id=id))
 
     return routes
-
-
-def _owner(request: Request) -> str:
-    key = request.scope.get("api_key")
-    return key.name if key else ""
 
 
 def _spoken(items: Sequence[OutputItem]) -> Message:
@@ -138,4 +118,4 @@ def _spoken(items: Sequence[OutputItem]) -> Message:
     )
 
 
-ROUTES: Final = Routes(router, (ResponsesRequest, ResponseObject, Deleted, *EVENTS))
+ROUTES: Final = in_process(router, (ResponsesRequest, ResponseObject, Deleted, *EVENTS))

@@ -9,13 +9,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from minisgl.core import Finished
 from minisgl.core.answer import Kind, Part
-from minisgl.message import TextReply
-from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
-from minisgl.server.api.schema import ErrorBody, Timings
+from minisgl.server.api.logprobs import TokenLogprob
+from minisgl.server.api.schema import ErrorBody
 from minisgl.server.api.tools import new_call_id
-from minisgl.server.respond import Output, Shape, named_event
+from minisgl.server.respond import named_event
+from minisgl_gateway.chat import End, Form
 from minisgl_gateway.responses.answer import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -51,7 +50,7 @@ from minisgl_gateway.responses.answer import (
 from minisgl_gateway.responses.tools import OfferedTools, custom_input
 
 
-class ResponseShape(Shape):
+class ResponseForm(Form):
     """Writes the answer. A whole answer is made as a stream whose events are dropped.
 
     Mutable: it has the items so far, the pieces and log-probabilities of the open item, and the
@@ -62,76 +61,58 @@ class ResponseShape(Shape):
         self,
         begun: ResponseObject,
         keep: Callable[[ResponseObject], None],
-        *,
-        has_logprobs: bool,
         offered: OfferedTools,
     ) -> None:
         """keep: called with the answer when it is complete."""
         self._offered = offered
         self._begun = begun
         self._keep = keep
-        self._has_logprobs = has_logprobs
         self._items: list[OutputItem] = []
         self._is_open = False
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._num_events = 0
-        self._ended: ResponseObject | None = None
 
-    def whole(self, outputs: list[Output]) -> ResponseObject:
-        (output,) = outputs
-        parts: list[Part] = [*output.parts] or [("content", output.text)]
-        self._add(parts, self._logprobs_of(output))
-        self.end(0, output.end)
-        assert self._ended is not None, "its end has just come"
-        return self._ended
+    def whole(
+        self, parts: Sequence[Part], logprobs: list[TokenLogprob], end: End
+    ) -> ResponseObject:
+        self.text(parts, logprobs)
+        return self._ended(end)[0]
 
     def opening(self, num_prompt_tokens: int) -> bytes:
         created = self._event(ResponseCreated, response=self._begun)
         return created + self._event(ResponseInProgress, response=self._begun)
 
-    def text(self, index: int, reply: TextReply) -> bytes:
-        logprobs = self._logprobs_of(reply)
-        parts: list[Part] = [*reply.parts]
-        if not parts and (reply.text or logprobs):
-            parts = [("content", reply.text)]
-        return self._add(parts, logprobs)
+    def end(self, end: End) -> bytes:
+        answer, events = self._ended(end)
+        kind = ResponseIncomplete if end.is_cut else ResponseCompleted
+        return events + self._event(kind, response=answer)
 
-    def end(self, index: int, end: Finished) -> bytes:
-        is_cut = end.reason == "length"
-        status: ItemStatus = "incomplete" if is_cut else "completed"
-        events = b""
-        if not self._items:
-            events += self._begin("content", "")
+    def _ended(self, end: End) -> tuple[ResponseObject, bytes]:
+        """Complete the answer, and keep it. Returns it, and the events of its last item."""
+        status: ItemStatus = "incomplete" if end.is_cut else "completed"
+        events = b"" if self._items else self._begin("content", "")
         events += self._close(status)
-        self._ended = msgspec.structs.replace(
+        answer = msgspec.structs.replace(
             self._begun,
             status=status,
             output=self._items,
-            incomplete_details=Incomplete() if is_cut else None,
+            incomplete_details=Incomplete() if end.is_cut else None,
             usage=ResponseUsage.of(end),
-            timings=Timings.of([end]),
+            timings=end.timings,
         )
-        self._keep(self._ended)
-        return events
-
-    def closing(self, ends: list[Finished]) -> bytes:
-        assert self._ended is not None, "the only output has ended"
-        kind = ResponseCompleted if self._ended.status == "completed" else ResponseIncomplete
-        return self._event(kind, response=self._ended)
+        self._keep(answer)
+        return answer, events
 
     def failure(self, error: ErrorBody) -> bytes:
         failed = ResponseFailure(code=error.error.code, message=error.error.message)
         answer = msgspec.structs.replace(self._begun, status="failed", error=failed)
         return self._event(ResponseFailed, response=answer)
 
-    def _add(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
-        """Append parts to the items. Returns the events.
-
-        logprobs: of all tokens of the parts; the first part with content gets them.
-        """
+    def text(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
+        """Append parts to the items. The first part with content gets `logprobs`."""
         events = []
-        for kind, text in parts:
+        for kind, text in parts or ([_NO_TEXT] if logprobs else []):
             item = self._items[-1] if self._is_open else None
             if kind == "call" or not isinstance(item, _ITEMS[kind]):
                 events.append(self._begin(kind, text))
@@ -210,11 +191,6 @@ class ResponseShape(Shape):
         self._pieces, self._logprobs = [], []
         return events + self._event(ItemDone, item=item, output_index=self._index)
 
-    def _logprobs_of(self, output: Output | TextReply) -> list[TokenLogprob]:
-        if not self._has_logprobs:
-            return []
-        return ChatLogprobs.of(output.tokens, output.logprobs or []).content
-
     def _of_item(self, kind: type[NumberedEvent], **fields: Any) -> bytes:
         id = self._items[-1].id
         return self._event(kind, item_id=id, output_index=self._index, **fields)
@@ -225,6 +201,7 @@ class ResponseShape(Shape):
         return named_event(str(kind.__struct_config__.tag), numbered)
 
 
+_NO_TEXT: Final[Part] = ("content", "")
 _ITEMS: Final[dict[Kind, tuple[type[OutputItem], ...]]] = {
     "content": (OutputMessage,),
     "reasoning": (ReasoningItem,),

@@ -13,13 +13,14 @@ from ollama._types import ChatRequest, GenerateRequest, Options
 
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl import __version__
-from minisgl.message import ChatPrompt, TextPrompt, TextReply, TokenText
+from minisgl.message import ChatPrompt, TextPrompt, TokenText
+from minisgl.server.api.logprobs import ChatLogprobs
 from minisgl_gateway.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
 )
-from minisgl_gateway.ollama.routes import _OllamaShape
+from minisgl_gateway.ollama.routes import _OllamaForm
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +242,7 @@ def test_no_field_of_ollamas_schema_is_unknown() -> None:
 
 
 def test_log_probabilities_of_a_token_without_text_are_sent() -> None:
-    shape = _OllamaShape(MODEL, is_chat=True, has_logprobs=True)
-    token = TokenText(data=b"\xe4", offset=0)
-    reply = TextReply(uid=0, text="", token_ids=[1], logprobs=[-1.5], tokens=[token])
-    line = json.loads(shape.text(0, reply))
+    form = _OllamaForm(MODEL, is_chat=True, has_logprobs=True)
+    logprobs = ChatLogprobs.of([TokenText(data=b"\xe4", offset=0)], [-1.5]).content
+    line = json.loads(form.text([], logprobs))
     assert [entry["logprob"] for entry in line["logprobs"]] == [-1.5]

@@ -9,15 +9,10 @@ user sets is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import msgspec
+from typing import Any, Final, NamedTuple
 
 from minisgl.server.api.model_card import ModelCard
 from minisgl.utils.logger import get_logger
-
-if TYPE_CHECKING:
-    from minisgl.server.api.chat import ChatRequest
 
 logger = get_logger(__name__)
 
@@ -60,26 +55,6 @@ class OmissionLog:
 
 
 MAX_SHOWN: Final = 20  # a header of a few hundred bytes
-
-
-def fitting(
-    chat: ChatRequest, card: ModelCard, names: Mapping[str, str], default_effort: str = ""
-) -> tuple[ChatRequest, list[Omission]]:
-    """Return the request without the reasoning settings that the chat template does not support,
-    and the omissions.
-
-    names: the request's names of `EFFORT` and `BUDGET`. default_effort: an effort that is left out
-    without a warning.
-    """
-    left_out: list[Omission] = []
-    if chat.reasoning_effort is not None and not card.has_efforts:
-        if chat.reasoning_effort != default_effort:
-            left_out.append(Omission(names[EFFORT], names[EFFORT]))
-        chat = msgspec.structs.replace(chat, reasoning_effort=None)
-    if chat.thinking_budget is not None and not card.abilities.has_reasoning:
-        left_out.append(Omission(names[BUDGET], names[BUDGET]))
-        chat = msgspec.structs.replace(chat, thinking_budget=None)
-    return chat, left_out
 
 
 def unused_switch(args: Mapping[str, Any], card: ModelCard) -> list[Omission]:
