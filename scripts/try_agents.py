@@ -32,7 +32,7 @@ from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.message import ChatPrompt, TokenizeMsg
 from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_tokenizer
-from minisgl.tokenizer.checks import begin
+from minisgl.tokenizer.work import begin
 
 SECRET: Final = "pelargonium"
 """The content of the file that the agent is to read: only a tool call can find it."""

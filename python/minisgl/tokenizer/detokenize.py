@@ -23,11 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from minisgl import plugins
-from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
+from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.core.event import PromptLogprobs
 from minisgl.message import StopMsg, TextReply
-from minisgl.tokenizer.output import Output, cut
-from minisgl.tokenizer.prompt_output import prompt_output
+from minisgl.tokenizer.output import Output, cut, prompt_output
 from minisgl.tokenizer.stop import StopMatcher
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
@@ -90,25 +89,20 @@ class Detokenizer:
         return replies, stops
 
     def _open(self, event: Accepted) -> Output:
-        matcher = _matcher(event.sampling)
-        if event.sampling.shows_prompt:
+        sampling = event.sampling
+        matcher = None
+        if sampling.stop:
+            matcher = StopMatcher(sampling.stop, included=sampling.include_stop_str_in_output)
+        if sampling.shows_prompt:
             return prompt_output(event, self._tokenizer, matcher)
         if event.form:
             assert self._split_output, "the encoder that split the answer is installed"
             return self._split_output(event, self._tokenizer, matcher)
         return Output(
             num_prompt_tokens=event.num_prompt_tokens,
-            stream=self._tokenizer.stream(skip_special_tokens=event.sampling.skip_special_tokens),
+            stream=self._tokenizer.stream(skip_special_tokens=sampling.skip_special_tokens),
             matcher=matcher,
         )
-
-
-def _matcher(sampling: SamplingParams) -> StopMatcher | None:
-    if not sampling.stop:
-        return None
-    from minisgl.tokenizer.stop import StopMatcher
-
-    return StopMatcher(sampling.stop, included=sampling.include_stop_str_in_output)
 
 
 def _last_replies(event: Finished | Failed, output: Output | None) -> list[RequestReply]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
 from minisgl import plugins
 from minisgl.core import SamplingParams
-from minisgl.errors import InvalidRequest, InvalidSampling
+from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong
 from minisgl.message import (
     ChatPrompt,
     TextPrompt,
@@ -25,7 +25,10 @@ from minisgl.message import (
 from minisgl.tokenizer.chat import ChatEncoder
 from minisgl.tokenizer.template import ChatTemplate, load_template
 from minisgl.tokenizer.tokenizer import Tokenizer
-from minisgl.tokenizer.too_long import refuse_far_too_long
+
+FAR_TOO_LONG: Final = 16
+"""If a text has more characters than this for each token of the context, its start is tokenized
+first. Tokenizing 15 MiB at once would delay all other requests by seconds."""
 
 
 class AnswerPlan(Protocol):
@@ -163,7 +166,28 @@ class PromptEncoder:
                 param="prompt",
             ) from error
         if context_length is not None:
-            refuse_far_too_long(self.tokenizer, text, context_length)
+            _refuse_far_too_long(self.tokenizer, text, context_length)
+
+
+def _refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -> None:
+    """Raise PromptTooLong if the start of `text` has more than twice `context_length` tokens.
+
+    Twice, because the end of a part may have more tokens than in the whole text. While tokens are
+    long, for example runs of spaces, the part doubles.
+    """
+    num_characters = FAR_TOO_LONG * context_length
+    while num_characters < len(text):
+        num_tokens = len(tokenizer.encode(text[:num_characters], add_special_tokens=False))
+        if num_tokens > 2 * context_length:
+            raise PromptTooLong(
+                f"the prompt is too long: the first {num_characters:,} of its {len(text):,} "
+                f"characters are {num_tokens:,} tokens, and a request may have "
+                f"{context_length:,} with its answer; shorten the prompt",
+                limit=context_length,
+                got=num_tokens,
+                param="prompt",
+            )
+        num_characters *= 2
 
 
 def _encode_plain_chat(

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from minisgl.core import Failed
 from minisgl.errors import EngineError
@@ -31,7 +33,7 @@ from minisgl.message import (
     WatchMsg,
 )
 from minisgl.message.frontend import CodecMsg, CodecReply, DecodeMsg, EncodeMsg, FrontendMsg
-from minisgl.tokenizer.checks import Finish, begin, has_grammar
+from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl.utils.turns import TurnQueue, TurnThreads
 
@@ -50,6 +52,7 @@ GRAMMAR_THREADS: Final = 2
 JOB_S: Final = 300.0
 """The longest time of a thread's work. It is bounded by seconds of CPU time, so this is a hang."""
 
+Finish = Callable[[], UserMsg | Failed]
 Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
 
 
@@ -113,7 +116,7 @@ class Work:
             del self._open[message.uid]
             return [finish()]
         if isinstance(message, EncodeMsg | DecodeMsg):
-            return [self._codec(message)]
+            return [answer_codec(self._encoder, message)]
         return [message]
 
     def take(self) -> list[Answer]:
@@ -151,7 +154,7 @@ class Work:
     def _encode(self, key: Hashable, message: TokenizeMsg | CodecMsg) -> None:
         with self._failing(message):
             if not isinstance(message, TokenizeMsg):
-                self._answer(self._codec(message))
+                self._answer(answer_codec(self._encoder, message))
                 return
             finish = begin(self._encoder, message)
             if has_grammar(message):
@@ -179,14 +182,52 @@ class Work:
             else:
                 self._answer(CodecReply(seq=message.seq, failed=Failed.of(message.seq, error)))
 
-    def _codec(self, message: CodecMsg) -> CodecReply:
-        from minisgl.tokenizer.codec import answer_codec
-
-        return answer_codec(self._encoder, message)
-
     def _answer(self, answer: UserMsg | Failed | CodecReply) -> None:
         self._done.put(answer)
         os.write(self._done_fd, b".")
+
+
+def begin(encoder: PromptEncoder, message: TokenizeMsg) -> Finish:
+    """Encode the prompt. Returns a function that checks the grammar, and then returns the record
+    for the scheduler, or the refusal for the client."""
+    uid = message.uid
+    try:
+        encoded = encoder.encode(message.prompt, message.context_length)
+    except Exception as error:
+        failed = Failed.of(uid, error)
+        return lambda: failed
+
+    def finish() -> UserMsg | Failed:
+        try:
+            rest = (message.sampling, message.namespace, uid, message.priority)
+            request = encoder.request(encoded, *rest)
+            request = replace(request, share=message.share, returns_ids=message.returns_ids)
+            return _clamped(message, request)
+        except Exception as error:
+            return Failed.of(uid, error)
+
+    return finish
+
+
+def has_grammar(message: TokenizeMsg) -> bool:
+    """Whether the request has a grammar that must be checked."""
+    if message.sampling.structured_outputs is not None:
+        return True
+    prompt = message.prompt
+    return isinstance(prompt, ChatPrompt) and (
+        prompt.tool_choice != "auto" or prompt.thinking_budget is not None
+    )
+
+
+def _clamped(asked: TokenizeMsg, message: UserMsg) -> UserMsg:
+    """Return `message`. If `asked` allows it, its `max_tokens` is at most what the context
+    leaves."""
+    wanted = asked.sampling.max_tokens
+    if not asked.is_clamped or not wanted or not asked.context_length:
+        return message
+    left = max(asked.context_length - len(message.ids) // 4, 1)
+    sampling = replace(message.sampling, max_tokens=min(wanted, left))
+    return replace(message, sampling=sampling)
 
 
 def _key(message: FrontendMsg) -> Hashable:

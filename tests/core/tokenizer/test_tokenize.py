@@ -19,7 +19,7 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.tokenizer import PromptEncoder, load_tokenizer
-from minisgl.tokenizer.checks import begin
+from minisgl.tokenizer.work import begin
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
 SAMPLING = SamplingParams(max_tokens=3, seed=7)
