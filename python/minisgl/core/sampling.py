@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 
+from minisgl.core.sampling_checks import checked
 from minisgl.errors import InvalidSampling
-from minisgl.utils.text import brief
 
-MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
 """The most choices of one prompt. They have the same parameters, but for the seed."""
-_BOUNDS: dict[str, tuple[float, float, str]] = {
-    "temperature": (0, 2, "be between 0 and 2"),
-    "top_p": (5e-324, 1, "be above 0 and at most 1"),
-    "min_p": (0, 1, "be between 0 and 1"),
-    "top_k": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}, or 0 or -1 for no limit"),
-    "seed": (-(2**63), 2**64 - 1, "fit 64 bits"),
-    "max_tokens": (0, 2**31 - 1, f"be from 1 to {2**31 - 1}"),
-    "top_logprobs": (0, MAX_TOP_LOGPROBS, f"be from 0 to {MAX_TOP_LOGPROBS}"),
-    "prompt_logprobs": (0, MAX_TOP_LOGPROBS, f"be from 0 to {MAX_TOP_LOGPROBS}"),
-    "truncate_prompt_tokens": (1, 2**31 - 1, "be at least 1"),
-}
-_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-_COUNTS = ("top_k", "top_logprobs", "min_tokens")
-_OPTIONAL_COUNTS = ("seed", "max_tokens", "truncate_prompt_tokens", "prompt_logprobs")
-_SWITCHES = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "logprobs", "echo")
 
 
 class _RefusesUnknown(msgspec.StructMeta):
@@ -122,32 +104,14 @@ class SamplingParams(
     structured_outputs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self._take_plain_values()
-        if self.top_k == -1:
-            msgspec.structs.force_setattr(self, "top_k", 0)
-        for name, (low, high, allowed) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:  # NaN is not
-                raise InvalidSampling(f"{name} must {allowed}, got {brief(value)}", param=name)
-        self._check_rare_options()
-
-    def _check_rare_options(self) -> None:
-        """Check the options that few requests use. The checks are imported only then."""
-        if self.top_logprobs or self.stop or self.stop_token_ids or self.max_tokens == 0:
-            from minisgl.core.stop_checks import check_rare
-
-            check_rare(self)
-        is_used = self.has_penalties or self.min_tokens or self.allowed_token_ids is not None
-        if is_used or self.logit_bias != {} or self.bad_words != () or self.bad_words_ids != ():
-            from minisgl.core.logit_checks import checked_logit_options
-
-            for name, value in checked_logit_options(self).items():
+        given = {
+            name: value
+            for name, default in _DEFAULTS
+            if (value := getattr(self, name)) is not default
+        }
+        for name, value in checked(given).items():
+            if value is not given[name]:
                 msgspec.structs.force_setattr(self, name, value)
-        if self.structured_outputs is not None:
-            from minisgl.core.structured import checked_structured_outputs
-
-            form = checked_structured_outputs(self)
-            msgspec.structs.force_setattr(self, "structured_outputs", form)
 
     @property
     def has_penalties(self) -> bool:
@@ -179,31 +143,5 @@ class SamplingParams(
         most = self.truncate_prompt_tokens
         return ids if most is None else ids[-4 * most :]
 
-    def _take_plain_values(self) -> None:
-        """Check the types. Numbers of other libraries, such as NumPy, become Python's numbers: they
-        may overflow, and cannot be encoded for another process."""
-        for name in ("temperature", "top_p", "min_p", *_PENALTIES):
-            self._take(name, "a number", Real, float)
-        given = [name for name in _OPTIONAL_COUNTS if getattr(self, name) is not None]
-        for name in (*_COUNTS, *given):
-            self._take(name, "a whole number", Integral, int)
-        for name in _SWITCHES:
-            if not isinstance(value := getattr(self, name), bool):
-                raise InvalidSampling(
-                    f"{name} must be True or False, got {brief(value)}", param=name
-                )
-        if self.stop != () or self.stop_token_ids != ():
-            from minisgl.core.stop_checks import take_stops
 
-            take_stops(self)
-
-    def _take(self, name: str, expected: str, kind: type, plain: Callable[[Any], Any]) -> None:
-        value = getattr(self, name)
-        if type(value) is plain:
-            return
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InvalidSampling(f"{name} must be {expected}, got {brief(value)}", param=name)
-        try:
-            msgspec.structs.force_setattr(self, name, plain(value))
-        except OverflowError:
-            raise InvalidSampling(f"{name} is out of range", param=name) from None
+_DEFAULTS = tuple((each.name, each.default) for each in msgspec.structs.fields(SamplingParams))

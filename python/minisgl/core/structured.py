@@ -1,17 +1,13 @@
-"""Checks the option `structured_outputs`. Imported when a request uses it."""
+"""Checks the option `structured_outputs`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from minisgl.core.stop_checks import is_unicode
 from minisgl.errors import InvalidSampling
-from minisgl.utils.text import brief
-
-if TYPE_CHECKING:
-    from minisgl.core.sampling import SamplingParams
+from minisgl.utils.text import brief, is_unicode
 
 MAX_CHARACTERS: Final = 128 * 1024
 """The most characters of a schema, regex, grammar or list of choices. It bounds the work before
@@ -23,19 +19,20 @@ OPTION: Final = "structured_outputs"
 KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 
 
-def checked_structured_outputs(sampling: SamplingParams) -> dict[str, Any]:
+def checked_structured_outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return `structured_outputs` with one entry: a schema becomes JSON text, choices a list.
 
-    Later the tokenizer checks whether the grammar can be compiled. Raises InvalidSampling.
+    fields: the sampling parameters that are given, by name. Later the tokenizer checks whether the
+    grammar can be compiled. Raises InvalidSampling.
     """
-    given = sampling.structured_outputs
+    given = fields[OPTION]
     if not isinstance(given, Mapping):
         raise _wrong(f"must be a dictionary with one of {', '.join(KINDS)}, got {brief(given)}")
     present = {name: value for name, value in given.items() if value is not None}
     if len(present) != 1 or not present.keys() <= set(KINDS):
         raise _wrong(f"must have exactly one of {', '.join(KINDS)}, got {brief(list(present))}")
     for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
-        if getattr(sampling, name):
+        if fields.get(name):
             raise _wrong(
                 f"cannot be combined with {name}: the grammar says which tokens are allowed and "
                 f"where the answer ends; leave {name} out"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from minisgl.core import SamplingParams
 from minisgl.core.req import IdArray
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
@@ -32,9 +34,7 @@ def admissible_max_tokens(
             param="stop_token_ids",
         )
     if sampling.changes_logits:
-        from minisgl.core.logit_checks import check_logit_ids
-
-        check_logit_ids(sampling, config.vocab_size, config.eos_ids)
+        _check_logit_ids(sampling, config.vocab_size, config.eos_ids)
     limit = min(config.max_seq_len, config.num_pool_tokens)
     name, remedy = (
         ("context length", "")
@@ -65,3 +65,26 @@ def admissible_max_tokens(
             "--max-queued-requests"
         )
     return limit - num_prompt if asked is None else asked
+
+
+def _check_logit_ids(sampling: SamplingParams, vocab_size: int, eos_ids: Collection[int]) -> None:
+    """Raise InvalidSampling for ids outside of the vocabulary, or if no token can be sampled."""
+    allowed = sampling.allowed_token_ids or ()
+    bad = [token for ids in sampling.bad_words_ids for token in ids]
+    for name, ids in (
+        ("logit_bias", sampling.logit_bias),
+        ("allowed_token_ids", allowed),
+        ("bad_words_ids", bad),
+    ):
+        if (highest := max(ids, default=0)) >= vocab_size:
+            raise InvalidSampling(
+                f"{name} must have token ids between 0 and {vocab_size - 1}, got {highest}",
+                param=name,
+            )
+    stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
+    if allowed and sampling.min_tokens and stop_ids.issuperset(allowed):
+        raise InvalidSampling(
+            "allowed_token_ids has only tokens that end the answer, which min_tokens forbids; "
+            "allow another token or leave out min_tokens",
+            param="allowed_token_ids",
+        )

@@ -33,3 +33,8 @@ def size_of(num_bytes: int) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.{2 if unit == 'GiB' else 1}f} {unit}"
     return f"{num_bytes / 1024:.1f} KiB"
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can encode the text. JSON can hold one half of a surrogate pair."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)

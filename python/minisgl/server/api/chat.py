@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished, SamplingParams
+from minisgl.core import Finished
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.server import body
@@ -175,24 +175,23 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
             thinking_budget=self.thinking_budget,
         )
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+    def sampling_fields(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
-        wishes = {
+        given = super().sampling_fields() | {
             "logprobs": bool(self.logprobs),
             "top_logprobs": self.top_logprobs or 0,
             "prompt_logprobs": self.prompt_logprobs,
         }
-        params = msgspec.structs.replace(super().sampling(defaults), **wishes)
         if self.max_completion_tokens is None:
-            return params
+            return given
         if self.max_tokens not in (None, self.max_completion_tokens):
             raise InvalidRequest(
                 f"max_tokens ({self.max_tokens}) and max_completion_tokens "
                 f"({self.max_completion_tokens}) mean the same and differ: give one of them",
                 param="max_completion_tokens",
             )
-        return msgspec.structs.replace(params, max_tokens=self.max_completion_tokens)
+        return given | {"max_tokens": self.max_completion_tokens}
 
 
 def router(site: Site) -> APIRouter:

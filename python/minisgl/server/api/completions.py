@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished, FinishReason, SamplingParams
-from minisgl.core.sampling import MAX_TOP_LOGPROBS
+from minisgl.core import Finished, FinishReason
+from minisgl.core.sampling_checks import MAX_TOP_LOGPROBS
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server import body
@@ -64,20 +63,20 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
         Meta(description="false: the prompt already has them, as a rendered chat template does."),
     ] = None
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        params = super().sampling(defaults)
+    def sampling_fields(self) -> dict[str, Any]:
+        given = super().sampling_fields()
         if self.logprobs is not None and self.logprobs > MAX_TOP_LOGPROBS:
             raise InvalidRequest(
                 f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}",
                 param="logprobs",
             )
         if self.echo:
-            params = msgspec.structs.replace(params, echo=True, prompt_logprobs=self.logprobs)
+            given |= {"echo": True, "prompt_logprobs": self.logprobs}
         if self.max_tokens is not None:
-            params = msgspec.structs.replace(params, max_tokens=self.max_tokens)
-        if self.logprobs is None:
-            return params
-        return msgspec.structs.replace(params, logprobs=True, top_logprobs=self.logprobs)
+            given["max_tokens"] = self.max_tokens
+        if self.logprobs is not None:
+            given |= {"logprobs": True, "top_logprobs": self.logprobs}
+        return given
 
     @property
     def num_choices(self) -> int:

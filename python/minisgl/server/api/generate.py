@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished, FinishReason, SamplingParams
+from minisgl.core import Finished, FinishReason
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
@@ -60,12 +59,11 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
         None
     )
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        params = super().sampling(defaults)
-        given = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return msgspec.structs.replace(
-            params, logprobs=bool(self.logprobs), prompt_logprobs=self.prompt_logprobs, **given
-        )
+    def sampling_fields(self) -> dict[str, Any]:
+        given = super().sampling_fields()
+        if self.max_tokens is not None:
+            given["max_tokens"] = self.max_tokens
+        return given | {"logprobs": bool(self.logprobs), "prompt_logprobs": self.prompt_logprobs}
 
     @property
     def prompt_field(self) -> str:

@@ -91,6 +91,10 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """Return `defaults` with the values of the request. Raises InvalidSampling."""
+        return msgspec.structs.replace(defaults, **self.sampling_fields())
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that the request gives, by name."""
         given = {
             name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
         }
@@ -102,7 +106,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
             given["stop"] = tuple(self.stop)
         if self.stop_token_ids is not None:
             given["stop_token_ids"] = tuple(self.stop_token_ids)
-        return msgspec.structs.replace(defaults, **given)
+        return given
 
     def params(
         self, defaults: SamplingParams, names: Mapping[str, str] | None = None
@@ -175,11 +179,11 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
         bool | None, only(True, why="text is decoded as the tokenizer does; see token_ids")
     ] = None
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        names = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens")
-        given: dict[str, Any] = {
-            name: value for name in names if (value := getattr(self, name)) is not None
-        }
+    def sampling_fields(self) -> dict[str, Any]:
+        given = super().sampling_fields()
+        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
         if self.allowed_token_ids is not None:
             given["allowed_token_ids"] = tuple(self.allowed_token_ids)
         if self.bad_words:
@@ -188,7 +192,7 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
             if not all(_TOKEN_ID.fullmatch(token) for token in self.logit_bias):
                 raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias")
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        return msgspec.structs.replace(super().sampling(defaults), **given)
+        return given
 
     def running_usage(self) -> RunningUsage | None:
         """Return a counter if each chunk of the stream has the usage so far, else None."""
