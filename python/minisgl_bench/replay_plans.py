@@ -30,6 +30,7 @@ from minisgl.message import (
     AbortMsg,
     CompiledMsg,
     ExitMsg,
+    KeyShare,
     SchedulerMsg,
     StopMsg,
     UserMsg,
@@ -115,7 +116,7 @@ class Recording:
         )
         return UserMsg(
             uid=uid, ids=ids_to_bytes(tokens[:num_prompt].tolist()), sampling=sampling,
-            priority=arrival["priority"], share=arrival["share"],
+            priority=arrival["priority"], share=KeyShare(*arrival["share"]),
             grammar="recorded" if arrival.get("has_grammar") else "",
         )  # fmt: skip
 

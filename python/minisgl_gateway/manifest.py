@@ -21,6 +21,7 @@ ROWS: Final = [
         about="--replica URL ...  one address for several servers: requests go by prefix and load",
     ),
     Row("keys", "ring", "minisgl_gateway.keys.ring:KeyRing"),
+    Row("keys", "give_way", "minisgl_gateway.keys.preemption:give_way"),
     Row("keys", "guard", "minisgl_gateway.keys.guard:KeyGuard"),
     Row("routes", "responses", "minisgl_gateway.responses.routes:ROUTES"),
     Row("routes", "anthropic", "minisgl_gateway.anthropic.routes:ROUTES"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.books import check_books
 from minisgl.core import (
     Plan,
     StepOutcome,
@@ -43,7 +44,7 @@ class CheckedScheduler(Scheduler):
 
     def plan(self) -> Plan | None:
         plan = super().plan()
-        self.check()
+        check_books(self)
         if plan is not None:
             self.check_writes(plan)
         return plan
@@ -67,7 +68,7 @@ class CheckedScheduler(Scheduler):
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list:
         events = super().commit(plan, outcome)
-        self.check()
+        check_books(self)
         return events
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen3Config
 
+from helpers.books import check_books
 from helpers.model_harness import make_reference
 from minisgl.core import Finished, SamplingParams, Token
 from minisgl.engine import Engine, EngineConfig
@@ -70,7 +71,7 @@ def drive(
     outbox = outbox or ListOutbox()
     inbox = ListInbox(arrivals, more=lambda: [] if scheduler.runnable else None)
     run(scheduler, engine, inbox, outbox, overlap=overlap)
-    scheduler.check()
+    check_books(scheduler)
     uids = range(first_uid, first_uid + len(requests))
     ended = [event.uid for event in outbox.events if isinstance(event, Finished)]
     assert sorted(ended) == list(uids)

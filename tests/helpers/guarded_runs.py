@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from helpers.books import check_books
 from helpers.engine_runs import VOCAB, make_scheduler
 from minisgl.core import (
     Failed,
@@ -59,7 +60,7 @@ def long_run(engine: Engine, count: int) -> tuple[int, int]:
         ListInbox(turns, more=lambda: [] if scheduler.runnable else None),
         outbox,
     )
-    scheduler.check()
+    check_books(scheduler)
     ended = [event.uid for event in outbox.events if isinstance(event, Finished)]
     assert sorted(ended) == list(range(count))
     assert not any(isinstance(event, Failed) for event in outbox.events)

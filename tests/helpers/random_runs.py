@@ -23,6 +23,7 @@ from minisgl.core.step_times import StepTimes
 from minisgl.message import (
     AbortMsg,
     CompiledMsg,
+    KeyShare,
     PingMsg,
     SchedulerMsg,
     StopMsg,
@@ -107,7 +108,7 @@ class RandomInbox:
                     ids=ids_to_bytes(case.prompt),
                     sampling=case.sampling,
                     priority=rng.choice([0, 0, 0, -1, 1]),
-                    share=self.share(),
+                    share=KeyShare(*self.share()),
                     namespace=rng.choice(["", "", "tenant"]),
                     grammar="grammar" if case.has_grammar else "",
                 )

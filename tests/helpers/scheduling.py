@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from helpers.books import check_books
 from minisgl.core import (
     Accepted,
     Event,
@@ -12,7 +13,7 @@ from minisgl.core import (
     SamplingParams,
     StepResult,
 )
-from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.message import NO_KEY, KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 
 EOS = 99
@@ -37,7 +38,7 @@ def add(
     prompt: list[int],
     *,
     priority: int = 0,
-    share: tuple[int, int] = (0, 0),
+    share: KeyShare = NO_KEY,
     namespace: str = "",
     grammar: str = "",
     **sampling: Any,
@@ -62,5 +63,5 @@ def spans(plan: Plan | None) -> list[tuple[int, int, int]]:
 def settle(scheduler: Scheduler, plan: Plan | None, token: int = 5) -> list[Event]:
     assert plan is not None
     events = scheduler.commit(plan, StepResult(next_ids=[token] * len(plan.sample_rows)))
-    scheduler.check()
+    check_books(scheduler)
     return events

@@ -47,6 +47,11 @@ class Order(NamedTuple):
     arrival: int  # its number
     key: int  # the number of its API key
 
+    @property
+    def turn(self) -> tuple[int, int]:
+        """What decides between two keys, whenever their requests arrived."""
+        return self.priority, self.tag
+
 
 class Masker(Protocol):
     """Restricts the next token of a request, depending on its output so far (a grammar).

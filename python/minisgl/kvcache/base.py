@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 from minisgl.core.req import IdArray
 
@@ -77,7 +76,3 @@ class BasePrefixCache(ABC):
     @abstractmethod
     def drop(self, step: int) -> list[int]:
         """Return all pages that `step` or a later step writes. None of them may be locked."""
-
-    @abstractmethod
-    def held_pages(self) -> Iterator[tuple[int, int]]:
-        """Yield (page, number of locks) of each page; for tests."""

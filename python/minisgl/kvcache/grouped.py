@@ -20,7 +20,7 @@ from minisgl.core.plan import NewPage
 from minisgl.core.req import IdArray, Req
 from minisgl.kvcache.grouped_tree import GroupedPrefixCache
 from minisgl.kvcache.manager import CacheManager, Holding
-from minisgl.kvcache.radix import RadixHandle, _Node
+from minisgl.kvcache.radix import RadixHandle
 from minisgl.kvcache.tails import NO_PAGE, NoPages, Tail
 
 
@@ -208,29 +208,3 @@ class GroupedCacheManager(CacheManager):
         super().release(req)
         assert isinstance(holding.position, RadixHandle)
         self._tree.prune(holding.position.node)
-
-    def check(self, holders: list[Req]) -> None:
-        if self._tree.full:
-            super().check(holders)
-        for tail in self._tails:
-            held = dict.fromkeys(tail.entries, 0)
-            private: list[int] = []
-            for req in holders:
-                for page in req.handle.tails[tail.column]:
-                    if page in held:
-                        held[page] += 1
-                    elif page >= 0:
-                        private.append(page)
-            everywhere = sorted([*tail.allocator.free_pages(), *tail.entries, *private])
-            assert everywhere == list(range(tail.group.num_pages)), "pages lost or owned twice"
-            assert held == {page: entry.holders for page, entry in tail.entries.items()}
-            assert tail.num_idle == sum(count == 0 for count in held.values())
-        in_nodes: list[dict[int, _Node]] = [{} for _ in self._tails]
-        for node in self._tree.nodes():
-            for found, pages in zip(in_nodes, node.tails, strict=True):
-                assert len(pages) * self.page_size == len(node.ids)
-                found.update({page: node for page in pages if page >= 0})
-            if self._tree.full is None and not node.children and not node.locks:
-                assert any(page >= 0 for pages in node.tails for page in pages), "an empty leaf"
-        for tail, found in zip(self._tails, in_nodes, strict=True):
-            assert found == {page: entry.node for page, entry in tail.entries.items()}

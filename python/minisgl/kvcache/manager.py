@@ -170,23 +170,3 @@ class CacheManager:
     def drop(self, step: int) -> None:
         """Free the cached pages that `step` or a later step writes. No request may hold them."""
         self._allocator.free(self.prefix_cache.drop(step))
-
-    def check(self, holders: list[Req]) -> None:
-        """Raise AssertionError unless every page is in one place and every lock has its holder.
-
-        `holders` are the requests that hold pages. Slow: for tests.
-        """
-        allocator, prefix_cache = self._allocator, self.prefix_cache
-        held = dict(prefix_cache.held_pages())
-        locks = dict.fromkeys(held, 0)
-        private: list[int] = []
-        for req in holders:
-            for page in req.handle.position.pages():
-                locks[page] += 1
-            first_private = req.handle.position.num_tokens // prefix_cache.page_size
-            private += req.pages[first_private:] + req.handle.duplicates
-        everywhere = sorted([*allocator.free_pages(), *held, *private])
-        assert everywhere == list(range(allocator.num_pages)), "pages lost or owned twice"
-        assert locks == held, "locks do not match their holders"
-        num_unlocked = sum(count == 0 for count in held.values())
-        assert num_unlocked == prefix_cache.num_evictable, "evictable pages are miscounted"

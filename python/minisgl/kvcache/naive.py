@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from minisgl.core.req import IdArray
 from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 
@@ -53,6 +51,3 @@ class NaivePrefixCache(BasePrefixCache):
 
     def drop(self, step: int) -> list[int]:
         return []
-
-    def held_pages(self) -> Iterator[tuple[int, int]]:
-        return iter(())

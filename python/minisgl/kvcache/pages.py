@@ -30,7 +30,3 @@ class PageAllocator:
 
     def free(self, pages: list[int]) -> None:
         self._free.extend(pages)
-
-    def free_pages(self) -> list[int]:
-        """A copy, for invariant checks."""
-        return list(self._free)

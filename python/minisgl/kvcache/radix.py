@@ -215,11 +215,6 @@ class RadixPrefixCache(BasePrefixCache):
                 dropped += self._shorten(node, 0)
         return dropped
 
-    def held_pages(self) -> Iterator[tuple[int, int]]:
-        for node in self.nodes():
-            for page in node.pages:
-                yield page, node.locks
-
     def _root(self, namespace: str) -> _Node:
         """Return the namespace's root, or a new one, which `insert` adds with its first child."""
         root = self.roots.get(namespace)

@@ -23,7 +23,7 @@ MessagePack; token ids are little-endian int32 bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,9 +34,6 @@ from minisgl.core.sampling import SamplingParams
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Uid = Natural
-Share = tuple[Natural, Natural]
-"""The tag of a request and the number of its key (`minisgl_gateway.keys.shares`); without keys
-(0, 0)."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
@@ -83,6 +80,16 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 # --- to the tokenizer --------------------------------------------------------------------------
 
 
+class KeyShare(NamedTuple):
+    """A request's place among those of other keys (`minisgl_gateway.keys.shares`)."""
+
+    tag: Natural = 0
+    key: Natural = 0  # the key's number
+
+
+NO_KEY = KeyShare()
+
+
 class TokenizeMsg(Record, frozen=True, kw_only=True):
     """A new request. `sampling.seed` is set: the API server draws a seed if the client sends none.
 
@@ -100,7 +107,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
     returns_ids: bool = False
-    share: Share = (0, 0)
+    share: KeyShare = NO_KEY
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
@@ -154,7 +161,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     ids: bytes
     sampling: SamplingParams
     priority: Priority = 0
-    share: Share = (0, 0)
+    share: KeyShare = NO_KEY
     namespace: Namespace = ""
     grammar: str = ""
     form: str = ""

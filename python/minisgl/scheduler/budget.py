@@ -1,7 +1,11 @@
-"""How many prompt tokens a step may compute: the chunk size."""
+"""How many prompt tokens a step may compute: the chunk size, and the stall bound.
+
+The stall bound says how long the prompts of a step may delay the streams that decode in it.
+"""
 
 from __future__ import annotations
 
+from minisgl.core.step_times import PLANNED_SHARE
 from minisgl.scheduler.config import SchedulerConfig
 
 
@@ -26,10 +30,55 @@ class PromptBudget:
         self._tokens -= num_tokens
 
 
+class StallBudget(PromptBudget):
+    """The prompt budget of a step with decode rows, if there is a stall bound.
+
+    The prompts may make the step at most `PLANNED_SHARE` of `max_stall_s` longer than its decode
+    rows alone, as `step_times` predict it. The first chunk may always have one page of tokens.
+    """
+
+    def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:
+        super().__init__(config)
+        assert config.step_times is not None
+        assert config.max_stall_s is not None
+        self._times = config.step_times
+        self._bound_s = PLANNED_SHARE * config.max_stall_s
+        self._num_decodes = num_decodes
+        self._decodes_s = self._times.step_s(num_decodes)
+        self._num_taken = self._num_pairs = 0  # of the chunks taken
+
+    def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
+        most = super().fitting(start, num_tokens, share)
+        if not most:
+            return 0
+        limit_s = self._bound_s
+        if share < 1:
+            # The first prompt token has a fixed cost, because steps with prompts run differently.
+            # Only the rest of the bound is shared.
+            first_s = self._stall_s(1, 0)
+            limit_s = first_s + share * (limit_s - first_s)
+        low, high = 0, most
+        middle = most  # usually the whole chunk fits
+        while low < high:
+            fits = self._stall_s(middle, start) <= limit_s
+            low, high = (middle, high) if fits else (low, middle - 1)
+            middle = (low + high + 1) // 2
+        return low if self._num_taken or share < 1 else max(low, min(self._config.page_size, most))
+
+    def take(self, start: int, num_tokens: int) -> None:
+        super().take(start, num_tokens)
+        self._num_taken += num_tokens
+        self._num_pairs += num_tokens * start
+
+    def _stall_s(self, num_tokens: int, start: int) -> float:
+        """Return the seconds that the chunks taken and this one add to the decode rows."""
+        num_prompt = self._num_taken + num_tokens
+        pairs = self._num_pairs + num_tokens * start
+        return self._times.step_s(self._num_decodes, 0, num_prompt, pairs) - self._decodes_s
+
+
 def prompt_budget(config: SchedulerConfig, num_decodes: int) -> PromptBudget:
     """Return the budget of a step with `num_decodes` decode rows."""
     if config.max_stall_s is None or not num_decodes:
         return PromptBudget(config)
-    from minisgl.scheduler.stall_budget import StallBudget
-
     return StallBudget(config, num_decodes)

@@ -77,5 +77,5 @@ class LatePlanning:
         found = list(self._source.get(timeout_s))
         for message in found:
             # Keys are numbered from 1; requests without a key have 0.
-            self._waits |= isinstance(message, UserMsg) and message.share[1] > 1
+            self._waits |= isinstance(message, UserMsg) and message.share.key > 1
         return found

@@ -13,8 +13,9 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 
+from minisgl import plugins
 from minisgl.core.plan import PROMISED, Plan
-from minisgl.core.req import ALL, IdArray, Req
+from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
 from minisgl.scheduler.budget import PromptBudget, prompt_budget
 from minisgl.scheduler.config import SchedulerConfig
@@ -34,16 +35,15 @@ class Planner:
         self.config = config
         self._requests = requests
         self._clock = clock
+        self._give_way = plugins.find("keys", "give_way")  # without keys, no request has rivals
 
     def plan(self) -> Plan | None:
         """Return the next step, or None if nothing can be computed now."""
         requests, num_retractions = self._requests, self._requests.stats.num_retractions
         if requests.void_from is not None and not requests.recover():
             return None
-        if requests.has_rivals:
-            from minisgl.scheduler.preemption import give_way
-
-            give_way(self, requests, requests.waiting[:WINDOW])
+        if self._give_way and requests.has_rivals:
+            self._give_way(requests, requests.waiting[:WINDOW])
         plan = PlanBuilder(requests.next_step, requests.needs)
         self._plan_decodes(plan)
         if plan.unfinished or requests.waiting:
@@ -146,7 +146,8 @@ class Planner:
                 break
             if req.order.priority == first.order.priority and req is not first:
                 if req.table_idx < 0 and req.num_reusable is None:
-                    req.num_reusable = self._requests.cache.num_cached(req, self.reusable_ids(req))
+                    ids = self._requests.reusable_ids(req)
+                    req.num_reusable = self._requests.cache.num_cached(req, ids)
                 is_same_key = req.order.key == first.order.key
                 lead = 0 if is_same_key else req.order.tag - first.order.tag
                 if lead + (num_left := req.num_left) <= most:
@@ -201,50 +202,17 @@ class Planner:
         if req.table_idx >= 0:
             return not req.leaving
         is_full = plan.is_full or not self._requests.num_places
-        if is_full or self.waits_for_prefix(req, plan.unfinished):
+        if is_full or self._requests.waits_for_prefix(req, plan.unfinished):
             return False
-        num_cached = self._requests.cache.attach(req, self.reusable_ids(req), plan.step)
+        num_cached = self._requests.cache.attach(req, self._requests.reusable_ids(req), plan.step)
         if num_cached is None:
             return False
-        if not self.has_room(req, plan.unfinished):
+        if not self._requests.has_room(req, plan.unfinished):
             self._requests.cache.release(req)
             plan.is_full = True
             return False
         self._start(plan, req, num_cached)
         return True
-
-    def has_room(self, req: Req, unfinished: list[Req]) -> bool:
-        """Return whether the free pages suffice for `req`, for the `unfinished` requests, and for
-        the next tokens of all running ones."""
-        running, growth = self._requests.running, self.config.watermark_tokens
-        return self._requests.cache.has_room(req, req.num_known + 1, unfinished, running, growth)
-
-    def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
-        """Return whether `req` should wait for pages that a running request is computing.
-
-        `req` remembers the running request until those pages are computed, so two requests are
-        compared about once. A request never waits for one of lower priority.
-        """
-        source = req.prefix_source
-        if source is not None and source.table_idx >= 0 and not source.leaving:
-            assert req.num_reusable is not None
-            if source.num_computed < req.num_reusable:
-                return True
-        for other in unfinished:
-            if other.order.priority <= req.order.priority and req.num_scored == ALL:
-                num_common = self._requests.cache.num_common(req, other)
-                if num_common > other.num_computed:
-                    req.prefix_source, req.num_reusable = other, num_common
-                    return True
-        req.prefix_source = None
-        return False
-
-    def reusable_ids(self, req: Req) -> IdArray:
-        """Return the ids whose KV may come from the cache.
-
-        The last token is always computed, and so are the tokens from `num_scored` on.
-        """
-        return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         self._requests.start(req)

@@ -9,7 +9,7 @@
 
 A request leaves when it ends or is retracted. It keeps its row of the tables and its pages until
 every launched step with a row of it is committed. If it gave way to a request of another key, its
-pages are released at once (`minisgl.scheduler.preemption`).
+pages are released at once (`minisgl_gateway.keys.preemption`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minisgl.core.req import Order, Req
+from minisgl.core.req import ALL, IdArray, Order, Req
 from minisgl.kvcache import create_cache_manager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import RowNeeds
@@ -64,6 +64,7 @@ class Requests:
         self.free_table_idxs = list(range(config.max_running, -1, -1))
         self.next_step = 0
         self.void_from: int | None = None
+        self._watermark_tokens = config.watermark_tokens
 
     @property
     def num_places(self) -> int:
@@ -121,6 +122,39 @@ class Requests:
             self._release(req)
         else:
             self.leaving[req.uid] = req
+
+    def has_room(self, req: Req, unfinished: list[Req]) -> bool:
+        """Return whether the free pages suffice for `req`, for the `unfinished` requests, and for
+        the next tokens of all running ones."""
+        growth = self._watermark_tokens
+        return self.cache.has_room(req, req.num_known + 1, unfinished, self.running, growth)
+
+    def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
+        """Return whether `req` should wait for pages that a running request is computing.
+
+        `req` remembers the running request until those pages are computed, so two requests are
+        compared about once. A request never waits for one of lower priority.
+        """
+        source = req.prefix_source
+        if source is not None and source.table_idx >= 0 and not source.leaving:
+            assert req.num_reusable is not None
+            if source.num_computed < req.num_reusable:
+                return True
+        for other in unfinished:
+            if other.order.priority <= req.order.priority and req.num_scored == ALL:
+                num_common = self.cache.num_common(req, other)
+                if num_common > other.num_computed:
+                    req.prefix_source, req.num_reusable = other, num_common
+                    return True
+        req.prefix_source = None
+        return False
+
+    def reusable_ids(self, req: Req) -> IdArray:
+        """Return the ids whose KV may come from the cache.
+
+        The last token is always computed, and so are the tokens from `num_scored` on.
+        """
+        return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))
 
     def release_settled(self, rows: Iterable[Req]) -> None:
         """Release the requests that are leaving and have no row in a flight any more."""

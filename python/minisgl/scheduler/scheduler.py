@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 from msgspec.structs import replace
 
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
@@ -29,6 +30,10 @@ from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.planner import Planner
 from minisgl.scheduler.requests import Requests
+from minisgl.scheduler.scores import report_scores
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
 
 
 def no_masker(message: UserMsg) -> Masker | None:
@@ -101,7 +106,7 @@ class Scheduler:
             prompt=prompt,
             sampling=sampling,
             max_len=len(prompt) + max(max_tokens, 1),  # a token is sampled even if none is wanted
-            order=Order(message.priority, message.share[0], self._arrivals, message.share[1]),
+            order=Order(message.priority, message.share.tag, self._arrivals, message.share.key),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
             num_known=len(prompt),
@@ -142,10 +147,30 @@ class Scheduler:
         return self.planner.plan()
 
     def masks(self, plan: Plan) -> list[Mask]:
-        """Return the masks of a launched plan's late rows (`minisgl.scheduler.masks`)."""
-        from minisgl.scheduler.masks import masks_of
+        """Return the masks of a launched plan's late rows. The plan before it must be committed.
 
-        return masks_of(plan, self.requests, self.config.vocab_size, self.refused)
+        A mask allows every token if the sampled one will be discarded: the request has ended, an
+        earlier step has failed, or the masker has raised an error, which is added to `refused` by
+        uid. It fails a request without output, and ends another one as its length limit does.
+        """
+        any_token = np.full(-(-self.config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
+        masks = []
+        for index in plan.late_rows:
+            req = self.requests.by_uid[plan.uids[plan.sample_rows[index]]]
+            mask = any_token
+            if not req.ended and self.requests.void_from is None:
+                assert req.masker
+                assert len(req.output) == plan.output_idxs[index]
+                try:
+                    mask = req.masker.mask(req.output)
+                except RequestError as error:
+                    self.refused[req.uid] = error
+                    if req.output:
+                        logger.warning(
+                            "request %d ends after %d tokens: %s", req.uid, len(req.output), error
+                        )
+            masks.append(mask)
+        return masks
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
         """Apply the outcome of a launched plan. Returns the events. Releases requests that left."""
@@ -182,8 +207,6 @@ class Scheduler:
         now, num_discarded = self.clock(), 0
         damaged: list[Req] = []
         if plan.scored:
-            from minisgl.scheduler.scores import report_scores
-
             damaged = report_scores(plan, result, rows, events)
         has_logprobs = plan.logprob_rows or plan.top_rows
         for index, (row, token) in enumerate(zip(plan.sample_rows, result.next_ids, strict=True)):
@@ -252,9 +275,3 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self.requests.running)
-
-    def check(self) -> None:
-        """Raise AssertionError if pages, locks or lengths do not add up. Slow: for tests."""
-        from minisgl.scheduler.check import check_books
-
-        check_books(self.requests)

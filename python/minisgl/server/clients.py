@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
-from minisgl.message import Prompt, TextReply
+from minisgl.message import KeyShare, Prompt, TextReply
 
 
 class Job(Protocol):
     """One prompt of a key. share: its tag and the key's number, by which the scheduler orders
     requests."""
 
-    share: tuple[int, int]
+    share: KeyShare
 
     def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
         """Charge the key for an accepted prompt, or for a piece of an answer."""

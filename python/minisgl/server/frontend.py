@@ -21,7 +21,15 @@ import msgspec
 
 from minisgl.core import Failed, Finished, SamplingParams
 from minisgl.errors import EngineError, InvalidRequest, ServerBusy
-from minisgl.message import AbortMsg, Prompt, StatusReply, TextReply, TokenizeMsg, WatchReply
+from minisgl.message import (
+    NO_KEY,
+    AbortMsg,
+    Prompt,
+    StatusReply,
+    TextReply,
+    TokenizeMsg,
+    WatchReply,
+)
 from minisgl.message.frontend import UserReply
 from minisgl.server.call import Call, RequestReply
 from minisgl.server.clients import Job, Key, Origin
@@ -121,7 +129,7 @@ class Frontend:
                         prompt=prompt,
                         sampling=params,
                         priority=priority,
-                        share=jobs[uid].share if key else (0, 0),
+                        share=jobs[uid].share if key else NO_KEY,
                         namespace=namespace,
                         context_length=self.context_length,
                         is_clamped=is_clamped or self._clamps,

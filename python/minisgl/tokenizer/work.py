@@ -234,7 +234,7 @@ def _key(message: FrontendMsg) -> Hashable:
     """Return the number of the request's API key. Without keys each request is a key of its own;
     a message that is no request has another one."""
     if isinstance(message, TokenizeMsg):
-        return message.share[1] or ("uid", message.uid)
+        return message.share.key or ("uid", message.uid)
     if isinstance(message, EncodeMsg | DecodeMsg):
         return message.key or ("seq", message.seq)
     return None

@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import ConfigError
-from minisgl.message import Prompt, TextReply
+from minisgl.message import KeyShare, Prompt, TextReply
 from minisgl.server.errors import RateLimited
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.limits import Limits
@@ -162,7 +162,7 @@ class Job:
         self._left = cost  # expected tokens that are not served yet
         self._counts_prompt = counts_prompt
         self._num_prompt = 0  # the accepted prompt's tokens, until the first piece of the answer
-        self.share = share.begin(cost), share.number
+        self.share = KeyShare(share.begin(cost), share.number)
 
     def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
         """Charge the key for an accepted prompt, or for a piece of an answer.
@@ -181,7 +181,7 @@ class Job:
             self._share.serve(served, expected)
 
     def end(self) -> None:
-        self._share.end(self.share[0], self._left)
+        self._share.end(self.share.tag, self._left)
 
 
 class KeyRing:

@@ -48,7 +48,7 @@ class Grammars:
                 AbortMsg(uid=uid, because=Failed.of(uid, error)) if error else CompiledMsg(uid=uid)
             )
 
-        return self._maskers.create(message.grammar, on_compiled, key=message.share[1])
+        return self._maskers.create(message.grammar, on_compiled, key=message.share.key)
 
     def close(self) -> None:
         """Wait for the grammar that is being compiled. After that `post` is not called."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.books import check_books
 from helpers.engine_runs import (
     Reference,
     Request,
@@ -63,7 +64,7 @@ def test_only_the_request_with_nan_fails(engine: Engine, overlap: bool) -> None:
     ]
     inbox = ListInbox([messages], more=lambda: [] if scheduler.runnable else None)
     run(scheduler, engine, inbox, outbox, overlap=overlap)
-    scheduler.check()
+    check_books(scheduler)
     failed = [event for event in outbox.events if isinstance(event, Failed)]
     assert [(event.uid, event.code) for event in failed] == [
         (uid, "non_finite_logits") for uid in (6, 7)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.books import check_pages
 from minisgl.core import Req, SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.core.plan import NewPage
@@ -74,13 +75,13 @@ def test_window_pages_are_given_back_behind_the_window() -> None:
     assert cache.attach(req, req.prompt[:99], 0) == 0
     for step, end in enumerate(range(8, 80, 8)):
         assert len(compute(cache, req, end, step)) == 8  # 4 pages of each group
-        cache.check([req])
+        check_pages(cache, [req])
         held = sum(page >= 0 for page in req.handle.tails[0])
         assert held <= 4 + 2, "more than a chunk and a window"
     assert cache.num_used_pages == 36 + held
     cache.release(req)
     assert cache.num_used_pages == 0
-    cache.check([])
+    check_pages(cache, [])
 
 
 def test_a_match_needs_the_pages_that_come_next_are_read_from() -> None:
@@ -103,10 +104,10 @@ def test_a_match_needs_the_pages_that_come_next_are_read_from() -> None:
     assert [(group, index) for group, _, index, _ in new_pages] == [
         (1, index) for index in range(4)
     ]
-    cache.check([other])
+    check_pages(cache, [other])
     cache.release(other)
     assert cache.num_cached(other, other.prompt[:8]) == 8
-    cache.check([])
+    check_pages(cache, [])
 
 
 def test_a_state_is_read_in_a_later_step_than_it_is_written() -> None:
@@ -117,7 +118,7 @@ def test_a_state_is_read_in_a_later_step_than_it_is_written() -> None:
     assert cache.attach(second, second.prompt[:9], 3) is None  # the next step can use 8 tokens
     assert second.handle is None
     assert cache.attach(second, second.prompt[:9], 4) == 8
-    cache.check([first, second])
+    check_pages(cache, [first, second])
 
 
 @pytest.mark.parametrize("interval", [PAGE_SIZE, 2 * PAGE_SIZE])
@@ -136,7 +137,7 @@ def test_prompts_that_part_save_a_state_there(interval: int) -> None:
     compute(cache, second, 27, 2)
     third = request([*range(17), *range(50, 60)], uid=2)
     assert cache.attach(third, third.prompt, 3) == 16
-    cache.check([first, second, third])
+    check_pages(cache, [first, second, third])
 
 
 def test_chunks_end_where_every_group_has_a_state() -> None:
@@ -268,11 +269,11 @@ def run_operations(rng: random.Random, groups: tuple[CacheGroup, ...], num_opera
             while running:
                 cache.release(running.pop())
             cache.drop(step - rng.randint(0, 3))
-        cache.check(running)
+        check_pages(cache, running)
     for req in running:
         cache.release(req)
     assert cache.num_used_pages == 0
-    cache.check([])
+    check_pages(cache, [])
 
 
 def test_there_is_room_only_if_others_can_grow_in_each_group() -> None:
@@ -306,7 +307,7 @@ def test_no_node_without_pages_is_left_by_a_failed_step() -> None:
         compute(cache, req, end, step)
     cache.release(req)
     cache.drop(1)
-    cache.check([])
+    check_pages(cache, [])
     assert cache.num_cached_pages == 0
 
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from helpers.books import held_pages
 from minisgl.core.req import IdArray
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache import RadixPrefixCache
@@ -112,7 +113,7 @@ def test_drop_takes_the_pages_of_failed_steps() -> None:
     assert cache.match(ids([1, 2, 3])).pages() == [0, 1]
     insert(cache, [1, 2, 7], [8, 9, 4], step=1)  # computed before what it stands behind
     assert sorted(cache.drop(3)) == [0, 1, 4]
-    assert list(cache.held_pages()) == []
+    assert list(held_pages(cache)) == []
 
 
 def test_namespaces_share_nothing_and_leave_nothing() -> None:
@@ -178,7 +179,7 @@ def run_operations(rng: random.Random, page_size: int, num_operations: int) -> N
                     if page in gone:
                         assert not any(keeper[: len(prefix)] == prefix for keeper in kept_by)
                         del held[prefix]
-        assert sorted(page for page, _ in cache.held_pages()) == sorted(held.values())
+        assert sorted(page for page, _ in held_pages(cache)) == sorted(held.values())
         unlocked = {
             prefix for prefix in held if not any(k[: len(prefix)] == prefix for _, k in locked)
         }

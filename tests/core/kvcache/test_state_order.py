@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from helpers.books import check_pages
 from minisgl.core import Req, SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.kernel.radix import load_common_prefix
@@ -43,7 +44,7 @@ def run(cache: GroupedCacheManager, ids: list[int]) -> int:
         cache.publish(req, end, next(STEPS))
         start = end
     cache.release(req)
-    cache.check([])
+    check_pages(cache, [])
     return num_cached
 
 

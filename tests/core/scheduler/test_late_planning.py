@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minisgl.core import SamplingParams
-from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.message import KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler.io import Message
 from minisgl.scheduler.late_planning import LatePlanning
 
@@ -35,7 +35,9 @@ class Arrivals:
 
 
 def ask(uid: int, key: int) -> UserMsg:
-    return UserMsg(uid=uid, ids=ids_to_bytes([1]), sampling=SamplingParams(), share=(0, key))
+    return UserMsg(
+        uid=uid, ids=ids_to_bytes([1]), sampling=SamplingParams(), share=KeyShare(0, key)
+    )
 
 
 def taken(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helpers.books import check_books
 from helpers.scheduling import add, make, settle, spans
 from minisgl.core import (
     Finished,
@@ -10,7 +11,7 @@ from minisgl.core import (
 )
 from minisgl.core.groups import CacheGroup
 from minisgl.core.step_times import StepTimes
-from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.message import KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler.budget import prompt_budget
 
 TIMES = StepTimes(prompt_us=((8, 1000), (1024, 102_600)), decode_us=500, row_us=0, attend_ns=10_000)
@@ -257,7 +258,7 @@ def test_a_small_request_does_not_overtake_one_that_lacks_pages() -> None:
     add(scheduler, 2, [3])
     assert spans(scheduler.plan()) == [(0, 12, 13)]
     assert [req.uid for req in scheduler.requests.waiting] == [1, 2]
-    scheduler.check()
+    check_books(scheduler)
 
 
 def test_a_request_needs_room_for_the_token_behind_its_prompt() -> None:
@@ -280,7 +281,7 @@ def test_a_request_does_not_start_with_pages_that_unfinished_prompts_need() -> N
     add(scheduler, 1, [2] * 8)
     assert spans(scheduler.plan()) == [(0, 8, 16)]
     assert [req.uid for req in scheduler.requests.waiting] == [1]
-    scheduler.check()
+    check_books(scheduler)
 
 
 def test_a_prompt_whose_tokens_are_scored_does_not_wait_for_a_common_prefix() -> None:
@@ -294,9 +295,9 @@ def test_a_prompt_whose_tokens_are_scored_does_not_wait_for_a_common_prefix() ->
 def test_a_shorter_prompt_of_a_key_that_is_ahead_counts_as_longer() -> None:
     for tag, expected in ((10, [(1, 0, 16), (0, 32, 48)]), (30, [(0, 32, 64)])):
         scheduler = make(max_prefill_tokens=32)
-        add(scheduler, 0, [1] * 80, share=(0, 1))
+        add(scheduler, 0, [1] * 80, share=KeyShare(0, 1))
         assert spans(scheduler.plan()) == [(0, 0, 32)]
-        add(scheduler, 1, [2] * 20, share=(tag, 2))  # 48 tokens of the first are left
+        add(scheduler, 1, [2] * 20, share=KeyShare(tag, 2))  # 48 tokens of the first are left
         assert spans(scheduler.plan()) == expected
 
 

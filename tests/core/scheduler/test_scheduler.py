@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from helpers.books import check_books
 from helpers.scheduling import EOS, add, make, settle, spans
 from minisgl.core import (
     Accepted,
@@ -128,7 +129,7 @@ def test_a_failed_step_keeps_the_pages_of_requests_that_ended_before() -> None:
     scheduler.commit(plan, StepFailed(error=EngineError("out of memory"), uids=(1,)))
     add(scheduler, 2, [1, 2, 3, 5, 9])
     assert spans(scheduler.plan()) == [(2, 4, 5)]
-    scheduler.check()
+    check_books(scheduler)
 
 
 def test_aborts() -> None:
@@ -223,7 +224,7 @@ def test_a_message_ends_a_request_that_waits_too_long() -> None:
     assert (failed.uid, failed.status, failed.code) == (1, 503, "queue_timeout")
     assert "has waited 2.4 s in the queue, longer than --max-queue-wait 2 allows" in failed.message
     assert scheduler.handle(message) == [], "it has ended already"
-    scheduler.check()
+    check_books(scheduler)
     now += 1
     assert source.get(0) == []
     scheduler.requests.retract(scheduler.requests.running[0])
@@ -260,7 +261,7 @@ def test_a_request_waits_for_its_grammar_and_others_go_on() -> None:
     (failed,) = scheduler.handle(message)
     assert isinstance(failed, Failed)
     assert (failed.uid, failed.code) == (2, "queue_timeout")
-    scheduler.check()
+    check_books(scheduler)
     settle(scheduler, plan)
     assert not scheduler.requests.by_uid
 
@@ -286,7 +287,7 @@ def test_no_page_of_a_request_with_damaged_logits_is_reused() -> None:
     add(scheduler, 2, [1] * 8)
     # The other request is computed again, and the same prompt finds nothing in the cache.
     assert sorted(spans(scheduler.plan())) == [(1, 0, 9), (2, 0, 8)]
-    scheduler.check()
+    check_books(scheduler)
 
 
 def test_the_first_step_of_all_damaged_requests_counts() -> None:
@@ -301,7 +302,7 @@ def test_the_first_step_of_all_damaged_requests_counts() -> None:
     assert [(type(event), event.uid) for event in events] == [(Failed, 0), (Failed, 1)]
     add(scheduler, 2, [1] * 8)
     assert spans(scheduler.plan()) == [(2, 0, 8)], "pages of the first step are damaged too"
-    scheduler.check()
+    check_books(scheduler)
 
 
 def test_a_request_gets_as_many_likely_tokens_as_it_asks_for() -> None:

@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from helpers.books import check_books
 from minisgl.core import Plan, SamplingParams
 from minisgl.core.executor import Executor, Flight
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
+    KeyShare,
     PlanCheck,
     ProfileMsg,
     SchedulerMsg,
@@ -108,7 +110,9 @@ def random_turns(
             ids = stem[: rng.randrange(1, 40)] + [rng.randrange(4, VOCAB)] * rng.randrange(3)
             sampling = SamplingParams(max_tokens=rng.randrange(1, 24), seed=rng.randrange(99))
             share = (rng.randrange(50), rng.choice((1, 2))) if has_shares else (0, 0)
-            turn.append(UserMsg(uid=num, ids=ids_to_bytes(ids), sampling=sampling, share=share))
+            turn.append(
+                UserMsg(uid=num, ids=ids_to_bytes(ids), sampling=sampling, share=KeyShare(*share))
+            )
             num += 1
         if num and rng.random() < 0.2:
             turn.append(AbortMsg(uid=rng.randrange(num)))
@@ -141,7 +145,7 @@ def run_ranks(turns: Sequence[Sequence[SchedulerMsg]], *, overlap: bool) -> int:
         scheduler = Scheduler(CONFIG, clock=lambda: follower.now)
         run(scheduler, follower, SourceInbox(follower), theirs if rank == 1 else NoOutbox(),
             overlap=overlap)  # fmt: skip
-        scheduler.check()
+        check_books(scheduler)
 
     with ThreadPoolExecutor(3) as pool:
         for ended in [pool.submit(lead), pool.submit(follow, 1), pool.submit(follow, 2)]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from helpers.books import check_books
 from minisgl.core import SamplingParams, StepFailed
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import EngineError
@@ -40,7 +41,7 @@ def computed(scheduler: Scheduler, *prompts: list[int]) -> int:
         assert plan is not None
         count += plan.num_tokens
         scheduler.commit(plan, executor.launch(plan).wait())
-    scheduler.check()
+    check_books(scheduler)
     return count
 
 
@@ -74,7 +75,7 @@ def test_a_state_of_a_failed_step_is_not_found() -> None:
     assert plan is not None
     assert plan.ends == [MATCH]
     scheduler.commit(plan, StepFailed(error=EngineError("the device failed"), uids=(0,)))
-    scheduler.check()
+    check_books(scheduler)
     assert computed(scheduler, stem + ids(300, 3)) == MATCH + 300
     assert computed(scheduler, stem + ids(300, 4)) == 300
 

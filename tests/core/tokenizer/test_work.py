@@ -14,6 +14,7 @@ from helpers.text_checkpoints import make
 from minisgl.core import Failed, SamplingParams
 from minisgl.message import (
     ChatPrompt,
+    KeyShare,
     PingMsg,
     Prompt,
     TextPrompt,
@@ -43,7 +44,7 @@ def message(
     uid: int, prompt: Prompt | str, key: int = 0, sampling: SamplingParams = SAMPLING, **rest: Any
 ) -> TokenizeMsg:
     given = TextPrompt(text=prompt) if isinstance(prompt, str) else prompt
-    return TokenizeMsg(uid=uid, prompt=given, sampling=sampling, share=(0, key), **rest)
+    return TokenizeMsg(uid=uid, prompt=given, sampling=sampling, share=KeyShare(0, key), **rest)
 
 
 def chat(text: str) -> ChatPrompt:

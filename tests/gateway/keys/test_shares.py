@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.core import Accepted, Finished, SamplingParams, StepResult, Token
-from minisgl.message import TextReply, TokenPrompt, UserMsg, ids_to_bytes
+from minisgl.message import KeyShare, TextReply, TokenPrompt, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl_gateway.keys.ring import Job, Key, KeyRing
 from minisgl_gateway.keys.shares import Share, Shares
@@ -48,7 +48,9 @@ class Simulation:
         ids = ids_to_bytes([1] * num_prompt)
         job = key.begin(TokenPrompt(ids=ids), params)
         share = job.share if self.is_fair else (0, 0)
-        accepted = self.scheduler.add(UserMsg(uid=uid, ids=ids, sampling=params, share=share))
+        accepted = self.scheduler.add(
+            UserMsg(uid=uid, ids=ids, sampling=params, share=KeyShare(*share))
+        )
         assert isinstance(accepted, Accepted)
         job.count(accepted)
         self.open[uid] = key, job, self.num_steps
@@ -185,10 +187,10 @@ def test_what_an_answer_did_not_take_is_not_owed(tmp_path: Path) -> None:
     key = ring(tmp_path, a=1)["a"]
     prompt, params = TokenPrompt(ids=b""), SamplingParams(max_tokens=100)
     first, second = (key.begin(prompt, params, counts_prompt=False) for _ in range(2))
-    assert (first.share[0], second.share[0]) == (0, 100)
+    assert (first.share.tag, second.share.tag) == (0, 100)
     first.count(TextReply(uid=0, text="", token_ids=[1] * 10))
     first.end()
-    assert key.begin(prompt, params, counts_prompt=False).share[0] == 110
+    assert key.begin(prompt, params, counts_prompt=False).share.tag == 110
 
 
 def test_what_is_owed_is_divided_by_the_weight() -> None:

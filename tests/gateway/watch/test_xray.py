@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from helpers.books import check_books
 from minisgl.core import SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
@@ -40,7 +41,7 @@ def watch(
 
     def send(data: bytes) -> None:
         frames.append(msgspec.json.decode(data, type=Frame))
-        scheduler.check()
+        check_books(scheduler)
 
     meter = LoopMeter()
     watcher = XRay(send, meter.epoch, text_of=text_of)

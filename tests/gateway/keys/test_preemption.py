@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from helpers.books import check_books
 from minisgl.core import Accepted, Plan, SamplingParams, StepResult, Token
-from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.message import KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 
 HEAVY, LIGHT = 1, 2
@@ -34,7 +35,9 @@ def ask(
 ) -> None:
     sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
     ids = ids_to_bytes([uid + 1] * num_prompt)
-    message = UserMsg(uid=uid, ids=ids, sampling=sampling, share=share, priority=priority)
+    message = UserMsg(
+        uid=uid, ids=ids, sampling=sampling, share=KeyShare(*share), priority=priority
+    )
     assert isinstance(scheduler.add(message), Accepted)
 
 
@@ -42,7 +45,7 @@ def settle(scheduler: Scheduler, plan: Plan | None) -> list[int]:
     """Returns the uids that got a token."""
     assert plan is not None
     events = scheduler.commit(plan, StepResult(next_ids=[5] * len(plan.sample_rows)))
-    scheduler.check()
+    check_books(scheduler)
     return [event.uid for event in events if isinstance(event, Token)]
 
 
@@ -102,7 +105,7 @@ def test_a_request_gets_the_pages_while_the_retracted_ones_leave() -> None:
     flight = scheduler.plan()
     ask(scheduler, 5, (50, LIGHT), num_prompt=30)
     plan = scheduler.plan()
-    scheduler.check()
+    check_books(scheduler)
     assert plan is not None
     assert plan.uids == [0, 1, 5], "their last flight reads the pages before it writes them"
     assert settle(scheduler, flight) == [0, 1, 2, 3, 4]
@@ -167,5 +170,5 @@ def test_a_request_that_runs_alone_releases_its_duplicates_of_cached_pages() -> 
         scores = [([0.0] * len(next_ids), [[]] * len(next_ids)) for _, next_ids, _ in plan.scored]
         outcome = StepResult(next_ids=[5] * len(plan.sample_rows), scores=scores)
         ends += scheduler.commit(plan, outcome)
-        scheduler.check()
+        check_books(scheduler)
     assert ends[-1].uid == 1

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minisgl.core.req import Req
-from minisgl.scheduler.planner import Planner
 from minisgl.scheduler.requests import Requests
 
 
-def give_way(planner: Planner, requests: Requests, candidates: Sequence[Req]) -> None:
+def give_way(requests: Requests, candidates: Sequence[Req]) -> None:
     """Retract running requests so that the candidates can start in this step or the next.
 
     candidates: waiting requests, in order.
@@ -29,9 +28,9 @@ def give_way(planner: Planner, requests: Requests, candidates: Sequence[Req]) ->
     num_places = requests.num_places
     starting = [req for req in requests.running if req.num_known - req.num_computed > 1]
     for req in candidates:
-        if planner.waits_for_prefix(req, starting):
+        if requests.waits_for_prefix(req, starting):
             continue
-        has_room = _has_room(planner, requests, req, starting)
+        has_room = _has_room(requests, req, starting)
         if has_room is None:
             continue
         num_tokens = 0 if has_room else req.num_known + 1
@@ -46,13 +45,13 @@ def give_way(planner: Planner, requests: Requests, candidates: Sequence[Req]) ->
         starting = [*(other for other in starting if other not in victims), req]
 
 
-def _has_room(planner: Planner, requests: Requests, req: Req, starting: list[Req]) -> bool | None:
+def _has_room(requests: Requests, req: Req, starting: list[Req]) -> bool | None:
     """Return whether the free pages suffice for `req`, besides `starting` and what runs; None if
     `req` should wait for a longer prefix."""
-    if requests.cache.attach(req, planner.reusable_ids(req), requests.next_step) is None:
+    if requests.cache.attach(req, requests.reusable_ids(req), requests.next_step) is None:
         return None
     try:
-        return planner.has_room(req, starting)
+        return requests.has_room(req, starting)
     finally:
         requests.cache.release(req)
 
@@ -64,7 +63,7 @@ def _victims(requests: Requests, req: Req, num_tokens: int, num_places: int) -> 
     for victim in reversed(requests.running):
         if num_places + len(victims) > 0 and num_tokens <= 0:
             break
-        if victim.order[:2] <= req.order[:2]:
+        if victim.order.turn <= req.order.turn:
             return None
         if victim.order.key == req.order.key:
             continue
