@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from minisgl_kernels.hopper import TYPES, Kernels, load_gemm
-from minisgl_zoo.recurrent.delta_step import DeltaStep
+from minisgl_zoo.recurrent.delta_rule import DeltaStep
 
 DIM: Final = 128  # of keys and of values
 MOST: Final = 64  # tokens of an interval

@@ -16,7 +16,7 @@ from torch import Tensor
 from minisgl.kernel.jit import load_cubin
 from minisgl_kernels import CSRC
 from minisgl_kernels.hopper import TYPES, Kernels, load_gemm, multiply_source
-from minisgl_zoo.recurrent.delta_step import DeltaStep
+from minisgl_zoo.recurrent.delta_rule import DeltaStep
 
 INTERVAL, DIM = 64, 128  # tokens of an interval; numbers of a key and of a value
 MAX_SHARE = 8  # value heads of a key head

@@ -23,7 +23,7 @@ from minisgl_kernels.triton.delta_conv import convolve
 from minisgl_kernels.triton.delta_decode import decode
 from minisgl_kernels.triton.delta_extend import extend
 from minisgl_zoo.recurrent.backend import DeltaLayer, RecurrentBackend, RecurrentInputs
-from minisgl_zoo.recurrent.delta_step import DeltaStep
+from minisgl_zoo.recurrent.delta_rule import DeltaStep
 from minisgl_zoo.recurrent.pool import RecurrentPool
 
 

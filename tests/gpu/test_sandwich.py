@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.ops import Ops
 from minisgl_kernels.triton.sandwich import TritonSandwich
-from minisgl_zoo.layers.sandwich_ops import Norm, Sandwich
+from minisgl_zoo.blocks.sandwich import Norm, Sandwich
 
 REFERENCE, FAST = Sandwich(Ops()), TritonSandwich(Ops())
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}

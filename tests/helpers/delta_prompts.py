@@ -9,8 +9,7 @@ from torch import Tensor
 
 from minisgl_kernels.delta_hopper import DIM, INTERVAL, DeltaPrompts
 from minisgl_kernels.triton.delta_extend import extend
-from minisgl_zoo.recurrent.delta_rule import Rows, delta_rule, next_state
-from minisgl_zoo.recurrent.delta_step import DeltaStep
+from minisgl_zoo.recurrent.delta_rule import DeltaStep, Rows, delta_rule, next_state
 
 Span = tuple[int, int]  # of a prompt's tokens, from the first to before the last
 

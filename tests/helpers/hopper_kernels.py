@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minisgl_kernels.hopper import Kernels
-from minisgl_zoo.recurrent.delta_step import DeltaStep
+from minisgl_zoo.recurrent.delta_rule import DeltaStep
 
 
 def uncompiled(otherwise: str, library: Any = None) -> Kernels[Any]:

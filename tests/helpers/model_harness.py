@@ -25,8 +25,7 @@ from minisgl.models import BaseLLMModel, PoolSpec, load_model
 from minisgl_zoo.blocks.short_conv import ConvPoolSpec
 from minisgl_zoo.recurrent.backends import create_recurrent_backend
 from minisgl_zoo.recurrent.pool import RecurrentPool
-from minisgl_zoo.recurrent.short_conv_backend import ShortConvBackend
-from minisgl_zoo.recurrent.short_conv_pool import ConvPool
+from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
 from minisgl_zoo.recurrent.spec import RecurrentPoolSpec
 
 CPU = torch.device("cpu")

@@ -20,7 +20,8 @@ from minisgl_zoo.recurrent.backend import (
     RecurrentInputs,
     TorchRecurrentBackend,
 )
-from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
+from minisgl_zoo.recurrent.pool import RecurrentPool
+from minisgl_zoo.recurrent.spec import RecurrentShape
 
 INTERVAL, LENGTH, NUM_ROWS = 64, 256, 3
 # Steps: tokens of each request.

@@ -3,7 +3,7 @@
 A program has one token and a block of channels; in steps with prompts it has several tokens, at
 once where all that they need are inputs of their row in this step. Inputs before the row's first
 token come from the rings of the rows group, and before the last state from the state's page
-(`minisgl_zoo.recurrent.pool`). A row of several tokens overwrites entries that its first ones read,
+(`minisgl_zoo.recurrent.spec`). A row of several tokens overwrites entries that its first ones read,
 so a second launch writes these.
 
 Axes: T tokens, B rows, D channels, W taps, R entries of a ring.

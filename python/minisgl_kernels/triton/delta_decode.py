@@ -16,7 +16,7 @@ import triton.language as tl
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl_kernels.delta_decode import DeltaDecode
-from minisgl_zoo.recurrent.delta_step import DeltaStep
+from minisgl_zoo.recurrent.delta_rule import DeltaStep
 
 
 @dataclass(frozen=True, slots=True)

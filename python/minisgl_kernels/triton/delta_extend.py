@@ -28,7 +28,7 @@ from minisgl_kernels.triton.delta_prepare import (
     interval_queries,
     launch_prepare,
 )
-from minisgl_zoo.recurrent.delta_step import DeltaStep
+from minisgl_zoo.recurrent.delta_rule import DeltaStep
 
 BLOCK_V = 32
 SCAN_WARPS, SCAN_STAGES = 4, 2

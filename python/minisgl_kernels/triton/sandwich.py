@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minisgl.kernel.triton.elementwise import normed, warps_of
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
-from minisgl_zoo.layers.sandwich_ops import Norm, Sandwich
+from minisgl_zoo.blocks.sandwich import Norm, Sandwich
 
 MOST_NORMS = 3  # of one sum
 

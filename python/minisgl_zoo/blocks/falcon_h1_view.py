@@ -8,7 +8,7 @@ import torch
 
 from minisgl.models.rotation import positive_numbers
 from minisgl_zoo.blocks.mamba2 import mamba_sizes
-from minisgl_zoo.blocks.scaled_view import ScaledView
+from minisgl_zoo.blocks.views import ScaledView
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -18,9 +18,8 @@ from minisgl.models.decoder import GatedMLP
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.gemma4_attention import Gemma4Attention
 from minisgl_zoo.blocks.gemma4_experts import Gemma4Experts
-from minisgl_zoo.blocks.post_norm import NoNorm, SandwichBlock, without_all_reduce
+from minisgl_zoo.blocks.sandwich import NoNorm, SandwichBlock, SandwichNorm, without_all_reduce
 from minisgl_zoo.families.gemma import GemmaDecoder
-from minisgl_zoo.layers.sandwich import SandwichNorm
 
 if TYPE_CHECKING:
     from minisgl.core import Batch

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
-    from minisgl_zoo.layers.mamba2 import Mamba2
+    from minisgl_zoo.blocks.mamba2 import Mamba2
 
 
 class MambaBlock(GraniteBlock):

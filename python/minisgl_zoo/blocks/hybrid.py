@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from minisgl.models.decoder import Block
 from minisgl.models.layer_types import FULL, types_in_config
 from minisgl.models.spec import LayerSpec
+from minisgl_zoo.blocks.delta_net import FusedProjections, GatedDeltaNet, Projections
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.families.gemma import GemmaNorm, GemmaNormFused
-from minisgl_zoo.layers.delta_net import FusedProjections, GatedDeltaNet, Projections
 from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
 
 if TYPE_CHECKING:

@@ -1,18 +1,154 @@
-"""Mamba2 in the place of attention: its sizes in config.json and in a spec, and its layer."""
+"""A Mamba2 mixer (Dao & Gu, 2024), which replaces attention or runs beside it.
+
+One projection computes the inputs of a short convolution (C, B and x, in the places of queries,
+keys and values), an output gate z and the time steps dt. The state S of a head decays by exp(A dt),
+then dt B x^T is added; the output C^T S + D x is gated, normed per group, and projected.
+
+Heads are split over ranks like those of attention, with the group (B and C) that they read.
+
+Axes: T tokens, N heads, K groups, H state size, V head dim, D inputs of the convolution, C channels
+of a group.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from minisgl_zoo.layers.mamba2 import Mamba2
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.layers.base import BuildContext
+from minisgl.layers.linear import Linear, LinearRowParallel
+from minisgl.layers.norm import RMSNormFused
+from minisgl.layers.shard import split_heads, times
+from minisgl.quantization import Part
+from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
+from minisgl_zoo.recurrent.backend import DeltaLayer, RecurrentInputs
 from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
 
 if TYPE_CHECKING:
+    from minisgl.core import Batch
     from minisgl.models.config import ModelConfig
     from minisgl.models.decoder import Block, LayerBuild
     from minisgl.models.fields import Fields
     from minisgl.models.spec import LayerSpec
+
+
+class Mamba2(ConvolvedOP):
+    a_log: Tensor
+    dt_bias: Tensor
+    skip: Tensor
+    norm: Tensor | None = None
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *,
+        prefix: str,
+        hidden_size: int,
+        num_heads: int,
+        num_groups: int,
+        state_size: int,
+        head_dim: int,
+        taps: int,
+        bias: bool,
+        out_bias: bool,
+        norm: Literal["after", "before", None],
+        interval: int,
+        norm_eps: float,
+        place: tuple[int, int],
+    ) -> None:
+        """prefix: begins the tensors' names. num_heads, num_groups: of all ranks. bias, out_bias:
+        whether the projections have biases. norm: whether each group is normed after the gate,
+        before it, or not. place: (the layer's pool, its index in that pool)."""
+        super().__init__()
+        self.comm = comm = build.comm
+        heads = split_heads(num_heads, num_groups, comm.size)[comm.rank]
+        self.eps, self._norm_first = norm_eps, norm == "before"
+        self._groups, self._num_groups = heads.kv, num_groups
+        self._group_width = num_heads // num_groups * head_dim
+        self.layer = DeltaLayer(
+            pool=place[0],
+            layer_id=place[1],
+            num_heads=len(heads.q),
+            num_key_heads=len(heads.kv),
+            key_dim=state_size,
+            value_dim=head_dim,
+            interval=interval,
+        )
+        inner, groups = num_heads * head_dim, num_groups * state_size
+        width = inner + 2 * groups
+        values, keys = times(heads.q, head_dim), times(heads.kv, state_size)
+        # The files have x, B and C in this order, after z and before the time steps.
+        channels = (shift(keys, inner + groups), shift(keys, inner), values)
+        rows = [shift(span, inner) for span in channels]
+        rows += [values, shift(heads.q, inner + width)]
+        name, shape = f"{prefix}.in_proj.weight", (inner + width + num_heads, hidden_size)
+        parts = [Part(name=name, shape=shape, axis=0, share=span) for span in rows]
+        self.projection = Linear(build, *parts, bias=bias)
+        self.declare_conv(
+            build, name=f"{prefix}.conv1d", spans=channels, size=(width, taps), bias=True
+        )
+        for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias"), ("skip", "D")):
+            part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
+            self.declare(attr, torch.float32, part)
+        if norm:
+            part = Part(name=f"{prefix}.gated_norm.weight", shape=(inner,), axis=0, share=values)
+            self.declare("norm", build.dtype, part)
+        self.out = LinearRowParallel(
+            build,
+            in_size=inner,
+            share=values,
+            out_size=hidden_size,
+            bias=out_bias,
+            name=f"{prefix}.out_proj",
+        )
+
+    def forward(
+        self,
+        norm: RMSNormFused,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Attention.forward`."""
+        layer = self.layer
+        projected, residual_TD = self.projection.forward_normed(norm, x_TD, residual_TD)
+        width, inner = sum(layer.sizes), layer.sizes[2]
+        inputs_TD, z, dt_TN = projected.tensor_split([width, width + inner], dim=-1)
+        dt_TN = F.softplus(dt_TN.float() + self.dt_bias)
+        view = batch.pools[layer.pool]
+        inputs = RecurrentInputs(
+            x_TD=inputs_TD,
+            g_TN=-self.a_log.exp() * dt_TN,
+            beta_TN=dt_TN,
+            weight_WD=self.conv,
+            bias_D=self.conv_bias,
+            skip_N=self.skip,
+        )
+        out_TNV = view.context.attn.forward(inputs, layer, view)
+        residual_TD, out_TNV, z = norm.select(rows_S, residual_TD, out_TNV, z)
+        gate, y = F.silu(z.float()), out_TNV.flatten(1).float()
+        gated = self._normed(y) * gate if self._norm_first else self._normed(y * gate)
+        return self.out.forward(gated.to(out_TNV.dtype)), residual_TD
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """Return x, float32 [T, N * V], normed per group if the layer has a norm."""
+        if self.norm is None:
+            return x
+        own = self._groups
+        x_TKC = x.view(len(x), len(own), x.shape[1] // len(own))
+        sum_TK = x_TKC.square().sum(-1)
+        if self.comm.size > self._num_groups:  # ranks have parts of a group
+            every_TK = sum_TK.new_zeros(len(x), self._num_groups)
+            every_TK[:, own.start : own.stop] = sum_TK
+            sum_TK = self.comm.all_reduce(every_TK)[:, own.start : own.stop]
+        x_TKC = x_TKC * torch.rsqrt(sum_TK / self._group_width + self.eps)[..., None]
+        return x_TKC.flatten(1) * self.norm.float()
+
 
 KINDS = {
     "linear_attention": "M",

@@ -10,7 +10,7 @@ from minisgl.layers import RMSNorm
 from minisgl.layers.attention import AttentionLayer
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.gemma4_attention import UnitNorm
-from minisgl_zoo.blocks.post_norm import SandwichBlock
+from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.families.gemma import GemmaNorm
 

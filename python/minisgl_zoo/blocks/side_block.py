@@ -15,7 +15,7 @@ from minisgl.layers import BaseOP
 from minisgl.models.decoder import Block
 from minisgl.models.spec import CacheLayout
 from minisgl_zoo.blocks.mamba2 import mixer
-from minisgl_zoo.blocks.post_norm import NoNorm
+from minisgl_zoo.blocks.sandwich import NoNorm
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
-from minisgl_zoo.blocks.post_norm import SandwichBlock
 from minisgl_zoo.blocks.rotation import no_rotation
+from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.families import glm4_moe
 from minisgl_zoo.families.minimax_m2 import CORRECTION

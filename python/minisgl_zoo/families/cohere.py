@@ -7,10 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.head_layer_norm import NormedHeadsBlock
-from minisgl_zoo.blocks.interleaved import interleaved
-from minisgl_zoo.blocks.parallel_block import ParallelBlock
+from minisgl_zoo.blocks.parallel import NormedHeadsBlock, ParallelBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
+from minisgl_zoo.blocks.views import interleaved
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import ModelSpec
-from minisgl_zoo.blocks.parallel_block import ParallelBlock
+from minisgl_zoo.blocks.parallel import ParallelBlock
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.families import cohere
 

@@ -15,7 +15,7 @@ from minisgl.layers.moe import MoELayer, UngatedExpert
 from minisgl.models.layer_types import FULL, SLIDING, layers_of_types, types_in_config
 from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.parallel_block import ParallelBlock
+from minisgl_zoo.blocks.parallel import ParallelBlock
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.families import cohere
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl_zoo.blocks.softmax_experts import SoftmaxExperts
+from minisgl_zoo.blocks.routers import SoftmaxExperts
 from minisgl_zoo.families import deepseek_v3
 
 if TYPE_CHECKING:

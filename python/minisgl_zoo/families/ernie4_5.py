@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.interleaved import interleaved
+from minisgl_zoo.blocks.views import interleaved
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
 from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
-from minisgl_zoo.blocks.interleaved import interleaved_heads
-from minisgl_zoo.blocks.sigmoid_experts import SigmoidExperts
+from minisgl_zoo.blocks.routers import SigmoidExperts
+from minisgl_zoo.blocks.views import interleaved_heads
 from minisgl_zoo.families import ernie4_5
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.post_norm import PostNormBlock
 from minisgl_zoo.blocks.rotation import no_rotation
+from minisgl_zoo.blocks.sandwich import PostNormBlock
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

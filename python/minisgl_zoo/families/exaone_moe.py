@@ -10,7 +10,7 @@ from minisgl.layers.moe import UngatedExpert
 from minisgl.models.decoder import Block
 from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.sigmoid_experts import SigmoidExperts
+from minisgl_zoo.blocks.routers import SigmoidExperts
 from minisgl_zoo.families import exaone4
 from minisgl_zoo.families.minimax_m2 import CORRECTION
 

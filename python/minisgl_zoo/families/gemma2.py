@@ -11,7 +11,7 @@ from minisgl.attention.base import SOFTCAP
 from minisgl.models.decoder import Attention
 from minisgl.models.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.post_norm import SandwichBlock
+from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.families.gemma import GemmaDecoder, GemmaNorm, check_causal
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from minisgl.models.decoder import Attention
 from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.post_norm import SandwichBlock
 from minisgl_zoo.blocks.rotation import sliding_rope
+from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.families.gemma import GemmaDecoder, GemmaNorm, check_causal
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from minisgl_zoo.blocks.post_norm import SandwichBlock
+from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.families import glm
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from minisgl.layers.moe import UngatedExpert
 from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.sigmoid_experts import SigmoidExperts
+from minisgl_zoo.blocks.routers import SigmoidExperts
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

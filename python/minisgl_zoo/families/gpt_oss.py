@@ -10,8 +10,8 @@ from minisgl.models.layer_types import layer_types, layers_of_types
 from minisgl.models.mixture import expert_names, mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec
 from minisgl.moe import ClampedGate
-from minisgl_zoo.blocks.sinks import SinkAttention
-from minisgl_zoo.blocks.stacked_view import StackedExperts
+from minisgl_zoo.blocks.attention import SinkAttention
+from minisgl_zoo.blocks.views import StackedExperts
 
 if TYPE_CHECKING:
     from minisgl.layers.moe import ExpertNames

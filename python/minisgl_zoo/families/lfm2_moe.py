@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.routers import SigmoidExperts
 from minisgl_zoo.blocks.short_conv import conv_layers
-from minisgl_zoo.blocks.sigmoid_experts import SigmoidExperts
 from minisgl_zoo.families.lfm2 import DEFAULTS, NAMES, RENAMES
 
 if TYPE_CHECKING:

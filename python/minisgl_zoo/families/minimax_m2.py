@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.mixture import expert_names, mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.sigmoid_experts import SigmoidExperts
-from minisgl_zoo.blocks.wide_norm import WideNormBlock
+from minisgl_zoo.blocks.attention import WideNormBlock
+from minisgl_zoo.blocks.routers import SigmoidExperts
 
 if TYPE_CHECKING:
     from minisgl.layers.moe import ExpertNames

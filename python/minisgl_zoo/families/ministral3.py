@@ -11,8 +11,8 @@ from torch import Tensor
 from minisgl.layers.base import Identity
 from minisgl.models.decoder import Block
 from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.rotation import rope_fields
-from minisgl_zoo.layers.split_attention import SplitAttentionLayer
 
 if TYPE_CHECKING:
     from minisgl.attention import AttnLayer

@@ -17,7 +17,7 @@ from minisgl_zoo.blocks.latent_attention import (
     latent_layers,
 )
 from minisgl_zoo.blocks.rotation import rope_fields
-from minisgl_zoo.blocks.softmax_experts import SoftmaxExperts
+from minisgl_zoo.blocks.routers import SoftmaxExperts
 from minisgl_zoo.families import glm4_moe
 from minisgl_zoo.families.ministral3 import position_scale
 

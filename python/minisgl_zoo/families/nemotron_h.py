@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.nemotron_block import layer_kinds, nemotron_layers
+from minisgl_zoo.blocks.nemotron import layer_kinds, nemotron_layers
 from minisgl_zoo.blocks.rotation import no_rotation
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     config = replace(config, num_layers=len(kinds), rope=no_rotation(config))
     mixture = None
     if "E" in kinds:
-        from minisgl_zoo.blocks.nemotron_experts import nemotron_mixture
+        from minisgl_zoo.blocks.nemotron import nemotron_mixture
 
         mixture = nemotron_mixture(config, kinds)
     return ModelSpec(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.post_norm import PostNormBlock
-from minisgl_zoo.blocks.wide_norm import WideNormAttention
+from minisgl_zoo.blocks.attention import WideNormAttention
+from minisgl_zoo.blocks.sandwich import PostNormBlock
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

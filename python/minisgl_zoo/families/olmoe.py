@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.wide_norm import WideNormBlock
+from minisgl_zoo.blocks.attention import WideNormBlock
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

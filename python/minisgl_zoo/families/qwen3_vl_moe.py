@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from minisgl.models import qwen3_moe
-from minisgl_zoo.blocks.stacked_view import TransposedExperts
+from minisgl_zoo.blocks.views import TransposedExperts
 
 FAMILY = replace(
     qwen3_moe.FAMILY,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from minisgl_zoo.blocks.interleaved import deinterleave
+from minisgl_zoo.blocks.views import deinterleave
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

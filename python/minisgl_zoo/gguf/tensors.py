@@ -84,8 +84,8 @@ class Dequantised:
 
 
 class LatentHeads:
-    """W_k and W_v of all heads (`minisgl_zoo.layers.latent`) as one matrix [N * (K + V), L]. keys:
-    [N, L, K]. values: [N, V, L]."""
+    """W_k and W_v of all heads (`minisgl_zoo.blocks.latent_attention`) as one matrix [N * (K + V),
+    L]. keys: [N, L, K]. values: [N, V, L]."""
 
     def __init__(self, keys: Dequantised, values: Dequantised) -> None:
         self._keys, self._values = keys, values

@@ -20,7 +20,7 @@ Mamba2 (Dao & Gu, 2024) is the same without the delta: u = beta v. There k and q
 normed, and beta is the time step. So its states and rows are cached alike.
 
 Axes: O old tokens (rows since S_0), T new tokens, J = O + T, N value heads, K key heads (N a
-multiple of K), H key dim, V value dim.
+multiple of K), H key dim, V value dim; in a step on a GPU also B rows and S slots.
 """
 
 from __future__ import annotations
@@ -111,3 +111,40 @@ def _unit(x_JKH: Tensor, num_heads: int, is_delta: bool) -> Tensor:
     if is_delta:
         x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
     return x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaStep:
+    """The tensors of decode rows or of prompts, in one layer.
+
+    mixed_TD: queries, keys and values behind the convolution. g_TN, beta_TN, skip_N: see
+    `minisgl_zoo.recurrent.backend.RecurrentInputs`. states, keys, updates, decays: the layer's
+    cache, see `minisgl_zoo.recurrent.spec.RecurrentLayer`. slots: of each token. rows: int32 [4,
+    B], some columns of `PoolBatch.rows`. row_table, state_table: the page tables of rows and
+    states. out_TNV: the kernels write the outputs of these rows. interval: tokens between two
+    states.
+    """
+
+    mixed_TD: Tensor
+    g_TN: Tensor
+    beta_TN: Tensor
+    states: Tensor
+    keys: Tensor
+    updates: Tensor
+    decays: Tensor
+    slots: Tensor
+    rows: Tensor
+    row_table: Tensor
+    state_table: Tensor
+    out_TNV: Tensor
+    skip_N: Tensor | None
+    interval: int
+    page_size: int
+
+    @property
+    def num_heads(self) -> int:
+        return self.states.shape[1]
+
+    @property
+    def num_key_heads(self) -> int:
+        return self.keys.shape[1]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 LEFT: Final = re.compile(r"\.(in_proj_(a|b|ba)|kv_b_proj)$")
 """Projections of recurrent layers with few rows (how fast the state fades and what it takes up),
-and those of latents, which are used as tensors (`minisgl_zoo.layers.latent`)."""
+and those of latents, which are used as tensors (`minisgl_zoo.blocks.latent_attention`)."""
 HEAD: Final = "lm_head"
 ATTENTION: Final = re.compile(r"\.self_attn\.[a-z_]+$|\.mixer\.[qkvo]_proj$")
 DOWN: Final = re.compile(r"\.layers\.(\d+)\.mlp\.down_proj$")

@@ -22,7 +22,7 @@ from minisgl.engine import Engine
 from minisgl.errors import ConfigError
 from minisgl.models.config import ModelConfig
 from minisgl.scheduler import Scheduler
-from minisgl_zoo.recurrent.short_conv_pool import ConvPool
+from minisgl_zoo.recurrent.short_conv import ConvPool
 
 PAGE_SIZE, TAPS = 4, 3
 

@@ -6,24 +6,127 @@ all that lies between attention and MLP, or between an MLP and the next block's 
     Block          norm(all_reduce(x) + residual)
     SandwichBlock  pre(post(all_reduce(x)) + residual)
 
+`Sandwich`, which it computes with, is to `minisgl_kernels.triton.sandwich` as `Ops` is to its
+twins: the specification, the fallback and the oracle.
+
 Axes: T tokens of this step, S rows that sample, D hidden size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.distributed import SingleRank
+from minisgl.kernel.ops import Ops
 from minisgl.layers import BaseOP, BuildContext, RMSNorm, RMSNormFused
 from minisgl.models.decoder import Block
-from minisgl_zoo.layers.sandwich import SandwichNorm
+from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
+
+
+class Norm(NamedTuple):
+    """The arguments of `Ops.rms_norm`."""
+
+    weight: Tensor
+    eps: float
+
+
+class Sandwich:
+    """Stateless. The ops return new tensors, or an argument that nothing changes.
+
+    The sum of x and a residual, in all ops: (post(x) + residual) * factor. Each step is rounded to
+    the tensors' dtype. post: the norm of x, or None. residual: None counts as zero. factor: [1], or
+    None for 1.
+    """
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+
+    def norm(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        post: Norm | None,
+        factor: Tensor | None,
+        pre: Sequence[Norm],
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return (the sum after each norm of `pre`, the sum)."""
+        x_TD = x_TD if post is None else self.ops.rms_norm(x_TD, *post)
+        if len(pre) == 1 and residual_TD is not None and factor is None:
+            normed_TD, total_TD = self.ops.add_rms_norm(x_TD, residual_TD, *pre[0])
+            return [normed_TD], total_TD
+        total_TD = x_TD if residual_TD is None else x_TD + residual_TD
+        total_TD = total_TD if factor is None else total_TD * factor
+        return [self.ops.rms_norm(total_TD, *norm) for norm in pre], total_TD
+
+    def add(self, x_TD: Tensor, x_norm: Norm, y_TD: Tensor, y_norm: Norm) -> Tensor:
+        """Return the sum of x and y, each after its norm."""
+        return self.ops.rms_norm(x_TD, *x_norm) + self.ops.rms_norm(y_TD, *y_norm)
+
+
+def create_sandwich(ops: Ops) -> Sandwich:
+    """Return the norms of the device that `ops` are for."""
+    sandwich: type[Sandwich] = plugins.find("ops", "sandwich", ops=ops.name) or Sandwich
+    return sandwich(ops)
+
+
+class SandwichNorm(RMSNormFused):
+    """All-reduce x, norm it, add the residual, multiply by a factor, norm the sum.
+
+    Every rank holds all rows of the sum. post: the norm of x. pre: the norm of the sum, for the
+    next layer. Either may be None. factor: the checkpoint's name of the factor; None for 1.
+    """
+
+    in_projection = False
+    factor: Tensor | None = None
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *,
+        pre: RMSNorm | None,
+        post: RMSNorm | None = None,
+        factor: str | None = None,
+    ) -> None:
+        BaseOP.__init__(self)
+        self.comm, self.sandwich = build.comm, create_sandwich(build.ops)
+        self.pre, self.post = pre, post
+        if factor is not None:
+            self.declare("factor", build.dtype, Part.whole(factor, 1))
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (the normed sum, or the sum if there is no `pre`; the sum)."""
+        normed, total = self.forward_each(x, residual, *([self.pre] if self.pre else []))
+        return normed[0] if normed else total, total
+
+    def forward_each(
+        self, x: Tensor, residual: Tensor | None, *pre: RMSNorm
+    ) -> tuple[list[Tensor], Tensor]:
+        """Do `forward` with these norms instead of `self.pre`. Returns (the sum after each norm,
+        the sum)."""
+        x, norms = self.comm.all_reduce(x), [Norm(norm.weight, norm.eps) for norm in pre]
+        return self.sandwich.norm(x, residual, _norm(self.post), self.factor, norms)
+
+    def add(self, x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:
+        """Return the sum of x and y, each after its norm."""
+        return self.sandwich.add(
+            x, Norm(x_norm.weight, x_norm.eps), y, Norm(y_norm.weight, y_norm.eps)
+        )
+
+    def rows(self, residual: Tensor, rows_S: Tensor, num_rows: int) -> Tensor:
+        return residual[rows_S]
+
+
+def _norm(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else Norm(norm.weight, norm.eps)
 
 
 class SandwichBlock(Block):

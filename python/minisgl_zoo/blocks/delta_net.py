@@ -24,7 +24,7 @@ from minisgl.layers.linear import LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.shard import HeadShare, split_heads, times
 from minisgl.quantization import PLAIN, Part
-from minisgl_zoo.layers.convolved import ConvolvedOP, shift
+from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
 from minisgl_zoo.recurrent.backend import DeltaLayer, RecurrentInputs
 from minisgl_zoo.recurrent.gates import create_gates
 

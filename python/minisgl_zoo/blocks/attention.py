@@ -1,25 +1,41 @@
-"""Norms of queries and keys over all heads together, also those of other ranks.
+"""Attention with a step that few families have: norms over all heads together, or sinks.
+
+The backends' `forward_qkv` norms, rotates and stores in one kernel. A `SplitAttentionLayer` norms
+and rotates in plain torch, and the backend gets q, k and v.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minisgl.layers.base import BaseOP, Identity
+from minisgl.layers.attention import AttentionLayer
+from minisgl.layers.base import BaseOP, BuildContext, Identity
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.decoder import Attention, Block
 from minisgl.quantization import Part
-from minisgl_zoo.layers.split_attention import SplitAttentionLayer
 
 if TYPE_CHECKING:
     from minisgl.attention import AttnLayer
-    from minisgl.layers import BuildContext, RotaryEmbedding
+    from minisgl.core import Batch
+    from minisgl.layers import RotaryEmbedding
     from minisgl.models.decoder import LayerBuild
+    from minisgl.models.spec import LayerSpec
+
+
+class SplitAttentionLayer(AttentionLayer):
+    """A subclass writes `split`."""
+
+    def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
+        view = batch.pools[self.layer.pool]
+        q_TNH, k_TKH, v_TKH = self.split(qkv, view.positions)
+        attended: Tensor = view.context.attn.forward(q_TNH, k_TKH, v_TKH, self.layer, view)
+        return attended.flatten(1)
 
 
 class WideNorm(BaseOP):
@@ -100,3 +116,22 @@ class WideNormAttention(Attention):
 
 class WideNormBlock(Block):
     attention_type = WideNormAttention
+
+
+class HeadSinks(BaseOP):
+    """The sinks of this rank's query heads."""
+
+    weight: Tensor
+
+    def __init__(self, build: BuildContext, layer: LayerSpec) -> None:
+        super().__init__()
+        heads = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)[build.comm.rank]
+        name, shape = f"{layer.prefix}.self_attn.sinks", (layer.num_heads,)
+        self.declare("weight", torch.float32, Part(name=name, shape=shape, axis=0, share=heads.q))
+
+
+class SinkAttention(Attention):
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        self.sinks = HeadSinks(at.build, at.layer)
+        self.attend.layer = replace(self.attend.layer, sinks=self.sinks)

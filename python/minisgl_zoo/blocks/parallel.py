@@ -1,25 +1,62 @@
-"""Layer norms of queries and keys per head, each head with its own weight (Command R+).
+"""A block whose attention and MLP read the same input, the output of one layer norm; in Command R+
+each head of queries and keys has a layer norm, too.
 
-Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
+Axes: T tokens of this step, S rows that sample, D hidden size, N query heads, K key/value heads, H
+head dim (heads are local to the rank).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.layers.base import BaseOP, Identity
+from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads
+from minisgl.models.decoder import Block
 from minisgl.quantization import Part
-from minisgl_zoo.blocks.parallel_block import ParallelBlock
-from minisgl_zoo.layers.split_attention import SplitAttentionLayer
+from minisgl_zoo.blocks.attention import SplitAttentionLayer
+from minisgl_zoo.blocks.sandwich import NoNorm
 
 if TYPE_CHECKING:
+    from minisgl.core import Batch
     from minisgl.layers import AttentionLayer
     from minisgl.models.decoder import LayerBuild
+
+
+class LayerNormFused(RMSNormFused):
+    """All-reduce x, add the residual, then layer norm (Ba et al. 2016) without a bias."""
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = self.comm.all_reduce(x)
+        residual = x if residual is None else x + residual
+        return F.layer_norm(residual, residual.shape[-1:], self.weight, None, self.eps), residual
+
+
+class ParallelBlock(Block):
+    """norm; attention and MLP side by side; their sum is added to the residual."""
+
+    norm_type: ClassVar[type[RMSNormFused]] = LayerNormFused
+
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        self.mlp_norm = NoNorm()
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, residual_TD = self.attention_norm.forward(x_TD, residual_TD)
+        if rows_S is not None:
+            residual_TD = self.attention_norm.rows(residual_TD, rows_S, len(x_TD))
+        attended, x_TD = self.attention.forward(self.mlp_norm, x_TD, None, batch, rows_S)
+        return attended + self.mlp.forward(self.mlp_norm, x_TD, None)[0], residual_TD
 
 
 class HeadLayerNorm(BaseOP):

@@ -1,1 +1,0 @@
-"""Layers that only families of this package have."""
