@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minisgl.llm import LLM, RequestOutput, SamplingParams
     from minisgl.llm.async_llm import AsyncLLM
-    from minisgl.llm.stream import Delta
+    from minisgl.llm.output import Delta
 
 import os
 
@@ -29,5 +29,5 @@ __all__ = ["LLM", "AsyncLLM", "Delta", "RequestOutput", "SamplingParams"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = {"AsyncLLM": "minisgl.llm.async_llm", "Delta": "minisgl.llm.stream"}.get(name)
+    module = {"AsyncLLM": "minisgl.llm.async_llm", "Delta": "minisgl.llm.output"}.get(name)
     return getattr(import_module(module or "minisgl.llm"), name)

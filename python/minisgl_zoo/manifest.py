@@ -57,10 +57,12 @@ ROWS: Final = [
     ),
     Row("answers", "chat", "minisgl_zoo.calls.plan:encode_chat"),
     Row("answers", "split", "minisgl_zoo.calls.split:split_output"),
+    Row("answers", "tools", "minisgl_zoo.calls.tools:prompt_fields"),
     Row("answers", "abilities", "minisgl_zoo.calls.detect:abilities"),
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),
     Row("grammars", "maskers", "minisgl_zoo.grammar.grammars:Grammars"),
     Row("tokenizers", "convert", "minisgl_zoo.convert:convert"),
+    Row("tokenizers", "recommended", "minisgl_zoo.recommended:recommended"),
     *(
         Row(
             "families",

@@ -124,17 +124,9 @@ RECOMMENDED: Final = (
 )
 """The first row that fits counts."""
 
-FOR_OTHERS: Final = Recommended(
-    family="models that recommend none",
-    names="",
-    sampling={"temperature": 0.7, "top_p": 0.95, "min_p": 0.05},
-    source="Mini-SGLang",
-)
-"""llama.cpp's default cuts (top-p 0.95, min-p 0.05), at a temperature of 0.7 instead of its 0.8."""
 
-
-def recommended(config: Mapping[str, Any]) -> Recommended:
-    """Return what the publisher of a model recommends. config: config.json.
+def recommended(config: Mapping[str, Any]) -> Recommended | None:
+    """Return what the publisher of a model recommends, if we know it. config: config.json.
 
     The model's name is in `_name_or_path`, where transformers and our reader of GGUF files write
     it; else its class is looked at.
@@ -142,4 +134,4 @@ def recommended(config: Mapping[str, Any]) -> Recommended:
     text = config.get("text_config") or {}
     classes = config.get("architectures") or text.get("architectures") or ()
     name = f"{config.get('_name_or_path') or ''} {' '.join(map(str, classes))}".lower()
-    return next((row for row in RECOMMENDED if re.search(row.names, name)), FOR_OTHERS)
+    return next((row for row in RECOMMENDED if re.search(row.names, name)), None)

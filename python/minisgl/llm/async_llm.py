@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from minisgl.core import SamplingParams
-from minisgl.llm.llm import LLM, Messages, Prompt
-from minisgl.llm.output import RequestOutput
+from minisgl.llm.llm import LLM, ChatArgs, Messages, Prompt
+from minisgl.llm.output import Delta, RequestOutput
 from minisgl.llm.prompts import as_conversations
-from minisgl.llm.stream import ChatArgs, Delta, Reader, submit
+from minisgl.llm.stream import Reader
 
 
 class AsyncLLM:
@@ -92,7 +92,7 @@ class AsyncLLM:
         def on_news(num_tokens: int, num_ended: int) -> None:
             waker.wake(has_news)
 
-        call = submit(self._llm, prompt, params, cache_salt, chat, on_news, is_chat)
+        call = self._llm._submit_stream(prompt, params, cache_salt, chat, on_news, is_chat)
         reader = Reader(self._llm._session, call)
         try:
             while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from minisgl import env
 from minisgl.core.args import EngineArgs
@@ -18,17 +17,6 @@ from minisgl.runtime.grammars import Grammars, create_grammars
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
 from minisgl.tokenizer.tokenizer import load_tokenizer
-
-
-class LLMEngine(Protocol):
-    """The interface of an engine to an `LLM`."""
-
-    def run(self, session: Session) -> None:
-        """Run the loop until the session sends an `ExitMsg`. After an error the engine is
-        unusable."""
-
-    def close(self) -> None:
-        """Release memory, threads and processes."""
 
 
 class OwnEngine:

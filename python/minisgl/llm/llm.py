@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,12 +28,15 @@ from minisgl.core.args import (
     naming_keywords,
     options_of,
 )
-from minisgl.errors import RequestError
-from minisgl.llm.engines import LLMEngine, OwnEngine
+from minisgl.errors import InvalidRequest, RequestError
+from minisgl.llm.engines import OwnEngine
 from minisgl.llm.output import RequestOutput
-from minisgl.llm.session import Call, OnNews, Session
-from minisgl.message import MAX_NAMESPACE, TextPrompt, UserMsg
+from minisgl.llm.progress import Bar, progress_bar
+from minisgl.llm.prompts import chat_records, is_conversation, params_of_each, prompt_records
+from minisgl.llm.session import Call, LLMEngine, OnNews, Session
+from minisgl.llm.stream import Stream, Streams
 from minisgl.message import Prompt as PromptRecord
+from minisgl.message import UserMsg
 from minisgl.tokenizer import (
     Detokenizer,
     Encoded,
@@ -44,12 +47,11 @@ from minisgl.tokenizer import (
 from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
 from minisgl.utils.hf import resolve_checkpoint
 
-if TYPE_CHECKING:
-    from minisgl.llm.stream import Stream, Streams
-
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
+ChatArgs = tuple[dict[str, Any], Any, Any]
+"""Variables of the chat template, tools, tool_choice."""
 
 
 class LLM:
@@ -128,6 +130,7 @@ class LLM:
         self._engine: LLMEngine
         with self._bar("loading weights") as bar:
             if args.tp > 1:
+                # Here, because one rank needs no sockets and no supervision.
                 from minisgl.llm.ranks import OwnRanks
 
                 self._engine = OwnRanks(args, folder)
@@ -135,6 +138,7 @@ class LLM:
                 eos_ids = end_of_sequence_ids(folder, tokenizer)
                 self._engine = OwnEngine(args, folder, eos_ids, bar.update)
         self._session = Session(self._engine, Detokenizer(tokenizer))
+        self._streams = Streams(self._session)
 
     def generate(
         self,
@@ -152,12 +156,7 @@ class LLM:
         the cache. Raises RequestError, which names the prompt, if one cannot be served; the other
         prompts of the call are then aborted.
         """
-        if isinstance(prompts, str):
-            ids = self._encode([TextPrompt(text=prompts)], 1)
-        else:
-            from minisgl.llm.prompts import prompt_records
-
-            ids = self._encode(*prompt_records(prompts))
+        ids = self._encode(*prompt_records(prompts))
         return self._run(ids, sampling_params, n, cache_salt)
 
     def chat(
@@ -179,8 +178,6 @@ class LLM:
         tool_choice: "auto", "none", "required", or a function as {"type": "function", "function":
         {"name": ...}}.
         """
-        from minisgl.llm.prompts import chat_records
-
         given = chat_template_kwargs or {}
         ids = self._encode(*chat_records(messages, given, tools, tool_choice))
         return self._run(ids, sampling_params, n, cache_salt)
@@ -201,10 +198,9 @@ class LLM:
         or closing the returned `Stream`, ends the request. The other arguments are those of `chat`.
         Raises the same errors as `generate`.
         """
-        from minisgl.llm.stream import Stream
-
         chat = (chat_template_kwargs or {}, tools, tool_choice)
-        return Stream(self, prompt, sampling_params, cache_salt, chat)
+        submit = partial(self._submit_stream, prompt, sampling_params, cache_salt, chat)
+        return Stream(self._session, submit)
 
     def close(self) -> None:
         """Release memory, threads and processes, and end open calls with a ConfigError.
@@ -243,49 +239,43 @@ class LLM:
         """Send the requests to the loop. It runs only while a thread waits for a call."""
         if params is None:
             params = self.default_sampling_params
-        if isinstance(params, SamplingParams):
-            params = [params] * len(prompts)
-        if (
-            not isinstance(params, Sequence)
-            or not all(isinstance(item, SamplingParams) for item in params)
-            or len(params) != len(prompts)
-            or not isinstance(cache_salt, str)
-            or len(cache_salt) > MAX_NAMESPACE
-        ):
-            from minisgl.llm.prompts import wrong_call
-
-            raise wrong_call(len(prompts), params, cache_salt)
-        if n != 1:
-            from minisgl.llm.prompts import choices_of
-
-            prompts, params = choices_of(prompts, params, n)
-
+        of_each = params_of_each(params, len(prompts), n, cache_salt)
         messages: list[UserMsg] = []
         with _naming_the_prompt(messages, len(prompts), n):
-            for prompt, sampling in zip(prompts, params, strict=True):
-                messages.append(self._encoder.request(prompt, sampling.with_seed(), cache_salt))
+            for prompt, sampling in zip(prompts, of_each, strict=True):
+                messages += [
+                    self._encoder.request(prompt, sampling.with_seed(choice), cache_salt)
+                    for choice in range(n)
+                ]
         return self._session.submit(messages, on_news, n)
 
-    @cached_property
-    def _streams(self) -> Streams:
-        from minisgl.llm.stream import Streams
-
-        return Streams(self._session)
+    def _submit_stream(
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        cache_salt: str,
+        chat: ChatArgs,
+        on_news: OnNews,
+        is_chat: bool = False,
+    ) -> Call:
+        """Send one prompt to the loop: a text, ids or a conversation. is_chat: it must be a
+        conversation. Raises InvalidRequest."""
+        is_chat = is_chat or is_conversation(prompt)
+        if not is_chat and chat != ({}, None, "auto"):
+            name = next(iter(chat[0]), "tools")
+            raise InvalidRequest(f"{name} is for chat templates, so for conversations", param=name)
+        records, count = chat_records(prompt, *chat) if is_chat else prompt_records(prompt)
+        if count != 1:
+            raise InvalidRequest(
+                f"a stream has one prompt, got {count}; call stream for each, or generate",
+                param="prompts",
+            )
+        call = self._submit(self._encode(records, 1), params, 1, cache_salt, on_news)
+        self._streams.add(call)
+        return call
 
     def _bar(self, what: str) -> AbstractContextManager[Bar]:
-        if not self._progress:
-            return nullcontext(Bar())
-        from minisgl.llm.progress import progress_bar
-
-        return progress_bar(what)
-
-
-class Bar:
-    """A progress bar that shows nothing. `minisgl.llm.progress` has a visible one."""
-
-    def update(self, done: int, total: int) -> None: ...
-
-    def show(self, num_tokens: int, num_ended: int) -> None: ...
+        return progress_bar(what) if self._progress else nullcontext(Bar())
 
 
 @contextmanager

@@ -1,17 +1,13 @@
-"""The result of `LLM.generate` for one prompt."""
+"""The answer to a prompt: whole as `RequestOutput`, in pieces as `Delta`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minisgl.core import FinishReason
-from minisgl.message import TextReply
-
-if TYPE_CHECKING:
-    from minisgl.core.answer import ToolCall
-
+from minisgl.core.answer import Part, ToolCall
+from minisgl.message import PromptToken, TextReply, TokenText
 
 Answer = tuple[list[str], list[int], list[TextReply]]
 """The answer to a request so far: texts, token ids, and the replies that report more than these."""
@@ -61,20 +57,45 @@ class RequestOutput:
         return getattr(self, name)
 
 
-def fields(
-    texts: Sequence[str],
-    token_ids: Sequence[int],
-    replies: Sequence[TextReply],
-    *,
-    in_parts: bool = False,
-) -> dict[str, Any]:
-    """Return an `Answer`, or a part of one, as fields of `RequestOutput`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """New text of an answer, and its tokens. The text is empty while a character is not complete.
 
-    in_parts: return the fields of a `Delta`, whose `parts` has reasoning and calls in their order.
+    logprobs, top_logprobs, prompt_logprobs, prompt_top_logprobs: as in `RequestOutput`, for the new
+    tokens of the answer and of the prompt.
+    parts: in a chat with `tools`, the new parts in order: ("reasoning", text), ("content", text),
+    which `text` has, too, ("call", name of the function), and ("arguments", next piece of the last
+    call's arguments).
     """
-    made: dict[str, Any] = {"text": "".join(texts), "token_ids": list(token_ids)}
-    if replies:
-        from minisgl.llm.reports import reports
 
-        made |= reports(replies, in_parts)
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float]] | None = None
+    parts: list[Part] = field(default_factory=list)
+
+
+def fields(answer: Answer) -> dict[str, Any]:
+    """Return an answer, or a part of one, as fields of `RequestOutput` and `Delta`."""
+    texts, token_ids, replies = answer
+    made: dict[str, Any] = {"text": "".join(texts), "token_ids": token_ids}
+    if logprobs := [logprob for reply in replies for logprob in reply.logprobs or ()]:
+        made["logprobs"] = logprobs
+        if any(tops := [_top(token) for reply in replies for token in reply.tokens]):
+            made["top_logprobs"] = tops
+    if prompt := [token for reply in replies for token in reply.prompt]:
+        made["prompt_logprobs"] = [token.logprob for token in prompt]
+        if any(tops := [_top(token) for token in prompt]):
+            made["prompt_top_logprobs"] = tops
     return made
+
+
+def parts(answer: Answer) -> list[Part]:
+    """Return the parts of an answer that is split."""
+    return [part for reply in answer[2] for part in reply.parts]
+
+
+def _top(token: TokenText | PromptToken) -> dict[int, float]:
+    return {id: logprob for id, _, logprob in token.top}

@@ -1,6 +1,6 @@
 """Turns the arguments of `LLM`'s methods, which may have many forms, into records.
 
-`LLM` imports this unless the prompt is a single text. Token ids may come as lists, tuples, NumPy
+Token ids may come as lists, tuples, NumPy
 arrays or torch tensors. They are checked as one array, which takes 0.01 us an id. Checking 4,160
 ids one by one took 0.46 us an id (one core of an AMD EPYC, Python 3.11). For 128 such prompts that
 is longer than an H200 takes to compute their common prefix.
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from minisgl import plugins
 from minisgl.core import SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import MAX_NAMESPACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from minisgl.tokenizer import Encoded
 from minisgl.utils.text import brief
 
 MAX_ID = 2**31 - 1
@@ -54,8 +54,9 @@ def chat_records(
         )
     fields: dict[str, Any] = {}
     if tools is not None or tool_choice != "auto":
-        from minisgl.llm.tools import prompt_fields
-
+        prompt_fields = plugins.find("answers", "tools")
+        if prompt_fields is None:
+            raise InvalidRequest(f"tools {plugins.absent('answers')}; leave it out", param="tools")
         fields = prompt_fields(tools, tool_choice)
     records = (
         ChatPrompt(
@@ -68,38 +69,31 @@ def chat_records(
     return records, len(batch)
 
 
-def wrong_call(num_prompts: int, params: Any, cache_salt: Any) -> InvalidRequest:
-    """Return the error of a call with wrong arguments beside its prompts, for the first of them."""
+def params_of_each(params: Any, num_prompts: int, n: Any, cache_salt: Any) -> list[SamplingParams]:
+    """Return the sampling parameters of each prompt. Raises InvalidRequest for a call with a wrong
+    argument beside its prompts."""
     if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
-        return InvalidRequest(
+        raise InvalidRequest(
             f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
             f"{brief(cache_salt)}",
             param="cache_salt",
         )
+    if isinstance(params, SamplingParams):
+        params = [params] * num_prompts
     if not is_list(params) or not all(isinstance(item, SamplingParams) for item in params):
-        return InvalidRequest(
+        raise InvalidRequest(
             f"sampling_params must be SamplingParams, or one for each prompt, got {brief(params)}",
             param="sampling_params",
         )
-    return InvalidRequest(
-        f"there must be as many sampling_params as prompts, {num_prompts}, or one for all; got "
-        f"{len(params)}",
-        param="sampling_params",
-    )
-
-
-def choices_of(
-    prompts: Sequence[Encoded], params: Sequence[SamplingParams], n: int
-) -> tuple[list[Encoded], list[SamplingParams]]:
-    """Return each prompt n times in a row, with the params of each choice.
-
-    Raises InvalidRequest if n is not from 1 to `MAX_CHOICES`.
-    """
+    if len(params) != num_prompts:
+        raise InvalidRequest(
+            f"there must be as many sampling_params as prompts, {num_prompts}, or one for all; got "
+            f"{len(params)}",
+            param="sampling_params",
+        )
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {brief(n)}", param="n")
-    return [prompt for prompt in prompts for _ in range(n)], [
-        sampling.with_seed(choice) for sampling in params for choice in range(n)
-    ]
+    return list(params)
 
 
 def as_batch(prompts: Any) -> list[Any]:
@@ -150,8 +144,7 @@ def as_conversations(messages: Any) -> list[Any]:
     if isinstance(messages, Iterator):
         messages = list(messages)
     if is_list(messages):
-        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        batch = [messages] if is_one else list(messages)
+        batch = [messages] if is_conversation(messages) else list(messages)
         if all(is_list(turns) and all(isinstance(t, Mapping) for t in turns) for turns in batch):
             return batch
     raise InvalidRequest(
@@ -211,6 +204,10 @@ def _not_ids(got: Any, where: str) -> InvalidRequest:
     return InvalidRequest(
         f"a prompt is a text or a list of token ids, got {brief(got)}{where}", param="prompts"
     )
+
+
+def is_conversation(value: Any) -> bool:
+    return is_list(value) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
 def is_list(value: Any) -> bool:

@@ -12,22 +12,37 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from minisgl.core import Accepted, Event, Failed, Finished
+from minisgl.core.answer import collect
 from minisgl.core.args import in_keywords
 from minisgl.errors import ConfigError, EngineError, RequestError
-from minisgl.llm.output import Answer, RequestOutput, fields
+from minisgl.llm.output import Answer, RequestOutput, fields, parts
 from minisgl.message import AbortMsg, ExitMsg, SchedulerMsg, TextReply, UserMsg
 from minisgl.tokenizer import Detokenizer
 
-if TYPE_CHECKING:
-    from minisgl.llm.engines import LLMEngine
-    from minisgl.llm.stream import Streams
-
 OnNews = Callable[[int, int], None]
+
+
+class LLMEngine(Protocol):
+    """The interface of an engine to a `Session`."""
+
+    def run(self, session: Session) -> None:
+        """Run the loop until the session sends an `ExitMsg`. After an error the engine is
+        unusable."""
+
+    def close(self) -> None:
+        """Release memory, threads and processes."""
+
+
+class Waited(Protocol):
+    """A call, or several, for which a thread waits."""
+
+    @property
+    def is_over(self) -> bool: ...
 
 
 class Call:
@@ -87,8 +102,12 @@ class Call:
 
     def _output(self, uid: int) -> RequestOutput:
         reply = self._finished[uid]
+        answer = self.answers[uid]
+        split = collect(parts(answer))
         return RequestOutput(
-            **fields(*self.answers[uid]),
+            **fields(answer),
+            reasoning=split.reasoning,
+            tool_calls=split.calls,
             finish_reason=reply.reason,
             stop_match=reply.stop_match,
             num_prompt_tokens=reply.num_prompt_tokens,
@@ -113,7 +132,7 @@ class Session:
         self._outgoing: list[SchedulerMsg] = []
         self._num_requests = 0
         self._is_closed = False
-        self._leader: Call | Streams | None = None
+        self._leader: Waited | None = None
         self._thread: int | None = None  # the leader's
         self._pid = os.getpid()  # a fork lacks the leader, which may have the lock
         self.changed = threading.Condition()  # guards all of this; notified when a call is over
@@ -144,7 +163,7 @@ class Session:
             call.error = call.error or error
             self._put([AbortMsg(uid=uid) for uid in sorted(call.open)])
 
-    def wait(self, waited: Call | Streams) -> None:
+    def wait(self, waited: Waited) -> None:
         """Run the loop, or wait while another thread runs it, until `waited` is over.
 
         An exception of the loop fails all calls and closes the engine, whose state is unknown.

@@ -9,42 +9,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
 
-from minisgl.core import SamplingParams
-from minisgl.errors import InvalidRequest
-from minisgl.llm.output import RequestOutput, fields
-from minisgl.llm.prompts import chat_records, is_list, prompt_records
+from minisgl.llm.output import Delta, RequestOutput, fields, parts
 from minisgl.llm.session import Call, OnNews, Session
-
-if TYPE_CHECKING:
-    from minisgl.llm.llm import LLM
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """New text of an answer, and its tokens. The text is empty while a character is not complete.
-
-    logprobs, top_logprobs, prompt_logprobs, prompt_top_logprobs: as in `RequestOutput`, for the new
-    tokens of the answer and of the prompt.
-    parts: in a chat with `tools`, the new parts in order: ("reasoning", text), ("content", text),
-    which `text` has, too, ("call", name of the function), and ("arguments", next piece of the last
-    call's arguments).
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[float] | None = None
-    top_logprobs: list[dict[int, float]] | None = None
-    prompt_logprobs: list[float | None] | None = None
-    prompt_top_logprobs: list[dict[int, float]] | None = None
-    parts: list[tuple[str, str]] = field(default_factory=list)
-
-
-ChatArgs = tuple[dict[str, Any], Any, Any]
-"""Variables of the chat template, tools, tool_choice."""
 
 
 class Left(Exception):
@@ -76,7 +44,8 @@ class Reader:
         self._read = len(texts), len(token_ids), len(replies)
         if text == len(texts):
             return None
-        return Delta(**fields(texts[text:], token_ids[id:], replies[reply:], in_parts=True))
+        new = texts[text:], token_ids[id:], replies[reply:]
+        return Delta(**fields(new), parts=parts(new))
 
 
 class Streams:
@@ -112,50 +81,20 @@ class Streams:
                     return
 
 
-def submit(
-    llm: LLM,
-    prompt: Any,
-    params: SamplingParams | None,
-    cache_salt: str,
-    chat: ChatArgs,
-    on_news: OnNews,
-    is_chat: bool = False,
-) -> Call:
-    """Send one prompt to the loop: a text, ids or a conversation. is_chat: it must be a
-    conversation. Raises InvalidRequest."""
-    is_chat = is_chat or (is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping))
-    if not is_chat and chat != ({}, None, "auto"):
-        name = next(iter(chat[0]), "tools")
-        raise InvalidRequest(f"{name} is for chat templates, so for conversations", param=name)
-    records, count = chat_records(prompt, *chat) if is_chat else prompt_records(prompt)
-    if count != 1:
-        raise InvalidRequest(
-            f"a stream has one prompt, got {count}; call stream for each, or generate",
-            param="prompts",
-        )
-    call = llm._submit(llm._encode(records, 1), params, 1, cache_salt, on_news)
-    llm._streams.add(call)
-    return call
-
-
 class Stream(Iterator[Delta | RequestOutput]):
     """The iterator that `LLM.stream` returns. Mutable."""
 
     def __init__(
         self,
-        llm: LLM,
-        prompt: Any,
-        params: SamplingParams | None,
-        cache_salt: str,
-        chat: ChatArgs,
+        session: Session,
+        submit: Callable[[OnNews], Call],
     ) -> None:
-        self._is_over = True  # nothing to close, if the next line raises
+        self._is_over = True  # nothing to close, if `submit` raises
         # The lambda must not hold `self`: a stream that its reader drops is deleted, which ends it.
         news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        call = submit(llm, prompt, params, cache_salt, chat, lambda *_: news.put(None))
+        self._news, self._call = news, submit(lambda *_: news.put(None))
         self._is_over = False
-        self._news, self._call = news, call
-        self._reader = Reader(llm._session, call)
+        self._reader = Reader(session, self._call)
 
     def __next__(self) -> Delta | RequestOutput:
         try:

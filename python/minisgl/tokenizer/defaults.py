@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from minisgl import plugins
 from minisgl.core import SamplingParams
 from minisgl.errors import CheckpointError, ConfigError, InvalidSampling
-from minisgl.tokenizer.recommended import recommended
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.hf import read_json
 from minisgl.utils.logger import get_logger
@@ -39,6 +39,11 @@ FOLLOWED: Final[dict[str, Callable[[float], float]]] = {
     "repetition_penalty": float,
 }
 """The fields that become sampling parameters, and their types."""
+
+FOR_OTHERS: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+"""For models without any recommendation: llama.cpp's default cuts (top-p 0.95, min-p 0.05), at a
+temperature of 0.7 instead of its 0.8. At temperature 1 with all tokens allowed, a small quantised
+model writes word salad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +109,9 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     """Return the sampling parameters of requests that leave them out, and log them.
 
     They are those of generation_config.json, where a file without any is at temperature 1 with all
-    tokens allowed, as in transformers. Without the file they are what the publisher recommends
-    (`minisgl.tokenizer.recommended`). Logs a warning about fields that have no effect here. Raises
-    ConfigError for values that no request could have.
+    tokens allowed, as in transformers. Without the file they are what the publisher recommends (the
+    row `recommended` of the table `tokenizers`), or `FOR_OTHERS`. Logs a warning about fields that
+    have no effect here. Raises ConfigError for values that no request could have.
     """
     found = read_generation_defaults(folder)
     if found.unsupported:
@@ -119,8 +124,11 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     if (folder / "generation_config.json").is_file():
         origin, sampling = "the checkpoint", found.sampling
     else:
-        row = recommended(read_json(folder / "config.json"))
-        origin, sampling = f"{row.source}, for {row.family}", dict(row.sampling)
+        find = plugins.find("tokenizers", "recommended")
+        row = find(read_json(folder / "config.json")) if find else None
+        origin, sampling = "Mini-SGLang, for models that recommend none", FOR_OTHERS
+        if row:
+            origin, sampling = f"{row.source}, for {row.family}", row.sampling
     try:
         defaults = SamplingParams(**sampling)
     except InvalidSampling as error:

@@ -19,7 +19,7 @@ def test_share_prompts_tokens_and_time_left(
     file = io.StringIO()
     terminal, notebook = kind == "terminal", kind == "notebook"
     console = Console(file=file, force_terminal=terminal, force_jupyter=notebook, width=100)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setattr("rich.console.Console", lambda **_: console)
     monkeypatch.setattr(progress, "find_spec", lambda name: None)  # no ipywidgets
     with progress.progress_bar("prompts") as bar:
         bar.update(0, 4)

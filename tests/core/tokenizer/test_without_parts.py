@@ -12,9 +12,11 @@ from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.core.args import row_of
 from minisgl.errors import CheckpointError, RequestError
+from minisgl.llm.prompts import chat_records
 from minisgl.message import ChatPrompt
 from minisgl.runtime.grammars import create_grammars
 from minisgl.tokenizer import PromptEncoder, load_tokenizer
+from minisgl.tokenizer.defaults import FOR_OTHERS, sampling_defaults
 
 HI = [{"role": "user", "content": "Hi"}]
 CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
@@ -58,6 +60,19 @@ def test_a_form_is_refused(encoder: PromptEncoder) -> None:
     with pytest.raises(RequestError, match="structured_outputs needs minisgl_zoo") as refused:
         encoder.request(encoder.encode(ChatPrompt(messages=HI)), sampling, "")
     assert refused.value.param == "structured_outputs"
+
+
+def test_tools_of_a_program_are_refused(encoder: PromptEncoder) -> None:
+    with pytest.raises(RequestError, match="tools needs minisgl_zoo, which is not") as refused:
+        chat_records(HI, {}, [TOOL], "auto")
+    assert refused.value.param == "tools"
+
+
+def test_a_model_without_a_recommendation_has_our_own(
+    encoder: PromptEncoder, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"_name_or_path": "smollm2"}')
+    assert sampling_defaults(tmp_path) == SamplingParams(**FOR_OTHERS)
 
 
 def test_a_rank_starts_without_grammars(encoder: PromptEncoder) -> None:
