@@ -93,15 +93,11 @@ serving() {
         --repeats "$repeats" --json "$out/serving-qwen3-0.6b.json"
 }
 
-stalls() { # what holds up running streams: prompts, within three bounds, and grammars
+stalls() { # what holds up running streams: prompts, within three bounds
     for ms in 5 10 20; do
         "$python" -m minisgl_bench serving --starts 1 --client-processes 6 \
             --workloads streams,mixed --repeats "$repeats" \
             --json "$out/serving-qwen3-0.6b-stall-$ms.json" -- --max-stall-ms "$ms"
-    done
-    for masker in even grammar; do
-        "$python" -m minisgl_bench.studies late_sampling --masker "$masker" \
-            --json "$out/late-sampling-$masker.json"
     done
 }
 

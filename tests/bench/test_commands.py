@@ -23,7 +23,7 @@ from minisgl_bench import compare, counters, online, report
 from minisgl_bench.arguments import command_of
 from minisgl_bench.run import benchmarks
 from minisgl_bench.run import main as run_main
-from minisgl_bench.studies import moe, plots, scheduler
+from minisgl_bench.studies import moe, scheduler
 from minisgl_bench.studies.stub import Script, StubServer
 
 
@@ -35,7 +35,6 @@ def test_a_sweep_finds_where_the_goodput_breaks(
     content = json.loads(path.read_text())
     assert [point["rate"] for point in content["points"]] == [50, 100]
     assert content["summary"]["max_rate_per_s"] == 100
-    assert {name for name, _ in plots.draw({"s": content})} == {"s-sweep"}
 
 
 def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +79,6 @@ def test_a_wrong_flag_is_reported(
 @pytest.mark.parametrize(
     "command",
     [
-        "ablation chunk --max-len 63",
         "all_reduce --ranks 0",
         "all_reduce --max-bytes 8191",
         "http --repeat 0",
@@ -259,7 +257,7 @@ def test_prometheus_counters_gain() -> None:
 def test_every_benchmark_says_what_it_is() -> None:
     users, ours = benchmarks(), benchmarks("minisgl_bench.studies")
     assert {"online", "offline", "serving", "compare"} <= set(users)
-    assert {"scheduler", "stub", "plots", "ablation"} <= set(ours)
+    assert {"scheduler", "stub", "paired"} <= set(ours)
     assert all(users.values())
     assert all(ours.values())
     assert not set(users) & set(ours)

@@ -22,15 +22,14 @@ def test_the_workloads_are_those_of_the_tables() -> None:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        *(("offline", "nope"), ("offline", ""), ("stalls", "nope"), ("stalls", "")),
+        *(("offline", "nope"), ("offline", "")),
         *(("serving", name) for name in ("nope", "", "batch", "batch0", "8")),
     ],
 )
 def test_another_one_is_reported_before_anything_starts(
     command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = "minisgl_bench.studies" if command == "stalls" else "minisgl_bench"
-    assert main([command, "--workloads", f"throughput,{name}"], package) == 2
+    assert main([command, "--workloads", f"throughput,{name}"], "minisgl_bench") == 2
     out = capsys.readouterr()
     assert f"there is no workload {name!r}; there are: throughput" in out.err
     assert out.out == ""

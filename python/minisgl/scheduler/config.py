@@ -25,8 +25,7 @@ class SchedulerConfig:
     tokens. max_queued: the most waiting requests, None for no limit. watermark_tokens: a request
     starts only if the pool then still has room for this many more tokens of each running request;
     otherwise a full pool would start a request and retract it at the next page boundary.
-    `python -m minisgl_bench.studies watermark` compares values: 8 to 32 cost least, and 32 retracts
-    least.
+    In a simulation 8 to 32 cost least, and 32 retracts least.
     """
 
     num_pages: int = 0

@@ -1,4 +1,4 @@
-"""Benchmarks of kernels and of the scheduler, simulators and plots; not part of the package.
+"""Benchmarks of kernels and of the scheduler, and comparisons; not part of the package.
 
 Run `python -m minisgl_bench.studies NAME [flags]` in the root of a checkout, with the package
 installed or PYTHONPATH=python; without NAME it lists what there is. What a user runs against a

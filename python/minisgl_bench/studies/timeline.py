@@ -26,13 +26,16 @@ from minisgl.errors import ConfigError
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import StepRecord
 from minisgl_bench.arguments import benchmark_parser, from_zero
-from minisgl_bench.studies.plots import STYLE
 
 FIRST_PARTS, LAST_PARTS = PARTS[:3], PARTS[3:]
 """The parts of the turn that launched a step, and of the turn that settled it."""
 NUM_LONGEST = 12
 PAUSE_S = 0.002  # a longer time between steps is drawn as sleep
 HOST, DEVICE = 1, 2  # tracks of the trace
+
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+img{max-width:100%}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+td,th{padding:.15rem .7rem;text-align:right;border-bottom:1px solid #ddd}"""
 
 
 def read_steps(path: Path) -> list[StepRecord]:
