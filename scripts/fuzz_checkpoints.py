@@ -33,7 +33,7 @@ def _folder() -> Path:
 
 def weights(data: bytes) -> None:
     """model.safetensors: its header, then each tensor."""
-    from minisgl.models.weight import Checkpoint
+    from minisgl.models.loading.weight import Checkpoint
 
     (_folder() / "model.safetensors").write_bytes(data)
     try:

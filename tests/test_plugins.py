@@ -32,7 +32,7 @@ def stranger(folder: Path, manifest: str) -> dict[str, str]:
     (folder / "acme_manifest.py").write_text(manifest)
     (folder / "acme_families.py").write_text(
         "from dataclasses import replace\n"
-        "from minisgl.models.llama import FAMILY as LLAMA\n"
+        "from minisgl.models.families.dense import FAMILY as LLAMA\n"
         "FAMILY = replace(LLAMA, architectures=('AcmeForCausalLM',))\n"
     )
     info = folder / "acme-1.0.dist-info"
@@ -82,8 +82,10 @@ def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_facts_choose_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     here = (
-        Row("families", "on-a-gpu", "minisgl.models.llama:FAMILY", when={"device": "cuda"}),
-        Row("families", "anywhere", "minisgl.models.llama:FAMILY"),
+        Row(
+            "families", "on-a-gpu", "minisgl.models.families.dense:FAMILY", when={"device": "cuda"}
+        ),
+        Row("families", "anywhere", "minisgl.models.families.dense:FAMILY"),
     )
     monkeypatch.setattr(plugins, "_installed", here)
     assert [row.name for row in rows("families")] == ["anywhere"]

@@ -7,13 +7,13 @@ from typing import Final
 from minisgl.plugins import Row
 
 ROWS: Final = [
-    Row("families", "LlamaForCausalLM", "minisgl.models.llama:FAMILY", ("LLaMAForCausalLM",)),
-    Row("families", "MistralForCausalLM", "minisgl.models.mistral:FAMILY"),
-    Row("families", "MixtralForCausalLM", "minisgl.models.mixtral:FAMILY"),
-    Row("families", "Qwen2ForCausalLM", "minisgl.models.qwen2:FAMILY"),
-    Row("families", "Qwen2MoeForCausalLM", "minisgl.models.qwen2_moe:FAMILY"),
-    Row("families", "Qwen3ForCausalLM", "minisgl.models.qwen3:FAMILY"),
-    Row("families", "Qwen3MoeForCausalLM", "minisgl.models.qwen3_moe:FAMILY"),
+    Row("families", "LlamaForCausalLM", "minisgl.models.families.dense:FAMILY", ("LLaMAForCausalLM",)),
+    Row("families", "MistralForCausalLM", "minisgl.models.families.mistral:FAMILY"),
+    Row("families", "MixtralForCausalLM", "minisgl.models.families.mixtures:FAMILY"),
+    Row("families", "Qwen2ForCausalLM", "minisgl.models.families.qwen2:FAMILY"),
+    Row("families", "Qwen2MoeForCausalLM", "minisgl.models.families.qwen2_moe:FAMILY"),
+    Row("families", "Qwen3ForCausalLM", "minisgl.models.families.qwen3:FAMILY"),
+    Row("families", "Qwen3MoeForCausalLM", "minisgl.models.families.qwen3_moe:FAMILY"),
     Row("routes", "chat", "minisgl.server.api.chat:ROUTES"),
     Row("routes", "completions", "minisgl.server.api.completions:ROUTES"),
     Row("routes", "generate", "minisgl.server.api.generate:ROUTES"),

@@ -20,7 +20,7 @@ from minisgl.cli import run_command
 from minisgl.core.args import EngineArgs
 from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.kvcache.manager import CacheManager
-from minisgl.models.decoder import Decoder
+from minisgl.models.blocks.decoder import Decoder
 from minisgl_bench.comparer import ROUNDING
 from minisgl_bench.selfcheck import Condition, SelfCheck
 

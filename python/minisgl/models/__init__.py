@@ -2,14 +2,15 @@
 
 What it is for: `ModelConfig` (what config.json says), a `ModelSpec` per family (what differs
 between families, as data), one decoder built from a spec, and the strict loader of its weights.
-What it does not know: requests, sampling, where pages are. Read next: `minisgl.models.qwen3`,
-then `minisgl.models.decoder`.
+What it does not know: requests, sampling, where pages are. Read next: `minisgl.models.families.qwen3`,
+then `minisgl.models.blocks.decoder`.
 """
 
 from minisgl.layers import RotaryConfig
+from minisgl.models.blocks.decoder import BaseLLMModel, Decoder
 from minisgl.models.build import build_model, load_model
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import BaseLLMModel, Decoder
+from minisgl.models.loading.weight import load_weight
 from minisgl.models.registry import get_model_class, supported_architectures
 from minisgl.models.spec import (
     CacheLayout,
@@ -20,7 +21,6 @@ from minisgl.models.spec import (
     PoolSpec,
     layers_of,
 )
-from minisgl.models.weight import load_weight
 
 __all__ = [
     "BaseLLMModel",

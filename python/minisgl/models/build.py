@@ -10,9 +10,9 @@ import torch
 
 from minisgl import plugins
 from minisgl.layers import BuildContext
+from minisgl.models.blocks.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
-from minisgl.models.weight import Checkpoint, Progress, load_weight
+from minisgl.models.loading.weight import Checkpoint, Progress, load_weight
 from minisgl.utils.hf import GGUF_WEIGHTS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def build_model(
     """
     spec = config.family.spec(config)
     if expert_parallel:
-        from minisgl.models.mixture import check_expert_parallel
+        from minisgl.models.blocks.mixture import check_expert_parallel
 
         check_expert_parallel(spec, comm)
     build = BuildContext(
@@ -78,7 +78,7 @@ def load_model(
         config = replace(config, formats=config.formats.of_files(checkpoint.names))
     names = {EMBEDDING, LM_HEAD}
     if checkpoint and config.tie_word_embeddings and checkpoint.names.issuperset(names):
-        from minisgl.models.tied import untied_if_different
+        from minisgl.models.loading.tied import untied_if_different
 
         config = untied_if_different(checkpoint, config, comm)
     model = build_model(
@@ -92,7 +92,7 @@ def load_model(
     if checkpoint:
         load_weight(model, checkpoint, device=device, ops=ops, progress=progress)
     else:
-        from minisgl.models.dummy import load_dummy
+        from minisgl.models.loading.dummy import load_dummy
 
         load_dummy(model, device=device, ops=ops, seed=seed, progress=progress)
     if config.formats.names and comm.rank == 0:
@@ -109,6 +109,6 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
         return opened
     if not (config.family.view or config.family.names or config.is_wrapped):
         return Checkpoint(folder)
-    from minisgl.models.view import open_view
+    from minisgl_zoo.view import open_view
 
     return open_view(folder, config)

@@ -9,7 +9,7 @@ import torch
 
 from minisgl.models.build import build_model, open_checkpoint
 from minisgl.models.config import ModelConfig
-from minisgl.models.weight import join_names
+from minisgl.models.loading.weight import join_names
 from minisgl.utils.formats import other_format
 from minisgl.utils.logger import get_logger
 

@@ -19,15 +19,15 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Activation
 from minisgl.layers.frequencies import RotaryConfig
 from minisgl.models.fields import Fields
-from minisgl.models.formats import formats_of
+from minisgl.models.loading.formats import formats_of
+from minisgl.models.loading.rotation import rotary_config
+from minisgl.models.loading.weight import checkpoint_dtype
 from minisgl.models.registry import get_model_class
-from minisgl.models.rotation import rotary_config
 from minisgl.models.spec import Family
-from minisgl.models.weight import checkpoint_dtype
-from minisgl.models.wrapper import text_values
 from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import counted
+from minisgl_zoo.wrapper import text_values
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minisgl import plugins
 from minisgl.models.spec import Family
-from minisgl.models.wrapper import unsupported
+from minisgl_zoo.wrapper import unsupported
 
 
 def supported_architectures() -> tuple[str, ...]:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from minisgl.layers.base import BuildContext
     from minisgl.layers.frequencies import RotaryConfig
     from minisgl.layers.shard import HeadShare
+    from minisgl.models.blocks.decoder import Block, Decoder
+    from minisgl.models.blocks.mixture import MoeSpec
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import Block, Decoder
-    from minisgl.models.mixture import MoeSpec
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 class RecurrentSpec(Protocol):

@@ -8,7 +8,7 @@ holds (`minisgl.layers.shard`). A merged parameter has its parts one after anoth
     parameter    |== q ==|= k =|= v =|         on two ranks: [(Q + 2K) / 2, D]
 
 Not `torch.nn.Module`: its hooks, buffers and state dicts would be unused, and a declaration per
-parameter makes strict, sharded, streamed loading (`minisgl.models.weight`) one function.
+parameter makes strict, sharded, streamed loading (`minisgl.models.loading.weight`) one function.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from torch import Tensor
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.base import BaseOP, BuildContext, Identity
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.decoder import Attention, Block
+from minisgl.models.blocks.decoder import Attention, Block
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.attention import AttnLayer
     from minisgl.core import Batch
     from minisgl.layers import RotaryEmbedding
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
 
 

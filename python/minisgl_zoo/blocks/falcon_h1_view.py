@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl.models.rotation import positive_numbers
+from minisgl.models.loading.rotation import positive_numbers
 from minisgl_zoo.blocks.mamba2 import mamba_sizes
 from minisgl_zoo.blocks.views import ScaledView
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 def scaled_tensors(view: CheckpointView, config: ModelConfig) -> CheckpointView:

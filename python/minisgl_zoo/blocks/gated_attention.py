@@ -14,14 +14,14 @@ from torch import Tensor
 from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.decoder import Attention
+from minisgl.models.blocks.decoder import Attention
 from minisgl.quantization import Part
 from minisgl_zoo.recurrent.gates import create_gates
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers import RMSNormFused
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
 
 
 class GatedAttention(Attention):

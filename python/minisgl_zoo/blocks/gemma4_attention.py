@@ -16,14 +16,14 @@ from minisgl.layers import AttentionLayer, LinearQKVMerged, RMSNorm
 from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.decoder import Attention
+from minisgl.models.blocks.decoder import Attention
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.attention import AttnLayer
     from minisgl.core import Batch
     from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minisgl.layers import RMSNorm, VocabParallelEmbedding
 from minisgl.layers.base import BaseOP
-from minisgl.models.decoder import GatedMLP
+from minisgl.models.blocks.decoder import GatedMLP
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.gemma4_attention import Gemma4Attention
 from minisgl_zoo.blocks.gemma4_experts import Gemma4Experts
@@ -24,7 +24,7 @@ from minisgl_zoo.families.gemma import GemmaDecoder
 if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers import BuildContext
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minisgl.layers import RMSNorm
 from minisgl.layers.moe import ExpertNames, MoELayer
-from minisgl.models.mixture import MoeSpec, expert_names, read_experts
+from minisgl.models.blocks.mixture import MoeSpec, expert_names, read_experts
 from minisgl.moe import Experts
 from minisgl.quantization import Part
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.models.families.layer_types import FULL, layers_of_types
 from minisgl.models.fields import Fields
-from minisgl.models.layer_types import FULL, layers_of_types
-from minisgl.models.rotation import rotary_config
+from minisgl.models.loading.rotation import rotary_config
 from minisgl_zoo.blocks.gemma4_block import Gemma4Block
 
 if TYPE_CHECKING:

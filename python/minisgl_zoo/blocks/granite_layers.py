@@ -10,8 +10,8 @@ from minisgl_zoo.families.granite import GraniteBlock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
     from minisgl_zoo.blocks.mamba2 import Mamba2
 

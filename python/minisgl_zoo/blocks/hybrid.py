@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.decoder import Block
-from minisgl.models.layer_types import FULL, types_in_config
+from minisgl.models.blocks.decoder import Block
+from minisgl.models.families.layer_types import FULL, types_in_config
 from minisgl.models.spec import LayerSpec
 from minisgl_zoo.blocks.delta_net import FusedProjections, GatedDeltaNet, Projections
 from minisgl_zoo.blocks.gated_attention import GatedAttention
@@ -16,8 +16,8 @@ from minisgl_zoo.families.gemma import GemmaNorm, GemmaNormFused
 from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
 
 if TYPE_CHECKING:
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
 
 LINEAR = "linear_attention"
 

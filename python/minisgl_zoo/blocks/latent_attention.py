@@ -22,9 +22,9 @@ from minisgl.layers import LinearRowParallel, RMSNorm
 from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
+from minisgl.models.blocks.decoder import Block
 from minisgl.models.config import MAX_HEAD_DIM
-from minisgl.models.decoder import Block
-from minisgl.models.rotation import rotary_config
+from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import layers_of
 from minisgl.quantization import Part, PlainWeight, Weight, WeightBuild
 from minisgl_zoo.blocks.rotation import rope_fields
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers import RMSNormFused
     from minisgl.layers.frequencies import RotaryConfig
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
 
 

@@ -16,7 +16,7 @@ from minisgl_zoo.families.gemma import GemmaNorm
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
 
 

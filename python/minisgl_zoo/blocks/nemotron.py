@@ -25,8 +25,8 @@ from minisgl.layers import (
     StateLessOP,
 )
 from minisgl.layers.moe import ExpertNames, SharedExpert
-from minisgl.models.decoder import Block
-from minisgl.models.mixture import MoeSpec, expert_names, read_experts
+from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.mixture import MoeSpec, expert_names, read_experts
 from minisgl.models.spec import layers_of
 from minisgl.moe import SquaredRelu
 from minisgl.quantization import Part
@@ -35,8 +35,8 @@ from minisgl_zoo.blocks.routers import SigmoidExperts
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
     from minisgl_zoo.blocks.mamba2 import Mamba2
 

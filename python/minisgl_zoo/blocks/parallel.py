@@ -16,7 +16,7 @@ from torch import Tensor
 from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads
-from minisgl.models.decoder import Block
+from minisgl.models.blocks.decoder import Block
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.sandwich import NoNorm
@@ -24,7 +24,7 @@ from minisgl_zoo.blocks.sandwich import NoNorm
 if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.layers import AttentionLayer
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
 
 
 class LayerNormFused(RMSNormFused):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.models.families.layer_types import SLIDING
 from minisgl.models.fields import Fields
-from minisgl.models.layer_types import SLIDING
-from minisgl.models.rotation import rotary_config
+from minisgl.models.loading.rotation import rotary_config
 
 if TYPE_CHECKING:
     from minisgl.layers.frequencies import RotaryConfig

@@ -24,11 +24,11 @@ from minisgl import plugins
 from minisgl.distributed import SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.layers import BaseOP, BuildContext, RMSNorm, RMSNormFused
-from minisgl.models.decoder import Block
+from minisgl.models.blocks.decoder import Block
 from minisgl.quantization import Part
 
 if TYPE_CHECKING:
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec, ModelSpec
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from minisgl.models.decoder import Decoder
+from minisgl.models.blocks.decoder import Decoder
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext

@@ -19,8 +19,8 @@ from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear, LinearRowParallel
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.decoder import Block
-from minisgl.models.layer_types import FULL, types_in_config
+from minisgl.models.blocks.decoder import Block
+from minisgl.models.families.layer_types import FULL, types_in_config
 from minisgl.models.spec import PoolBuild, PoolSpec, layers_of
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.core import Batch
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
     from minisgl.models.spec import LayerSpec
 
 

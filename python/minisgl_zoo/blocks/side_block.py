@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.layers import BaseOP
-from minisgl.models.decoder import Block
+from minisgl.models.blocks.decoder import Block
 from minisgl.models.spec import CacheLayout
 from minisgl_zoo.blocks.mamba2 import mixer
 from minisgl_zoo.blocks.sandwich import NoNorm
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minisgl.core import Batch
-    from minisgl.models.decoder import LayerBuild
+    from minisgl.models.blocks.decoder import LayerBuild
 
 
 class SidePlace(Block):

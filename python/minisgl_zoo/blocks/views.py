@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from minisgl.errors import ConfigError
-from minisgl.models.view import OUTPUTS, CheckpointView, fused
-from minisgl.models.weight import DTYPES
-from minisgl.models.wrapper import text_name
+from minisgl.models.loading.weight import DTYPES
 from minisgl.quantization import Part
+from minisgl_zoo.view import OUTPUTS, CheckpointView, fused
 from minisgl_zoo.weights.grouped import AWQ_ORDER
+from minisgl_zoo.wrapper import text_name
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -12,7 +12,7 @@ from minisgl_zoo.families.minimax_m2 import CORRECTION
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:

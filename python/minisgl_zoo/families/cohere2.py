@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import ModelSpec
 from minisgl_zoo.blocks.parallel import ParallelBlock
 from minisgl_zoo.blocks.rotation import no_rotation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.layer_types import FULL, SLIDING, layers_of_types, types_in_config
+from minisgl.models.families.layer_types import FULL, SLIDING, layers_of_types, types_in_config
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.families import glm4_moe
 

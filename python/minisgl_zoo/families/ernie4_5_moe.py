@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl_zoo.blocks.routers import SigmoidExperts
 from minisgl_zoo.blocks.views import interleaved_heads
 from minisgl_zoo.families import ernie4_5
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import ModelSpec
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 class ErnieExperts(SigmoidExperts):

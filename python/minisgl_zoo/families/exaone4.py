@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.blocks.sandwich import PostNormBlock
 
 if TYPE_CHECKING:
+    from minisgl.models.blocks.decoder import Block
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import Block
     from minisgl.models.spec import LayerSpec
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models.decoder import Block
-from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
+from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.routers import SigmoidExperts
 from minisgl_zoo.families import exaone4

@@ -9,7 +9,7 @@ import torch
 
 from minisgl.layers import RMSNorm, RMSNormFused
 from minisgl.layers.norm import _Norm
-from minisgl.models.decoder import Block
+from minisgl.models.blocks.decoder import Block
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 

@@ -8,15 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.attention.base import SOFTCAP
-from minisgl.models.decoder import Attention
-from minisgl.models.layer_types import layer_types, layers_of_types
+from minisgl.models.blocks.decoder import Attention
+from minisgl.models.families.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.families.gemma import GemmaDecoder, GemmaNorm, check_causal
 
 if TYPE_CHECKING:
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
 
 
 class CappedAttention(Attention):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.decoder import Attention
-from minisgl.models.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.blocks.decoder import Attention
+from minisgl.models.families.layer_types import SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.rotation import sliding_rope
 from minisgl_zoo.blocks.sandwich import SandwichBlock

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.attention.base import KV_SHARING
-from minisgl.models.layer_types import FULL, SLIDING, layer_types
+from minisgl.models.families.layer_types import FULL, SLIDING, layer_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.gemma4_block import Gemma4Decoder
 from minisgl_zoo.blocks.gemma4_experts import experts_beside

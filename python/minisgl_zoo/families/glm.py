@@ -9,8 +9,8 @@ from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.views import interleaved
 
 if TYPE_CHECKING:
+    from minisgl.models.blocks.decoder import Block
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import Block
 
 
 def spec(config: ModelConfig, block: type[Block] | None = None) -> ModelSpec:

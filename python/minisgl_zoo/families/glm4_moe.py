@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.routers import SigmoidExperts
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:

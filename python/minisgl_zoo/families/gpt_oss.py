@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.attention.base import SINKS
-from minisgl.models.decoder import Block
-from minisgl.models.layer_types import layer_types, layers_of_types
-from minisgl.models.mixture import expert_names, mixture_in_each_layer
+from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
+from minisgl.models.families.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl.moe import ClampedGate
 from minisgl_zoo.blocks.attention import SinkAttention

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from minisgl.models.decoder import Block
+from minisgl.models.blocks.decoder import Block
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
 
 
 class GraniteBlock(Block):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.mixture import expert_names, mixture_in_each_layer
+from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
 from minisgl_zoo.families import granite
 
 if TYPE_CHECKING:

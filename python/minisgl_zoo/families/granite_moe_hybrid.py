@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models.mixture import mixture_in_each_layer
+from minisgl.models.blocks.mixture import mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.granite_layers import granite_layers
 from minisgl_zoo.blocks.rotation import no_rotation
@@ -15,9 +15,9 @@ from minisgl_zoo.families import granite
 from minisgl_zoo.families.granite_moe import NAMES, granite_names
 
 if TYPE_CHECKING:
+    from minisgl.models.blocks.mixture import MoeSpec
     from minisgl.models.config import ModelConfig
-    from minisgl.models.mixture import MoeSpec
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:

@@ -12,7 +12,7 @@ from minisgl_zoo.families.granite_moe_hybrid import granite_mixture, separate_ml
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
     from minisgl.models.spec import ModelSpec
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.layers import AttentionLayer, RMSNorm
 from minisgl.layers.base import Identity
-from minisgl.models.decoder import Block
+from minisgl.models.blocks.decoder import Block
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.rotation import rope_fields
@@ -16,8 +16,8 @@ from minisgl_zoo.blocks.rotation import rope_fields
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
 
 
 class NormedAfterRotation(SplitAttentionLayer):

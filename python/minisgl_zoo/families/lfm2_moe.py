@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.routers import SigmoidExperts
 from minisgl_zoo.blocks.short_conv import conv_layers

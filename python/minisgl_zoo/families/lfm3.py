@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.decoder import Attention, Block
-from minisgl.models.layer_types import FULL, SLIDING, layers_of_types, types_in_config
+from minisgl.models.blocks.decoder import Attention, Block
+from minisgl.models.families.layer_types import FULL, SLIDING, layers_of_types, types_in_config
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.rotation import sliding_rope
@@ -15,8 +15,8 @@ from minisgl_zoo.blocks.short_conv import CONV, ConvBlock, with_convs
 from minisgl_zoo.families import lfm2
 
 if TYPE_CHECKING:
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
     from minisgl_zoo.blocks.short_conv import ShortConv
 
 

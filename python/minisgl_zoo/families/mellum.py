@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
-from minisgl.models.mixture import sparse_layers
-from minisgl.models.qwen_mixture import qwen_mixture
+from minisgl.models.blocks.mixture import sparse_layers
+from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, layers_of_types
+from minisgl.models.families.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.rotation import sliding_rope
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.view import CheckpointView
+    from minisgl_zoo.view import CheckpointView
 
 
 def spec(config: ModelConfig) -> ModelSpec:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.models.mixture import expert_names, mixture_in_each_layer
+from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import WideNormBlock
 from minisgl_zoo.blocks.routers import SigmoidExperts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models import mistral
-from minisgl.models.layer_types import layer_types, layers_of_types
+from minisgl.models.families import mistral
+from minisgl.models.families.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:

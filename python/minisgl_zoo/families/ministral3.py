@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minisgl.layers.base import Identity
-from minisgl.models.decoder import Block
+from minisgl.models.blocks.decoder import Block
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.rotation import rope_fields
@@ -17,8 +17,8 @@ from minisgl_zoo.blocks.rotation import rope_fields
 if TYPE_CHECKING:
     from minisgl.attention import AttnLayer
     from minisgl.layers import RotaryEmbedding
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
 
 
 def position_scale(positions_T: Tensor, beta: float, length: int) -> Tensor:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.attention.base import LATENTS
-from minisgl.models.rotation import rotary_config
+from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import ModelSpec
 from minisgl_zoo.blocks.latent_attention import (
     LatentAttention,
@@ -24,8 +24,8 @@ from minisgl_zoo.families.ministral3 import position_scale
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import LayerBuild
 
 
 class Mistral4Attention(LatentAttention):

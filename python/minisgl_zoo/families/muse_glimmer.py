@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.layer_types import FULL, SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.muse_glimmer_block import MuseGlimmerBlock, MuseGlimmerDecoder
 from minisgl_zoo.blocks.rotation import no_rotation

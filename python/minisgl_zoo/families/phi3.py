@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl.models.view import fused
+from minisgl_zoo.view import fused
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

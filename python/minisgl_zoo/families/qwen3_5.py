@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec
-from minisgl.models.view import text_only
 from minisgl_zoo.blocks.hybrid import DEFAULTS, hybrid_layers
+from minisgl_zoo.view import text_only
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.qwen_mixture import qwen_mixture
+from minisgl.models.families.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec
-from minisgl.models.view import text_only
 from minisgl_zoo.blocks.hybrid import DEFAULTS
 from minisgl_zoo.families import qwen3_5
+from minisgl_zoo.view import text_only
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec
-from minisgl.models.view import text_only
 from minisgl_zoo.blocks.hybrid import DEFAULTS, hybrid_layers
 from minisgl_zoo.families import qwen3_5_moe
 from minisgl_zoo.families.qwen3_5_moe import MIXTURE
+from minisgl_zoo.view import text_only
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

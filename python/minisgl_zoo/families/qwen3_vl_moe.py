@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minisgl.models import qwen3_moe
+from minisgl.models.families import qwen3_moe
 from minisgl_zoo.blocks.views import TransposedExperts
 
 FAMILY = replace(

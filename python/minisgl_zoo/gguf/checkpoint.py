@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisgl.models.weight import Checkpoint
+from minisgl.models.loading.weight import Checkpoint
 from minisgl_zoo.gguf.blocks import LAYOUTS
 from minisgl_zoo.gguf.index import open_weights
 from minisgl_zoo.gguf.names import EXPERT_KINDS, LATENT_HEADS, STACKED

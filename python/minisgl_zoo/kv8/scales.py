@@ -16,14 +16,14 @@ from torch import Tensor
 from minisgl.errors import CheckpointError
 from minisgl.layers.shard import split_heads
 from minisgl.models.build import open_checkpoint
-from minisgl.models.weight import Checkpoint
+from minisgl.models.loading.weight import Checkpoint
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.core import Context
     from minisgl.distributed import DistributedCommunicator
-    from minisgl.models.decoder import BaseLLMModel
+    from minisgl.models.blocks.decoder import BaseLLMModel
 
 logger = get_logger(__name__)
 

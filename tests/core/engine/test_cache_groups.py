@@ -18,7 +18,8 @@ from helpers.engine_runs import VOCAB, drive, greedy, make_scheduler, prompts
 from helpers.model_harness import Runner, Sequence, make_reference
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import UserMsg, ids_to_bytes
-from minisgl.models import ModelConfig, ModelSpec, qwen3
+from minisgl.models import ModelConfig, ModelSpec
+from minisgl.models.families import qwen3
 
 WINDOW, CHUNK, PAGE_SIZE = 13, 16, 4
 MOST_PAGES = 9  # (13 + 16) / 4, and a page that is begun at both ends

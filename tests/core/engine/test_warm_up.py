@@ -16,7 +16,7 @@ from minisgl.core import Plan
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.startup import probe, start_engine, warm_up
-from minisgl.models.mixture import MoeSpec
+from minisgl.models.blocks.mixture import MoeSpec
 
 
 @pytest.mark.parametrize("num_pages", [8, 64])

@@ -27,7 +27,7 @@ from minisgl.errors import CheckpointError
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.models import BaseLLMModel, ModelConfig, build_model
-from minisgl.models.weight import Checkpoint, load_weight
+from minisgl.models.loading.weight import Checkpoint, load_weight
 
 TIED = {**SIZES, "tie_word_embeddings": True}
 

@@ -32,7 +32,7 @@ from helpers.quantised import (
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models import load_weight
-from minisgl.models.weight import Checkpoint
+from minisgl.models.loading.weight import Checkpoint
 from minisgl.quantization import PLAIN, Part, Stack, Weight
 from minisgl.quantization.weight import WeightBuild
 from minisgl_zoo.weights.fp4 import Fp4

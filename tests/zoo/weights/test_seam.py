@@ -27,7 +27,7 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.layers.shard import split_columns
 from minisgl.models import ModelConfig, build_model, load_weight
-from minisgl.models.weight import Checkpoint
+from minisgl.models.loading.weight import Checkpoint
 from minisgl.quantization import PLAIN, Format, Formats, Part, Weight
 from minisgl.quantization.weight import Target, WeightBuild
 

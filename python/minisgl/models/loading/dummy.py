@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minisgl.models.weight import QUANTISED, Progress, fill_parameters
+from minisgl.models.loading.weight import QUANTISED, Progress, fill_parameters
 from minisgl.quantization import Parameter, TensorOwner
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

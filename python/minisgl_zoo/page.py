@@ -1,14 +1,14 @@
-"""docs/models.md, from the registry: `python -m minisgl.models.page > docs/models.md`."""
+"""docs/models.md, from the registry: `python -m minisgl_zoo.page > docs/models.md`."""
 
 from __future__ import annotations
 
 from minisgl import plugins
-from minisgl.models.wrapper import OTHER_PARTS, TEXT_MODELS, WRAPPERS
+from minisgl_zoo.wrapper import OTHER_PARTS, TEXT_MODELS, WRAPPERS
 
 HEAD = """# Models
 
 The architectures (`architectures` in config.json) that are served.
-`python -m minisgl.models.page` prints this page.
+`python -m minisgl_zoo.page` prints this page.
 
 Each was compared with transformers on tiny random float32 checkpoints: logits within 1e-4, the same
 greedy tokens. "The same tokens" is a statement about float32: in bfloat16 the two round in other

@@ -10,8 +10,8 @@ from minisgl.models.spec import layers_of
 
 if TYPE_CHECKING:
     from minisgl.layers.frequencies import RotaryConfig
+    from minisgl.models.blocks.decoder import Block
     from minisgl.models.config import ModelConfig
-    from minisgl.models.decoder import Block
     from minisgl.models.spec import LayerSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.qwen2 import qwen_window, qwen_windows
-from minisgl.models.qwen_mixture import qwen_mixture
+from minisgl.models.families.qwen2 import qwen_window, qwen_windows
+from minisgl.models.families.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.qwen2 import qwen_windows
+from minisgl.models.families.qwen2 import qwen_windows
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.layers.shard import vocab_share
-from minisgl.models.decoder import EMBEDDING, LM_HEAD
+from minisgl.models.blocks.decoder import EMBEDDING, LM_HEAD
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
     from minisgl.models.config import ModelConfig
-    from minisgl.models.weight import Checkpoint
+    from minisgl.models.loading.weight import Checkpoint
 
 logger = get_logger(__name__)
 

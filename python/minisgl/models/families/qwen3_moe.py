@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models import qwen3
-from minisgl.models.qwen2 import qwen_window
-from minisgl.models.qwen_mixture import qwen_mixture
+from minisgl.models.families import qwen3
+from minisgl.models.families.qwen2 import qwen_window
+from minisgl.models.families.qwen_mixture import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:

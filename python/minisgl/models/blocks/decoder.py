@@ -104,7 +104,7 @@ class Decoder(BaseLLMModel):
         )
         mixture = None
         if spec.moe:
-            from minisgl.models.mixture import mixture_builder
+            from minisgl.models.blocks.mixture import mixture_builder
 
             mixture = mixture_builder(spec.moe, build, hidden_size)
         self.blocks = OPList(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from minisgl.errors import ConfigError
-from minisgl.models.weight import Checkpoint
-from minisgl.models.wrapper import part_of, text_name
+from minisgl.models.loading.weight import Checkpoint
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
+from minisgl_zoo.wrapper import part_of, text_name
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

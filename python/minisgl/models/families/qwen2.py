@@ -27,7 +27,7 @@ def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
     if fields.values.get("layer_types") is None:
         first = fields.integer("max_window_layers", minimum=0)
         return tuple(window if i >= first else None for i in range(config.num_layers))
-    from minisgl.models.layer_types import layer_types, windows
+    from minisgl.models.families.layer_types import layer_types, windows
 
     return windows(config, layer_types(config), window)
 

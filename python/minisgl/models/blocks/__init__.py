@@ -1,0 +1,1 @@
+"""What a model is built of: the decoder with its block, and mixtures of experts."""

@@ -1,0 +1,1 @@
+"""The core's families: functions from config.json to a `ModelSpec`. Read next: `dense`."""

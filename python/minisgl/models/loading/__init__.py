@@ -1,0 +1,1 @@
+"""Reads a checkpoint: config.json (`reading`), and the weights (`weight`)."""
