@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from minisgl.builtin import model_path
 from minisgl.errors import ConfigError, EngineError, RequestError
+from minisgl.models.loading.reading import read_config
+from minisgl.models.registry import spec_of
 
 Target = Callable[[bytes], None]
 
@@ -51,13 +53,12 @@ def _weight_seeds() -> list[bytes]:
 
 def configs(data: bytes) -> None:
     """config.json, up to the shapes of the model that it describes."""
-    from minisgl.models.config import ModelConfig
 
     (_folder() / "config.json").write_bytes(data)
     try:
-        config = ModelConfig.from_folder(_folder())
+        config = read_config(_folder())
         if config.num_layers < 100:
-            config.family.spec(config)
+            spec_of(config)
     except ConfigError:
         pass
 

@@ -35,6 +35,26 @@ with LLM(device="cpu", num_pages=64, progress=False) as llm:
     except InvalidSampling as error:
         print(error)
 """
+REFUSES = """
+from minisgl.errors import MinisglError
+from minisgl.models import get_model_class, read_config
+import json, pathlib
+
+folder = pathlib.Path("model")
+folder.mkdir(exist_ok=True)
+sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+fp8 = {"quantization_config": {"quant_method": "fp8"}, **sizes}
+for values in (
+    {"architectures": ["Gemma3ForCausalLM"]},
+    {"text_config": {}},
+    {"architectures": ["LlamaForCausalLM"], **fp8},
+):
+    (folder / "config.json").write_text(json.dumps(values))
+    try:
+        read_config(folder)
+    except MinisglError as error:
+        print(error)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +91,13 @@ def test_a_program_gets_answers_and_refusals_by_name(alone: Path) -> None:
     answer, refusal = done.stdout.splitlines()
     assert answer == "12 + 30 = 42.", done.stderr
     assert "minisgl_zoo, which is not installed here" in refusal
+
+
+def test_checkpoints_of_the_zoo_are_refused_by_its_name(alone: Path) -> None:
+    done = run(alone, "-c", REFUSES)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stderr
+    assert all("needs minisgl_zoo, which is not installed here" in line for line in lines), lines
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,21 @@ from minisgl.plugins import Row
 
 ROWS = [Row("families", "AcmeForCausalLM", "acme_families:FAMILY", ("ACMEForCausalLM",))]
 """
+ACME_WEIGHTS = ACME.replace(
+    "ROWS = [", "ROWS = [Row('weight_formats', 'acme4', 'acme_families:read_acme4'), "
+)
+READ = """
+import json, pathlib, sys
+from minisgl.models import read_config
+
+file = pathlib.Path(sys.argv[0]).parent / "config.json"
+sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
+counts = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "max_position_embeddings"), 2)
+stored = {"quant_method": "acme4", "group": 32}
+values = {"architectures": ["LlamaForCausalLM"], "quantization_config": stored, **sizes, **counts}
+file.write_text(json.dumps(values))
+print(read_config(file.parent).formats)
+"""
 SCRIPT = """
 import sys
 from minisgl import plugins
@@ -32,8 +47,10 @@ def stranger(folder: Path, manifest: str) -> dict[str, str]:
     (folder / "acme_manifest.py").write_text(manifest)
     (folder / "acme_families.py").write_text(
         "from dataclasses import replace\n"
-        "from minisgl.models.families.dense import FAMILY as LLAMA\n"
+        "from minisgl.models.families.dense import LLAMA\n"
         "FAMILY = replace(LLAMA, architectures=('AcmeForCausalLM',))\n"
+        "def read_acme4(values, where, aliases):\n"
+        "    return values['group'], where[-11:], aliases('lm_head')\n"
     )
     info = folder / "acme-1.0.dist-info"
     info.mkdir()
@@ -51,6 +68,14 @@ def run(script: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def test_a_strangers_family_is_found_by_his_entry_point(tmp_path: Path) -> None:
     done = run(SCRIPT, stranger(tmp_path, ACME))
     assert done.stdout.strip() == "('AcmeForCausalLM',) False", done.stderr
+
+
+def test_a_strangers_weight_format_reads_its_checkpoints(tmp_path: Path) -> None:
+    env = stranger(tmp_path, ACME_WEIGHTS)
+    (tmp_path / "read.py").write_text(READ)
+    command = [sys.executable, str(tmp_path / "read.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "(32, 'config.json', ['lm_head'])", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -82,10 +107,8 @@ def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_facts_choose_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     here = (
-        Row(
-            "families", "on-a-gpu", "minisgl.models.families.dense:FAMILY", when={"device": "cuda"}
-        ),
-        Row("families", "anywhere", "minisgl.models.families.dense:FAMILY"),
+        Row("families", "on-a-gpu", "minisgl.models.families.dense:LLAMA", when={"device": "cuda"}),
+        Row("families", "anywhere", "minisgl.models.families.dense:LLAMA"),
     )
     monkeypatch.setattr(plugins, "_installed", here)
     assert [row.name for row in rows("families")] == ["anywhere"]

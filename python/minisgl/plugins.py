@@ -27,6 +27,7 @@ GROUP: Final = "minisgl.plugins"
 
 TABLES: Final = {
     "families": "minisgl_zoo",
+    "wrappers": "minisgl_zoo",
     "weight_formats": "minisgl_zoo",
     "gguf": "minisgl_zoo",
     "kv_formats": "minisgl_zoo",
@@ -102,6 +103,11 @@ def need(table: str, name: str, what: str, **facts: str) -> Any:
 def absent(table: str) -> str:
     """Return the end of a sentence about a feature that no package has."""
     return f"needs {TABLES[table]}, which is not installed here"
+
+
+def lacks(table: str) -> bool:
+    """Return whether the package of ours that has most rows of the table is absent."""
+    return find_spec(TABLES[table]) is None
 
 
 def rows(table: str, **facts: str) -> Iterator[Row]:

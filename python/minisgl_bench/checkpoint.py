@@ -13,6 +13,8 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from minisgl.models.loading.reading import read_config
+
 END = "<|end|>"
 
 
@@ -55,9 +57,9 @@ def _write_weights(folder: Path) -> None:
 
     from minisgl.distributed import SingleRank
     from minisgl.kernel.ops import Ops
-    from minisgl.models import ModelConfig, build_model
+    from minisgl.models import build_model
 
-    config = ModelConfig.from_folder(folder)
+    config = read_config(folder)
     model = build_model(config, dtype=config.dtype, ops=Ops(), comm=SingleRank())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)

@@ -39,10 +39,31 @@ _CHAT_FORMATS: Final = (
 )  # fmt: skip
 """If a template has the texts of several formats, the first one counts."""
 
+_WEIGHT_FORMATS: Final = {
+    "compressed-tensors": "compressed_tensors:COMPRESSED_TENSORS",
+    "fp8": "methods:FP8",
+    "fbgemm_fp8": "methods:FBGEMM_FP8",
+    "mxfp4": "methods:MXFP4_EXPERTS",
+    "modelopt": "methods:MODELOPT",
+    "awq": "methods:AWQ",
+    "gptq": "methods:GPTQ",
+    "auto-round": "methods:AUTO_ROUND",
+}
+"""The `quant_method` -> the module and name of what reads it."""
+
 ROWS: Final = [
-    Row("weight_formats", "config", "minisgl_zoo.weights.methods:read_formats"),
-    Row("weight_formats", "modelopt", "minisgl_zoo.weights.methods:read_modelopt_file"),
-    Row("weight_formats", "online", "minisgl_zoo.weights.online_formats:online_formats"),
+    *(
+        Row("weight_formats", name, f"minisgl_zoo.weights.{method}")
+        for name, method in _WEIGHT_FORMATS.items()
+    ),
+    Row(
+        "weight_formats",
+        "online",
+        "minisgl_zoo.weights.online_formats:online_formats",
+        when={"made": "while loading"},
+    ),
+    Row("wrappers", "text", "minisgl_zoo.wrapper:text_values"),
+    Row("wrappers", "view", "minisgl_zoo.view:open_view"),
     Row("gguf", "folder", "minisgl_zoo.gguf.folder:gguf_folder"),
     Row("gguf", "named", "minisgl_zoo.gguf.hub:named_checkpoint"),
     Row("gguf", "usual", "minisgl_zoo.gguf.hub:usual_checkpoint"),

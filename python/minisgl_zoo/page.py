@@ -39,7 +39,7 @@ def page() -> str:
     """Return the text of docs/models.md."""
     rows = []
     for row in sorted(plugins.rows("families"), key=lambda row: row.name):
-        about = " ".join((row.module().__doc__ or "").split("\n\n")[0].split())
+        about = " ".join((row.about or row.module().__doc__ or "").split("\n\n")[0].split())
         rows.append(f"| `{row.name}` | {about} |\n")
     wrapped = [
         f"| `{name}` | {', '.join(dict.fromkeys(f'`{TEXT_MODELS[kind]}`' for kind in kinds))} |\n"

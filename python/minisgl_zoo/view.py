@@ -23,6 +23,7 @@ from minisgl_zoo.wrapper import part_of, text_name
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
+    from minisgl.models.spec import Family
 
 logger = get_logger(__name__)
 
@@ -144,10 +145,9 @@ class CheckpointView(Checkpoint):
         return self._reorder(name, tensor, self) if self._reorder else tensor
 
 
-def open_view(folder: Path, config: ModelConfig) -> CheckpointView:
+def open_view(folder: Path, config: ModelConfig, family: Family) -> CheckpointView:
     """Return the view that the model of `config` needs."""
     view = CheckpointView(folder, text_name)
-    family = config.family
     view = family.view(view, config) if family.view else view
     return view.renamed(family.names)
 

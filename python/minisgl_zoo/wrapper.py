@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from minisgl import plugins
@@ -81,18 +79,6 @@ def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
         )
     shared = {field: values[field] for field in _COMMON_FIELDS if values.get(field) is not None}
     return {**text, **shared, "architectures": [TEXT_MODELS[model_type]]}
-
-
-def unsupported(architecture: str, names: Sequence[str]) -> UnsupportedModel:
-    """Return the error for a model that no family builds. It names the most similar one of `names`,
-    the architectures that are served."""
-    nearest = "".join(
-        f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
-    )
-    return UnsupportedModel(
-        f"no model family here builds {architecture!r}; supported are {', '.join(names)}{nearest} "
-        "(docs/adding-a-model.md says how to add one)"
-    )
 
 
 def text_name(name: str) -> str | None:

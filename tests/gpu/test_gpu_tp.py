@@ -31,10 +31,10 @@ from helpers.model_harness import make_reference
 from minisgl.builtin import model_path
 from minisgl.errors import MinisglError
 from minisgl.llm import LLM, RequestOutput, SamplingParams
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
 
 SIZES = [2, 4]
-VOCAB = ModelConfig.from_folder(model_path()).vocab_size + 3  # its tokenizer's; divides by nothing
+VOCAB = read_config(model_path()).vocab_size + 3  # its tokenizer's; divides by nothing
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 512,  # a half of 1,280 rows then goes through shared memory by shares

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from helpers.family_cases import SIZES
 from helpers.local_ranks import ranks
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids
+from minisgl import plugins
 
 Quantise = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
 """(module, weight [O, I]) -> the tensors of the format by their names below the module, and the
@@ -99,3 +100,9 @@ def transformers_ids(folder: Path) -> list[int]:
         for _ in range(NUM_OUTPUTS):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(PROMPT) :]
+
+
+def read_formats(values: dict[str, Any], where: str) -> Any:
+    """Return the formats of a quantization_config whose files name modules as layers do."""
+    read = plugins.need("weight_formats", values["quant_method"], where)
+    return read(values, where, lambda module: (module,))

@@ -36,7 +36,8 @@ from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import create_kvcache_pool
-from minisgl.models import ModelConfig, PoolBuild, load_model
+from minisgl.models import PoolBuild, load_model
+from minisgl.models.loading.reading import read_config
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
 
@@ -84,7 +85,7 @@ class Engine:
         progress: Callable[[int, int], None] | None,
         clock: StartClock,
     ) -> None:
-        self.model_config = ModelConfig.from_folder(config.folder, config.quantization)
+        self.model_config = read_config(config.folder, config.quantization)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         device, comm, ops = self.device, self.comm, create_ops(self.device.torch_device)
         clock.lap("kernels")  # the C++ kernels are compiled or loaded

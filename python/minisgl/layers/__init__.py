@@ -3,7 +3,8 @@
 What it is for: embedding, linear, norm, rotary and attention (and `minisgl.layers.moe`, imported
 only for mixtures), built on `meta` from a `BuildContext` (ops, communicator, dtype, formats) and
 loaded later. What it does not know: families, config.json, files, the format of a weight. The
-step's data is the argument `batch`. Read next: `minisgl.models.blocks.decoder`, which combines the layers.
+step's data is the argument `batch`. Read next: `minisgl.models.blocks.decoder`, which combines the
+layers.
 """
 
 from minisgl.layers.attention import AttentionLayer

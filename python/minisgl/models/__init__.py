@@ -2,17 +2,19 @@
 
 What it is for: `ModelConfig` (what config.json says), a `ModelSpec` per family (what differs
 between families, as data), one decoder built from a spec, and the strict loader of its weights.
-What it does not know: requests, sampling, where pages are. Read next: `minisgl.models.families.qwen3`,
-then `minisgl.models.blocks.decoder`.
+What it does not know: requests, sampling, where pages are. Read next:
+`minisgl.models.families.dense`, then `minisgl.models.blocks.decoder`.
 """
 
 from minisgl.layers import RotaryConfig
-from minisgl.models.blocks.decoder import BaseLLMModel, Decoder
+from minisgl.models.blocks.decoder import Decoder
 from minisgl.models.build import build_model, load_model
 from minisgl.models.config import ModelConfig
+from minisgl.models.loading.reading import read_config
 from minisgl.models.loading.weight import load_weight
-from minisgl.models.registry import get_model_class, supported_architectures
+from minisgl.models.registry import get_model_class, spec_of, supported_architectures
 from minisgl.models.spec import (
+    BaseLLMModel,
     CacheLayout,
     Family,
     LayerSpec,
@@ -38,5 +40,7 @@ __all__ = [
     "layers_of",
     "load_model",
     "load_weight",
+    "read_config",
+    "spec_of",
     "supported_architectures",
 ]

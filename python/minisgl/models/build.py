@@ -9,16 +9,27 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl import plugins
+from minisgl.errors import ConfigError
 from minisgl.layers import BuildContext
-from minisgl.models.blocks.decoder import EMBEDDING, LM_HEAD, BaseLLMModel, Decoder
+from minisgl.models.blocks.decoder import Decoder
 from minisgl.models.config import ModelConfig
-from minisgl.models.loading.weight import Checkpoint, Progress, load_weight
+from minisgl.models.loading.dummy import load_dummy
+from minisgl.models.loading.reading import read_config
+from minisgl.models.loading.tied import untied_if_different
+from minisgl.models.loading.weight import Checkpoint, Progress, join_names, load_weight
+from minisgl.models.registry import get_model_class, spec_of
+from minisgl.models.spec import BaseLLMModel, ModelSpec
+from minisgl.utils.formats import other_format
 from minisgl.utils.hf import GGUF_WEIGHTS
+from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
     from minisgl.core.args import Quantization
     from minisgl.distributed import DistributedCommunicator
     from minisgl.kernel.ops import Ops
+
+logger = get_logger(__name__)
 
 
 def build_model(
@@ -36,11 +47,9 @@ def build_model(
     `BuildContext`. Raises ConfigError if the family refuses the config or the model cannot be split
     over the ranks.
     """
-    spec = config.family.spec(config)
+    spec = spec_of(config)
     if expert_parallel:
-        from minisgl.models.blocks.mixture import check_expert_parallel
-
-        check_expert_parallel(spec, comm)
+        _check_expert_parallel(spec, comm)
     build = BuildContext(
         ops=ops,
         comm=comm,
@@ -67,19 +76,16 @@ def load_model(
 ) -> BaseLLMModel:
     """Load the model of a checkpoint folder, ready to run on `device`.
 
-    quantization: see `ModelConfig.from_folder`. dummy: draw random weights from `seed`; no weight
+    quantization: see `read_config`. dummy: draw random weights from `seed`; no weight
     file is read. For the others see `build_model`. Raises UnsupportedModel, ConfigError and
     CheckpointError.
     """
-    config = ModelConfig.from_folder(folder, quantization)
+    config = read_config(folder, quantization)
 
     checkpoint = None if dummy else open_checkpoint(folder, config)
     if checkpoint:
         config = replace(config, formats=config.formats.of_files(checkpoint.names))
-    names = {EMBEDDING, LM_HEAD}
-    if checkpoint and config.tie_word_embeddings and checkpoint.names.issuperset(names):
-        from minisgl.models.loading.tied import untied_if_different
-
+    if checkpoint and config.tie_word_embeddings:
         config = untied_if_different(checkpoint, config, comm)
     model = build_model(
         config,
@@ -92,8 +98,6 @@ def load_model(
     if checkpoint:
         load_weight(model, checkpoint, device=device, ops=ops, progress=progress)
     else:
-        from minisgl.models.loading.dummy import load_dummy
-
         load_dummy(model, device=device, ops=ops, seed=seed, progress=progress)
     if config.formats.names and comm.rank == 0:
         config.formats.log(model)
@@ -107,8 +111,50 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
             folder, config
         )
         return opened
-    if not (config.family.view or config.family.names or config.is_wrapped):
+    family = get_model_class(config.architecture)
+    if not (family.view or family.names or config.is_wrapped):
         return Checkpoint(folder)
-    from minisgl_zoo.view import open_view
+    seen: Checkpoint = plugins.need("wrappers", "view", f"{folder}: {config.architecture}")(
+        folder, config, family
+    )
+    return seen
 
-    return open_view(folder, config)
+
+def check_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    ops: Ops,
+    comm: DistributedCommunicator,
+    expert_parallel: bool,
+    quantization: Quantization | None,
+) -> None:
+    """Raise the errors that `load_model` would raise before it reads a tensor.
+
+    A folder without weights gets a warning in the log. Weights in another format are an error.
+    """
+    has_weights = any(folder.glob("*.safetensors*")) or any(folder.glob("*.gguf"))
+    if not has_weights and not other_format(folder):
+        logger.warning("%s has no weights yet; a start needs them", folder)
+        return
+    config = read_config(folder, quantization)
+    model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
+    join_names(list(model.parameters()), open_checkpoint(folder, config))
+
+
+def _check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:
+    """Raise ConfigError if this model's experts cannot be split over the ranks."""
+    if spec.moe is None:
+        raise ConfigError(
+            f"--ep splits experts over ranks, and {spec.config.architecture} has none; leave it out"
+        )
+    if not any(spec.moe.is_sparse):
+        raise ConfigError(
+            f"--ep splits experts over ranks, and no layer of {spec.config.fields.where} has any "
+            "(mlp_only_layers, decoder_sparse_step); leave it out"
+        )
+    if comm.size > spec.moe.num_experts:
+        raise ConfigError(
+            f"{counted(spec.moe.num_experts, 'expert')} cannot be split over {comm.size} ranks, "
+            "since each needs one; leave --ep out, or use fewer ranks"
+        )

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
 from minisgl import plugins
+from minisgl.errors import UnsupportedModel
 from minisgl.models.spec import Family
-from minisgl_zoo.wrapper import unsupported
+
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.spec import ModelSpec
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -13,8 +20,21 @@ def supported_architectures() -> tuple[str, ...]:
 
 def get_model_class(architecture: str) -> Family:
     """Return the family that builds `architecture`. Raises UnsupportedModel with the names of all
-    architectures."""
+    architectures; if most families are absent, it names the package that has them."""
     family: Family | None = plugins.find("families", architecture)
-    if family is None:
-        raise unsupported(architecture, supported_architectures())
-    return family
+    if family is not None:
+        return family
+    names = supported_architectures()
+    nearest = "".join(
+        f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
+    )
+    more = f"; any other {plugins.absent('families')}" if plugins.lacks("families") else ""
+    raise UnsupportedModel(
+        f"no model family here builds {architecture!r}; supported are {', '.join(names)}{more}"
+        f"{nearest} (docs/adding-a-model.md says how to add one)"
+    )
+
+
+def spec_of(config: ModelConfig) -> ModelSpec:
+    """Return the decoder of a config.json. Raises ConfigError if the family refuses it."""
+    return get_model_class(config.architecture).spec(config)

@@ -6,25 +6,38 @@ layers of a model is a field of `LayerSpec`. The decoder reads them and never as
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from minisgl.core.groups import FULL, CacheGroup
+from minisgl.layers.base import BaseOP
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from minisgl.core import Context
+    from minisgl.core import Batch, Context
     from minisgl.kernel.ops import Activation
-    from minisgl.layers.base import BuildContext
+    from minisgl.layers import BuildContext, RMSNormFused
     from minisgl.layers.frequencies import RotaryConfig
     from minisgl.layers.shard import HeadShare
-    from minisgl.models.blocks.decoder import Block, Decoder
     from minisgl.models.blocks.mixture import MoeSpec
     from minisgl.models.config import ModelConfig
-    from minisgl_zoo.view import CheckpointView
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+class BlockType(Protocol):
+    """A class of blocks, see `minisgl.models.blocks.decoder.Block`."""
+
+    def __call__(self, at: Any) -> Any:
+        """Build the layer of a `LayerBuild`."""
+
+    def final_norm(self, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
+        """Return the norm that follows the model's last block, if that block is of this class."""
 
 
 class RecurrentSpec(Protocol):
@@ -64,7 +77,8 @@ class LayerSpec:
     prefix: begins its tensors' names in the checkpoint. window: the number of keys that a query
     sees, the token's own included; None is all. num_heads, num_kv_heads: those of all ranks
     together. rope: the rotation of queries and keys. scale: multiplies q @ k; None is head_dim **
-    -0.5. block: the class to build; None is `decoder.Block`. shares: the index of the layer whose
+    -0.5. block: the class to build; None is
+    `Block`. shares: the index of the layer whose
     keys and values this layer reads; None if it has its own. latent: the dims of a key that are its
     value, so that only keys are cached; None if values are cached, too. recurrent: further sizes of
     a layer without attention; its class says what num_heads, num_kv_heads and head_dim mean then.
@@ -77,7 +91,7 @@ class LayerSpec:
     head_dim: int
     rope: RotaryConfig
     scale: float | None = None
-    block: type[Block] | None = None
+    block: BlockType | None = None
     recurrent: RecurrentSpec | None = None
     shares: int | None = None
     latent: int | None = None
@@ -210,7 +224,7 @@ class ModelSpec:
     qk_norm: bool = False
     attention: tuple[str, ...] = ()
     moe: MoeSpec | None = None
-    decoder: Callable[[ModelSpec, BuildContext, int], Decoder] | None = None
+    decoder: Callable[[ModelSpec, BuildContext, int], BaseLLMModel] | None = None
 
     @property
     def mlp_width(self) -> int:
@@ -220,6 +234,37 @@ class ModelSpec:
             pair = 2 * self.moe.inner_size + max(self.moe.inner_size, self.config.hidden_size)
             widths.append(self.moe.top_k * pair + 3 * self.moe.shared_size)
         return max(widths)
+
+
+class BaseLLMModel(BaseOP, ABC):
+    """The interface of a model to the engine."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.layout = CacheLayout.of(spec.layers)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.spec.config
+
+    @property
+    @abstractmethod
+    def pools(self) -> tuple[PoolSpec, ...]:
+        """The pools of `layout`, with the number of key/value heads that this rank caches."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute the step and store its KV. Returns the final hidden states [S, D] at
+        `batch.sample_positions`."""
+
+    @abstractmethod
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
+        """Return the logits [S, V] (see `Ops.logits`) of hidden states x_SD.
+
+        own_rows: return only this rank's share of the rows. Requires
+        `DistributedCommunicator.shares_rows(S)`.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,4 +290,4 @@ class Family:
     activation: str = ""
     layer_ropes: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
-    view: Callable[[CheckpointView, ModelConfig], CheckpointView] | None = None
+    view: Callable[[Any, ModelConfig], Any] | None = None

@@ -12,7 +12,9 @@ from minisgl.engine.memory import plan_engine_memory
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.models import ModelConfig, build_model
-from minisgl.models.check import check_model
+from minisgl.models.build import check_model
+from minisgl.models.loading.reading import read_config
+from minisgl.models.registry import spec_of
 from minisgl.quantization import UNQUANTISED
 from minisgl.utils.text import size_of
 
@@ -26,7 +28,7 @@ def dry_run(config: EngineConfig) -> str:
     """Check the checkpoint and the options without loading weights. Returns the memory table."""
     device, comm = connect(config)
     try:
-        model = ModelConfig.from_folder(config.folder, config.quantization)
+        model = read_config(config.folder, config.quantization)
         dtype = resolve_dtype(config, model, device)
         # Only for quantised weights the memory depends on the kernels, which must be compiled.
         is_known = not config.quantization and not model.formats.depends_on_kernels
@@ -40,7 +42,7 @@ def dry_run(config: EngineConfig) -> str:
                 dtype=dtype,
                 head_dim=model.head_dim,
                 page_size=config.page_size,
-                needs=model.family.spec(model).attention,
+                needs=spec_of(model).attention,
             )
         if not config.dummy_weight:
             check_model(

@@ -9,7 +9,7 @@ from typing import Final
 from minisgl.builtin import model_path
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
 from minisgl.runtime.grammars import create_grammars
@@ -51,7 +51,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         status.ready({"memory": memory} if leads else {})
         return
     observers = create_observers(args, rank)
-    model = ModelConfig.from_folder(folder, args.quantization)  # refuses some models at once
+    model = read_config(folder, args.quantization)  # refuses some models at once
     tokenizer = load_tokenizer(folder)
     eos_ids = end_of_sequence_ids(folder, tokenizer)
     to_scheduler = PushQueue(endpoints.scheduler)  # only the thread that compiles uses it

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.models.config import Fields
 from minisgl.models.families.layer_types import FULL, layers_of_types
-from minisgl.models.fields import Fields
 from minisgl.models.loading.rotation import rotary_config
 from minisgl_zoo.blocks.gemma4_block import Gemma4Block
 

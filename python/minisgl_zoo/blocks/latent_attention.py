@@ -23,7 +23,7 @@ from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.blocks.decoder import Block
-from minisgl.models.config import MAX_HEAD_DIM
+from minisgl.models.loading.reading import MAX_HEAD_DIM
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import layers_of
 from minisgl.quantization import Part, PlainWeight, Weight, WeightBuild

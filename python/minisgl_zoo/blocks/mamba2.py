@@ -31,8 +31,7 @@ from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
 if TYPE_CHECKING:
     from minisgl.core import Batch
     from minisgl.models.blocks.decoder import Block, LayerBuild
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.fields import Fields
+    from minisgl.models.config import Fields, ModelConfig
     from minisgl.models.spec import LayerSpec
 
 

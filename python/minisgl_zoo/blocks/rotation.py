@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.models.config import Fields
 from minisgl.models.families.layer_types import SLIDING
-from minisgl.models.fields import Fields
 from minisgl.models.loading.rotation import rotary_config
 
 if TYPE_CHECKING:

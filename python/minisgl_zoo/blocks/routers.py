@@ -17,8 +17,7 @@ from minisgl.quantization import Part
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.fields import Fields
+    from minisgl.models.config import Fields, ModelConfig
 
 
 def read_groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]:

@@ -15,8 +15,7 @@ from minisgl_zoo.blocks.scaled import ScaledDecoder
 
 if TYPE_CHECKING:
     from minisgl.layers.base import BuildContext
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.fields import Fields
+    from minisgl.models.config import Fields, ModelConfig
 
 
 class _PlusOne(_Norm):

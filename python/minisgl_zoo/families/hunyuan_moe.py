@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
 from minisgl.models.blocks.mixture import mixture_in_each_layer, names_in_mlp
-from minisgl.models.fields import Fields
+from minisgl.models.config import Fields
 from minisgl_zoo.families import hunyuan
 
 if TYPE_CHECKING:

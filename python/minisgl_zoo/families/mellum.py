@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.models.blocks.mixture import sparse_layers
 from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, layers_of_types
-from minisgl.models.families.qwen_mixture import qwen_mixture
+from minisgl.models.families.mixtures import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.rotation import sliding_rope
 

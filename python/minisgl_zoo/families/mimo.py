@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.families import qwen2
+from minisgl.models.families.dense import QWEN2
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -17,4 +17,4 @@ def _without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView
     return view
 
 
-FAMILY = replace(qwen2.FAMILY, architectures=("MiMoForCausalLM",), view=_without_drafts)
+FAMILY = replace(QWEN2, architectures=("MiMoForCausalLM",), view=_without_drafts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.families import mistral
+from minisgl.models.families.dense import MISTRAL
 from minisgl.models.families.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 def spec(config: ModelConfig) -> ModelSpec:
     if config.fields.values.get("layer_types") is None:
-        return mistral.spec(config)
+        return MISTRAL.spec(config)
     return ModelSpec(config=config, layers=layers_of_types(config, layer_types(config)))
 
 
 FAMILY = Family(
     architectures=("MinistralForCausalLM",),
     spec=spec,
-    defaults=mistral.FAMILY.defaults,
+    defaults=MISTRAL.defaults,
 )

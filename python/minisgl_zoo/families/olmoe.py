@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.qwen_mixture import qwen_mixture
+from minisgl.models.families.mixtures import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import WideNormBlock
 

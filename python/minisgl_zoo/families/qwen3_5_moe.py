@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.qwen_mixture import qwen_mixture
+from minisgl.models.families.mixtures import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.hybrid import DEFAULTS
 from minisgl_zoo.families import qwen3_5

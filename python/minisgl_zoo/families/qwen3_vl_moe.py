@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minisgl.models.families import qwen3_moe
+from minisgl.models.families.mixtures import QWEN3_MOE
 from minisgl_zoo.blocks.views import TransposedExperts
 
 FAMILY = replace(
-    qwen3_moe.FAMILY,
+    QWEN3_MOE,
     architectures=("Qwen3VLMoeTextForCausalLM",),
     view=TransposedExperts.of,
     defaults={
-        **qwen3_moe.FAMILY.defaults,
+        **QWEN3_MOE.defaults,
         "num_key_value_heads": 16,
         "intermediate_size": 5632,
         "moe_intermediate_size": 1408,

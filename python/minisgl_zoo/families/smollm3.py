@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from minisgl.models.families.dense import qwen_window
 from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, windows
-from minisgl.models.families.qwen2 import qwen_window
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.rotation import no_rotation
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minisgl.models.registry import spec_of
 from minisgl_zoo.gguf.changes import ALL, change_of, parts_of
 from minisgl_zoo.gguf.names import EXPERT_KINDS, GLOBAL_NAMES, names_of
 
@@ -61,7 +62,7 @@ class Places:
 
 def _routed(config: ModelConfig) -> dict[str, ExpertNames]:
     """Return a layer's prefix -> the names of its router and experts."""
-    moe = config.family.spec(config).moe
+    moe = spec_of(config).moe
     if moe is None:
         return {}
     found = [moe.names(index) for index, sparse in enumerate(moe.is_sparse) if sparse]

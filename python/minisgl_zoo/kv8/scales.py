@@ -23,7 +23,7 @@ from minisgl.utils.logger import get_logger
 if TYPE_CHECKING:
     from minisgl.core import Context
     from minisgl.distributed import DistributedCommunicator
-    from minisgl.models.blocks.decoder import BaseLLMModel
+    from minisgl.models.spec import BaseLLMModel
 
 logger = get_logger(__name__)
 

@@ -6,10 +6,10 @@ from minisgl.quantization.weight import PLAIN, Format
 from minisgl_zoo.weights.cut import ALL
 from minisgl_zoo.weights.fp4 import MX_GROUP, NV_GROUP
 from minisgl_zoo.weights.methods import fp4_format, grouped_format, scaled_format
-from minisgl_zoo.weights.rules import Rule, Section, named, of_class
+from minisgl_zoo.weights.rules import Method, Rule, Section, named, of_class
 
 
-def read_compressed_tensors(config: Section) -> list[Rule]:
+def _compressed_tensors(config: Section) -> list[Rule]:
     """Return the rules: ignored modules first, then modules by name, then modules by class."""
     if config.get("kv_cache_scheme") is not None:  # `--kv-cache-dtype` says whether it is used
         scheme = config.section("kv_cache_scheme")
@@ -78,3 +78,6 @@ def _packed(weights: Section) -> Format:
         has_zero=weights.get("symmetric") is False,
         act_order=weights.get("actorder") in ("group", "dynamic"),
     )
+
+
+COMPRESSED_TENSORS = Method(_compressed_tensors)

@@ -1,6 +1,6 @@
 """From config.json's `quantization_config` to the format of each module.
 
-`METHODS` has a reader for each `quant_method`; the one of compressed-tensors is a file of its own.
+There is a `Method` for each `quant_method`; that of compressed-tensors is in a file of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Final
 
 import torch
 
-from minisgl.errors import ConfigError
 from minisgl.quantization.weight import PLAIN, Format, Target
 from minisgl_zoo.weights.cut import ALL, Unit
 from minisgl_zoo.weights.fp4 import NV_GROUP, Fp4
 from minisgl_zoo.weights.fp4 import Spelling as Fp4Spelling
 from minisgl_zoo.weights.grouped import Grouped
 from minisgl_zoo.weights.grouped import Spelling as GroupedSpelling
-from minisgl_zoo.weights.rules import ConfiguredFormats, Rule, Section, excluded, of_class
+from minisgl_zoo.weights.rules import Method, Rule, Section, excluded, of_class
 from minisgl_zoo.weights.scaled import Scaled
 
 NUMBERS: Final = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
@@ -74,37 +73,6 @@ def fp4_format(spelling: Fp4Spelling) -> Format:
 MXFP4: Final = fp4_format("gpt-oss")
 
 
-def read_formats(config: object, where: str) -> ConfiguredFormats:
-    """The formats that a `quantization_config` describes. where: its file, for errors.
-
-    Raises ConfigError if it is malformed or describes a format that is not supported.
-    """
-    section = Section(config, f"{where}: quantization_config")
-    method = section.get("quant_method")
-    if method == "compressed-tensors":
-        from minisgl_zoo.weights.compressed_tensors import read_compressed_tensors
-
-        rules = read_compressed_tensors(section)
-    elif isinstance(method, str) and method in METHODS:
-        rules = METHODS[method](section)
-    elif method is None and section.get("quant_algo"):  # ModelOpt's, which once wrote no method
-        rules = _modelopt(section)
-    elif method is None and section.get("group_size") and section.get("bits"):
-        raise ConfigError(
-            f"{where}: this is a checkpoint for Apple's MLX, whose layout is not read here; take "
-            "the original, with --quantization int4 for as few bytes, or a GGUF file of the model"
-        )
-    else:
-        raise section.unsupported("quant_method", f"compressed-tensors or {' or '.join(METHODS)}")
-    return ConfiguredFormats(where=where, rules=tuple(rules))
-
-
-def read_modelopt_file(values: Mapping[str, object], where: str) -> ConfiguredFormats:
-    """The formats of ModelOpt's hf_quant_config.json. where: the file, for errors."""
-    section = Section(values, where).section("quantization")
-    return ConfiguredFormats(where=where, rules=tuple(_modelopt(section)))
-
-
 def _fp8(config: Section) -> list[Rule]:
     is_blocked = config.get("weight_block_size") is not None
     unit = config.block("weight_block_size") if is_blocked else (ALL, ALL)
@@ -133,8 +101,11 @@ def _mxfp4(config: Section) -> list[Rule]:
 
 
 def _modelopt(config: Section) -> list[Rule]:
-    """ModelOpt's rules. Its ignored names may have wildcards. `--kv-cache-dtype` chooses the KV
-    cache's format, so ModelOpt's key for it is not read."""
+    """ModelOpt's rules, also from its own file hf_quant_config.json, which has them in an object
+    `quantization`. Its ignored names may have wildcards. `--kv-cache-dtype` chooses the KV cache's
+    format, so ModelOpt's key for it is not read."""
+    if config.get("quantization") is not None:
+        config = config.section("quantization")
     formats: dict[str, Format] = {
         "FP8": scaled_format("fp8", (ALL, ALL)),
         "FP8_PER_CHANNEL_PER_TOKEN": scaled_format("fp8", (1, ALL), flat=True),
@@ -270,12 +241,10 @@ def _wildcards(names: Sequence[str]) -> Callable[[str, Target], bool]:
     return matches
 
 
-METHODS: Mapping[str, Callable[[Section], list[Rule]]] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
-    "mxfp4": _mxfp4,
-    "modelopt": _modelopt,
-    "awq": _awq,
-    "gptq": _gptq,
-    "auto-round": _auto_round,
-}
+AUTO_ROUND: Final = Method(_auto_round)
+AWQ: Final = Method(_awq)
+FBGEMM_FP8: Final = Method(_fbgemm)
+FP8: Final = Method(_fp8)
+GPTQ: Final = Method(_gptq)
+MODELOPT: Final = Method(_modelopt)
+MXFP4_EXPERTS: Final = Method(_mxfp4)

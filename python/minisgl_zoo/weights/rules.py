@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from minisgl.errors import ConfigError
+from minisgl.models.loading.formats import Aliases
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
 from minisgl_zoo.weights.panelled import log_kernels
@@ -48,7 +49,7 @@ class ConfiguredFormats(Formats):
     where: str
     rules: tuple[Rule, ...]
     quantised: frozenset[str] = frozenset()
-    aliases: Callable[[str], Sequence[str]] = lambda module: (module,)
+    aliases: Aliases = lambda module: (module,)
 
     @property
     def names(self) -> Sequence[str]:
@@ -78,6 +79,20 @@ class ConfiguredFormats(Formats):
             if any(rule.matches(name, target) for name in names) != rule.others:
                 return rule.format
         return PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """Reads the quantization_config of a `quant_method`
+    (`minisgl.models.loading.formats.ReadFormats`). rules: from the section to its rules."""
+
+    rules: Callable[[Section], list[Rule]]
+
+    def __call__(
+        self, values: Mapping[str, Any], where: str, aliases: Aliases = lambda module: (module,)
+    ) -> ConfiguredFormats:
+        rules = self.rules(Section(values, f"{where}: quantization_config"))
+        return ConfiguredFormats(where=where, rules=tuple(rules), aliases=aliases)
 
 
 class Section:

@@ -18,7 +18,7 @@ from minisgl.engine.connect import connect
 from minisgl.engine.memory import MemoryPlan, plan_engine_memory, plan_memory
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
 from minisgl.utils import container
 from minisgl_zoo.recurrent.spec import GROUPS
 
@@ -72,7 +72,7 @@ def test_a_cpu_gives_a_quarter_of_its_memory_to_the_cache_unless_told(
     monkeypatch.setattr(container, "CGROUP", tmp_path)
     config = EngineConfig(folder=model_path(), device="cpu", **args)
     device, comm = connect(config)
-    model = ModelConfig.from_folder(config.folder)
+    model = read_config(config.folder)
     planned: list[MemoryPlan] = []
     monkeypatch.setattr(
         "minisgl.engine.memory.plan_memory", lambda memory, pages: planned.append(memory) or memory

@@ -17,7 +17,8 @@ from minisgl.engine import Engine, EngineConfig
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.message import UserMsg, ids_to_bytes
-from minisgl.models import ModelConfig, build_model
+from minisgl.models import build_model
+from minisgl.models.loading.reading import read_config
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.fakes import InstantExecutor
@@ -63,7 +64,7 @@ def test_gemma_holds_as_many_pages_of_a_window_at_32k_as_the_formula_says(tmp_pa
     of its output on, a request holds the window and a page that is begun."""
     page_size, chunk, context = 16, 2048, 32_768
     write_checkpoint(tmp_path, SHAPES["gemma-4-31b"], weights=False)
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     model = build_model(config, dtype=torch.bfloat16, ops=Ops(), comm=SingleRank())
     groups = tuple(replace(group, num_pages=context // page_size) for group in model.layout.groups)
     assert [group.kind for group in groups] == ["full", "window"]

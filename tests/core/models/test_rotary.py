@@ -16,7 +16,7 @@ from minisgl.distributed import SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.layers import BuildContext, RotaryConfig, get_rope
 from minisgl.layers.frequencies import ROPE_TYPES, STRETCHED, frequencies
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
 
 BUILD = BuildContext(ops=Ops(), comm=SingleRank(), dtype=torch.float32)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -53,7 +53,7 @@ def configs(
         **changes,
     )
     theirs.save_pretrained(tmp_path)
-    return theirs, ModelConfig.from_folder(tmp_path).rope
+    return theirs, read_config(tmp_path).rope
 
 
 def test_each_type_that_is_accepted_has_frequencies() -> None:

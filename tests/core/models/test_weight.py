@@ -26,7 +26,8 @@ from minisgl.distributed import SingleRank
 from minisgl.errors import CheckpointError
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
-from minisgl.models import BaseLLMModel, ModelConfig, build_model
+from minisgl.models import BaseLLMModel, build_model
+from minisgl.models.loading.reading import read_config
 from minisgl.models.loading.weight import Checkpoint, load_weight
 
 TIED = {**SIZES, "tie_word_embeddings": True}
@@ -193,7 +194,7 @@ def test_dtype_is_converted_and_progress_reported(tmp_path: Path) -> None:
 
 def test_size_is_known_without_loading(tmp_path: Path) -> None:
     saved(tmp_path, Qwen2Config(**TIED))
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     model = build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     assert all(getattr(p.owner, p.attr).is_meta for p in model.parameters())
     loaded = load(tmp_path)
@@ -209,7 +210,7 @@ asks_linux = pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="
 def save_large(folder: Path, **more: torch.Tensor) -> BaseLLMModel:
     """A checkpoint of zeros, with `more` tensors in it; the model that would load it, empty."""
     LlamaConfig(**LARGE, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
-    config = ModelConfig.from_folder(folder)
+    config = read_config(folder)
     whole = build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     parts = [part for parameter in whole.parameters() for part in parameter.parts]
     tensors = {part.name: torch.zeros(part.shape) for part in parts}
@@ -272,7 +273,7 @@ def test_dtype_comes_from_the_weights_where_the_config_is_silent(tmp_path: Path)
     values = json.loads(file.read_text())
     assert values.pop("dtype") == "float16"
     file.write_text(json.dumps(values))
-    assert ModelConfig.from_folder(tmp_path).dtype == torch.float16
+    assert read_config(tmp_path).dtype == torch.float16
 
 
 BAD = [(torch.nan, "nan"), (torch.inf, "inf"), (-torch.inf, "-inf")]
@@ -316,7 +317,7 @@ def test_rows_that_pad_a_vocabulary_are_zeros(tmp_path: Path) -> None:
     saved(tmp_path, LlamaConfig(**{**SIZES, "vocab_size": 33}))
     comm = SingleRank()
     comm.rank, comm.size = 1, 2
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     share = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm)
     load_weight(share, Checkpoint(tmp_path), device=torch.device("cpu"), ops=Dirty())
     (table,) = (

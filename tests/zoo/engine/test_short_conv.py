@@ -20,7 +20,8 @@ from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine
 from minisgl.errors import ConfigError
-from minisgl.models.config import ModelConfig
+from minisgl.models.loading.reading import read_config
+from minisgl.models.registry import spec_of
 from minisgl.scheduler import Scheduler
 from minisgl_zoo.recurrent.short_conv import ConvPool
 
@@ -103,6 +104,6 @@ def test_a_config_that_cannot_be_is_refused(
 ) -> None:
     values = json.loads((folder / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(values))
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        config.family.spec(config)
+        spec_of(config)

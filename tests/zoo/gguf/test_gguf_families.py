@@ -18,7 +18,7 @@ from helpers.gguf_files import CONFIGS, write
 from helpers.model_harness import Runner, Sequence, load, relative_error
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError
-from minisgl.models.config import ModelConfig
+from minisgl.models.loading.reading import read_config
 from minisgl_zoo.gguf.checkpoint import GgufCheckpoint
 from minisgl_zoo.gguf.config import _ends, config_of
 from minisgl_zoo.gguf.families import FAMILIES
@@ -68,7 +68,7 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     config = (folder / "config.json").read_text()
     assert config == (gguf_folder(tmp_path / "whole.gguf") / "config.json").read_text()
     whole, made = (
-        GgufCheckpoint(each, ModelConfig.from_folder(each))
+        GgufCheckpoint(each, read_config(each))
         for each in (gguf_folder(tmp_path / "whole.gguf"), folder)
     )
     assert made.names == whole.names

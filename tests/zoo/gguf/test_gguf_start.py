@@ -86,7 +86,7 @@ def test_the_shapes_of_norms_need_no_symbolic_algebra(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from minisgl.models import ModelConfig;"
         "from minisgl_zoo.gguf.checkpoint import GgufCheckpoint; folder = Path(sys.argv[1]);"
-        "made = GgufCheckpoint(folder, ModelConfig.from_folder(folder));"
+        "made = GgufCheckpoint(folder, read_config(folder));"
         "[made.shape(name) for name in made.names];"
         "sys.exit('sympy' in sys.modules)"
     )

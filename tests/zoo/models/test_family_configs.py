@@ -26,9 +26,11 @@ from helpers.model_harness import Runner, load, to_old_spelling
 from minisgl.distributed import SingleRank
 from minisgl.errors import ConfigError, MinisglError
 from minisgl.kernel.ops import Ops
-from minisgl.models import ModelConfig, build_model
+from minisgl.models import build_model
 from minisgl.models.build import open_checkpoint
-from minisgl.models.fields import Fields
+from minisgl.models.config import Fields
+from minisgl.models.loading.reading import read_config
+from minisgl.models.registry import get_model_class, spec_of
 from minisgl.quantization import PLAIN
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 
@@ -66,8 +68,8 @@ def save(config: PreTrainedConfig, folder: Path, old_spelling: bool = False) -> 
 def read(folder: Path, values: dict[str, Any]) -> tuple[object, ...]:
     """Everything that the model is built from, without the fields themselves."""
     (folder / "config.json").write_text(json.dumps(values))
-    config = ModelConfig.from_folder(folder)
-    spec = config.family.spec(config)
+    config = read_config(folder)
+    spec = spec_of(config)
     plain = dataclasses.replace(spec.config, fields=Fields({}, ""))
     moe = spec.moe and dataclasses.replace(spec.moe, layer=type, names=str, prefix=str)
     options = getattr(spec.decoder, "keywords", None)
@@ -105,7 +107,7 @@ def test_a_value_that_cannot_be_is_refused(
     """Each field that is read, and each entry of one; or the value changes nothing."""
     changes, _, old_spelling = CLASSES[config_class]
     values = save(config_class(**{**SIZES, **changes}), tmp_path, old_spelling)
-    config, seen = ModelConfig.from_folder(tmp_path), set[str]()
+    config, seen = read_config(tmp_path), set[str]()
 
     class Seen(dict[str, Any]):
         def get(self, name: str, default: Any = None) -> Any:
@@ -113,8 +115,8 @@ def test_a_value_that_cannot_be_is_refused(
             return super().get(name, default)
 
     fields = Fields(Seen(config.fields.values), "")
-    config.family.spec(dataclasses.replace(config, fields=fields))
-    for name in sorted(seen | values.keys() | config.family.defaults.keys()):
+    spec_of(dataclasses.replace(config, fields=fields))
+    for name in sorted(seen | values.keys() | get_model_class(config.architecture).defaults.keys()):
         changed = [{**values, name: odd} for odd in ODD]
         if isinstance(inner := values.get(name), dict):
             changed += [{**values, name: {**inner, key: odd}} for key in inner for odd in ODD]
@@ -128,8 +130,8 @@ def test_quantization_leaves_routers_plain(
     config_class: type[PreTrainedConfig], tmp_path: Path
 ) -> None:
     save(config_class(**{**SIZES, **CLASSES[config_class][0]}), tmp_path)
-    config = ModelConfig.from_folder(tmp_path, "int8")
-    moe = config.family.spec(config).moe
+    config = read_config(tmp_path, "int8")
+    moe = spec_of(config).moe
     assert moe
     (first, *_) = (moe.names(index) for index, sparse in enumerate(moe.is_sparse) if sparse)
     router, expert = (name.removesuffix(".weight") for name in (first.router, first.up.format(0)))
@@ -187,7 +189,7 @@ def build(case: str, changes: dict[str, Any], folder: Path) -> None:
     values = save(config_class(**{**SIZES, **sizes}), folder)
     (folder / "config.json").write_text(json.dumps({**values, **changes}))
     safetensors.torch.save_file({}, folder / "model.safetensors")
-    config = ModelConfig.from_folder(folder)
+    config = read_config(folder)
     build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     open_checkpoint(folder, config)
 
@@ -213,9 +215,7 @@ def test_only_gemma_rounds_the_scale_of_embeddings_to_their_dtype(
 ) -> None:
     """As in transformers; the square root of the hidden size is 6.928."""
     save(config, tmp_path)
-    model = build_model(
-        ModelConfig.from_folder(tmp_path), dtype=torch.bfloat16, ops=Ops(), comm=SingleRank()
-    )
+    model = build_model(read_config(tmp_path), dtype=torch.bfloat16, ops=Ops(), comm=SingleRank())
     assert isinstance(model, ScaledDecoder)
     assert model.embedding_scale == scale
 
@@ -227,8 +227,8 @@ def test_layers_with_a_window_are_not_stretched(tmp_path: Path) -> None:
     values |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
     values["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    config = ModelConfig.from_folder(tmp_path)
-    layers = config.family.spec(config).layers
+    config = read_config(tmp_path)
+    layers = spec_of(config).layers
     ropes = [(each.window, each.rope or config.rope) for each in layers]
     found = [(window, rope.rope_type, rope.theta, rope.factor) for window, rope in ropes]
     assert found == [(4096, "default", 1e4, 1.0), (None, "linear", 1e6, 8.0)]

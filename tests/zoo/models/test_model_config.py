@@ -23,7 +23,10 @@ import minisgl_zoo.families
 from helpers.model_harness import to_old_spelling
 from minisgl import models
 from minisgl.errors import CheckpointError, ConfigError, UnsupportedModel
-from minisgl.models import ModelConfig, get_model_class, supported_architectures
+from minisgl.models import ModelConfig, supported_architectures
+from minisgl.models.loading.reading import read_config
+from minisgl.models.registry import get_model_class, spec_of
+from minisgl.models.spec import Family
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,12 +46,12 @@ MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
 
 def read(folder: Path, values: dict[str, Any]) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(values))
-    return ModelConfig.from_folder(folder)
+    return read_config(folder)
 
 
 def windows(folder: Path, values: dict[str, Any]) -> tuple[int | None, ...]:
     config = read(folder, values)
-    return tuple(layer.window for layer in config.family.spec(config).layers)
+    return tuple(layer.window for layer in spec_of(config).layers)
 
 
 def test_both_spellings_are_one_config(tmp_path: Path) -> None:
@@ -56,10 +59,10 @@ def test_both_spellings_are_one_config(tmp_path: Path) -> None:
     Qwen3Config(
         architectures=["Qwen3ForCausalLM"], dtype="bfloat16", rope_parameters=rope
     ).save_pretrained(tmp_path)
-    new = ModelConfig.from_folder(tmp_path)
+    new = read_config(tmp_path)
     to_old_spelling(tmp_path)
     assert "rope_parameters" not in (tmp_path / "config.json").read_text()
-    old = ModelConfig.from_folder(tmp_path)
+    old = read_config(tmp_path)
     assert (new.rope.theta, new.rope.rope_type, new.dtype) == (1e6, "yarn", torch.bfloat16)
     assert dataclasses.replace(old, fields=new.fields) == new
 
@@ -204,14 +207,15 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
 
 
 def test_the_registry_names_every_family() -> None:
-    """A module that has a FAMILY is found by each of its architectures."""
-    folders = (models, minisgl_zoo.families)
+    """A family of a module is found by each of its architectures."""
+    folders = (models.families, minisgl_zoo.families)
     modules = [
         importlib.import_module(f"{folder.__name__}.{module.name}")
         for folder in folders
         for module in pkgutil.iter_modules(folder.__path__)
     ]
-    families = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    found = [each for module in modules for each in vars(module).values()]
+    families = list({id(each): each for each in found if isinstance(each, Family)}.values())
     architectures = [name for family in families for name in family.architectures]
     assert sorted(architectures) == list(supported_architectures())
     for family in families:
@@ -222,14 +226,14 @@ def test_the_registry_names_every_family() -> None:
 def test_malformed_json_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        ModelConfig.from_folder(tmp_path)
+        read_config(tmp_path)
 
 
 def test_a_family_with_an_mlp_of_its_own_names_its_activation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = dataclasses.replace(get_model_class("LlamaForCausalLM"), activation="relu2")
-    monkeypatch.setattr("minisgl.models.config.get_model_class", lambda _: family)
+    monkeypatch.setattr("minisgl.models.loading.reading.get_model_class", lambda _: family)
     assert read(tmp_path, {**LLAMA, "hidden_act": "relu2"}).num_layers == 3
     with pytest.raises(ConfigError, match="hidden_act must be one of relu2, got 'silu'"):
         read(tmp_path, {**LLAMA, "hidden_act": "silu"})

@@ -22,7 +22,8 @@ from transformers import (
 from helpers.family_cases import check_case
 from helpers.model_harness import Runner, load, randomised
 from helpers.released import RELEASED, read, shrunk
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
+from minisgl.models.registry import spec_of
 from minisgl.quantization import PLAIN
 
 HUB = {"kimi_k2": "deepseek_v3"}
@@ -74,9 +75,9 @@ def test_a_released_config_has_a_spec(name: str, tmp_path: Path) -> None:
     """With its sizes, and with the formats of its weights."""
     values = read(name)
     save(values, tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     text = values.get("text_config", values)
-    spec = config.family.spec(config)
+    spec = spec_of(config)
     assert config.num_layers == text["num_hidden_layers"]
     assert config.max_context >= text["max_position_embeddings"]
     if spec.moe:

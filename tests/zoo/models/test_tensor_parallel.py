@@ -35,7 +35,8 @@ from minisgl.distributed import (
 )
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
-from minisgl.models import ModelConfig, build_model
+from minisgl.models import build_model
+from minisgl.models.loading.reading import read_config
 
 MIXTURES = "moe|mixtral|gpt-oss$|experts|nemotron-3"
 
@@ -230,7 +231,7 @@ def test_experts_are_shared_where_there_are_some(tmp_path: Path) -> None:
         ("none-sparse", 2, r"no layer of .*config\.json has any \(mlp_only_layers, decoder_"),
         ("few-layers", 2, "no layer of .* leave it out"),
     ):
-        config = ModelConfig.from_folder(tmp_path / name)
+        config = read_config(tmp_path / name)
         config = replace(config, num_heads=size, num_kv_heads=size)
         with pytest.raises(ConfigError, match=message):
             build_model(
@@ -240,6 +241,6 @@ def test_experts_are_shared_where_there_are_some(tmp_path: Path) -> None:
 
 def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:
     make_reference(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     with pytest.raises(ConfigError, match="4 query heads cannot be shared by 5 ranks"):
         build_model(config, dtype=torch.float32, ops=Ops(), comm=ranks(5)[0])

@@ -23,6 +23,7 @@ from helpers.model_harness import CPU, relative_error
 from helpers.quantised import (
     TOLERANCE,
     Quantise,
+    read_formats,
     run,
     run_ranks,
     save_both,
@@ -36,7 +37,6 @@ from minisgl.models.loading.weight import Checkpoint
 from minisgl.quantization import PLAIN, Part, Stack, Weight
 from minisgl.quantization.weight import WeightBuild
 from minisgl_zoo.weights.fp4 import Fp4
-from minisgl_zoo.weights.methods import read_formats
 
 NOTICED = 0.02
 NUM_EXPERTS, OUT, IN = 3, 10, 96

@@ -19,7 +19,7 @@ from helpers.local_ranks import ranks
 from helpers.model_harness import Runner, Sequence, load, make_reference, random_ids, relative_error
 from helpers.quantised import TOLERANCE
 from minisgl.errors import CheckpointError, ConfigError
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
 from minisgl.quantization import PLAIN
 from minisgl_zoo.weights.rules import Section, excluded
 from minisgl_zoo.weights.scaled import ScaledWeight
@@ -253,7 +253,7 @@ def test_other_formats_are_refused_by_name(
     values["quantization_config"] = quantization
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=f"config.json: quantization_config.*{message}"):
-        ModelConfig.from_folder(tmp_path)
+        read_config(tmp_path)
 
 
 def test_a_checkpoint_for_mlx_is_named(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_checkpoint_for_mlx_is_named(tmp_path: Path) -> None:
     values["quantization_config"] = {"group_size": 64, "bits": 4, "mode": "affine"}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=r"Apple's MLX.*--quantization int4.*GGUF"):
-        ModelConfig.from_folder(tmp_path)
+        read_config(tmp_path)
 
 
 def test_merged_matrices_have_one_format(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_targets_may_be_names(tmp_path: Path) -> None:
     values = {**CONFIGS["llama"].to_dict(), "architectures": ["LlamaForCausalLM"]}
     values["quantization_config"] = {**compressed_tensors(**group), "ignore": []}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    formats = ModelConfig.from_folder(tmp_path).formats
+    formats = read_config(tmp_path).formats
 
     def is_fp8(module: str) -> bool:
         return formats.of([module], "Linear") is not PLAIN

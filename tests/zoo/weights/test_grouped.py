@@ -28,6 +28,7 @@ from helpers.packed_groups import AUTO_ROUND, AWQ, GPTQ, GROUP, compressed, grou
 from helpers.quantised import (
     TOLERANCE,
     Quantise,
+    read_formats,
     run,
     run_ranks,
     save_both,
@@ -37,7 +38,6 @@ from helpers.quantised import (
 from minisgl.errors import ConfigError
 from minisgl.quantization import PLAIN
 from minisgl_zoo.weights.grouped import Grouped, GroupedWeight, _packed_rows, _zeros
-from minisgl_zoo.weights.methods import read_formats
 
 NOTICED = 0.02
 LARGE: dict[str, Any] = {

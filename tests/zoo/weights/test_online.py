@@ -33,7 +33,7 @@ from minisgl.engine import EngineConfig
 from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.llm import LLM, SamplingParams
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
 from minisgl.runtime.dry_run import dry_run
 from minisgl.utils.text import size_of
 from minisgl_zoo.weights import online_formats
@@ -295,7 +295,7 @@ def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
     values["quantization_config"] = {"quant_method": "fp8"}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=r"int8 is for plain checkpoints.*is quantised already"):
-        ModelConfig.from_folder(tmp_path, "int8")
+        read_config(tmp_path, "int8")
 
 
 def test_llm_has_the_option() -> None:

@@ -27,7 +27,7 @@ from helpers.quantised import (
     transformers_ids,
 )
 from minisgl.errors import ConfigError
-from minisgl.models import ModelConfig
+from minisgl.models.loading.reading import read_config
 
 NOTICED = 0.02
 CONFIGS: dict[str, PreTrainedConfig] = {
@@ -156,4 +156,4 @@ def test_modelopt_s_own_file_is_read(tmp_path: Path) -> None:
     assert relative_error(run(tmp_path / "quantised")[0], expected) <= TOLERANCE
     own.write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
     with pytest.raises(ConfigError, match=r"hf_quant_config.json.*quant_algo is 'W4A8_AWQ', exp"):
-        ModelConfig.from_folder(file.parent)
+        read_config(file.parent)

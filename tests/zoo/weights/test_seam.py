@@ -26,7 +26,8 @@ from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.layers.shard import split_columns
-from minisgl.models import ModelConfig, build_model, load_weight
+from minisgl.models import build_model, load_weight
+from minisgl.models.loading.reading import read_config
 from minisgl.models.loading.weight import Checkpoint
 from minisgl.quantization import PLAIN, Format, Formats, Part, Weight
 from minisgl.quantization.weight import Target, WeightBuild
@@ -110,7 +111,7 @@ def run(
     folder: Path, formats: Formats, comm: DistributedCommunicator, **options: Any
 ) -> tuple[Tensor, int]:
     """Logits, and the bytes of the weights."""
-    config = replace(ModelConfig.from_folder(folder), formats=formats)
+    config = replace(read_config(folder), formats=formats)
     model = build_model(config, dtype=torch.float32, ops=Ops(), comm=comm, **options)
     load_weight(model, Checkpoint(folder), device=CPU, ops=Ops())
     with torch.inference_mode():

@@ -10,7 +10,6 @@ G = 2F, gate then up.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -34,50 +33,16 @@ from minisgl.layers import (
     get_rope,
 )
 from minisgl.layers.shard import split_heads
-from minisgl.models.spec import CacheLayout, LayerSpec, ModelSpec, PoolSpec
+from minisgl.models.blocks.mixture import mixture_builder
+from minisgl.models.spec import EMBEDDING, LM_HEAD, BaseLLMModel, LayerSpec, ModelSpec, PoolSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from minisgl.core import Batch
     from minisgl.layers.moe import MoELayer
-    from minisgl.models.config import ModelConfig
 
 Norm = TypeVar("Norm")
-
-EMBEDDING = "model.embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
-
-
-class BaseLLMModel(BaseOP, ABC):
-    """The interface of a model to the engine."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.layout = CacheLayout.of(spec.layers)
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.spec.config
-
-    @property
-    @abstractmethod
-    def pools(self) -> tuple[PoolSpec, ...]:
-        """The pools of `layout`, with the number of key/value heads that this rank caches."""
-
-    @abstractmethod
-    def forward(self, batch: Batch) -> Tensor:
-        """Compute the step and store its KV. Returns the final hidden states [S, D] at
-        `batch.sample_positions`."""
-
-    @abstractmethod
-    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
-        """Return the logits [S, V] (see `Ops.logits`) of hidden states x_SD.
-
-        own_rows: return only this rank's share of the rows. Requires
-        `DistributedCommunicator.shares_rows(S)`.
-        """
 
 
 class Decoder(BaseLLMModel):
@@ -104,8 +69,6 @@ class Decoder(BaseLLMModel):
         )
         mixture = None
         if spec.moe:
-            from minisgl.models.blocks.mixture import mixture_builder
-
             mixture = mixture_builder(spec.moe, build, hidden_size)
         self.blocks = OPList(
             [

@@ -1,7 +1,4 @@
-"""Mixtures of experts in config.json and in a spec, and the construction of their layers.
-
-Imported only for models that have one.
-"""
+"""Mixtures of experts in config.json and in a spec, and the construction of their layers."""
 
 from __future__ import annotations
 
@@ -10,17 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from minisgl.errors import ConfigError
 from minisgl.layers.moe import ExpertNames, MoELayer, SharedExpert
 from minisgl.moe import ClampedGate, SquaredRelu, create_moe_backend
 from minisgl.utils.text import counted
 
 if TYPE_CHECKING:
-    from minisgl.distributed import DistributedCommunicator
     from minisgl.kernel.ops import Activation
     from minisgl.layers import BuildContext
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import ModelSpec
     from minisgl.moe import BaseMoeBackend
     from minisgl.quantization import Weight
 
@@ -164,21 +158,3 @@ def mixture_builder(
         )
 
     return mixture
-
-
-def check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:
-    """Raise ConfigError if this model's experts cannot be split over the ranks."""
-    if spec.moe is None:
-        raise ConfigError(
-            f"--ep splits experts over ranks, and {spec.config.architecture} has none; leave it out"
-        )
-    if not any(spec.moe.is_sparse):
-        raise ConfigError(
-            f"--ep splits experts over ranks, and no layer of {spec.config.fields.where} has any "
-            "(mlp_only_layers, decoder_sparse_step); leave it out"
-        )
-    if comm.size > spec.moe.num_experts:
-        raise ConfigError(
-            f"{counted(spec.moe.num_experts, 'expert')} cannot be split over {comm.size} ranks, "
-            "since each needs one; leave --ep out, or use fewer ranks"
-        )

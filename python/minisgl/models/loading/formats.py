@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from minisgl import plugins
 from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
-from minisgl.models.fields import Fields
-from minisgl.models.spec import Family
+from minisgl.models.config import Fields
 from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
+
+Aliases = Callable[[str], Sequence[str]]
+"""From a module to its own name and its names in files."""
+ReadFormats = Callable[[Mapping[str, Any], str, Aliases], Formats]
+"""A row of table `weight_formats`, whose name is a `quant_method`: from quantization_config, the
+file that has it, and the names of modules there. Raises ConfigError."""
 
 
 def formats_of(
     config: Fields,
     modelopt: Path,
     quantization: Quantization | None,
-    family: Family,
+    renames: Mapping[str, str],
     is_wrapped: bool,
 ) -> Formats:
     """Return the formats into which `quantization` converts plain weights, or else the formats that
@@ -31,7 +36,7 @@ def formats_of(
     values = config.values.get("quantization_config")
     if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # `utils.gguf` wrote it
         if not quantization:
-            return UNQUANTISED  # `ModelConfig.from_folder` reads them once the config is complete
+            return UNQUANTISED  # `read_config` reads them once the config is complete
         has_mxfp4 = plugins.need("gguf", "has_mxfp4", "a GGUF file")
         values = values if has_mxfp4(values) else None  # others are dequantised and quantised anew
     if quantization:
@@ -40,17 +45,39 @@ def formats_of(
                 f"--quantization {quantization} is for plain checkpoints, and {modelopt.parent} is "
                 "quantised already; leave it out"
             )
-        online = plugins.need("weight_formats", "online", f"--quantization {quantization}")
+        what = f"--quantization {quantization}"
+        online = plugins.need("weight_formats", "online", what, made="while loading")
         made: Formats = online(quantization, config.integer("num_hidden_layers"))
         return made
+    where, method = config.where, "modelopt"
     if values is None:
-        read = plugins.need("weight_formats", "modelopt", f"{modelopt}: a quantised checkpoint")
-        formats = read(read_json(modelopt), str(modelopt))
+        values, where = read_json(modelopt), str(modelopt)
     else:
-        where = f"{config.where}: a quantised checkpoint"
-        formats = plugins.need("weight_formats", "config", where)(values, config.where)
-    named: Formats = replace(formats, aliases=partial(names_in_files, family.names, is_wrapped))
-    return named
+        method = _method_of(values, where)
+    aliases = partial(names_in_files, renames, is_wrapped)
+    read: ReadFormats = plugins.need("weight_formats", method, f"{where}: a quantised checkpoint")
+    return read(values, where, aliases)
+
+
+def _method_of(values: object, where: str) -> str:
+    """Return the name of the row that reads a quantization_config. Raises ConfigError."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: quantization_config must be a JSON object, got {values!r}")
+    method = values.get("quant_method")
+    if method is None and values.get("quant_algo"):
+        return "modelopt"  # which once wrote no method
+    if method is None and values.get("group_size") and values.get("bits"):
+        raise ConfigError(
+            f"{where}: this is a checkpoint for Apple's MLX, whose layout is not read here; take "
+            "the original, with --quantization int4 for as few bytes, or a GGUF file of the model"
+        )
+    names = [row.name for row in plugins.rows("weight_formats")]
+    if names and method not in names:
+        raise ConfigError(
+            f"{where}: quantization_config.quant_method is {method!r}, expected "
+            f"{' or '.join(names)}, or a checkpoint in bfloat16, float16 or float32"
+        )
+    return str(method)
 
 
 def names_in_files(renames: Mapping[str, str], is_wrapped: bool, module: str) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from minisgl.errors import ConfigError
 from minisgl.layers.frequencies import ROPE_TYPES, RotaryConfig
-from minisgl.models.fields import Fields
+from minisgl.models.config import Fields
 
 OTHER_ROPE_NAMES = {"su": "longrope", "mrope": "default"}
 """su is longrope's first name. mrope gives a token three positions, which are equal in text."""

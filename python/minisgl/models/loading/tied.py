@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.layers.shard import vocab_share
-from minisgl.models.blocks.decoder import EMBEDDING, LM_HEAD
+from minisgl.models.spec import EMBEDDING, LM_HEAD
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
 
@@ -26,9 +26,11 @@ def untied_if_different(
     """Return `config`, with untied embeddings if the checkpoint's LM head differs from its
     embedding.
 
-    checkpoint: has both tensors. Each rank compares its own rows, and all ranks return the same.
+    Each rank compares its own rows, and all ranks return the same.
     """
     names = (EMBEDDING, LM_HEAD)
+    if not checkpoint.names.issuperset(names):
+        return config
     shape = (config.vocab_size, config.hidden_size)
     share = vocab_share(config.vocab_size, comm.size, comm.rank)
     shapes = {checkpoint.shape(name) for name in names}

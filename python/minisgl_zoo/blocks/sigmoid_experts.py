@@ -1,0 +1,95 @@
+"""A router of sigmoids, with a correction that counts only when experts are chosen.
+
+Axes: T tokens, D hidden size, E experts, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.layers.moe import ExpertNames, MoELayer
+from minisgl.quantization import Part
+
+if TYPE_CHECKING:
+    from minisgl.layers import BuildContext
+    from minisgl.models.config import Fields, ModelConfig
+
+
+def read_groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]:
+    """Return the number of groups of experts, and of those from which a token takes its experts.
+
+    Raises ConfigError if the groups are not equal, or a token could not take `top_k` experts.
+    """
+    groups, kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    if groups == 1:
+        return 1, 1
+    size = num_experts // groups
+    if num_experts % groups or size < 2:
+        expected = f"1, or a divisor of {num_experts} experts with 2 or more in each group"
+        raise fields.error("n_group", expected)
+    if not top_k <= kept * size <= num_experts:
+        least = -(-top_k // size)
+        expected = f"from {least} to {groups}, as a token takes {top_k} experts"
+        raise fields.error("topk_group", expected)
+    return groups, kept
+
+
+def in_best_groups(scores_TE: Tensor, groups: int, kept: int, *, best: int) -> Tensor:
+    """Return the scores, with -inf for experts outside the `kept` best groups. A group is as good
+    as the sum of its `best` highest scores."""
+    if groups == 1:
+        return scores_TE
+    # A step that samples nothing has no tokens in its last layer, for which -1 is no size.
+    grouped = scores_TE.view(len(scores_TE), groups, scores_TE.shape[1] // groups)
+    chosen = grouped.topk(best, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
+    is_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, chosen, False)
+    return grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+
+
+class SigmoidExperts(MoELayer):
+    """An expert's weight is the sigmoid of its logit, and its score is the weight plus a
+    correction. A token takes the experts with the highest scores in the best groups
+    (`in_best_groups`).
+
+    sum_eps: added to the sum by which the weights are divided. correction_rows: the axes of the
+    stored correction before that of the experts.
+    """
+
+    correction: Tensor
+    sum_eps = 1e-20
+    correction_rows: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        build: BuildContext,
+        *args: Any,
+        config: ModelConfig,
+        names: ExpertNames,
+        **options: Any,
+    ) -> None:
+        super().__init__(build, *args, names=names, **options)
+        name = names.router.replace(".weight", ".e_score_correction_bias")
+        part = Part.whole(name, *self.correction_rows, options["num_experts"])
+        self.declare("correction", torch.float32, part)
+        self._factor = config.fields.number("routed_scaling_factor", 1.0)
+        self._groups, self._kept = read_groups(config.fields, options["num_experts"], self._top_k)
+
+    def weights(self, logits_TE: Tensor) -> Tensor:
+        return logits_TE.sigmoid()
+
+    def mix(self, x_TD: Tensor) -> Tensor:
+        scores_TE = self.weights(F.linear(x_TD.float(), self.router.dense().float()))
+        choice_TE = in_best_groups(scores_TE + self.correction, self._groups, self._kept, best=2)
+        ids_TK = choice_TE.topk(self._top_k, dim=-1).indices
+        weights_TK = scores_TE.gather(1, ids_TK)
+        if self._renormalise:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + self.sum_eps)
+        return self.compute(x_TD, weights_TK * self._factor, ids_TK.int())
+
+    def compute(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """See `BaseMoeBackend.routed`."""
+        return self._backend.routed(x_TD, weights_TK, ids_TK, self.experts)
