@@ -140,7 +140,7 @@ def requests(data: bytes) -> None:
     it asks Ollama's API to load the model, which is loaded."""
     if not data:
         return
-    from minisgl.server.http import ABORT_CONNECTION
+    from minisgl.server.web.http import ABORT_CONNECTION
 
     loop, app = _server()
     path, events = PATHS[data[0] % len(PATHS)], list[dict[str, Any]]()

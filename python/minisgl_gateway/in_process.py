@@ -1,5 +1,5 @@
 """Asks the server of this process: a door's request goes the way of a request to chat completions,
-from `minisgl.server.respond` on."""
+from `minisgl.server.web.respond` on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.server.api.left_out import OmissionLog
 from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
 from minisgl.server.api.schema import ErrorBody, Timings, Usage
 from minisgl.server.clients import key_number
-from minisgl.server.respond import Output, Shape, respond
+from minisgl.server.web.respond import Output, Shape, respond
 from minisgl.server.site import Routes, Site
 from minisgl_gateway.chat import Asked, Chat, End, Form, Model
 

@@ -49,11 +49,11 @@ from minisgl.message.frontend import (
 )
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.api_server import create_app
-from minisgl.server.browser_guard import Door
 from minisgl.server.frontend import Frontend
-from minisgl.server.http import HttpServer
+from minisgl.server.observe import Observer
 from minisgl.server.site import ServedModel
-from minisgl.server.telemetry.observe import Observer
+from minisgl.server.web.browser_guard import Door
+from minisgl.server.web.http import HttpServer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.router.replica_state import ReplicaState

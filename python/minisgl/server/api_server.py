@@ -11,15 +11,16 @@ from starlette.types import ASGIApp
 
 from minisgl import plugins
 from minisgl.errors import EngineError
-from minisgl.server import body, errors
-from minisgl.server.bodies import Bodies
-from minisgl.server.browser_guard import Door, behind
+from minisgl.server import errors
 from minisgl.server.clients import Keys
 from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
-from minisgl.server.openapi import DocumentedAPI
-from minisgl.server.request_ids import RequestIds
 from minisgl.server.site import Routes, ServedModel, Site
+from minisgl.server.web import body
+from minisgl.server.web.bodies import Bodies
+from minisgl.server.web.browser_guard import Door, behind
+from minisgl.server.web.openapi import DocumentedAPI
+from minisgl.server.web.request_ids import RequestIds
 
 READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""

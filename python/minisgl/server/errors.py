@@ -23,9 +23,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from minisgl.errors import EngineError, InvalidRequest, RequestError
-from minisgl.server.api.error_forms import in_form_of
 from minisgl.server.api.schema import ErrorBody, ErrorObject
-from minisgl.server.telemetry.observe import Observer
+from minisgl.server.observe import Observer
+from minisgl_gateway.error_forms import in_form_of
 
 
 class RateLimited(RequestError):

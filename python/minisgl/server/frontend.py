@@ -34,8 +34,8 @@ from minisgl.message.frontend import UserReply
 from minisgl.server.call import Call, RequestReply
 from minisgl.server.clients import Job, Key, Origin
 from minisgl.server.errors import Draining, encodable, refusal
+from minisgl.server.observe import Observer
 from minisgl.server.round_trip import RoundTripReply, RoundTrips
-from minisgl.server.telemetry.observe import Observer
 from minisgl.server.watchers import Watchers
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 

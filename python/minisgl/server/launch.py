@@ -35,10 +35,10 @@ from minisgl.server.args import ServerArgs
 from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.command import run_serving
 from minisgl.server.ready import ready_text, say
-from minisgl.server.start_lines import StartLines
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
+from minisgl_gateway.start_lines import StartLines
 
 logger = get_logger(__name__)
 

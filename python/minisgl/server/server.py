@@ -27,14 +27,14 @@ from minisgl.runtime.workers import Workers
 from minisgl.server.address import listen, url_of
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
-from minisgl.server.browser_guard import door_of
 from minisgl.server.clients import Keys
 from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
-from minisgl.server.http import HttpServer
+from minisgl.server.observe import Observer, PromptWatcher
 from minisgl.server.site import ServedModel
-from minisgl.server.telemetry.observe import Observer, PromptWatcher
+from minisgl.server.web.browser_guard import door_of
+from minisgl.server.web.http import HttpServer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue

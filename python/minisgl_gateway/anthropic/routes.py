@@ -6,12 +6,12 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from minisgl.server import body
+from minisgl.server.web import body
 from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.error_forms import ErrorEvent
+from minisgl_gateway.error_forms import ErrorEvent
 from minisgl.server.api.left_out import BUDGET, EFFORT, Omission
 from minisgl.server.api.schema import Json
-from minisgl.server.openapi import operation
+from minisgl.server.web.openapi import operation
 from minisgl_gateway.anthropic.answer import EVENTS, AnthropicMessage, MessageForm
 from minisgl_gateway.anthropic.request import CountRequest, MessagesRequest
 from minisgl_gateway.chat import Asked, Chat, Model, fitting

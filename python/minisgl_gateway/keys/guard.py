@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import RequestError
 from minisgl.server.errors import error_response, refusal
-from minisgl.server.telemetry.observe import Observer
+from minisgl.server.observe import Observer
 from minisgl_gateway.keys.ring import Key, KeyRing
 from minisgl_gateway.watch.replica import PREFIX_HEADER
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
-from minisgl.server import body
-from minisgl.server.api.error_forms import OllamaError
-from minisgl.server.api.strict import Json, ignored
-from minisgl.server.openapi import operation
+from minisgl.server.web import body
+from minisgl_gateway.error_forms import OllamaError
+from minisgl.server.web.strict import Json, ignored
+from minisgl.server.web.openapi import operation
 from minisgl.version import __version__
 from minisgl_gateway.chat import Chat, Model
 from minisgl_gateway.in_process import in_process

@@ -10,9 +10,9 @@ from msgspec import Meta
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.schema import Timeout, TopK
-from minisgl.server.api.strict import Json, ignored, only
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tools_of
+from minisgl.server.web.strict import Json, ignored, only
 
 Resource = Annotated[Any, ignored("Changes nothing: the server was started with its resources.")]
 

@@ -12,14 +12,14 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from minisgl.core.answer import Part, SplitAnswer, collect
-from minisgl.server import body
-from minisgl.server.api.error_forms import OllamaError
+from minisgl.server.web import body
+from minisgl_gateway.error_forms import OllamaError
 from minisgl.server.api.left_out import unused_switch
 from minisgl.server.api.logprobs import TokenLogprob
 from minisgl.server.api.schema import ErrorBody
-from minisgl.server.api.strict import Json
+from minisgl.server.web.strict import Json
 from minisgl.server.api.tools import call_input, new_call_id
-from minisgl.server.openapi import operation
+from minisgl.server.web.openapi import operation
 from minisgl_gateway.chat import Asked, Chat, End, Form
 from minisgl_gateway.in_process import in_process
 from minisgl_gateway.ollama.models import named

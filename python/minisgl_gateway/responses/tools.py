@@ -17,7 +17,6 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.strict import Json
 from minisgl.server.api.tools import (
     AllowedChoice,
     AllowedTools,
@@ -29,6 +28,7 @@ from minisgl.server.api.tools import (
     call_input,
     decoded,
 )
+from minisgl.server.web.strict import Json
 from minisgl.utils.text import brief
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")

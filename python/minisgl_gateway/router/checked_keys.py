@@ -10,8 +10,8 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from minisgl.server.connections import client_address
 from minisgl.server.errors import refusal
+from minisgl.server.web.connections import client_address
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.keys.ring import digest_of
 from minisgl_gateway.router.fleet import Fleet, message_of

@@ -7,7 +7,7 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from minisgl.server.http import ABORT_CONNECTION
+from minisgl.server.web.http import ABORT_CONNECTION
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.router.fleet import Replica
 from minisgl_gateway.router.upstream import Answer, ReplicaFailed, end_to_end

@@ -29,11 +29,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import EngineError, MinisglError
-from minisgl.server.bodies import Bodies
-from minisgl.server.body import read_bytes, response
-from minisgl.server.browser_guard import Door, behind
 from minisgl.server.errors import Draining, client_left, error_response, refusal
-from minisgl.server.http import wait_for_disconnect
+from minisgl.server.web.bodies import Bodies
+from minisgl.server.web.body import read_bytes, response
+from minisgl.server.web.browser_guard import Door, behind
+from minisgl.server.web.http import wait_for_disconnect
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.router.checked_keys import CheckedKeys

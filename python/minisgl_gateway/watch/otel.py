@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from minisgl.server.telemetry.observe import EndedPrompt
+from minisgl.server.observe import EndedPrompt
 from minisgl.utils.logger import get_logger
 from minisgl.version import __version__
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from minisgl.core import Finished
 from minisgl.server.args import ServerArgs
-from minisgl.server.telemetry.observe import EndedPrompt
+from minisgl.server.observe import EndedPrompt
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)

@@ -17,11 +17,11 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, ids_from_bytes
-from minisgl.server import body
 from minisgl.server.clients import key_number
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
 from minisgl.server.site import Routes, Site
+from minisgl.server.web import body
 from minisgl_gateway.keys.ring import Key, KeyRing
 from minisgl_gateway.router.prefix_hashes import prompt_hashes
 from minisgl_gateway.router.replica_state import PromptHashes, ReplicaState

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
-from minisgl.server.telemetry.observe import PromptWatcher
+from minisgl.server.observe import PromptWatcher
 
 TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
 

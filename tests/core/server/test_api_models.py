@@ -19,9 +19,9 @@ from minisgl.message import ChatPrompt, TextPrompt
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.args import ServerArgs
-from minisgl.server.browser_guard import Door
 from minisgl.server.checkpoint import find_checkpoint
-from minisgl.server.openapi import DocumentedAPI
+from minisgl.server.web.browser_guard import Door
+from minisgl.server.web.openapi import DocumentedAPI
 from minisgl_gateway.keys.ring import KeyRing
 
 

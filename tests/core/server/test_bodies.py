@@ -20,7 +20,7 @@ from helpers.scripted_server import ScriptedServer
 from minisgl.errors import InvalidRequest
 from minisgl.server import bodies as module
 from minisgl.server import body as body_module
-from minisgl.server.bodies import FREE_BYTES, Bodies
+from minisgl.server.web.bodies import FREE_BYTES, Bodies
 from minisgl_gateway.keys.ring import KeyRing
 
 KIB = 2**10

@@ -22,7 +22,7 @@ from helpers.scripted_server import ScriptedServer
 from minisgl.server import connections as module
 from minisgl.server import http as http_module
 from minisgl.server.address import tls_context
-from minisgl.server.connections import EXTRA, Connections, client_address
+from minisgl.server.web.connections import EXTRA, Connections, client_address
 from minisgl_gateway.keys.ring import KeyRing
 
 MOST = 6
@@ -228,7 +228,7 @@ def test_the_body_is_asked_for_once_the_key_is_checked(guarded: ScriptedServer) 
 
 def test_the_soft_limit_of_descriptors_is_raised() -> None:
     code = (
-        "import resource as r; from minisgl.server.connections import most_connections as m;"
+        "import resource as r; from minisgl.server.web.connections import most_connections as m;"
         "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (200, hard));"
         "one, two = m(), m(2); print(r.getrlimit(r.RLIMIT_NOFILE), one, two)"
     )

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.api_requests import chat
 from helpers.scripted_server import ScriptedServer
-from minisgl.server.telemetry.observe import Observer
+from minisgl.server.observe import Observer
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])

@@ -20,9 +20,9 @@ from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter, StepRecord
 from minisgl.scheduler.status_line import StatusLine
+from minisgl.server.api.metrics import MetricsPage
 from minisgl.server.clients import Origin
-from minisgl.server.telemetry.metrics import MetricsPage
-from minisgl.server.telemetry.observe import LONG, Histogram, Observer
+from minisgl.server.observe import LONG, Histogram, Observer
 from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
 from minisgl_gateway.watch.line_file import StepLog
 from minisgl_gateway.watch.other_names import OTHER_NAMES

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.errors import ConfigError
-from minisgl.server.telemetry.observe import Observer, PromptWatcher
+from minisgl.server.observe import Observer, PromptWatcher
 from minisgl_gateway.watch.tracing import create_tracer
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -13,7 +13,7 @@ import msgspec
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.schema import SamplingFields
-from minisgl.server.api.wrong_fields import field_error
+from minisgl.server.web.wrong_fields import field_error
 
 R = TypeVar("R", bound=SamplingFields)
 

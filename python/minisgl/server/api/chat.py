@@ -11,7 +11,6 @@ from msgspec import UNSET, Meta, UnsetType
 from minisgl.core import Finished
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, TextReply
-from minisgl.server import body
 from minisgl.server.api.chat_answer import (
     AnswerMessage,
     ChatChoice,
@@ -47,9 +46,10 @@ from minisgl.server.api.tools import (
     call_begins,
     call_goes_on,
 )
-from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, TextEvent, event, respond
 from minisgl.server.site import Routes, Site
+from minisgl.server.web import body
+from minisgl.server.web.openapi import operation
+from minisgl.server.web.respond import Output, TextEvent, event, respond
 
 _REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"
 _REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")

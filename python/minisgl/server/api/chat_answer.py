@@ -10,7 +10,7 @@ from minisgl.core import Finished, FinishReason
 from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
 from minisgl.server.api.schema import Json, Timings, Usage
 from minisgl.server.api.tools import AnswerCall, CallDelta, answer_calls
-from minisgl.server.respond import Output
+from minisgl.server.web.respond import Output
 
 
 class AnswerMessage(Json, frozen=True, kw_only=True):

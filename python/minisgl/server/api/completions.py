@@ -11,7 +11,6 @@ from minisgl.core import Finished, FinishReason
 from minisgl.core.sampling_checks import MAX_TOP_LOGPROBS
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
-from minisgl.server import body
 from minisgl.server.api.logprobs import TextLogprobs
 from minisgl.server.api.openai_shape import OpenAIShape
 from minisgl.server.api.schema import (
@@ -23,9 +22,10 @@ from minisgl.server.api.schema import (
     only,
     token_prompt,
 )
-from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, TextEvent, event, respond
 from minisgl.server.site import Routes, Site
+from minisgl.server.web import body
+from minisgl.server.web.openapi import operation
+from minisgl.server.web.respond import Output, TextEvent, event, respond
 
 MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`
 

@@ -11,7 +11,6 @@ from minisgl.core import Finished, FinishReason
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
-from minisgl.server import body
 from minisgl.server.api.logprobs import PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.schema import (
@@ -22,9 +21,10 @@ from minisgl.server.api.schema import (
     Usage,
     token_prompt,
 )
-from minisgl.server.openapi import operation
-from minisgl.server.respond import Output, Shape, event, respond
 from minisgl.server.site import Routes, Site
+from minisgl.server.web import body
+from minisgl.server.web.openapi import operation
+from minisgl.server.web.respond import Output, Shape, event, respond
 
 
 class GenerateRequest(SamplingFields, frozen=True, kw_only=True):

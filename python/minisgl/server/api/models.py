@@ -7,10 +7,10 @@ from typing import Final, Literal
 
 from fastapi import APIRouter, Response
 
-from minisgl.server import body
 from minisgl.server.api.schema import Json
-from minisgl.server.openapi import operation
 from minisgl.server.site import Routes, Site
+from minisgl.server.web import body
+from minisgl.server.web.openapi import operation
 
 
 class Model(Json, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from minisgl.core import Finished
 from minisgl.message import TextReply, ids_from_bytes
 from minisgl.server.api.schema import OpenAIFields, Timings, Usage
-from minisgl.server.respond import DONE, Output, Shape, event
+from minisgl.server.web.respond import DONE, Output, Shape, event
 
 
 class OpenAIShape(Shape):

@@ -1,7 +1,7 @@
 """Records that several API families use: sampling fields, usage, timings, errors.
 
 A family's request has each field of its vendor's schema. Each is honoured, neutral or refused
-(`minisgl.server.api.strict`).
+(`minisgl.server.web.strict`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
-from minisgl.server.api.strict import Json as Json
-from minisgl.server.api.strict import ignored as ignored
-from minisgl.server.api.strict import only as only
 from minisgl.server.api.structured import StructuredFields, in_turn, naming
+from minisgl.server.web.strict import Json as Json
+from minisgl.server.web.strict import ignored as ignored
+from minisgl.server.web.strict import only as only
 from minisgl.utils.text import shortened
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from minisgl.core.structured import KINDS
 from minisgl.errors import InvalidRequest, RequestError
-from minisgl.server.api.strict import Json, ignored, only
+from minisgl.server.web.strict import Json, ignored, only
 
 
 class JsonSchema(Json, frozen=True, kw_only=True):

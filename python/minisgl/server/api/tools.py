@@ -12,8 +12,8 @@ from msgspec import UNSET, Meta, UnsetType
 from minisgl.core.answer import ToolCall as ParsedCall
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import check_depth
-from minisgl.server.api.strict import Json, ignored
-from minisgl.server.api.wrong_fields import field_error
+from minisgl.server.web.strict import Json, ignored
+from minisgl.server.web.wrong_fields import field_error
 from minisgl.utils.text import brief
 
 MAX_TOOLS: Final = 1024

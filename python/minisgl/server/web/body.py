@@ -14,10 +14,10 @@ from starlette.types import Scope
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.aliases import renamed
 from minisgl.server.api.schema import Json, SamplingFields
-from minisgl.server.api.wrong_fields import field_error
-from minisgl.server.bodies import Bodies
-from minisgl.server.connections import client_address
 from minisgl.server.errors import refusal
+from minisgl.server.web.bodies import Bodies
+from minisgl.server.web.connections import client_address
+from minisgl.server.web.wrong_fields import field_error
 from minisgl.utils.text import brief
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a million tokens are about 5 MB of English

@@ -7,8 +7,8 @@ import logging
 
 from rich.console import Console
 
-from minisgl.server.start_lines import FIRST, StartLines
 from minisgl.utils.logger import get_logger, tell_lines
+from minisgl_gateway.start_lines import FIRST, StartLines
 
 logger = get_logger("minisgl.test")
 

@@ -1,6 +1,6 @@
 """GET /metrics: a page for Prometheus.
 
-Its values are the API process's counters (`minisgl.server.telemetry.observe`) and each rank's last
+Its values are the API process's counters (`minisgl.server.observe`) and each rank's last
 report (`minisgl.scheduler.meter`), which is at most a second old while there is work.
 docs/observability.md explains every metric.
 """
@@ -24,9 +24,9 @@ from prometheus_client.registry import Collector
 from minisgl import plugins
 from minisgl.scheduler.loop import PARTS
 from minisgl.server.clients import Keys
+from minisgl.server.observe import Histogram, Observer
 from minisgl.server.site import Routes, Site
-from minisgl.server.telemetry.observe import Histogram, Observer
-from minisgl.server.telemetry.prometheus import counter_by, metrics_page
+from minisgl.server.web.prometheus import counter_by, metrics_page
 from minisgl.version import __version__
 
 _RANK_COUNTERS: Final = {

@@ -9,15 +9,15 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, ids_from_bytes
-from minisgl.server import body
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.logprobs import token_name
 from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.schema import Json, token_prompt
 from minisgl.server.api.tools import tools_of
 from minisgl.server.clients import key_number
-from minisgl.server.openapi import operation
 from minisgl.server.site import Routes, Site
+from minisgl.server.web import body
+from minisgl.server.web.openapi import operation
 from minisgl.tokenizer.codec import check_count
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from minisgl.server.connections import Connections
+from minisgl.server.web.connections import Connections
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)

@@ -32,8 +32,8 @@ from minisgl.server.call import Call, ClientGone, Replies
 from minisgl.server.clients import Key, Origin
 from minisgl.server.errors import DeadlineExceeded, client_left, error_body
 from minisgl.server.frontend import Frontend
-from minisgl.server.http import ABORT_CONNECTION, wait_for_disconnect
-from minisgl.server.telemetry.observe import Observer
+from minisgl.server.observe import Observer
+from minisgl.server.web.http import ABORT_CONNECTION, wait_for_disconnect
 
 _encode: Final = msgspec.json.Encoder().encode
 

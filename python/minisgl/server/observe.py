@@ -1,6 +1,6 @@
 """Counts the API process's requests: their times, ends and errors.
 
-`minisgl.server.telemetry.metrics` makes a Prometheus page from these counters. Times are what a
+`minisgl.server.api.metrics` makes a Prometheus page from these counters. Times are what a
 client sees without the network: from the message to the tokenizer to the arrival of text. Why not
 the histogram of Prometheus's library: it takes a lock and several calls per value, and each piece
 of text is a value.
