@@ -123,7 +123,7 @@ def _server() -> tuple[asyncio.AbstractEventLoop, Any]:
     from minisgl.core import SamplingParams
     from minisgl.server.api_server import create_app
     from minisgl.server.frontend import Frontend
-    from minisgl.server.site import ServedModel
+    from minisgl.server.model import ServedModel
 
     tokenizer: Any = _Refusing()
     no_replies: Any = None  # `_Refusing` delivers them

@@ -43,7 +43,6 @@ ROWS: Final = [
     Row("routes", "completions", "minisgl.server.api.completions:ROUTES"),
     Row("routes", "generate", "minisgl.server.api.generate:ROUTES"),
     Row("routes", "models", "minisgl.server.api.models:ROUTES"),
-    Row("routes", "tokens", "minisgl_gateway.tokens:ROUTES"),
     Row("routes", "metrics", "minisgl.server.api.metrics:ROUTES"),
     Row("servers", "own", "minisgl.server.launch:launch_server"),
     Row("servers", "shell", "minisgl.cli.clients:serve_with_shell"),

@@ -44,6 +44,8 @@ TABLES: Final = {
     "servers": "minisgl_gateway",
     "keys": "minisgl_gateway",
     "routes": "minisgl_gateway",
+    "error_forms": "minisgl_gateway",
+    "start_lines": "minisgl_gateway",
     "request_headers": "minisgl_gateway",
     "prompt_watchers": "minisgl_gateway",
     "metrics": "minisgl_gateway",

@@ -14,17 +14,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 from fastapi import Request, Response
 
 from minisgl.core.answer import Part
 from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.left_out import BUDGET, EFFORT, Omission
+from minisgl.server.api.left_out import Omission
 from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.model_card import ModelCard
-from minisgl.server.api.schema import ErrorBody, Timings, Usage
+from minisgl.server.api.schema import Timings, Usage
+from minisgl.server.web.errors import ErrorBody
+from minisgl_gateway.card import ModelCard
+
+EFFORT: Final = "reasoning_effort"
+BUDGET: Final = "thinking_budget"
+UNREADABLE: Final = "[an image or a file, which this model cannot read]"
+"""Replaces an image or a file that a tool returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
-from minisgl.server.api.schema import ErrorBody, Json
+from minisgl.server.strict import Json
+from minisgl.server.web.errors import ErrorBody
 
 
 class AnthropicError(Json, frozen=True, kw_only=True):
@@ -51,8 +50,5 @@ class OllamaError(Json, frozen=True, kw_only=True):
     error: str
 
 
-def in_form_of(path: str, body: ErrorBody) -> msgspec.Struct:
-    """Return `body` in the form of the API at `path`: Ollama's, Anthropic's, else OpenAI's."""
-    if path.startswith("/api/"):
-        return OllamaError(error=body.error.message)
-    return anthropic_error(body) if path.startswith("/v1/messages") else body
+def ollama_error(body: ErrorBody) -> OllamaError:
+    return OllamaError(error=body.error.message)

@@ -4,6 +4,8 @@ from `minisgl.server.web.respond` on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -14,10 +16,12 @@ from minisgl.message import TextPrompt, TextReply, ids_from_bytes
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import OmissionLog
 from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
-from minisgl.server.api.schema import ErrorBody, Timings, Usage
+from minisgl.server.api.schema import Timings, Usage
 from minisgl.server.clients import key_number
-from minisgl.server.web.respond import Output, Shape, respond
 from minisgl.server.site import Routes, Site
+from minisgl.server.web.errors import ErrorBody
+from minisgl.server.web.respond import Output, Shape, respond
+from minisgl_gateway.card import ModelCard, read_card
 from minisgl_gateway.chat import Asked, Chat, End, Form, Model
 
 
@@ -57,13 +61,19 @@ class InProcess(Chat):
         key = request.scope.get("api_key")
         return key.name if key else ""
 
+    @cached_property
+    def _card(self) -> ModelCard:
+        """It is read from the checkpoint when it is first used."""
+        return read_card(self._model.folder)
+
     def _named(self, name: str) -> Model:
         model = self._model
+        card = replace(self._card, template=model.template, abilities=model.abilities)
         return Model(
             name=name,
-            card=model.card,
-            has_efforts=model.card.has_efforts,
-            capabilities=model.card.capabilities,
+            card=card,
+            has_efforts=card.has_efforts,
+            capabilities=model.capabilities,
             context_length=self._frontend.context_length,
             created=model.created,
             defaults=model.shown_defaults,

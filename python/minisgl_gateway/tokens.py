@@ -12,10 +12,11 @@ from minisgl.message import Prompt, TextPrompt, ids_from_bytes
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.logprobs import token_name
 from minisgl.server.api.messages import Message, TemplateArgs
-from minisgl.server.api.schema import Json, token_prompt
+from minisgl.server.api.schema import token_prompt
 from minisgl.server.api.tools import tools_of
 from minisgl.server.clients import key_number
 from minisgl.server.site import Routes, Site
+from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 from minisgl.tokenizer.codec import check_count

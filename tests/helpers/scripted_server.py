@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import ssl
 import threading
 import time
@@ -50,8 +49,8 @@ from minisgl.message.frontend import (
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.api_server import create_app
 from minisgl.server.frontend import Frontend
+from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer
-from minisgl.server.site import ServedModel
 from minisgl.server.web.browser_guard import Door
 from minisgl.server.web.http import HttpServer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
@@ -157,12 +156,12 @@ class ScriptedServer:
     @contextlib.contextmanager
     def templated(self, template: str) -> Iterator[None]:
         """Let the API server see `template` as the model's chat template."""
-        card = self._model.card
-        self._model.__dict__["card"] = dataclasses.replace(
-            card, template=template, abilities=abilities(template)
-        )
+        kept = self._model.__dict__
+        before = {name: kept[name] for name in ("template", "abilities") if name in kept}
+        kept |= {"template": template, "abilities": abilities(template)}
         yield
-        self._model.__dict__["card"] = card
+        del kept["template"], kept["abilities"]
+        kept |= before
 
     def fail(self, error: EngineError) -> None:
         """Fail as the supervisor does when a worker is gone."""

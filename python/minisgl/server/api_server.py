@@ -11,13 +11,12 @@ from starlette.types import ASGIApp
 
 from minisgl import plugins
 from minisgl.errors import EngineError
-from minisgl.server import errors
 from minisgl.server.clients import Keys
 from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
-from minisgl.server.site import Routes, ServedModel, Site
-from minisgl.server.web import body
-from minisgl.server.web.bodies import Bodies
+from minisgl.server.model import ServedModel
+from minisgl.server.site import Routes, Site
+from minisgl.server.web import body, errors
 from minisgl.server.web.browser_guard import Door, behind
 from minisgl.server.web.openapi import DocumentedAPI
 from minisgl.server.web.request_ids import RequestIds
@@ -47,7 +46,7 @@ def create_app(
     records = [record for routes in families for record in routes.records]
     settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = DocumentedAPI(records, title="Mini-SGLang", **settings)
-    app.state.bodies, open_ids = Bodies(), Counter[str]()
+    app.state.bodies, open_ids = body.Bodies(), Counter[str]()
     app.state.by_header = {row.name: row.load() for row in plugins.rows("request_headers")}
     errors.install(app, frontend.observer)
     site = Site(frontend=frontend, model=model, keys=keys, open_ids=open_ids)

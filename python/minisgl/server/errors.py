@@ -1,45 +1,12 @@
-"""Turns every error into OpenAI's error object.
-
-::
-
-    {"error": {"message": a sentence, "type": kind, "param": the field or null, "code": code}}
-
-`error_body` makes this object from exceptions of handlers, unknown paths and bugs of the server, so
-a client needs one way to read errors. In a stream that has begun, the object is the last event. The
-APIs of other vendors have the same content in those vendors' forms.
-"""
+"""Errors of the API process, which become answers in `minisgl.server.web.errors`."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Iterator
-from typing import Any
-
-import msgspec
-from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from collections.abc import Iterator, Mapping
 
 from minisgl.errors import EngineError, InvalidRequest, RequestError
-from minisgl.server.api.schema import ErrorBody, ErrorObject
-from minisgl.server.observe import Observer
-from minisgl_gateway.error_forms import in_form_of
-
-
-class RateLimited(RequestError):
-    """An API key has reached a limit of a minute.
-
-    retry_after_s: seconds until the same request is within the limit.
-    """
-
-    code = "rate_limit_exceeded"
-    status = 429
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(EngineError):
@@ -85,52 +52,6 @@ class Draining(EngineError):
         )
 
 
-def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """Return the HTTP status and the object for `error`. An exception of another kind is a bug."""
-    param: str | None = None
-    if isinstance(error, RequestError):
-        status, message, code, param = error.status, error.message, error.code, error.param
-    elif isinstance(error, EngineError):
-        status, message, code = error.status, str(error), error.code
-    else:
-        status, code = 500, "internal_error"
-        message = f"the server made a mistake ({type(error).__name__}); its log has the details"
-    return status, ErrorBody(
-        error=ErrorObject(message=message, type=_kind(status), param=param, code=code)
-    )
-
-
-def _kind(status: int) -> str:
-    """Return OpenAI's `error.type` for an HTTP status."""
-    if status >= 500:
-        return "server_error"
-    return "rate_limit_error" if status == 429 else "invalid_request_error"
-
-
-def error_response(error: Exception, path: str) -> Response:
-    """Return the response for `error` in the form of the API that `path` belongs to.
-
-    With 429, 503 and 504, Retry-After is the error's `retry_after_s`, or 1 second.
-    """
-    status, body = error_body(error)
-    headers = {}
-    if status in (429, 503, 504):
-        headers["Retry-After"] = str(math.ceil(getattr(error, "retry_after_s", 1)))
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(in_form_of(path, body)),
-        status,
-        headers=headers,
-        media_type="application/json",
-    )
-
-
-def client_left() -> Response:
-    """Return the response to a client that has left, with nginx's status for that."""
-    return Response(status_code=499)
-
-
 def refusal(message: str, *, status: int, code: str, param: str | None = None) -> InvalidRequest:
     """Return an `InvalidRequest` with this status and code."""
     error = InvalidRequest(message, param=param)
@@ -148,55 +69,36 @@ def encodable() -> Iterator[None]:
         raise InvalidRequest(f"the request holds a value that is out of range: {error}") from None
 
 
-def install(app: FastAPI, observer: Observer) -> None:
-    """Let `app` answer every exception with an error object."""
+def rename(error: RequestError, names: Mapping[str, str]) -> None:
+    """Change an error so that it names the request's field.
 
-    async def answer(request: Request, error: Exception) -> Response:
-        observer.answered(error_body(error)[1].error.code)
-        return error_response(error, request.url.path)
-
-    async def answer_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        response = await answer(request, _routing_error(request, error))
-        response.headers.update(error.headers or {})
-        return response
-
-    async def answer_client_gone(request: Request, error: Exception) -> Response:
-        return client_left()
-
-    handlers: tuple[tuple[type[Exception], Any], ...] = (
-        (RequestError, answer),
-        (EngineError, answer),
-        (HTTPException, answer_http),
-        (ClientDisconnect, answer_client_gone),  # while its body was read
-        (Exception, answer),
-    )
-    for kind, handler in handlers:
-        app.add_exception_handler(kind, handler)
+    names: the request's names, by the names that the workers use. For example, "the prompt has"
+    becomes "the field messages has".
+    """
+    param = error.param or ""
+    for old, new in names.items():
+        if param == old or param.startswith(f"{old}."):
+            error.param = new + param.removeprefix(old)
+            name = f"field {error.param}" if f"the {param} " in error.message else error.param
+            error.message = error.message.replace(param, name, 1)
+            return
 
 
-def _nearby(request: Request) -> str:
-    """Return the path that was probably meant, if /v1 is missing or comes twice; else ""."""
-    path = request.url.path.rstrip("/").removeprefix("/v1/v1").removeprefix("/v1")
-    known = request.app.openapi()["paths"]
-    return next((name for name in (f"/v1{path}", path) if path and name in known), "")
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Apply `rename` to the RequestErrors that the block raises."""
+    try:
+        yield
+    except RequestError as error:
+        rename(error, names)
+        raise
 
 
-def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
-    path, method = request.url.path, request.method
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        return refusal(
-            f"{path} does not take {method}, it takes {allowed}",
-            status=405,
-            code="method_not_allowed",
-        )
-    if error.status_code == 404:
-        near = _nearby(request)
-        hint = f"did you mean {near}?" if near else "/docs lists all paths"
-        return refusal(
-            f"there is nothing at {path}; {hint}",
-            status=404,
-            code="not_found",
-        )
-    return refusal(str(error.detail), status=error.status_code, code="http_error")
+def in_turn(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """Return `first`, with each of its values replaced by the name that `second` has for it."""
+    changed = {}
+    for old, new in first.items():
+        error = InvalidRequest("", param=new)
+        rename(error, second)
+        changed[old] = error.param or new
+    return changed

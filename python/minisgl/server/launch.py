@@ -19,10 +19,10 @@ import contextlib
 import importlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from minisgl import env, plugins
 from minisgl.runtime.node_map import ranks_of
@@ -32,13 +32,13 @@ from minisgl.runtime.signals import Signals, held
 from minisgl.runtime.workers import Workers
 from minisgl.server.address import bind, tls_context, url_of
 from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.clients import Keys
 from minisgl.server.command import run_serving
+from minisgl.server.model import find_checkpoint
 from minisgl.server.ready import ready_text, say
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
-from minisgl_gateway.start_lines import StartLines
 
 logger = get_logger(__name__)
 
@@ -69,9 +69,10 @@ def launch_server(
             except KeyboardInterrupt:
                 logger.info("stopped")
             return 0
-        if foreground and args.log_level is None:
+        spinner = plugins.find("start_lines", "spinner")
+        if spinner and foreground and args.log_level is None:
             is_here = args.model is None or Path(args.model).expanduser().exists()
-            with StartLines(downloads=not is_here) as lines:
+            with spinner(downloads=not is_here) as lines:
                 return _serve(args, signals, foreground, clock, on_url, lines)
         return _serve(args, signals, foreground, clock, on_url)
 
@@ -84,11 +85,24 @@ def launch_server(
     )
 
 
+def _keys(args: ServerArgs) -> Keys | None:
+    """Return the API keys of the options. Raises ConfigError, also for an option that no package
+    here can honour: a server must not start without what it was asked for."""
+    if args.otlp_endpoint:
+        plugins.need("prompt_watchers", "otlp", "--otlp-endpoint")
+    if args.api_key is None and args.api_key_file is None:
+        return None
+    flag = "--api-key" if args.api_key is not None else "--api-key-file"
+    made: Keys = plugins.need("keys", "ring", flag)(args.api_key, args.api_key_file)
+    return made
+
+
 def _dry_run(args: ServerArgs, signals: Signals) -> int:
-    found = find_checkpoint(args)
+    _keys(args)
+    folder = find_checkpoint(args).folder
     with _workers(signals) as workers:
-        workers.start_engine(replace(args, model=str(found.folder)))
-        workers.start_text(found.folder, args.num_tokenizer, dry_run=True)
+        workers.start_engine(replace(args, model=str(folder)))
+        workers.start_text(folder, args.num_tokenizer, dry_run=True)
         workers.wait_ready()
         say(workers.info["memory"])
         if not workers.info["has_chat_template"]:
@@ -103,21 +117,16 @@ def _serve(
     foreground: Callable[[str], int] | None,
     clock: StartClock,
     on_url: Callable[[str], None] | None,
-    lines: StartLines | None = None,
+    lines: Any = None,
 ) -> int:
-    """Serve until asked to stop, and return the exit code. lines: shows the log until it is
-    ready."""
+    """Serve until asked to stop, and return the exit code. lines: shows the log until it is ready
+    (a row of the table `start_lines`)."""
     tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
-    keys = None
-    if args.api_key is not None or args.api_key_file is not None:
-        flag = "--api-key" if args.api_key is not None else "--api-key-file"
-        keys = plugins.need("keys", "ring", flag)(args.api_key, args.api_key_file)
-    if args.otlp_endpoint:
-        plugins.need("prompt_watchers", "otlp", "--otlp-endpoint")
+    keys = _keys(args)
     on_line = lines.show if lines else None
     with bind(args.host, args.http_port) as bound, _workers(signals, on_line) as workers:
-        found = find_checkpoint(args)
-        folder, name = found.folder, found.names[0]
+        model = find_checkpoint(args)
+        folder = model.folder
         if lines:
             lines.begin()
         if args.nnodes > 1:
@@ -139,14 +148,7 @@ def _serve(
         workers.wait_while(importing)
         with held():  # an import may swallow what a signal handler raises
             from minisgl.server.server import Server
-            from minisgl.server.site import ServedModel
 
-            model = ServedModel(
-                names=found.names,
-                defaults=found.defaults,
-                created=int(time.time()),
-                folder=folder,
-            )
             server = Server(workers, bound, model, args, keys, tls, start_workers)
         workers.wait_ready()
         signals.check()
@@ -165,7 +167,7 @@ def _serve(
                 on_url(url)
                 return
             seconds, can_chat = sum(clock.part_s.values()), workers.info["has_chat_template"]
-            say(ready_text(name, url, seconds, needs_key=keys is not None, can_chat=can_chat))
+            say(ready_text(model.name, url, seconds, needs_key=keys is not None, can_chat=can_chat))
 
         asyncio.run(server.serve(on_ready))
         return 0

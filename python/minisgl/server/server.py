@@ -31,8 +31,8 @@ from minisgl.server.clients import Keys
 from minisgl.server.drain import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
+from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer, PromptWatcher
-from minisgl.server.site import ServedModel
 from minisgl.server.web.browser_guard import door_of
 from minisgl.server.web.http import HttpServer
 from minisgl.utils.logger import get_logger

@@ -36,8 +36,8 @@ from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.server.address import bind, url_of
 from minisgl.server.args import ServerArgs
+from minisgl.server.model import ServedModel
 from minisgl.server.server import Server
-from minisgl.server.site import ServedModel
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import setup_logging
 from minisgl.utils.process import WorkerStatus

@@ -9,13 +9,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from minisgl.core.answer import Kind, Part, collect
-from minisgl_gateway.error_forms import ErrorEvent, anthropic_error
 from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.schema import ErrorBody, Json, Timings
+from minisgl.server.api.schema import Timings
 from minisgl.server.api.tools import call_input, new_call_id
+from minisgl.server.strict import Json
+from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.respond import named_event
 from minisgl_gateway.anthropic.request import MessagesRequest
 from minisgl_gateway.chat import End, Form
+from minisgl_gateway.error_forms import ErrorEvent, anthropic_error
 
 
 class MessageUsage(Json, frozen=True, kw_only=True):

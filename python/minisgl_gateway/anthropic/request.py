@@ -13,12 +13,14 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.left_out import UNREADABLE, Omission
+from minisgl.server.api.left_out import Omission
 from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction, joined
-from minisgl.server.api.schema import Json, NonNegative, Positive, Timeout, TopK, ignored, only
+from minisgl.server.api.schema import NonNegative, Positive, Timeout, TopK
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tool_choice_of
+from minisgl.server.strict import Json, ignored, only
 from minisgl_gateway.anthropic.tools import AnthropicChoice, AnthropicTool, CacheControl
+from minisgl_gateway.chat import UNREADABLE
 
 _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 

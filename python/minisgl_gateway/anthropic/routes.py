@@ -6,15 +6,15 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from minisgl.server.web import body
 from minisgl.server.api.chat import ChatRequest
-from minisgl_gateway.error_forms import ErrorEvent
-from minisgl.server.api.left_out import BUDGET, EFFORT, Omission
-from minisgl.server.api.schema import Json
+from minisgl.server.api.left_out import Omission
+from minisgl.server.strict import Json
+from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 from minisgl_gateway.anthropic.answer import EVENTS, AnthropicMessage, MessageForm
 from minisgl_gateway.anthropic.request import CountRequest, MessagesRequest
-from minisgl_gateway.chat import Asked, Chat, Model, fitting
+from minisgl_gateway.chat import BUDGET, EFFORT, Asked, Chat, Model, fitting
+from minisgl_gateway.error_forms import ErrorEvent
 from minisgl_gateway.in_process import in_process
 
 _NAMES: Final = {

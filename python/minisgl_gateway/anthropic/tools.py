@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.api.schema import Json, ignored, only
 from minisgl.server.api.tools import Function, Tool, decoded
+from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import brief
 
 _NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without marks."

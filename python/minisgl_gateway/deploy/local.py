@@ -24,8 +24,8 @@ from minisgl.errors import ConfigError, StartupFailed
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, tls_context
 from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import find_checkpoint
 from minisgl.server.command import run_serving
+from minisgl.server.model import find_checkpoint
 from minisgl.server.web.browser_guard import door_of
 from minisgl.utils.container import num_cores
 from minisgl.utils.gpus import num_gpus

@@ -8,8 +8,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import RequestError
-from minisgl.server.errors import error_response, refusal
+from minisgl.server.errors import refusal
 from minisgl.server.observe import Observer
+from minisgl.server.web.errors import error_response
 from minisgl_gateway.keys.ring import Key, KeyRing
 from minisgl_gateway.watch.replica import PREFIX_HEADER
 

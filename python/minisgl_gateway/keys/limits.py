@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from minisgl.server.errors import RateLimited
+from minisgl.errors import RequestError
+
+
+class RateLimited(RequestError):
+    """An API key has reached a limit of a minute.
+
+    retry_after_s: seconds until the same request is within the limit.
+    """
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Bucket:

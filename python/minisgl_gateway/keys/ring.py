@@ -32,9 +32,8 @@ from msgspec import Meta
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import KeyShare, Prompt, TextReply
-from minisgl.server.errors import RateLimited
 from minisgl.utils.logger import get_logger
-from minisgl_gateway.keys.limits import Limits
+from minisgl_gateway.keys.limits import Limits, RateLimited
 from minisgl_gateway.keys.shares import Share, Shares
 from minisgl_gateway.router.replica_state import KeyUse
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
+from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
-from minisgl_gateway.error_forms import OllamaError
-from minisgl.server.web.strict import Json, ignored
 from minisgl.server.web.openapi import operation
 from minisgl.version import __version__
 from minisgl_gateway.chat import Chat, Model
+from minisgl_gateway.error_forms import OllamaError
 from minisgl_gateway.in_process import in_process
 
 NEVER: Final = "9999-12-31T23:59:59Z"

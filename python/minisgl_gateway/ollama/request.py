@@ -12,7 +12,7 @@ from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.schema import Timeout, TopK
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.api.tools import tools_of
-from minisgl.server.web.strict import Json, ignored, only
+from minisgl.server.strict import Json, ignored, only
 
 Resource = Annotated[Any, ignored("Changes nothing: the server was started with its resources.")]
 

@@ -12,15 +12,15 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from minisgl.core.answer import Part, SplitAnswer, collect
-from minisgl.server.web import body
-from minisgl_gateway.error_forms import OllamaError
 from minisgl.server.api.left_out import unused_switch
 from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.schema import ErrorBody
-from minisgl.server.web.strict import Json
 from minisgl.server.api.tools import call_input, new_call_id
+from minisgl.server.strict import Json
+from minisgl.server.web import body
+from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.openapi import operation
 from minisgl_gateway.chat import Asked, Chat, End, Form
+from minisgl_gateway.error_forms import OllamaError
 from minisgl_gateway.in_process import in_process
 from minisgl_gateway.ollama.models import named
 from minisgl_gateway.ollama.request import (
@@ -93,7 +93,7 @@ def router(chat: Chat) -> APIRouter:
             text=text,
             names={"prompt": "messages" if is_chat else "prompt", **_NAMES},
             is_clamped=True,
-            left_out=unused_switch(switch, model.card),
+            left_out=unused_switch(switch, model.card.abilities),
         )
         return await chat.answer(request, whole, form)
 

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal, Self
 from msgspec import UNSET, UnsetType, field
 
 from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.schema import Json, Timings
+from minisgl.server.api.schema import Timings
+from minisgl.server.strict import Json
 from minisgl_gateway.chat import End, Model
 from minisgl_gateway.responses.request import ResponsesRequest
 from minisgl_gateway.responses.tools import NameChoice

@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.api.left_out import UNREADABLE, Omission
+from minisgl.server.api.left_out import Omission
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
-from minisgl.server.api.schema import Json, ignored, only
+from minisgl.server.strict import Json, ignored, only
+from minisgl_gateway.chat import UNREADABLE
 from minisgl_gateway.responses.tools import custom_arguments
 
 HOSTED: Final = (

@@ -16,15 +16,13 @@ from minisgl.server.api.schema import (
     CacheKey,
     CacheOptions,
     CacheRetention,
-    Json,
     Moderation,
     Positive,
     StreamOptions,
     Timeout,
-    ignored,
-    only,
 )
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
+from minisgl.server.strict import Json, ignored, only
 from minisgl_gateway.responses.items import InputItem
 from minisgl_gateway.responses.tools import (
     NameChoice,

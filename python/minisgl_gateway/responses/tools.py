@@ -28,7 +28,7 @@ from minisgl.server.api.tools import (
     call_input,
     decoded,
 )
-from minisgl.server.web.strict import Json
+from minisgl.server.strict import Json
 from minisgl.utils.text import brief
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")

@@ -29,10 +29,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import EngineError, MinisglError
-from minisgl.server.errors import Draining, client_left, error_response, refusal
-from minisgl.server.web.bodies import Bodies
-from minisgl.server.web.body import read_bytes, response
+from minisgl.server.errors import Draining, refusal
+from minisgl.server.web.body import Bodies, read_bytes, response
 from minisgl.server.web.browser_guard import Door, behind
+from minisgl.server.web.errors import client_left, error_response
 from minisgl.server.web.http import wait_for_disconnect
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.guard import key_given

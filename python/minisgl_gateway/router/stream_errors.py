@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from minisgl.server.errors import error_body
-from minisgl_gateway.error_forms import in_form_of
+from minisgl.server.web.errors import error_body, in_form_of
 from minisgl_gateway.router.upstream import EVENTS, JSON_LINES
 
 

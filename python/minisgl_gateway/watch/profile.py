@@ -9,10 +9,9 @@ from fastapi import APIRouter, Response
 
 from minisgl.errors import EngineError, MinisglError
 from minisgl.message import ProfileReply
-from minisgl.server.api.schema import ErrorObject
-from minisgl.server.errors import error_body
 from minisgl.server.site import Routes, Site
 from minisgl.server.web import body
+from minisgl.server.web.errors import ErrorObject, error_body
 
 # The first start takes 1.3 s on 2 cores. A stop writes a trace, which may have many steps.
 START_TIMEOUT_S: Final = 30.0

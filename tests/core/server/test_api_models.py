@@ -15,13 +15,14 @@ import pytest
 
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl.builtin import model_path
+from minisgl.core import SamplingParams
 from minisgl.message import ChatPrompt, TextPrompt
 from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.model_card import ModelCard, read_card
 from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.model import ServedModel, find_checkpoint
 from minisgl.server.web.browser_guard import Door
 from minisgl.server.web.openapi import DocumentedAPI
+from minisgl_gateway.card import ModelCard, read_card
 from minisgl_gateway.keys.ring import KeyRing
 
 
@@ -72,7 +73,6 @@ def test_the_card_of_the_builtin_model(client: openai.OpenAI) -> None:
     assert card.size == f"{num / 10**6:.1f}M"
     assert card.num_bytes == (model_path() / "model.safetensors").stat().st_size
     assert (card.family, card.dtype, card.quantization) == ("qwen3", "bfloat16", "")
-    assert card.capabilities == ["completion"]
     entry = client.models.list().data[0].model_extra
     assert entry
     assert entry["capabilities"] == ["completion"]
@@ -94,8 +94,9 @@ def test_capabilities_follow_the_chat_template(
 ) -> None:
     (tmp_path / "config.json").write_text('{"text_config": {"dtype": "float16"}}')
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    model = ServedModel(names=(MODEL,), defaults=SamplingParams(), folder=tmp_path)
+    assert model.capabilities == ["completion", *capabilities]
     card = read_card(tmp_path)
-    assert card.capabilities == ["completion", *capabilities]
     assert (card.num_parameters, card.num_bytes, card.dtype) == (0, 0, "float16")
 
 
@@ -110,7 +111,7 @@ def test_a_second_copy_of_the_weights_does_not_count(tmp_path: Path) -> None:
 
 def test_sizes_are_rounded() -> None:
     def size(num: int) -> str:
-        texts = dict.fromkeys(("family", "dtype", "quantization", "digest", "template"), "")
+        texts = dict.fromkeys(("family", "dtype", "quantization", "digest"), "")
         return ModelCard(num_parameters=num, num_bytes=0, **texts).size
 
     assert [size(n) for n in (999, 5_000, 4_900_000, 7_615_616_512)] == [

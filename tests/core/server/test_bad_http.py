@@ -13,7 +13,7 @@ import pytest
 from openai.types.shared.error_object import ErrorObject
 
 from helpers.api_requests import CHAT, GENERATE, TEXT, hello, refused
-from minisgl.server import body as bodies
+from minisgl.server.web import body as bodies
 
 
 def test_half_a_body_times_out(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

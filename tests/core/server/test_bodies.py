@@ -18,9 +18,9 @@ from helpers.key_files import FILE, OTHER, SECRET, key_file
 from helpers.router_thread import RouterThread
 from helpers.scripted_server import ScriptedServer
 from minisgl.errors import InvalidRequest
-from minisgl.server import bodies as module
-from minisgl.server import body as body_module
-from minisgl.server.web.bodies import FREE_BYTES, Bodies
+from minisgl.server.web import body as body_module
+from minisgl.server.web import body as module
+from minisgl.server.web.body import FREE_BYTES, Bodies
 from minisgl_gateway.keys.ring import KeyRing
 
 KIB = 2**10

@@ -17,7 +17,7 @@ from minisgl.errors import CheckpointError, ConfigError
 from minisgl.runtime.check_early import check_context
 from minisgl.runtime.check_ranks import check_ranks
 from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import find_checkpoint
+from minisgl.server.model import find_checkpoint
 from minisgl.utils import gpus
 
 
@@ -123,7 +123,7 @@ def test_a_context_beyond_the_models(
 def test_no_gpu_is_noticed_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was, after 39 s, by the engine."""
     monkeypatch.setattr("minisgl.runtime.check_early.has_no_gpu", lambda: True)
-    monkeypatch.setattr("minisgl.server.checkpoint.resolve_checkpoint", None)
+    monkeypatch.setattr("minisgl.server.model.resolve_checkpoint", None)
     with pytest.raises(ConfigError, match="--device cuda: torch finds no CUDA device here"):
         find_checkpoint(ServerArgs(model="org/name", device="cuda"))
 

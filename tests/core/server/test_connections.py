@@ -19,9 +19,9 @@ import pytest
 
 from helpers.key_files import FILE, SECRET, key_file
 from helpers.scripted_server import ScriptedServer
-from minisgl.server import connections as module
-from minisgl.server import http as http_module
 from minisgl.server.address import tls_context
+from minisgl.server.web import connections as module
+from minisgl.server.web import http as http_module
 from minisgl.server.web.connections import EXTRA, Connections, client_address
 from minisgl_gateway.keys.ring import KeyRing
 

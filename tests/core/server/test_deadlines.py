@@ -20,8 +20,8 @@ import pytest
 from helpers.endless import NUM_TOKENS, endless_flags
 from helpers.running_server import POOL, assert_nothing_left
 from helpers.scripted_server import ScriptedServer
-from minisgl.server import http as http_module
-from minisgl.server import respond as respond_module
+from minisgl.server.web import http as http_module
+from minisgl.server.web import respond as respond_module
 
 
 def post(server: ScriptedServer, prompt: str, **fields: Any) -> httpx.Response:

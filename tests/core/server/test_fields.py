@@ -18,7 +18,7 @@ from openai.types.responses import response_create_params as responses_params
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.completions import CompletionRequest
 from minisgl.server.api.generate import GenerateRequest
-from minisgl.server.api.schema import Json
+from minisgl.server.strict import Json
 from minisgl_gateway.anthropic.request import MessagesRequest
 from minisgl_gateway.ollama.request import (
     OllamaChatRequest,

@@ -24,7 +24,7 @@ import pytest
 
 from helpers.endless import endless_flags
 from helpers.running_server import RunningServer, assert_nothing_left
-from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
+from minisgl.server.model import BUILTIN_NAME as MODEL
 
 NUM_STREAMS = 3
 NUM_HEAVY = 8

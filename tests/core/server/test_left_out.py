@@ -16,7 +16,8 @@ import pytest
 
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt
-from minisgl.server.api.left_out import UNREADABLE, Omission, OmissionLog
+from minisgl.server.api.left_out import Omission, OmissionLog
+from minisgl_gateway.chat import UNREADABLE
 
 WARNING = "x-minisgl-warning"
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}

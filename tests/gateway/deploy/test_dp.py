@@ -21,8 +21,8 @@ from minisgl.core import SamplingParams
 from minisgl.engine.cpu import CpuDevice
 from minisgl.errors import ConfigError, StartupFailed
 from minisgl.server.args import ServerArgs
-from minisgl.server.checkpoint import Found
 from minisgl.server.flags import parse_args
+from minisgl.server.model import Found
 from minisgl_gateway.deploy import local
 from minisgl_gateway.deploy.local import _devices, with_share_of_memory
 

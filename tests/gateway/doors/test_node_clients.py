@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from helpers.running_server import RunningServer
-from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
+from minisgl.server.model import BUILTIN_NAME as MODEL
 
 FOLDER = Path(__file__).parent / "node"
 NODE = shutil.which("node")

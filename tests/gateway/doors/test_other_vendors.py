@@ -12,7 +12,7 @@ import ollama
 import pytest
 
 from helpers.running_server import RunningServer
-from minisgl.server.checkpoint import BUILTIN_NAME as MODEL
+from minisgl.server.model import BUILTIN_NAME as MODEL
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pytest
 
 from helpers.key_files import FILE, OTHER, SECRET, Clock, key_file
 from minisgl.errors import ConfigError
-from minisgl.server.errors import RateLimited, error_response
+from minisgl.server.web.errors import error_response
+from minisgl_gateway.keys.limits import RateLimited
 from minisgl_gateway.keys.ring import KeyRing
 
 

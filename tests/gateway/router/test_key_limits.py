@@ -14,7 +14,7 @@ import pytest
 from helpers.router_thread import RouterThread
 from helpers.routing import complete, state_with, until
 from helpers.scripted_server import MODEL, STATE, ScriptedServer
-from minisgl.server.errors import RateLimited
+from minisgl_gateway.keys.limits import RateLimited
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.router.key_limits import KeyLimits
 from minisgl_gateway.router.prefix_hashes import prompt_hashes

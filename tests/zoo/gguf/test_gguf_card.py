@@ -16,8 +16,8 @@ from helpers.model_harness import make_reference
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl import env
 from minisgl.core import SamplingParams
-from minisgl.server.api.model_card import read_card
 from minisgl.tokenizer.defaults import sampling_defaults
+from minisgl_gateway.card import read_card
 from minisgl_zoo.gguf.folder import gguf_folder
 
 

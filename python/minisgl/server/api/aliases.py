@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.api.schema import SamplingFields
-from minisgl.server.web.wrong_fields import field_error
+from minisgl.server.strict import Json, field_error
 
-R = TypeVar("R", bound=SamplingFields)
+R = TypeVar("R", bound=Json)
 
 
 class Alias(NamedTuple):
@@ -69,5 +68,5 @@ def renamed(asked: R) -> R:
 
 
 @cache
-def _types(record: type[SamplingFields]) -> dict[str, Any]:
+def _types(record: type[Json]) -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(record)}

@@ -28,14 +28,11 @@ from minisgl.server.api.schema import (
     CacheKey,
     CacheOptions,
     CacheRetention,
-    Json,
     Moderation,
     NonNegative,
     OpenAIFields,
     Positive,
     Timings,
-    ignored,
-    only,
 )
 from minisgl.server.api.tools import (
     MAX_TOOLS,
@@ -47,6 +44,7 @@ from minisgl.server.api.tools import (
     call_goes_on,
 )
 from minisgl.server.site import Routes, Site
+from minisgl.server.strict import Json, ignored, only
 from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 from minisgl.server.web.respond import Output, TextEvent, event, respond
@@ -217,7 +215,7 @@ def router(site: Site) -> APIRouter:
             shape=shape,
             names={"prompt": "messages", **names},
             num_choices=asked.n or 1,
-            warning=omissions.warning(unused_switch(prompt.template_args, model.card)),
+            warning=omissions.warning(unused_switch(prompt.template_args, model.abilities)),
         )
 
     return routes

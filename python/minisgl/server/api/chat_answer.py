@@ -8,8 +8,9 @@ from msgspec import UNSET, UnsetType
 
 from minisgl.core import Finished, FinishReason
 from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
-from minisgl.server.api.schema import Json, Timings, Usage
+from minisgl.server.api.schema import Timings, Usage
 from minisgl.server.api.tools import AnswerCall, CallDelta, answer_calls
+from minisgl.server.strict import Json
 from minisgl.server.web.respond import Output
 
 

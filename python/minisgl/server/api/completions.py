@@ -13,16 +13,9 @@ from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server.api.logprobs import TextLogprobs
 from minisgl.server.api.openai_shape import OpenAIShape
-from minisgl.server.api.schema import (
-    Json,
-    NonNegative,
-    OpenAIFields,
-    Timings,
-    Usage,
-    only,
-    token_prompt,
-)
+from minisgl.server.api.schema import NonNegative, OpenAIFields, Timings, Usage, token_prompt
 from minisgl.server.site import Routes, Site
+from minisgl.server.strict import Json, only
 from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 from minisgl.server.web.respond import Output, TextEvent, event, respond

@@ -13,15 +13,9 @@ from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server.api.logprobs import PromptLogprob
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
-from minisgl.server.api.schema import (
-    Json,
-    NonNegative,
-    SamplingFields,
-    Timings,
-    Usage,
-    token_prompt,
-)
+from minisgl.server.api.schema import NonNegative, SamplingFields, Timings, Usage, token_prompt
 from minisgl.server.site import Routes, Site
+from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 from minisgl.server.web.respond import Output, Shape, event, respond

@@ -11,15 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from minisgl.server.api.model_card import ModelCard
+from minisgl.core.answer import Abilities
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
-EFFORT: Final = "reasoning_effort"
-BUDGET: Final = "thinking_budget"
-UNREADABLE: Final = "[an image or a file, which this model cannot read]"
-"""Replaces an image or a file that a tool returned."""
 
 
 class Omission(NamedTuple):
@@ -57,10 +52,10 @@ class OmissionLog:
 MAX_SHOWN: Final = 20  # a header of a few hundred bytes
 
 
-def unused_switch(args: Mapping[str, Any], card: ModelCard) -> list[Omission]:
+def unused_switch(args: Mapping[str, Any], abilities: Abilities) -> list[Omission]:
     """Return an omission if `enable_thinking` asks for what the model does not do and the chat
     template has no switch. args: the template's variables."""
     wanted = args.get("enable_thinking")
-    if wanted is None or card.abilities.has_switch or wanted == card.abilities.has_reasoning:
+    if wanted is None or abilities.has_switch or wanted == abilities.has_reasoning:
         return []
     return [Omission("enable_thinking", "enable_thinking")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from minisgl.message import PromptToken, TokenText
-from minisgl.server.api.schema import Json
+from minisgl.server.strict import Json
 
 
 class TopLogprob(Json, frozen=True, kw_only=True):

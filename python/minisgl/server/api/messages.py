@@ -11,7 +11,7 @@ from msgspec import Meta
 from minisgl.core.structured import num_levels
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt
-from minisgl.server.api.schema import Json, ignored, only
+from minisgl.server.strict import Json, ignored, only
 
 MAX_DEPTH: Final = 100
 """The most levels of `chat_template_kwargs` and of a tool's schema. Python's own limit is near

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from fastapi import APIRouter, Response
 
-from minisgl.server.api.schema import Json
 from minisgl.server.site import Routes, Site
+from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 
@@ -55,9 +55,9 @@ def router(site: Site) -> APIRouter:
             created=model.created,
             context_length=frontend.context_length,
             max_model_len=frontend.context_length,
-            capabilities=model.card.capabilities,
-            has_chat_template=bool(model.card.template),
-            has_thinking_switch=model.card.abilities.has_switch,
+            capabilities=model.capabilities,
+            has_chat_template=bool(model.template),
+            has_thinking_switch=model.abilities.has_switch,
             sampling_defaults=model.shown_defaults,
             display_name=name,
             created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),

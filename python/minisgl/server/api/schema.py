@@ -1,4 +1,4 @@
-"""Records that several API families use: sampling fields, usage, timings, errors.
+"""Records that several API families use: sampling fields, usage, timings.
 
 A family's request has each field of its vendor's schema. Each is honoured, neutral or refused
 (`minisgl.server.web.strict`).
@@ -17,10 +17,10 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
-from minisgl.server.api.structured import StructuredFields, in_turn, naming
-from minisgl.server.web.strict import Json as Json
-from minisgl.server.web.strict import ignored as ignored
-from minisgl.server.web.strict import only as only
+from minisgl.server.api.aliases import renamed
+from minisgl.server.api.structured import StructuredFields
+from minisgl.server.errors import in_turn, naming
+from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import shortened
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -88,6 +88,10 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         Namespace | None,
         Meta(description="Only requests with the same salt share cached prefixes."),
     ] = None
+
+    def checked(self) -> Self:
+        """Return the request with our names of its fields (`minisgl.server.api.aliases`)."""
+        return renamed(super().checked())
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """Return `defaults` with the values of the request. Raises InvalidSampling."""
@@ -331,14 +335,3 @@ class Timings(Json, frozen=True, kw_only=True):
             device_s=round(sum(device_s for device_s, _ in costs), 6) if costs else UNSET,
             energy_j=round(sum(joules for _, joules in costs), 6) if costs else UNSET,
         )
-
-
-class ErrorObject(Json, frozen=True, kw_only=True):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorBody(Json, frozen=True, kw_only=True):
-    error: ErrorObject

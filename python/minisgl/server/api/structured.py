@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
 from minisgl.core.structured import KINDS
-from minisgl.errors import InvalidRequest, RequestError
-from minisgl.server.web.strict import Json, ignored, only
+from minisgl.errors import InvalidRequest
+from minisgl.server.strict import Json, ignored, only
 
 
 class JsonSchema(Json, frozen=True, kw_only=True):
@@ -109,38 +107,3 @@ def _of_response_format(wanted: ResponseFormat) -> tuple[dict[str, Any], dict[st
         raise InvalidRequest(f"the field {param} is missing", param=param)
     names = {f"{_OPTION}.json": _SCHEMA, _OPTION: "response_format"}
     return {"json": wanted.json_schema.schema}, names
-
-
-def rename(error: RequestError, names: Mapping[str, str]) -> None:
-    """Change an error so that it names the request's field.
-
-    names: the request's names, by the names that the workers use. For example, "the prompt has"
-    becomes "the field messages has".
-    """
-    param = error.param or ""
-    for old, new in names.items():
-        if param == old or param.startswith(f"{old}."):
-            error.param = new + param.removeprefix(old)
-            name = f"field {error.param}" if f"the {param} " in error.message else error.param
-            error.message = error.message.replace(param, name, 1)
-            return
-
-
-@contextmanager
-def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Apply `rename` to the RequestErrors that the block raises."""
-    try:
-        yield
-    except RequestError as error:
-        rename(error, names)
-        raise
-
-
-def in_turn(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """Return `first`, with each of its values replaced by the name that `second` has for it."""
-    changed = {}
-    for old, new in first.items():
-        error = InvalidRequest("", param=new)
-        rename(error, second)
-        changed[old] = error.param or new
-    return changed

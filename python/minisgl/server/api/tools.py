@@ -12,8 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from minisgl.core.answer import ToolCall as ParsedCall
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import check_depth
-from minisgl.server.web.strict import Json, ignored
-from minisgl.server.web.wrong_fields import field_error
+from minisgl.server.strict import Json, field_error, ignored
 from minisgl.utils.text import brief
 
 MAX_TOOLS: Final = 1024

@@ -27,7 +27,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import RequestError
 from minisgl.server.args import listed
-from minisgl.server.errors import error_response, refusal
+from minisgl.server.errors import refusal
+from minisgl.server.web.errors import error_response
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
 

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.errors import error_body, error_response, refusal
-from minisgl.server.web.accept import accept
-from minisgl.server.web.connections import Connections, client_address, most_connections
+from minisgl.server.errors import refusal
+from minisgl.server.web.connections import Connections, accept, client_address, most_connections
+from minisgl.server.web.errors import error_body, error_response
 
 GRACE_S: Final = 2
 """The longest wait for clients at a shutdown. Streams have ended by then, so the server waits only

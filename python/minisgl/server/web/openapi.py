@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI
 
-from minisgl.server.api.schema import ErrorBody
+from minisgl.server.web.errors import ErrorBody
 
 _REF: Final = "#/components/schemas/{name}"
 

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from fastapi import Request, Response
@@ -26,13 +26,12 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.core.answer import Kind, SplitAnswer, collect
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, PromptToken, TextReply, TokenText
-from minisgl.server.api.schema import ErrorBody, SamplingFields
-from minisgl.server.api.structured import rename
 from minisgl.server.call import Call, ClientGone, Replies
 from minisgl.server.clients import Key, Origin
-from minisgl.server.errors import DeadlineExceeded, client_left, error_body
+from minisgl.server.errors import DeadlineExceeded, rename
 from minisgl.server.frontend import Frontend
 from minisgl.server.observe import Observer
+from minisgl.server.web.errors import ErrorBody, client_left, error_body
 from minisgl.server.web.http import ABORT_CONNECTION, wait_for_disconnect
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -76,6 +75,19 @@ class Output:
     def answer(self) -> SplitAnswer:
         """The answer as reasoning, content and calls. Without `parts` all of it is content."""
         return collect(self.parts) if self.parts else SplitAnswer(content=self.text)
+
+
+class Wishes(Protocol):
+    """What the fields of a request say about its answer, in every API family."""
+
+    @property
+    def stream(self) -> bool | None: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
 
 
 class Shape(ABC):
@@ -141,7 +153,7 @@ async def respond(
     frontend: Frontend,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
-    asked: SamplingFields,
+    asked: Wishes,
     *,
     shape: Shape,
     names: Mapping[str, str],
@@ -151,11 +163,11 @@ async def respond(
 ) -> Response:
     """Submit `prompts` and return the response in `shape`. Raises the refusal of a prompt.
 
-    asked: of its fields, stream, timeout, priority and cache_salt are read; after its timeout the
-    call ends with DeadlineExceeded. names: the request's names of fields, by the names that the
-    workers use in a refusal. num_choices: of each prompt; output i is choice i % num_choices of
-    prompt i // num_choices. is_clamped: `max_tokens` is lowered to what the context leaves.
-    warning: the ASCII text of the header `WARNING`, "" for none; a lowered `max_tokens` is added.
+    After the timeout of `asked` the call ends with DeadlineExceeded. names: the request's names of
+    fields, by the names that the workers use in a refusal. num_choices: of each prompt; output i is
+    choice i % num_choices of prompt i // num_choices. is_clamped: `max_tokens` is lowered to what
+    the context leaves. warning: the ASCII text of the header `WARNING`, "" for none; a lowered
+    `max_tokens` is added.
     """
     key: Key | None = request.scope.get("api_key")
     salt = asked.cache_salt or ""

@@ -1,19 +1,17 @@
-"""Reads a model's description from its checkpoint, for /v1/models and Ollama's lists."""
+"""Reads a model's description from its checkpoint, for the doors of other vendors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from minisgl import plugins
 from minisgl.core.answer import Abilities
-from minisgl.errors import CheckpointError
-from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
+from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import CARD, weight_files
 
 NO_ABILITIES: Final = Abilities()
@@ -45,7 +43,7 @@ class ModelCard:
     dtype: str
     quantization: str
     digest: str
-    template: str
+    template: str = ""
     format: Literal["safetensors", "gguf"] = "safetensors"
     shape: Mapping[str, int] = field(default_factory=dict)
     abilities: Abilities = NO_ABILITIES
@@ -57,16 +55,6 @@ class ModelCard:
         return any(name in self.template for name in names) or self.abilities.has_switch
 
     @property
-    def capabilities(self) -> list[str]:
-        """What the chat template supports, in Ollama's words."""
-        found = ["completion"]
-        if "tools" in self.template:
-            found.append("tools")
-        if self.abilities.has_reasoning or self.abilities.has_switch:
-            found.append("thinking")
-        return found
-
-    @property
     def size(self) -> str:
         """The number of parameters, such as 4.9M or 7.6B."""
         for unit, factor in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
@@ -76,15 +64,14 @@ class ModelCard:
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Return the card of the checkpoint in `folder`, which must be loadable."""
+    """Return the card of the checkpoint in `folder`, which must be loadable, without its
+    template."""
     config = read_json_object(folder / "config.json")
     gguf = read_json_object(folder / CARD)
     if gguf:
         files = sorted(folder.glob("*.gguf"))
     else:
         files = weight_files(folder) if any(folder.glob("model*.safetensors*")) else []
-    abilities: Callable[[str], Abilities] | None = plugins.find("answers", "abilities")
-    template = _template(folder)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
@@ -100,8 +87,6 @@ def read_card(folder: Path) -> ModelCard:
         dtype=str(dtype),
         quantization=str(gguf.get("file_type") or quantization.get("quant_method", "")),
         digest=digest.hexdigest(),
-        template=template,
-        abilities=abilities(template) if abilities else NO_ABILITIES,
         format="gguf" if gguf else "safetensors",
         shape={key: fields[name] for name, key in _SHAPE.items() if type(fields.get(name)) is int},
     )
@@ -112,15 +97,3 @@ def _num_parameters(file: Path) -> int:
     with file.open("rb") as opened:
         header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-
-
-def _template(folder: Path) -> str:
-    file = folder / "chat_template.jinja"
-    try:
-        if file.exists():
-            return file.read_text(encoding="utf-8")
-        template = load_tokenizer_config(folder).get("chat_template")
-        template = template or read_json_object(folder / "chat_template.json").get("chat_template")
-    except (OSError, ValueError, CheckpointError):
-        return ""
-    return template if isinstance(template, str) else json.dumps(template) if template else ""

@@ -1,0 +1,124 @@
+"""The model of a server: its checkpoint, names, sampling defaults and chat template."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from minisgl import plugins
+from minisgl.core import SamplingParams
+from minisgl.core.answer import Abilities
+from minisgl.errors import CheckpointError, ModelNotFound
+from minisgl.runtime.check_early import check_context, check_device, check_weights
+from minisgl.runtime.check_ranks import check_ranks
+from minisgl.server.args import ServerArgs
+from minisgl.tokenizer.defaults import FOLLOWED, sampling_defaults
+from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
+from minisgl.utils.hf import resolve_checkpoint
+from minisgl.utils.logger import get_logger
+from minisgl.utils.text import brief
+
+logger = get_logger(__name__)
+
+BUILTIN_NAME: Final = "minisgl-builtin"
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: `card` is kept in __dict__
+class ServedModel:
+    """The model of this server.
+
+    names: requests may use any; answers to requests without one have the first. defaults: the
+    sampling parameters of requests that leave them out. created: Unix time. folder: of the
+    checkpoint.
+    """
+
+    names: tuple[str, ...]
+    defaults: SamplingParams
+    folder: Path
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def check(self, name: str | None) -> str:
+        """Return the name for the answer. Raises ModelNotFound if `name` is another model's."""
+        if name is None:
+            return self.name
+        if name not in self.names:
+            raise ModelNotFound(
+                f"the model {brief(name)} is not served here; this server serves "
+                f"{' and '.join(map(repr, self.names))}",
+                param="model",
+            )
+        return name
+
+    @property
+    def shown_defaults(self) -> dict[str, float]:
+        """The sampling parameters that a checkpoint may recommend, with their defaults."""
+        return {name: getattr(self.defaults, name) for name in FOLLOWED}
+
+    @cached_property
+    def template(self) -> str:
+        """The source of the chat template, or JSON of several; "" if there is none that is usable.
+        It is read from the checkpoint when it is first used."""
+        file = self.folder / "chat_template.jinja"
+        try:
+            if file.exists():
+                return file.read_text(encoding="utf-8")
+            found = load_tokenizer_config(self.folder).get("chat_template")
+            found = found or read_json_object(self.folder / "chat_template.json").get(
+                "chat_template"
+            )
+        except (OSError, ValueError, CheckpointError):
+            return ""
+        return found if isinstance(found, str) else json.dumps(found) if found else ""
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the chat template has beside text, as far as a package here can tell."""
+        find: Callable[[str], Abilities] | None = plugins.find("answers", "abilities")
+        return find(self.template) if find else Abilities()
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What the chat template supports, in the words of Ollama's lists."""
+        found = ["completion"]
+        if "tools" in self.template:
+            found.append("tools")
+        if self.abilities.has_reasoning or self.abilities.has_switch:
+            found.append("thinking")
+        return found
+
+
+def find_checkpoint(args: ServerArgs) -> ServedModel:
+    """Find the model of `args.model`, or download it.
+
+    Raises ConfigError, also for options that do not fit the machine or the model, as far as that
+    is known without torch.
+    """
+    check_device(args)
+    if args.model is None:
+        from minisgl.builtin import model_path
+
+        folder, name = model_path(), BUILTIN_NAME
+    else:
+        folder = resolve_checkpoint(
+            args.model, source=args.model_source, weights=not args.dummy_weight
+        )
+        path = Path(args.model).expanduser()
+        is_here = path.exists()
+        name = (path.stem if path.is_file() else folder.resolve().name) if is_here else args.model
+    check_ranks(folder, args)
+    check_context(folder, args)
+    if not (args.dummy_weight or args.dry_run):
+        check_weights(folder)
+    given = (args.served_model_name or "").split(",")
+    names = tuple(filter(None, map(str.strip, given))) or (name,)
+    logger.info("the model is %s, from %s", " and ".join(names), folder)
+    return ServedModel(folder=folder, names=names, defaults=sampling_defaults(folder))
