@@ -7,7 +7,7 @@ import numpy as np
 from minisgl.core import PROMISED, Plan, SamplingParams
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
-from minisgl.engine.inputs import Array, make_arrays
+from minisgl.engine.inputs import Array, make_inputs
 from minisgl.engine.tables import RequestTables
 
 MAX_RUNNING = 12
@@ -51,7 +51,7 @@ def arrays_of(plan: Plan, size: StepSize | None) -> dict[str, Array]:
     device = CpuDevice()
     try:
         tables = RequestTables(device, request_rows=MAX_RUNNING, max_pages=32)
-        step = make_arrays(plan, tables, PAGE_SIZE, size)
+        step = make_inputs(plan, tables, PAGE_SIZE, size)
     finally:
         device.close()
     assert (step.shape is None) == (size is None)

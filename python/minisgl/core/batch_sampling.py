@@ -81,6 +81,7 @@ SAMPLING_COLUMNS: dict[str, SamplingColumn] = {
     for each in fields(BatchSamplingArgs)
     if "column" in each.metadata
 }
+FILTERS = frozenset(name for name, each in SAMPLING_COLUMNS.items() if each.is_filter)
 
 
 def sampling_row(params: SamplingParams) -> tuple[float, ...]:

@@ -20,17 +20,10 @@ from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.core.req import Mask
 from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
-from minisgl.engine.device import Pending, StepSize
+from minisgl.engine.device import Pending
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.guard import PageGuard
-from minisgl.engine.inputs import (
-    Array,
-    ForwardTensors,
-    SampleTensors,
-    StepArrays,
-    make_arrays,
-    mask_arrays,
-)
+from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
@@ -210,90 +203,87 @@ class Engine:
 
         Returns the output of `Sampler.sample` for the plan's rows, flat.
         """
-        arrays, inputs, sampling = self.upload_step(plan)
+        inputs = self.upload_step(plan)
 
         def forward() -> Tensor:
-            return self.forward(plan, arrays.padded, inputs)
+            return self.forward(inputs)
 
         sample = self.sampler.sample
-        if self.runner.samples and plan.num_decodes == plan.num_rows and not arrays.has_options:
-            sampled = self.runner.run(arrays.shape, lambda: sample(forward(), sampling))
+        if self.runner.samples and plan.num_decodes == plan.num_rows and not inputs.has_options:
+            sampled = self.runner.run(inputs.shape, lambda: sample(forward(), inputs))
         else:  # the shape does not say which rows sample and how, so a graph cannot sample
-            sampled = sample(self.runner.run(arrays.shape, forward), sampling, plan)
-        return self._end_step(plan, arrays, sampled)
+            sampled = sample(self.runner.run(inputs.shape, forward), inputs)
+        return self._end_step(inputs, sampled)
 
     def _launch_late(self, plan: Plan) -> ForwardOutput:
         """Enqueue the forward pass of a step with late rows, whose masks depend on the tokens of
         the step before. The forward pass and the LM head need no masks; the sampling is enqueued
         when the host has them (docs/decisions/0021)."""
-        forwarded: list[tuple[StepArrays, Tensor]] = []  # filled and emptied in stream order
+        forwarded: list[tuple[StepInputs, Tensor]] = []  # filled and emptied in stream order
 
         def forward() -> Tensor:
             forwarded.append(self._forward_late(plan))
             return _no_ids()
 
         def sample(masks: Sequence[Mask]) -> Pending:
-            return self.enqueue(plan, lambda: self._sample_late(plan, *forwarded.pop(), masks))
+            return self.enqueue(plan, lambda: self._sample_late(*forwarded.pop(), masks))
 
         return self._flight(plan, self.enqueue(plan, forward), sample)
 
-    def _forward_late(self, plan: Plan) -> tuple[StepArrays, Tensor]:
-        """Run the forward pass, in stream order. Returns the step's arrays, and the logits of this
+    def _forward_late(self, plan: Plan) -> tuple[StepInputs, Tensor]:
+        """Run the forward pass, in stream order. Returns the step's inputs, and the logits of this
         rank's rows. If prompt tokens are scored, it returns hidden states instead of logits,
         because those logits are computed block by block."""
-        arrays = self._begin_step(plan)
-        inputs = ForwardTensors.of(arrays, self._upload(arrays, arrays.forward))
-        x_SD = self.runner.run(arrays.shape, lambda: self.forward(plan, arrays.padded, inputs))
-        if plan.scored:
-            return arrays, x_SD
-        num_rows = len(arrays.sample["table_idxs"])
-        return arrays, self.sampler.logits(x_SD, num_rows, arrays.has_options)
+        inputs = self._begin_step(plan)
+        self._upload(inputs, inputs.forward, writes_pages=True)
+        x_SD = self.runner.run(inputs.shape, lambda: self.forward(inputs))
+        return inputs, x_SD if plan.scored else self.sampler.logits(x_SD, inputs)
 
-    def _sample_late(
-        self, plan: Plan, arrays: StepArrays, forwarded: Tensor, masks: Sequence[Mask]
-    ) -> Tensor:
+    def _sample_late(self, inputs: StepInputs, forwarded: Tensor, masks: Sequence[Mask]) -> Tensor:
         """Sample from the output of `_forward_late`, in stream order. Returns the ids as a step
         does."""
-        _, rows = self.sampler.split(len(arrays.sample["table_idxs"]), arrays.has_options)
-        named = arrays.sample | mask_arrays(plan.late_rows, masks, rows)
-        tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
-        sample = self.sampler.sample if plan.scored else self.sampler.choose
-        sampled = sample(forwarded, SampleTensors.of(arrays, tensors), plan)
-        return self._end_step(plan, arrays, sampled)
+        _, rows = self.sampler.split(inputs)
+        self._upload(inputs, inputs.sample | mask_arrays(inputs.plan.late_rows, masks, rows))
+        sample = self.sampler.sample if inputs.plan.scored else self.sampler.choose
+        return self._end_step(inputs, sample(forwarded, inputs))
 
-    def _begin_step(self, plan: Plan) -> StepArrays:
+    def upload_step(self, plan: Plan) -> StepInputs:
+        """Make and upload the inputs of a step."""
+        inputs = self._begin_step(plan)
+        self._upload(inputs, inputs.forward | inputs.sample, writes_pages=True)
+        return inputs
+
+    def _begin_step(self, plan: Plan) -> StepInputs:
         if self._guard:
             self._guard.before(plan)
         if plan.histories:
             self.sampler.begin_options(plan)
         padded = None if plan.scored else self.runner.padded(plan)
-        return make_arrays(plan, self._tables, self.page_size, padded)
+        return make_inputs(plan, self._tables, self.page_size, padded)
 
-    def _end_step(self, plan: Plan, arrays: StepArrays, sampled: Tensor) -> Tensor:
+    def _end_step(self, inputs: StepInputs, sampled: Tensor) -> Tensor:
         """Return the output of `Sampler.sample` without padding rows, flat."""
         if self._guard:
-            self._guard.after(plan)
-        if arrays.has_options:
+            self._guard.after(inputs.plan)
+        if inputs.has_options:
             return sampled.flatten()
-        return sampled[..., : len(plan.sample_rows)].flatten()
+        return sampled[..., : len(inputs.plan.sample_rows)].flatten()
 
-    def upload_step(self, plan: Plan) -> tuple[StepArrays, ForwardTensors, SampleTensors]:
-        """Make and upload the arrays of a step."""
-        arrays = self._begin_step(plan)
-        tensors = self._upload(arrays, arrays.forward | arrays.sample)
-        return arrays, ForwardTensors.of(arrays, tensors), SampleTensors.of(arrays, tensors)
+    def _upload(
+        self, inputs: StepInputs, arrays: dict[str, Array], *, writes_pages: bool = False
+    ) -> None:
+        """Upload arrays in one transfer, with the step's new pages if these are to be written."""
+        if writes_pages:
+            arrays = {**arrays, "new_pages": inputs.new_pages}
+        tensors = self.device.upload(list(arrays.values()))
+        inputs.tensors.update(zip(arrays, tensors, strict=True))
+        if writes_pages and inputs.new_pages.size:  # outside the graph: their number varies
+            self._ops.write_pages(self._tables.page_table, inputs["new_pages"])
 
-    def _upload(self, arrays: StepArrays, named: dict[str, Array]) -> dict[str, Tensor]:
-        """Upload arrays and the step's new pages in one transfer; write the page table."""
-        named = {**named, "new_pages": arrays.new_pages}
-        tensors = dict(zip(named, self.device.upload(list(named.values())), strict=True))
-        if arrays.new_pages.size:  # outside the graph, because their number varies
-            self._ops.write_pages(self._tables.page_table, tensors["new_pages"])
-        return tensors
-
-    def forward(self, plan: Plan, padded: StepSize | None, inputs: ForwardTensors) -> Tensor:
+    def forward(self, inputs: StepInputs) -> Tensor:
         """Run the model. Returns the hidden states [S, D] for the LM head, padding included."""
-        decoding = inputs.rows[0, : inputs.num_decodes]  # only decode rows can have promised ids
+        rows, padded = inputs["rows"], inputs.padded
+        decoding = rows[0, : inputs.num_decodes]  # only decode rows can have promised ids
         pools = []
         for pool, context in zip(self._pools, self._contexts, strict=True):
             attn: BaseAttnBackend = context.attn
@@ -302,21 +292,21 @@ class Engine:
                     padded.num_prompts, padded.num_prompt_tokens, padded.longest
                 )
             else:
-                attn_metadata = attn.prepare(plan)
+                attn_metadata = attn.prepare(inputs.plan)
             is_full = self.memory.groups[pool.group].kind == "full"
             pools.append(
                 PoolBatch(
-                    positions=inputs.positions,
-                    slots=inputs.slots[pool.group],
+                    positions=inputs["positions"],
+                    slots=inputs["slots"][pool.group],
                     attn_metadata=attn_metadata,
                     context=context,
-                    rows=inputs.rows,
-                    common_prefix=inputs.common_prefix if is_full else None,
+                    rows=rows,
+                    common_prefix=inputs.tensors.get("common_prefix") if is_full else None,
                 )
             )
         batch = Batch(
-            input_ids=self._ops.take_ids(inputs.token_ids, decoding, self._tables.last_token),
-            sample_positions=inputs.sample_positions,
+            input_ids=self._ops.take_ids(inputs["token_ids"], decoding, self._tables.last_token),
+            sample_positions=inputs["sample_positions"],
             pools=tuple(pools),
         )
         return self.model.forward(batch)

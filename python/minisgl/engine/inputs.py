@@ -1,4 +1,4 @@
-"""How a plan becomes tensors: arrays on the host, one upload, named tensors on the device.
+"""How a plan becomes tensors: arrays on the host, one upload, tensors on the device.
 
 A step with two rows: a decode at position 7, of a request whose pages are 5 and 9, and a prompt of
 three tokens, whose page is 2. A page has 4 tokens::
@@ -28,8 +28,8 @@ Axes: T tokens, B rows, S rows that sample, N new pages, W words of 32 vocabular
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs, Plan
-from minisgl.core.batch_sampling import SAMPLING_COLUMNS
+from minisgl.core.batch_sampling import FILTERS, SAMPLING_COLUMNS
 from minisgl.core.req import Mask
 from minisgl.engine.device import StepSize
 from minisgl.engine.prompt_scores import needed_tokens
@@ -70,193 +70,186 @@ class StepShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepArrays:
-    """A plan as arrays on the host. padded, shape: None if the step is not padded.
+class StepInputs:
+    """A step's inputs: arrays on the host, then tensors on the device. `tensors` is filled by
+    the uploads.
 
-    has_options: a row has options that graphs do not support. Every rank then samples all
-    rows, outside the graph and without padding. num_top: see `Plan`.
+    padded, shape: None if the step is not padded. num_decodes: decode rows, padding included.
+    has_options: a row has options that graphs do not support. Every rank then samples all rows,
+    outside the graph and without padding.
 
-    forward, sample: arrays by name, for `ForwardTensors` and `SampleTensors`. new_pages: int64
-    [3, N]: row of the page table, page index, page. It goes last in an upload, because its size is
-    not part of the shape.
+    forward: the arrays of the forward pass, by name. token_ids: int32 [T]; `PROMISED` where only
+    the tables have the id. slots: int32 [G, T], one row for each of G cache groups. positions:
+    int32 [T]. rows: int32 [4, B], each row's table index, first token in the batch, number of
+    tokens, and end position. sample_positions: int64, the indices of the tokens that sample; in a
+    padded step arbitrary ones follow. common_prefix: see `PoolBatch`; left out without one.
+
+    sample: those of sampling. table_idxs: int64 [S], the table rows of the requests that sample.
+    The columns of `BatchSamplingArgs` that the rows need. top_rows: int64, the rows that ask for
+    the `Plan.num_top` most likely tokens; left out if none does.
+
+    new_pages: int64 [3, N]: row of the page table, page index, page. It goes last in an upload,
+    because its size is not part of the shape.
+    tensors: what is on the device, by name; valid until the next upload. A step with late rows
+    uploads twice: the second time `sample`, and the masks (`mask_arrays`).
     """
 
+    plan: Plan
     padded: StepSize | None
     shape: StepShape | StepSize | None
     num_decodes: int
-    has_logprobs: bool
     has_options: bool
-    num_top: int
     forward: dict[str, Array]
     sample: dict[str, Array]
     new_pages: Array
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def num_samples(self) -> int:
+        """S, padding included."""
+        return len(self.sample["table_idxs"])
+
+    def sampling_args(self) -> BatchSamplingArgs:
+        """Return the sampling parameters of the S rows, on the device."""
+        columns = {name: self.tensors[name] for name in self.sample if name in COLUMNS}
+        return BatchSamplingArgs(all_greedy=not columns, **columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardTensors:
-    """The inputs of the forward pass.
+class _Padding:
+    """size: that of the step, padding included. at: where the padding rows among the decodes begin.
+    count: their number; each has one token."""
 
-    token_ids: int32 [T]; `PROMISED` where only the tables have the id. slots: int32 [G, T], one row
-    for each of G cache groups. positions: int32 [T]. rows: int32 [4, B], each row's table index,
-    first token in the batch, number of tokens, and end position. common_prefix: see `PoolBatch`.
-    sample_positions: int64, the indices of the tokens that sample; in a padded step arbitrary ones
-    follow.
-    """
-
-    num_decodes: int
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    rows: Tensor
-    sample_positions: Tensor
-    common_prefix: Tensor | None = None
+    size: StepSize
+    at: int
+    count: int
 
     @classmethod
-    def of(cls, step: StepArrays, tensors: Mapping[str, Tensor]) -> ForwardTensors:
-        """tensors: the arrays of `step` on the device, by name."""
-        return cls(num_decodes=step.num_decodes, **{name: tensors[name] for name in step.forward})
+    def of(cls, plan: Plan, padded: StepSize | None) -> _Padding:
+        at = plan.num_decodes
+        size = padded or StepSize(at, plan.num_rows - at, plan.num_tokens - at)
+        return cls(size=size, at=at, count=size.num_decodes - at)
+
+    def fill(self, num: int, values: Sequence[int] | Array, decode: int, prompt: int) -> Array:
+        """Return the values of rows or tokens, padded to int32 [num].
+
+        decode, prompt: the padding values after the decodes and after the prompts.
+        """
+        filled = np.full(num, prompt, np.int32)
+        end = self.at + self.count
+        filled[: self.at] = values[: self.at]
+        filled[self.at : end] = decode
+        filled[end : len(values) + self.count] = values[self.at :]
+        return filled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTensors:
-    """The inputs of sampling.
-
-    table_idxs: int64 [S], the table rows of the requests that sample. has_options: see
-    `StepArrays`. top_rows: int64, the rows that ask for the `num_top` most likely tokens.
-    mask_rows, masks: see `mask_arrays`; None if no row has a mask.
-    """
-
-    table_idxs: Tensor
-    args: BatchSamplingArgs
-    has_logprobs: bool
-    has_options: bool = False
-    num_top: int = 0
-    top_rows: Tensor | None = None
-    mask_rows: Tensor | None = None
-    masks: Tensor | None = None
-
-    @classmethod
-    def of(cls, step: StepArrays, tensors: Mapping[str, Tensor]) -> SampleTensors:
-        """tensors: the arrays of `step` on the device, by name."""
-        columns = {name: tensors[name] for name in step.sample if name in COLUMNS}
-        return cls(
-            table_idxs=tensors["table_idxs"],
-            args=BatchSamplingArgs(all_greedy=not columns, **columns),
-            has_logprobs=step.has_logprobs,
-            has_options=step.has_options,
-            num_top=step.num_top,
-            top_rows=tensors.get("top_rows"),
-            mask_rows=tensors.get("mask_rows"),
-            masks=tensors.get("masks"),
-        )
-
-
-def make_arrays(
+def make_inputs(
     plan: Plan, tables: RequestTables, page_size: int, padded: StepSize | None
-) -> StepArrays:
-    """Write the plan to the host copy of the tables and return the arrays of the step.
+) -> StepInputs:
+    """Write the plan to the host copy of the tables and return the inputs of the step.
 
     padded: the size to pad the step to; None for no padding.
     """
     new_pages = tables.update(plan)
-    num_decodes, num_tokens = plan.num_decodes, plan.num_tokens
-    exact = StepSize(num_decodes, plan.num_rows - num_decodes, num_tokens - num_decodes)
-    size = padded or exact
-    padding = size.num_decodes - num_decodes  # rows among the decodes, one token each
-    num_in_rows = num_tokens + padding  # tokens that belong to a row
-
-    def fill(count: int, values: Sequence[int] | Array, decode: int, prompt: int) -> Array:
-        """Return the values of rows or tokens, padded to int32 [count].
-
-        decode, prompt: the padding values after the decodes and after the prompts.
-        """
-        filled = np.full(count, prompt, np.int32)
-        filled[:num_decodes] = values[:num_decodes]
-        filled[num_decodes : num_decodes + padding] = decode
-        filled[num_decodes + padding : len(values) + padding] = values[num_decodes:]
-        return filled
-
-    starts = fill(size.num_rows, plan.starts, 0, 0)
-    ends = fill(size.num_rows, plan.ends, 1, 0)
-    table_idxs = fill(size.num_rows, plan.table_idxs, tables.padding_idx, tables.padding_idx)
-    lengths = ends - starts
-    ends_in_batch = np.cumsum(lengths, dtype=np.int32)
-    firsts = ends_in_batch - lengths
-    positions = np.repeat(starts - firsts, lengths) + np.arange(num_in_rows, dtype=np.int32)
-    rows_T = np.repeat(table_idxs, lengths)
-    slots = np.full((len(tables.groups), size.num_tokens), NO_SLOT, np.int32)
-    for group in range(len(tables.groups)):
-        slots[group, :num_in_rows] = tables.slots(rows_T, positions, page_size, group)
-    slots[:, num_decodes : num_decodes + padding] = NO_SLOT
-    for row, end in plan.stored:  # only prompt rows, which follow the padding decodes
-        first = firsts[row + padding]
-        num_stored = min(end, plan.ends[row]) - plan.starts[row]
-        slots[0, first : first + num_stored] = NO_SLOT
-    token_ids = fill(size.num_tokens, plan.token_ids, 0, 0)
-    is_padded_decode = padded is not None and not size.num_prompts
-    num_samples = len(plan.sample_rows)
+    padding = _Padding.of(plan, padded)
+    size, num_in_rows = padding.size, plan.num_tokens + padding.count
+    rows = _rows(plan, tables, padding)
+    table_idxs, firsts, lengths, ends = rows
+    positions = np.repeat(ends - lengths - firsts, lengths) + np.arange(num_in_rows, dtype=np.int32)
     sample_rows = np.array(plan.sample_rows, np.int64)
-    sample_rows[sample_rows >= num_decodes] += padding
+    sample_rows[sample_rows >= padding.at] += padding.count
+    num_samples = len(sample_rows)
     # A padded step has positions for as many rows as requests can have. Further ones are arbitrary.
     most_rows = min(size.num_rows, tables.request_rows) if padded else num_samples
     sample_positions = np.arange(most_rows)
-    sample_positions[:num_samples] = ends_in_batch[sample_rows] - 1
-    has_options = bool(plan.top_rows or plan.option_rows or plan.scored)
-    num_common = tables.common_tokens(plan, page_size) if is_padded_decode else 0
+    sample_positions[:num_samples] = (firsts + lengths)[sample_rows] - 1
     forward: dict[str, Array] = {
-        "token_ids": token_ids,
+        "token_ids": padding.fill(size.num_tokens, plan.token_ids, 0, 0),
         "positions": _pad(positions, size.num_tokens - num_in_rows, 0),
-        "slots": slots,
-        "rows": np.stack((table_idxs, firsts, lengths, ends)),
-        "sample_positions": sample_positions,
+        "slots": _slots(plan, tables, page_size, padding, rows, positions),
+        "rows": rows,
+        "sample_positions": needed_tokens(plan) if plan.scored else sample_positions,
     }
-    if num_common:
+    is_padded_decode = padded is not None and not size.num_prompts
+    if is_padded_decode and (num_common := tables.common_tokens(plan, page_size)):
         forward["common_prefix"] = np.array([num_common], np.int32)
+    has_options = bool(plan.top_rows or plan.option_rows or plan.scored)
     all_rows_sample = is_padded_decode and not has_options
-    sample, is_filtered = _sample_arrays(
+    sample = _sample_arrays(
         plan, tables, table_idxs[sample_rows], size.num_rows if all_rows_sample else num_samples
     )
     samples = not plan.late_rows and not has_options
-    has_logprobs = bool(plan.logprob_rows)
     shape = StepShape(
         size=size,
-        has_common_prefix=num_common > 0,
+        has_common_prefix="common_prefix" in forward,
         samples=samples,
         all_greedy=samples and COLUMNS.isdisjoint(sample),
-        is_filtered=samples and is_filtered,
-        has_logprobs=samples and has_logprobs,
+        is_filtered=samples and not FILTERS.isdisjoint(sample),
+        has_logprobs=samples and bool(plan.logprob_rows),
     )
-    if plan.scored:
-        forward["sample_positions"] = needed_tokens(plan)
-    return StepArrays(
+    return StepInputs(
+        plan=plan,
         padded=padded,
         shape=shape if is_padded_decode else padded,
         num_decodes=size.num_decodes,
-        has_logprobs=has_logprobs,
         has_options=has_options,
-        num_top=plan.num_top,
         forward=forward,
         sample=sample,
         new_pages=(_pad_pages(new_pages, tables) if padded else new_pages).T,
     )
 
 
+def _rows(plan: Plan, tables: RequestTables, padding: _Padding) -> Array:
+    """Return `rows` of `StepInputs`."""
+    num_rows = padding.size.num_rows
+    starts = padding.fill(num_rows, plan.starts, 0, 0)
+    ends = padding.fill(num_rows, plan.ends, 1, 0)
+    table_idxs = padding.fill(num_rows, plan.table_idxs, tables.padding_idx, tables.padding_idx)
+    lengths = ends - starts
+    firsts = np.cumsum(lengths, dtype=np.int32) - lengths
+    return np.stack((table_idxs, firsts, lengths, ends))
+
+
+def _slots(
+    plan: Plan,
+    tables: RequestTables,
+    page_size: int,
+    padding: _Padding,
+    rows: Array,
+    positions: Array,
+) -> Array:
+    """Return `slots` of `StepInputs`. positions: of the tokens that belong to a row."""
+    table_idxs, firsts, lengths, _ = rows
+    rows_T = np.repeat(table_idxs, lengths)
+    slots = np.full((len(tables.groups), padding.size.num_tokens), NO_SLOT, np.int32)
+    for group in range(len(tables.groups)):
+        slots[group, : len(positions)] = tables.slots(rows_T, positions, page_size, group)
+    slots[:, padding.at : padding.at + padding.count] = NO_SLOT
+    for row, end in plan.stored:  # only prompt rows, which follow the padding decodes
+        first = firsts[row + padding.count]
+        num_stored = min(end, plan.ends[row]) - plan.starts[row]
+        slots[0, first : first + num_stored] = NO_SLOT
+    return slots
+
+
 def _sample_arrays(
     plan: Plan, tables: RequestTables, table_idxs: Array, num_rows: int
-) -> tuple[dict[str, Array], bool]:
-    """Return the arrays for sampling by name, for `num_rows` rows, and whether a row has filters.
+) -> dict[str, Array]:
+    """Return `sample` of `StepInputs` for `num_rows` rows.
 
     table_idxs: of the rows that sample; padding rows follow.
     """
     padding = num_rows - len(table_idxs)
     padded_idxs = _pad(table_idxs.astype(np.int64), padding, tables.padding_idx)
-    columns, is_filtered = tables.sampling_columns(padded_idxs)
-    if columns:
-        columns["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), padding, 0)
-    sample: dict[str, Array] = {"table_idxs": padded_idxs, **columns}
+    sample: dict[str, Array] = {"table_idxs": padded_idxs, **tables.sampling_columns(padded_idxs)}
+    if len(sample) > 1:
+        sample["output_idxs"] = _pad(np.array(plan.output_idxs, np.int64), padding, 0)
     if plan.top_rows:
         sample["top_rows"] = np.array(plan.top_rows, np.int64)
-    return sample, is_filtered
+    return sample
 
 
 def _pad_pages(new_pages: Array, tables: RequestTables) -> Array:
@@ -269,7 +262,7 @@ def _pad_pages(new_pages: Array, tables: RequestTables) -> Array:
 
 
 def mask_arrays(late_rows: Sequence[int], masks: Sequence[Mask], rows: range) -> dict[str, Array]:
-    """Return the masks of the late rows that this rank samples, by name for `SampleTensors`.
+    """Return the masks of the late rows that this rank samples, by name.
 
     rows: the rows that this rank samples. mask_rows: int64 [M], indices into `rows`. masks: int32
     [M, W]. Returns neither if this rank samples no late row.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan, StepResult
-from minisgl.engine.inputs import SampleTensors
+from minisgl.engine.inputs import StepInputs
 from minisgl.kernel.ops import Ops
 
 
@@ -22,7 +22,7 @@ def with_logprobs(
     ids_S: Tensor,
     known_R: Tensor,
     logits_RV: Tensor,
-    inputs: SampleTensors,
+    inputs: StepInputs,
     gather: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     """Return int32 [2, S]: the ids, and the bits of the float32 log-probabilities of `known_R`. If
@@ -33,9 +33,9 @@ def with_logprobs(
     """
     logprobs_R = ops.logprobs(logits_RV, known_R).view(torch.int32)
     logprobs_S = gather(logprobs_R) if gather else logprobs_R
-    if inputs.top_rows is None:
+    if not inputs.plan.top_rows:
         return torch.stack((ids_S, logprobs_S))
-    top_ids_MK, top_MK = ops.top_logprobs(logits_RV[inputs.top_rows], inputs.num_top)
+    top_ids_MK, top_MK = ops.top_logprobs(logits_RV[inputs["top_rows"]], inputs.plan.num_top)
     parts = (ids_S, logprobs_S, top_ids_MK.flatten(), top_MK.view(torch.int32).flatten())
     return torch.cat(parts)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from minisgl.core import Plan, StepResult
 
 if TYPE_CHECKING:
-    from minisgl.engine.inputs import SampleTensors
+    from minisgl.engine.inputs import StepInputs
     from minisgl.models import BaseLLMModel
 
 LOGIT_BYTES = 2**26
@@ -44,18 +44,18 @@ def needed_tokens(plan: Plan) -> Indices:
 
 def sample_and_score(
     model: BaseLLMModel,
-    sample: Callable[[Tensor, SampleTensors, Plan], Tensor],
+    sample: Callable[[Tensor, StepInputs], Tensor],
     x_UD: Tensor,
-    inputs: SampleTensors,
-    plan: Plan,
+    inputs: StepInputs,
 ) -> Tensor:
-    """Return one flat tensor: the output of `Sampler.sample`, the bits of N log-probabilities, the
+    """Return one flat tensor: the output of `sample`, the bits of N log-probabilities, the
     ids of the most likely tokens, [N, K], and the bits of their log-probabilities."""
+    plan = inputs.plan
     sampled_S, scored_N = _places(plan)
     places_U = needed_tokens(plan)
     device = x_UD.device
     x_SD = x_UD[torch.from_numpy(np.searchsorted(places_U, sampled_S)).to(device)]
-    values = [sample(x_SD, inputs, replace(plan, scored=[])).flatten()]
+    values = [sample(x_SD, inputs).flatten()]
     rows_N = torch.from_numpy(np.searchsorted(places_U, scored_N)).to(device)
     next_ids = np.concatenate([ids for _, ids, _ in plan.scored]).astype(np.int64)
     next_N, num_top = torch.from_numpy(next_ids).to(device), _num_top(plan)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan
-from minisgl.core.batch_sampling import SAMPLING_COLUMNS, sampling_row
+from minisgl.core.batch_sampling import FILTERS, SAMPLING_COLUMNS, sampling_row
 from minisgl.core.groups import FULL, CacheGroup
 from minisgl.engine.device import Device
 
@@ -119,17 +119,14 @@ class RequestTables:
         slots: npt.NDArray[np.int32] = pages * np.int32(page_size) + positions_T % page_size
         return slots
 
-    def sampling_columns(
-        self, table_idxs_S: npt.NDArray[np.int64]
-    ) -> tuple[dict[str, npt.NDArray[Any]], bool]:
-        """Return the columns [S] that these rows need, by name, and whether filters are among them.
+    def sampling_columns(self, table_idxs_S: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns [S] that these rows need, by name.
 
-        If all rows are greedy, they need none.
+        If all rows are greedy, they need none. Without `FILTERS` if no row's filter has an effect.
         """
         if not self._sampling["temperatures"][table_idxs_S].any():
-            return {}, False
+            return {}
         sampling = {name: values[table_idxs_S] for name, values in self._sampling.items()}
-        filters = {name: each for name, each in SAMPLING_COLUMNS.items() if each.is_filter}
-        if any((sampling[name] != each.neutral).any() for name, each in filters.items()):
-            return sampling, True
-        return {name: values for name, values in sampling.items() if name not in filters}, False
+        if any((sampling[name] != SAMPLING_COLUMNS[name].neutral).any() for name in FILTERS):
+            return sampling
+        return {name: values for name, values in sampling.items() if name not in FILTERS}

@@ -83,8 +83,8 @@ def _prepared(engine: Engine, plan: Plan) -> Callable[[], Callable[[], object]]:
     """Return a step in the form that `Device.compile_only` needs."""
 
     def prepare() -> Callable[[], object]:
-        arrays, inputs, sampling = engine.upload_step(plan)
-        return lambda: engine.sampler.sample(engine.forward(plan, arrays.padded, inputs), sampling)
+        inputs = engine.upload_step(plan)
+        return lambda: engine.sampler.sample(engine.forward(inputs), inputs)
 
     return prepare
 
