@@ -1,8 +1,8 @@
 """Makes the tables of README.md and docs/performance.md from `benchmarks/results/`.
 
-`table` prints the page's, `table --short` the three rows of README; `--write PAGE.md` puts it between
-the two marks of that page. A test compares both pages with it. A peer's figure is shown only beside
-the figure of the same door: its offline class beside `LLM.generate`, its server beside ours.
+`table` prints the page's, `table --short` the three rows of README; `--write PAGE.md` puts it
+between the two marks of that page. A test compares both pages with it. A peer's figure stands only
+beside the figure of the same door: its offline class beside `LLM.generate`, its server beside ours.
 """
 
 from __future__ import annotations
