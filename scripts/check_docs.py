@@ -143,6 +143,10 @@ def _parse_minisgl(words: list[str]) -> None:
         from minisgl_gateway.router.serve import route_parser
 
         route_parser().parse_all(words[1:])
+    elif command == "gateway":
+        from minisgl_gateway.upstream.serve import gateway_parser
+
+        gateway_parser().parse_all(words[1:])
     elif command in ("pull", "list", "rm"):
         models_parser(command).parse_args(words[1:])
     elif command == "selfcheck":

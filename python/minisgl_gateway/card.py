@@ -10,11 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from minisgl.core.answer import Abilities
 from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import CARD, weight_files
 
-NO_ABILITIES: Final = Abilities()
 _SHAPE: Final = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -32,9 +30,8 @@ class ModelCard:
 
     family: `model_type` of config.json, or the architecture of a GGUF file. num_parameters: 0
     without weight files. num_bytes: the size of the weight files. digest: SHA-256 of config.json
-    and of the weight files' names and sizes. template: the chat template; "" if there is none.
-    shape: the model's sizes under GGUF's names, without the family before them. abilities: what the
-    template has beside text.
+    and of the weight files' names and sizes.
+    shape: the model's sizes under GGUF's names, without the family before them.
     """
 
     family: str
@@ -43,16 +40,8 @@ class ModelCard:
     dtype: str
     quantization: str
     digest: str
-    template: str = ""
     format: Literal["safetensors", "gguf"] = "safetensors"
     shape: Mapping[str, int] = field(default_factory=dict)
-    abilities: Abilities = NO_ABILITIES
-
-    @property
-    def has_efforts(self) -> bool:
-        """Whether the chat template reads an effort, or a switch that an effort can set."""
-        names = ("reasoning_effort", "reasoning_strength")
-        return any(name in self.template for name in names) or self.abilities.has_switch
 
     @property
     def size(self) -> str:
@@ -64,8 +53,7 @@ class ModelCard:
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Return the card of the checkpoint in `folder`, which must be loadable, without its
-    template."""
+    """Return the card of the checkpoint in `folder`, which must be loadable."""
     config = read_json_object(folder / "config.json")
     gguf = read_json_object(folder / CARD)
     if gguf:

@@ -19,7 +19,7 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 from fastapi import Request, Response
 
-from minisgl.core.answer import Part
+from minisgl.core.answer import Abilities, Part
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
 from minisgl.server.api.logprobs import TokenLogprob
@@ -39,14 +39,12 @@ class Asked:
 
     text: a prompt without chat template, which is continued instead of `chat.messages`. names: the
     vendor's names of fields, by their names in chat completions; "prompt" stands for the messages.
-    is_clamped: `max_tokens` is lowered to what the context leaves. left_out: named in a header of
-    the answer.
+    left_out: named in a header of the answer.
     """
 
     chat: ChatRequest
     names: Mapping[str, str]
     text: str | None = None
-    is_clamped: bool = False
     left_out: Sequence[Omission] = ()
 
 
@@ -76,6 +74,9 @@ class Form(ABC):
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
     """The content type of a stream."""
 
+    begins_with_count: ClassVar[bool] = False
+    """Whether `opening` needs the number of the prompt's tokens."""
+
     @abstractmethod
     def whole(
         self, parts: Sequence[Part], logprobs: list[TokenLogprob], end: End
@@ -103,17 +104,20 @@ class Form(ABC):
 class Model:
     """A model that a request may name.
 
-    card: its description; what an upstream does not say is "" or 0. has_efforts: whether
-    `reasoning_effort` has an effect. defaults: of sampling parameters. created: Unix time.
+    template: of chats; "" if it is unknown. has_efforts: whether `reasoning_effort` has an effect.
+    created: Unix time. defaults: of sampling parameters.
+    takes_all: its server takes fields of chat completions that OpenAI does not have.
     """
 
     name: str
-    card: ModelCard
+    template: str
+    abilities: Abilities
     has_efforts: bool
     capabilities: list[str]
     context_length: int | None
     created: int
     defaults: Mapping[str, float] = field(default_factory=dict)
+    takes_all: bool = True
 
     def given_or_default(self, parameter: str, given: float | None) -> float:
         """Return the sampling parameter of a request; OpenAI's default is 1."""
@@ -122,6 +126,10 @@ class Model:
 
 class Chat(Protocol):
     """A server of chat completions. Each method raises RequestError or EngineError."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The description of the models' files; what an upstream does not say is "" or 0."""
 
     async def models(self, request: Request) -> Sequence[Model]:
         """Return the served models. There is at least one."""
@@ -156,7 +164,7 @@ def fitting(
         if chat.reasoning_effort != default_effort:
             left_out.append(Omission(names[EFFORT], names[EFFORT]))
         chat = msgspec.structs.replace(chat, reasoning_effort=None)
-    if chat.thinking_budget is not None and not model.card.abilities.has_reasoning:
+    if chat.thinking_budget is not None and not model.abilities.has_reasoning:
         left_out.append(Omission(names[BUDGET], names[BUDGET]))
         chat = msgspec.structs.replace(chat, thinking_budget=None)
     return chat, left_out

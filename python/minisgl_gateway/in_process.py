@@ -4,7 +4,6 @@ from `minisgl.server.web.respond` on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import msgspec
@@ -48,7 +47,6 @@ class InProcess(Chat):
             asked.chat,
             shape=_FormShape(form, has_logprobs=bool(asked.chat.logprobs)),
             names={**asked.names, **names},
-            is_clamped=asked.is_clamped,
             warning=self._omissions.warning(asked.left_out),
         )
 
@@ -62,17 +60,17 @@ class InProcess(Chat):
         return key.name if key else ""
 
     @cached_property
-    def _card(self) -> ModelCard:
+    def card(self) -> ModelCard:
         """It is read from the checkpoint when it is first used."""
         return read_card(self._model.folder)
 
     def _named(self, name: str) -> Model:
         model = self._model
-        card = replace(self._card, template=model.template, abilities=model.abilities)
         return Model(
             name=name,
-            card=card,
-            has_efforts=card.has_efforts,
+            template=model.template,
+            abilities=model.abilities,
+            has_efforts=model.has_efforts,
             capabilities=model.capabilities,
             context_length=self._frontend.context_length,
             created=model.created,

@@ -20,6 +20,10 @@ ROWS: Final = [
         "commands", "route", "minisgl_gateway.router.serve:route",
         about="--replica URL ...  one address for several servers: requests go by prefix and load",
     ),
+    Row(
+        "commands", "gateway", "minisgl_gateway.upstream.serve:gateway",
+        about="--upstream URL  other vendors' APIs before any OpenAI-compatible server",
+    ),
     Row("keys", "ring", "minisgl_gateway.keys.ring:KeyRing"),
     Row("keys", "give_way", "minisgl_gateway.keys.preemption:give_way"),
     Row("keys", "guard", "minisgl_gateway.keys.guard:KeyGuard"),

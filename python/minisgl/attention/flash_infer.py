@@ -1,9 +1,9 @@
 """FlashInfer's paged attention (Ye et al., MLSys 2025), for prompts and chunks only.
 
 It runs on every GPU since Ampere, while FlashAttention 3 needs Hopper. FlashInfer compiles its
-kernels when they are first needed, with the CUDA toolkit. A plan of a step costs the host little
-beside a prompt and too much beside a decode step (minisgl_kernels/README.md). It is copied to the
-GPU from pinned memory that the wrapper's next plan overwrites, so steps take turns with two
+kernels when they are first needed, with the CUDA toolkit. Planning a step takes the host 0.3 to 1.2
+ms: little beside a prompt, too much beside a decode step (docs/decisions/0012). A plan is copied to
+the GPU from pinned memory that the wrapper's next plan overwrites, so steps take turns with two
 wrappers.
 
 Axes: as in `minisgl.attention.paged`.

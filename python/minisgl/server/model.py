@@ -86,6 +86,12 @@ class ServedModel:
         return find(self.template) if find else Abilities()
 
     @property
+    def has_efforts(self) -> bool:
+        """Whether the chat template reads an effort, or a switch that an effort can set."""
+        names = ("reasoning_effort", "reasoning_strength")
+        return any(name in self.template for name in names) or self.abilities.has_switch
+
+    @property
     def capabilities(self) -> list[str]:
         """What the chat template supports, in the words of Ollama's lists."""
         found = ["completion"]

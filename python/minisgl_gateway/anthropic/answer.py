@@ -146,6 +146,8 @@ EVENTS: Final = (
 class MessageForm(Form):
     """Writes the answer. Mutable: it keeps the number of blocks, and the kind of the open one."""
 
+    begins_with_count = True
+
     def __init__(self, model: str, asked: MessagesRequest) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model

@@ -256,6 +256,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
         output = self.output_config or OutputConfig()
         schema = JsonSchema(schema=output.format.schema) if output.format else None
         chat = ChatRequest(
+            model=self.model,
             messages=messages,
             reasoning_effort=output.effort,
             response_format=(
@@ -263,7 +264,7 @@ class CountRequest(Json, frozen=True, kw_only=True):
             ),
             tools=tools,
             tool_choice=tool_choice_of(choice.for_chat) if tools or must_call else None,
-            parallel_tool_calls=choice.disable_parallel_tool_use is False,
+            parallel_tool_calls=choice.allows_several,
             enable_thinking=None if thinking.type == "adaptive" else thinking.type == "enabled",
             thinking_budget=thinking.budget_tokens if thinking.type == "enabled" else None,
             chat_template_kwargs=self.chat_template_kwargs,
@@ -297,6 +298,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             super().chat,
             max_tokens=self.max_tokens,
+            max_tokens_policy="clamp",
             stop=self.stop_sequences,
             temperature=self.temperature,
             top_p=self.top_p,

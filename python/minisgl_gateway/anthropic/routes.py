@@ -21,6 +21,8 @@ _NAMES: Final = {
     "prompt": "messages",
     "response_format.json_schema": "output_config.format",
     "stop": "stop_sequences",
+    "enable_thinking": "thinking.type",
+    "thinking_budget": "thinking.budget_tokens",
 }
 """The request's names of fields, by their names in chat completions."""
 _REASONING: Final = {EFFORT: "output_config.effort", BUDGET: "thinking.budget_tokens"}
@@ -47,7 +49,7 @@ def router(chat: Chat) -> APIRouter:
         asked = await body.read(request, MessagesRequest)
         model = await chat.model(request, asked.model)
         wanted, left_out = chat_of(asked, model)
-        whole = Asked(chat=wanted, names=_NAMES, is_clamped=True, left_out=left_out)
+        whole = Asked(chat=wanted, names=_NAMES, left_out=left_out)
         return await chat.answer(request, whole, MessageForm(model.name, asked))
 
     @routes.post(

@@ -84,3 +84,9 @@ class AnthropicChoice(Json, frozen=True, kw_only=True):
         if self.type == "tool":
             return {"type": "function", "function": {"name": self.name or ""}}
         return "required" if self.type == "any" else self.type
+
+    @property
+    def allows_several(self) -> bool | None:
+        """`parallel_tool_calls` of chat completions."""
+        disabled = self.disable_parallel_tool_use
+        return None if disabled is None else not disabled

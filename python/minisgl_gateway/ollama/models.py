@@ -12,6 +12,7 @@ from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 from minisgl.version import __version__
+from minisgl_gateway.card import ModelCard
 from minisgl_gateway.chat import Chat, Model
 from minisgl_gateway.error_forms import OllamaError
 from minisgl_gateway.in_process import in_process
@@ -76,8 +77,7 @@ async def named(chat: Chat, request: Request, name: str) -> Model:
     return await chat.model(request, name if name in names else name.removesuffix(":latest"))
 
 
-def _details(model: Model) -> OllamaDetails:
-    card = model.card
+def _details(card: ModelCard) -> OllamaDetails:
     return OllamaDetails(
         family=card.family,
         families=[card.family],
@@ -87,13 +87,13 @@ def _details(model: Model) -> OllamaDetails:
     )
 
 
-def _listed(model: Model, **more: Any) -> OllamaModel:
+def _listed(model: Model, card: ModelCard, **more: Any) -> OllamaModel:
     return OllamaModel(
         name=model.name,
         model=model.name,
-        size=model.card.num_bytes,
-        digest=model.card.digest,
-        details=_details(model),
+        size=card.num_bytes,
+        digest=card.digest,
+        details=_details(card),
         **more,
     )
 
@@ -109,14 +109,14 @@ def router(chat: Chat) -> APIRouter:
     async def tags(request: Request) -> Response:
         """The served model under each of its names."""
         models = await chat.models(request)
-        entries = [_listed(model, modified_at=_modified_at(model)) for model in models]
+        entries = [_listed(model, chat.card, modified_at=_modified_at(model)) for model in models]
         return body.response(OllamaModels(models=entries))
 
     @routes.get("/api/ps", **operation(None, OllamaModels))
     async def ps(request: Request) -> Response:
         """The served model under each of its names; it is always loaded."""
         entries = [
-            _listed(model, expires_at=NEVER, context_length=model.context_length)
+            _listed(model, chat.card, expires_at=NEVER, context_length=model.context_length)
             for model in await chat.models(request)
         ]
         return body.response(OllamaModels(models=entries))
@@ -132,15 +132,15 @@ def router(chat: Chat) -> APIRouter:
         asked = await body.read(request, ShowRequest, may_lack_type=True)
         name = asked.model or asked.name
         model = await (named(chat, request, name) if name else chat.model(request, None))
-        card = model.card
+        card = chat.card
         shown = [
             f"{'repeat_penalty' if key == 'repetition_penalty' else key} {value}"
             for key, value in model.defaults.items()
         ]
         answer = OllamaShown(
             parameters="\n".join(shown),
-            template=card.template,
-            details=_details(model),
+            template=model.template,
+            details=_details(card),
             model_info={
                 "general.architecture": card.family,
                 "general.parameter_count": card.num_parameters,

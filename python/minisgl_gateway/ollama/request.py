@@ -138,6 +138,7 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
             seed=options.seed,
             stop=options.stop,
             max_tokens=num_predict if num_predict and num_predict > 0 else None,
+            max_tokens_policy="clamp",
             repetition_penalty=options.repeat_penalty,
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,

@@ -74,14 +74,14 @@ class AnswerTurn(Json, frozen=True, kw_only=True):
     tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
-def router(chat: Chat) -> APIRouter:
+def router(server: Chat) -> APIRouter:
     routes = APIRouter()
 
     async def answer(
         request: Request, asked: OllamaChatRequest | OllamaGenerateRequest, *, is_load: bool
     ) -> Response:
         wanted = asked.chat
-        model = await named(chat, request, asked.model)
+        model = await named(server, request, asked.model)
         is_chat = isinstance(asked, OllamaChatRequest)
         form = _OllamaForm(asked.model, is_chat=is_chat, has_logprobs=bool(wanted.logprobs))
         if is_load:  # the model is loaded already
@@ -92,17 +92,16 @@ def router(chat: Chat) -> APIRouter:
             chat=msgspec.structs.replace(wanted, model=model.name),
             text=text,
             names={"prompt": "messages" if is_chat else "prompt", **_NAMES},
-            is_clamped=True,
-            left_out=unused_switch(switch, model.card.abilities),
+            left_out=unused_switch(switch, model.abilities),
         )
-        return await chat.answer(request, whole, form)
+        return await server.answer(request, whole, form)
 
     documented: dict[str, Any] = {"error": OllamaError, "stream": NDJSON}
 
     @routes.post(
         "/api/chat", **operation(OllamaChatRequest, OllamaAnswer, OllamaAnswer, **documented)
     )
-    async def continue_chat(request: Request) -> Response:
+    async def chat(request: Request) -> Response:
         """Continue a chat; Ollama's schema."""
         asked = await body.read(request, OllamaChatRequest, may_lack_type=True)
         return await answer(request, asked, is_load=not asked.messages)

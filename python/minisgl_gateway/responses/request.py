@@ -178,6 +178,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         first = [Message(role="system", content=self.instructions)] if self.instructions else []
         options = self.text or TextOptions()
         chat = ChatRequest(
+            model=self.model,
             messages=joined([*first, *earlier, *self.messages], ("assistant",)),
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,

@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -33,9 +32,9 @@ from minisgl.server.errors import Draining, refusal
 from minisgl.server.web.body import Bodies, read_bytes, response
 from minisgl.server.web.browser_guard import Door, behind
 from minisgl.server.web.errors import client_left, error_response
-from minisgl.server.web.http import wait_for_disconnect
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.guard import key_given
+from minisgl_gateway.leaving import while_connected
 from minisgl_gateway.router.checked_keys import CheckedKeys
 from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
 from minisgl_gateway.router.metrics import RouterMetrics
@@ -104,7 +103,7 @@ class RouterApp:
                 await (await self.metrics.page(scope["headers"]))(scope, receive, send)
                 return
             body = await self._body(Request(scope, receive))
-            await _until_client_leaves(self._pass_on(scope, body, send), receive)
+            await while_connected(self._pass_on(scope, body, send), receive)
         except MinisglError as error:
             await error_response(error, path)(scope, receive, send)
         except ClientDisconnect:
@@ -345,16 +344,3 @@ async def _begin(answer: Answer) -> None:
     except BaseException:
         answer.close()
         raise
-
-
-async def _until_client_leaves(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Wait for `work`; cancel it when the client disconnects."""
-    tasks = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect(receive))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(results[0], Exception):
-        raise results[0]

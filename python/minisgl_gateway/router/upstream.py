@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client of one replica: it keeps connections, and streams answers.
+"""An HTTP/1.1 client of one server: it keeps connections, and streams answers.
 
 Bodies are not parsed, but a piece of an answer is made of whole chunks of the chunked encoding. The
 server writes whole events as chunks, so a stream that is cut ends after a whole event.
@@ -108,8 +108,8 @@ class Answer:
 class Upstream:
     """The connections to one replica. Mutable."""
 
-    def __init__(self, url: str) -> None:
-        """Raises ConfigError if `url` is not the URL of a server."""
+    def __init__(self, url: str, flag: str = "--replica") -> None:
+        """flag: which gave `url`. Raises ConfigError if that is not the URL of a server."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -117,7 +117,7 @@ class Upstream:
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ConfigError(
-                f"--replica {url}: must be the address of a server, such as http://10.0.0.5:1919"
+                f"{flag} {url}: must be the address of a server, such as http://10.0.0.5:1919"
             )
         self.name = parts.netloc.rpartition("@")[2]
         self._host = parts.hostname

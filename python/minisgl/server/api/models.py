@@ -19,6 +19,7 @@ class Model(Json, frozen=True, kw_only=True):
     context_length: the most tokens of prompt and answer; null while the model loads. max_model_len:
     the same, under vLLM's name. has_chat_template: false for a base model, which completes texts
     and refuses messages. has_thinking_switch: whether `enable_thinking` has an effect.
+    has_efforts: whether `reasoning_effort` has one.
     sampling_defaults: the parameters of requests that leave them out.
     """
 
@@ -29,6 +30,7 @@ class Model(Json, frozen=True, kw_only=True):
     capabilities: list[str]
     has_chat_template: bool
     has_thinking_switch: bool
+    has_efforts: bool
     sampling_defaults: dict[str, float]
     display_name: str
     created_at: str
@@ -58,6 +60,7 @@ def router(site: Site) -> APIRouter:
             capabilities=model.capabilities,
             has_chat_template=bool(model.template),
             has_thinking_switch=model.abilities.has_switch,
+            has_efforts=model.has_efforts,
             sampling_defaults=model.shown_defaults,
             display_name=name,
             created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -79,6 +79,10 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     ] = None
     cache_prompt: Annotated[
         bool | None, only(True, why="prefixes are always cached; cache_salt keeps yours apart")
+    ] = None
+    max_tokens_policy: Annotated[
+        Literal["clamp"] | None,
+        Meta(description="clamp: max_tokens is lowered to what the context leaves."),
     ] = None
     timeout: Timeout = None
     priority: Annotated[

@@ -49,7 +49,7 @@ WARNING: Final = "x-minisgl-warning"
 """The response header that names the omitted parts of a request, and says what `max_tokens` was
 lowered to."""
 
-_STREAM_HEADERS: Final = (
+STREAM_HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 )
@@ -88,6 +88,8 @@ class Wishes(Protocol):
     def priority(self) -> int | None: ...
     @property
     def cache_salt(self) -> str | None: ...
+    @property
+    def max_tokens_policy(self) -> str | None: ...
 
 
 class Shape(ABC):
@@ -158,16 +160,15 @@ async def respond(
     shape: Shape,
     names: Mapping[str, str],
     num_choices: int = 1,
-    is_clamped: bool = False,
     warning: str = "",
 ) -> Response:
     """Submit `prompts` and return the response in `shape`. Raises the refusal of a prompt.
 
-    After the timeout of `asked` the call ends with DeadlineExceeded. names: the request's names of
-    fields, by the names that the workers use in a refusal. num_choices: of each prompt; output i is
-    choice i % num_choices of prompt i // num_choices. is_clamped: `max_tokens` is lowered to what
-    the context leaves. warning: the ASCII text of the header `WARNING`, "" for none; a lowered
-    `max_tokens` is added.
+    With max_tokens_policy of `asked` "clamp", `max_tokens` is lowered to what the context leaves.
+    After its timeout the call ends with DeadlineExceeded. names: the request's names of fields, by
+    the names that the workers use in a refusal. num_choices: of each prompt; output i is choice
+    i % num_choices of prompt i // num_choices. warning: the ASCII text of the header `WARNING`, ""
+    for none; a lowered `max_tokens` is added.
     """
     key: Key | None = request.scope.get("api_key")
     salt = asked.cache_salt or ""
@@ -192,7 +193,7 @@ async def respond(
         origin,
         namespace=namespace,
         num_choices=num_choices,
-        is_clamped=is_clamped,
+        is_clamped=asked.max_tokens_policy == "clamp",
         returns_ids=shape.returns_ids,
     )
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
@@ -269,7 +270,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
         try:
-            headers = [(b"content-type", self._shape.media_type), *_STREAM_HEADERS]
+            headers = [(b"content-type", self._shape.media_type), *STREAM_HEADERS]
             if self._warning:
                 headers.append((WARNING.encode(), self._warning.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})

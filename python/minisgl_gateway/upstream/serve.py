@@ -1,0 +1,186 @@
+"""`minisgl gateway`: Messages, Responses and Ollama's API before a server of OpenAI's API.
+
+SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C and a second signal end them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, get_args
+
+from fastapi import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minisgl.runtime.signals import Signals
+from minisgl.server.address import bind, listen, tls_context, url_of
+from minisgl.server.args import HOSTS, ORIGINS, SECONDS, LogFormat, LogLevel, listed
+from minisgl.server.command import run_serving
+from minisgl.server.drain import finish_open
+from minisgl.server.errors import Draining
+from minisgl.server.flags import Parser, flag_type, integer
+from minisgl.server.observe import Observer
+from minisgl.server.ready import say
+from minisgl.server.web import body, errors
+from minisgl.server.web.browser_guard import Door, behind, door_of
+from minisgl.server.web.http import HttpServer
+from minisgl.server.web.openapi import DocumentedAPI
+from minisgl.server.web.request_ids import RequestIds
+from minisgl_gateway.anthropic import routes as anthropic
+from minisgl_gateway.chat import Chat
+from minisgl_gateway.ollama import models as ollama_models
+from minisgl_gateway.ollama import routes as ollama
+from minisgl_gateway.responses import routes as responses
+from minisgl_gateway.upstream.chat import UpstreamChat
+
+DEFAULT_PORT: Final = 1917
+
+
+def gateway_parser() -> Parser:
+    """Return the parser of `minisgl gateway`."""
+    parser = Parser(
+        prog="minisgl gateway",
+        description="Serve Anthropic's Messages, OpenAI's Responses and Ollama's API, and ask a "
+        "server of OpenAI's chat completions for the answers.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--upstream", metavar="URL", required=True,
+        help="the server, such as http://10.0.0.5:8000; its paths begin with /v1, or with the "
+        "path of the URL",
+    )  # fmt: skip
+    add(
+        "--upstream-api-key", metavar="KEY",
+        help="the upstream's key for all requests (default: $MINISGL_UPSTREAM_API_KEY; without "
+        "one, the upstream gets each client's own key)",
+    )  # fmt: skip
+    add(
+        "--upstream-fields", type=listed, default=(), metavar="NAMES",
+        help="fields, with commas between them, that the upstream takes beside OpenAI's, such as "
+        "top_k,min_p (default: all if it is minisgl serve, else none)",
+    )  # fmt: skip
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add(
+        "--port", type=integer(0, 65535), default=DEFAULT_PORT, metavar="PORT",
+        help="port to listen on; 0 for any free one (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--cors-origin", type=flag_type(ORIGINS), metavar="ORIGIN",
+        help="web pages of these origins, with commas between them, may use the gateway from a "
+        "browser; * is all (default: none)",
+    )  # fmt: skip
+    add(
+        "--allowed-host", type=flag_type(HOSTS), metavar="NAME",
+        help="names, with commas between them, by which clients ask for the gateway, besides "
+        "localhost, IP addresses and --host; * is all (default: none)",
+    )  # fmt: skip
+    add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    add("--ssl-keyfile", metavar="FILE", help="the certificate's private key (PEM)")
+    add(
+        "--drain-timeout", type=flag_type(SECONDS), default=8.0, metavar="S",
+        help="seconds for which SIGTERM lets open requests finish (default: %(default)s)",
+    )  # fmt: skip
+    add("--log-level", choices=get_args(LogLevel), help="what is logged (default: info)")
+    add("--log-format", choices=get_args(LogFormat), help="the log's lines (default: text)")
+    return parser
+
+
+def gateway(argv: Sequence[str], began: float) -> int:
+    """Run the gateway until it is asked to stop. Returns the exit code."""
+    parser = gateway_parser()
+    given = argparse.Namespace(**parser.parse_all(list(argv)))
+    if given.ssl_keyfile and not given.ssl_certfile:
+        parser.error("--ssl-keyfile needs --ssl-certfile, the certificate of the key")
+
+    def serve(signals: Signals) -> int:
+        tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
+        key = given.upstream_api_key or os.environ.get("MINISGL_UPSTREAM_API_KEY")
+        chat = UpstreamChat(given.upstream, key, given.upstream_fields)
+        with bind(given.host, given.port) as bound:
+            door = door_of(given.host, given.cors_origin, given.allowed_host)
+            app = GatewayApp(chat, door)
+            http = HttpServer(RequestIds(app, Counter()), tls, per_connection=2)
+            running = Gateway(app, http, bound, given.drain_timeout)
+            say_ready = f"Gateway {url_of(bound, 'https' if tls else 'http')} to {chat.name}"
+            asyncio.run(running.serve(signals, lambda: say(f"\n{say_ready} (Ctrl-C stops it)")))
+        return 0
+
+    return run_serving("gateway", serve, level=given.log_level, log_format=given.log_format)
+
+
+class GatewayApp:
+    """The doors, as an ASGI application over any `Chat`. Mutable: it counts open requests.
+    is_draining: it refuses new ones."""
+
+    def __init__(self, chat: Chat, door: Door) -> None:
+        doors = (anthropic, responses, ollama, ollama_models)
+        records = [record for each in doors for record in each.ROUTES.records]
+        settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
+        app = DocumentedAPI(records, title="Mini-SGLang's gateway", **settings)
+        app.state.bodies = body.Bodies()
+        observer = Observer()
+        errors.install(app, observer)
+        for each in doors:
+            app.include_router(each.router(chat))
+
+        @app.get("/health")
+        async def health() -> Response:
+            """Whether the gateway is alive. It does not ask the upstream."""
+            return body.response({"status": "ok"})
+
+        @app.get("/docs", include_in_schema=False)
+        async def docs() -> Response:
+            """All paths, as /openapi.json."""
+            return body.response(app.openapi())
+
+        self._app: ASGIApp = behind(door, app, lambda: False, observer.answered)
+        self.is_draining = False
+        self.num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_open += 1
+        try:
+            app = (
+                errors.error_response(Draining(), scope["path"]) if self.is_draining else self._app
+            )
+            await app(scope, receive, send)
+        finally:
+            self.num_open -= 1
+
+
+class Gateway:
+    """A running gateway. Mutable: it drains and ends."""
+
+    def __init__(
+        self, app: GatewayApp, http: HttpServer, bound: socket.socket, drain_s: float
+    ) -> None:
+        self._app, self._http, self._bound, self._drain_s = app, http, bound, drain_s
+
+    async def serve(self, signals: Signals, on_started: Callable[[], None]) -> None:
+        """Serve until `end` is called, by a signal or otherwise."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(self.end, signals.number == signal.SIGTERM)
+
+        def on_ready() -> None:
+            signals.first = end
+            on_started()
+
+        listen(self._bound)
+        await self._http.serve_on(self._bound, on_ready)
+
+    def end(self, drain: bool) -> None:
+        """Refuse new requests and let `serve` return. drain: first let open requests finish."""
+        self._app.is_draining = True
+        self._task = asyncio.create_task(self._end(self._drain_s if drain else 0.0))
+
+    async def _end(self, drain_s: float) -> None:
+        await finish_open(lambda: self._app.num_open, drain_s)
+        self._http.should_exit = True
