@@ -18,7 +18,7 @@ from minisgl.kernel.ops import Activation, Ops
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """The values of `Gate` in csrc/product.h."""
-PANEL = 16  # outputs, see csrc/panels.h
+PANEL = 16  # csrc/panels.h packs so many outputs together
 FEW_ROWS = 64
 """On a processor with AMX tiles, torch computes GEMMs of more rows than this. Not those of logits:
 it has none with bfloat16 inputs and float32 outputs."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 HUGE_BYTES = 2 << 20
+"""x86_64 and aarch64 have huge pages of this size, at multiples of it (with pages of 4 KiB)."""
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 

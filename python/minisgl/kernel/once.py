@@ -25,6 +25,7 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 NO_SPACE: Final = "No space left on device"
+"""A compiler that fails with this text can be tried again, because the source is not at fault."""
 
 
 class JitUnavailable(MinisglError):

@@ -28,8 +28,7 @@ def common_prefix_length(a: IdArray, b: IdArray) -> int:
 def load_common_prefix() -> CommonPrefix:
     """Return the faster of the two: C++ if it compiles, else NumPy (one log line says so).
 
-    Both take contiguous int32 arrays of one dimension. Measured on one core of an EPYC 9005, for
-    runs of 1, 64 and 10,000 ids: 0.37, 0.37 and 0.8 us in C++, 1.0, 1.0 and 1.8 us in NumPy.
+    Both take contiguous int32 arrays of one dimension.
     """
     try:
         compiled: CommonPrefix = load_library().common_prefix_length

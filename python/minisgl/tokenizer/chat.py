@@ -120,8 +120,8 @@ class ChatEncoder:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer that encodes special tokens as text. Making it takes 0.1 to 1
-        s."""
+        """A copy of the tokenizer that encodes special tokens as text. It is made
+        when it is first needed, because that takes long."""
         content = json.loads(self._tokenizer.to_json())
         for token in content["added_tokens"]:
             token["special"] = token["content"] in self._specials

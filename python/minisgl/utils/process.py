@@ -134,8 +134,8 @@ class WorkerStatus:
 def freeze_start_objects() -> None:
     """Exempt the objects of the start, which live as long as the process, from collection.
 
-    In an engine's process a full collection of 180,000 objects takes 45 ms, during which no step is
-    planned. After this call a collection visits few objects.
+    During a full collection of an engine's objects no step is planned. After this call a collection
+    visits few objects.
     """
     gc.freeze()
 

@@ -18,18 +18,18 @@ from minisgl_gateway.router.fleet import Fleet, message_of
 from minisgl_gateway.router.upstream import ReplicaFailed, with_key
 
 ASKED: Final = "/v1/models"
-"""A path that needs a key, and whose answer costs a replica little."""
+"""This path needs a key, and its answer costs a replica little."""
 
 ASK_S: Final = 1.0
-"""The longest wait for a replica. Then another one is asked; if none answers, the body takes the
+"""A question ends after this time. Then another one is asked; if none answers, the body takes the
 memory of the client's address."""
 
 KEPT_S: Final = 30.0
-"""How long a key counts as known. The replicas check each request themselves, so a key that was
-removed may only fill its share of the router's memory."""
+"""A key counts as known for this time. The replicas check each request themselves, so a key that
+was removed may only fill its share of the router's memory."""
 
 MOST_KEPT: Final = 4096
-"""The known keys; for each of more, a replica is asked each time."""
+"""So many keys are known at most; for each of more, a replica is asked each time."""
 
 
 class CheckedKeys:

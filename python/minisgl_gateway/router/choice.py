@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Final
 
 UNKNOWN_RATE: Final = 1_000.0
-"""Prompt tokens per second of a replica that has measured no rate."""
+"""A replica that has measured no rate counts with this one (prompt tokens a second), because its
+cost must be comparable with the others'."""
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: frozen ones take longer to make

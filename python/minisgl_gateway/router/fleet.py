@@ -21,8 +21,10 @@ from minisgl_gateway.router.waits import Wait, query_of, to_ask
 logger = get_logger(__name__)
 
 ASK_EVERY_S: Final = 1.0
+"""Each replica is asked so often: the router counts its own requests in between."""
 ASK_S: Final = 5.0
-"""The longest wait for a state. A replica in a long step does not answer; then /ready is asked."""
+"""A question for a state ends after this time. A replica in a long step does not answer; then
+/ready is asked."""
 SILENT_S: Final = 30.0
 """After this time without an answer to any question, requests of which nothing comes either fail. A
 stopped process keeps its connections, so only its silence shows. As long as for a machine that is

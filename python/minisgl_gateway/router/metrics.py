@@ -20,7 +20,7 @@ from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
 from minisgl_gateway.router.upstream import Headers, ReplicaFailed, with_key
 
 PAGE_S: Final = 5.0
-"""The longest wait for a replica's page."""
+"""A page that does not come in this time is left out: Prometheus waits 10 s for all of them."""
 
 
 class RouterMetrics:

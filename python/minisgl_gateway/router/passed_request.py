@@ -15,6 +15,8 @@ from minisgl_gateway.router.waits import Wait
 from minisgl_gateway.watch.replica import PREFIX_HEADER
 
 _OF_THE_DOOR: Final = (b"origin", b"sec-fetch-site")
+"""The router has checked these headers itself. A replica would refuse pages that the router
+allows."""
 
 
 class PassedRequest:

@@ -28,10 +28,10 @@ from minisgl.kvcache.radix import RadixPrefixCache, _Node
 Hashes = npt.NDArray[np.uint64]
 
 MAX_HASHES: Final = 2048
-"""The most hashes that a replica reports: 16 KB, some 400 long prompts."""
+"""A replica reports at most so many hashes, which are 16 KB and some 400 long prompts."""
 
 MAX_EDGE_HASHES: Final = 16
-"""The most hashes of an edge, in models whose states or windows decide where a request can
+"""An edge has at most so many hashes, in models whose states or windows decide where a request can
 resume."""
 
 

@@ -50,20 +50,25 @@ OF_THE_MODEL: Final = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
      "/api/chat", "/api/generate")
 )  # fmt: skip
+"""A request to one of these paths has a prompt, whose cached prefix decides which replica gets
+it."""
 OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
+"""These concern one engine, so they go to the replica that the request names."""
 STORED: Final = "/v1/responses/"
+"""A path below this names an answer, which only one replica has stored."""
 
 _NAMES_EARLIER: Final = re.compile(rb'"previous_response_id"\s*:\s*"|"type"\s*:\s*"item_reference"')
 """Matches the body of a request that needs an earlier answer, which one replica has stored."""
 
 PROBE_S: Final = 10.0
-"""The longest wait for a prompt's hashes, without which the load alone decides, or for the check of
-a key."""
+"""A question for a prompt's hashes, or about a key, ends after this time. Without hashes the load
+alone decides."""
 
 PAGE_SIZE: Final = 16
-"""The page size of hashes while the replica's own is unknown."""
+"""Hashes are of pages of this size until a replica has told its own: it is the server's default."""
 
 NAME_HEADER: Final = b"x-minisgl-replica"
+"""An answer has this header, so that its reader knows which server to look at."""
 
 
 class Broken(EngineError):

@@ -33,6 +33,7 @@ from minisgl_gateway.router.proxy import RouterApp
 logger = get_logger(__name__)
 
 DEFAULT_PORT: Final = 1918
+"""A server has 1919 by default, so both can run on one machine."""
 
 
 def route_parser() -> Parser:

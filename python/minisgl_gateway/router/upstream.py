@@ -23,23 +23,25 @@ from minisgl.utils.keepalive import keep_alive
 Headers = Sequence[tuple[bytes, bytes]]
 
 CONNECT_S: Final = 5.0
+"""A connection that is not made in this time fails, and another replica is tried."""
 KEEPALIVE: Final = (10, 5, 4)
 """See `keep_alive`: requests at a replica whose machine is gone fail after 30 s."""
 
 IDLE_S: Final = 20.0
-"""How long a connection is kept. The server closes an unused one after 30 s."""
+"""An unused connection is closed after this time, before the server closes it (after 30 s)."""
 
 EVENTS: Final = b"text/event-stream"
 JSON_LINES: Final = b"application/x-ndjson"
-"""The media types of streams."""
+"""Answers of these media types are streams, whose end is an event or a line of its own."""
 
 MAX_UNREAD: Final = 256 * 2**10
-"""Bytes that are kept for a slow client. Above it the replica has to wait."""
+"""So many bytes are kept for a slow client. Above it the replica has to wait."""
 
 _OF_ONE_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
      b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )  # fmt: skip
+"""A proxy does not pass these on (RFC 9110, section 7.6.1)."""
 
 
 def end_to_end(headers: Headers, *others: bytes) -> list[tuple[bytes, bytes]]:

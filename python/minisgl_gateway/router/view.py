@@ -17,7 +17,7 @@ from minisgl_gateway.router.index import PrefixIndex, noted_lengths
 from minisgl_gateway.router.replica_state import ReplicaState
 
 USUAL_OUTPUT: Final = 256.0
-"""The tokens of a mean answer, until one has ended."""
+"""A mean answer is taken to have so many tokens until one has ended."""
 
 ARRIVAL_S: Final = 0.1
 """A state includes requests that were sent at least this long before the router asked for it."""

@@ -20,8 +20,8 @@ LOST_S: Final = 10.0
 """A request fails if the replica has not named it for this time. Its answer may be on the way."""
 
 MOST_ASKED: Final = 300
-"""The requests in one question: 300 ids of 128 characters fit in a head of 64 KiB. The others are
-asked for in the next questions."""
+"""A question has at most so many requests: 300 ids of 128 characters fit in a head of 64 KiB. The
+others are asked for in the next questions."""
 
 
 class Wait:

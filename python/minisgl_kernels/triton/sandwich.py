@@ -1,7 +1,7 @@
 """Norms of the outputs of attention and MLP: one launch from there to the next layer's input.
 
 A GEMV computes the norm before a plain block's layers itself. It does not compute these norms: each
-of its programs would, and a layer of Gemma 4 31B's shape took 265 us instead of 229 on an H200.
+of its programs would, which takes longer than a launch.
 Arithmetic is float32 with a conversion at each rounding, so the compiler cannot fuse across one.
 
 Axes: T tokens, D hidden size.

@@ -26,9 +26,9 @@ Field = Literal["packed", "scale", "factor", "step", "zero"]
 Read = Callable[[Tensor], Tensor]
 """Blocks uint8 [N, B] -> a field of each block, [N, ...]."""
 PIECE: Final = 1 << 16
-"""Numbers that are unpacked at a time: the intermediate tensors take some bytes for each."""
+"""So many numbers are unpacked at a time, because intermediate tensors take some bytes for each."""
 IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The numbers of IQ4_NL and IQ4_XS."""
+"""IQ4_NL and IQ4_XS store an index into these numbers (llama.cpp's `kvalues_iq4nl`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,4 +257,4 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
         factor=_iq4_xs_factors,
     ),
 }  # fmt: skip
-"""llama.cpp's name of a format -> its layout."""
+"""Maps llama.cpp's name of a format to its layout."""

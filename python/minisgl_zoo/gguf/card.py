@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from minisgl_zoo.gguf.tensor import MappedTensor
 
 _GUESSED: Final = 1024
-"""llama.cpp's flag of a `general.file_type` that no converter wrote."""
+"""llama.cpp sets this flag in a `general.file_type` that no converter wrote."""
 
 
 def card_of(values: Mapping[str, Any], tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:

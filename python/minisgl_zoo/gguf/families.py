@@ -23,9 +23,10 @@ from minisgl_zoo.gguf.values import (
 )
 
 SOFTMAX: Final = 1
-"""`expert_gating_func` of a router with softmax. Older files of DeepSeek-V2 lack the key."""
+"""A router with softmax has this `expert_gating_func`. Older files of DeepSeek-V2 lack the key."""
 GEMMA2_27B, GEMMA3_27B = 46, 62
-"""Numbers of layers. These sizes scale queries by hidden size / heads, and no key says so."""
+"""These are numbers of layers. These sizes scale queries by hidden size / heads, and no key says
+so."""
 
 
 def _plain(file: GgufValues) -> Fields:

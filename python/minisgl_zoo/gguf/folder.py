@@ -31,8 +31,7 @@ from minisgl_zoo.gguf.tensor import MappedTensor, StoredTensor
 logger = get_logger(__name__)
 
 VERSION: Final = 6
-"""The version of a folder's files. When they change, raise it: folders of older versions are then
-not used."""
+"""Raise this version when a folder's files change: folders of older versions are then not used."""
 _SAMPLING: Final = {
     "temp": "temperature",
     "penalty_repeat": "repetition_penalty",
@@ -42,7 +41,7 @@ _SAMPLING: Final = {
 pull request 17120, and `Keys.General` of its package gguf. Not here: the order of filters, and the
 parameters of mirostat and XTC, which are named when they are in use."""
 PLAIN: Final = ("F32", "F16", "BF16", "F64")
-"""Types of tensors that are not quantised."""
+"""Tensors of these types are not quantised."""
 
 
 def gguf_folder(path: Path) -> Path:

@@ -18,11 +18,11 @@ from minisgl_zoo.gguf.tensor import TYPES, StoredTensor
 SCALARS: Final = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-"""Number of a value's type -> its letter in `struct`."""
+"""Maps the number of a value's type to its letter in `struct`."""
 STRING: Final = 8
 ARRAY: Final = 9
 MAX_DIMENSIONS: Final = 4
-"""The most dimensions that llama.cpp gives a tensor."""
+"""llama.cpp gives a tensor at most so many dimensions."""
 ALIGNMENT: Final = 32
 """Tensors begin at multiples of so many bytes, if the metadata do not say otherwise."""
 _LENGTH: Final = struct.Struct("<Q")

@@ -14,9 +14,9 @@ from minisgl.errors import CheckpointError, ConfigError
 
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_NAMED: Final = 30
-"""The most files that an error names."""
+"""An error names at most so many files, so that it stays readable."""
 USUAL: Final = "Q4_K_M"
-"""The format that llama.cpp and Ollama take if the user names none."""
+"""llama.cpp and Ollama take this format if the user names none."""
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -146,4 +146,4 @@ SPLITS: Final[Mapping[str, Split]] = {
     **dict.fromkeys(("refact", "starcoder", "smollm", "exaone"), _DIGITS),
     **dict.fromkeys(("gpt-2", "exaone4", "olmo"), _GPT2),
 }
-"""The value of `pre` -> the split."""
+"""Maps the value of `pre` to the split."""

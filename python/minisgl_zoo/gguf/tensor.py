@@ -35,11 +35,11 @@ TYPES: Final = {
         40: ("NVFP4", 64, 36),
     }.items()
 }  # fmt: skip
-"""The number of a type in the files -> the type. Source: the package gguf."""
+"""Maps the number of a type in the files to the type, as the package gguf does."""
 NUMPY: Final = {
     "F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
 }  # fmt: skip
-"""Types whose numbers numpy has. Data of the others are bytes."""
+"""NumPy has the numbers of these types. Data of the others are bytes."""
 TYPE_OF: Final = {each.name: each for each in TYPES.values()}
 
 

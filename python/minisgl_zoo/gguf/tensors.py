@@ -19,10 +19,10 @@ from minisgl_zoo.gguf.tensor import NUMPY, TYPE_OF
 Index = tuple[int | slice, ...]
 Change = Callable[[Tensor], Tensor]
 SMALL: Final = 1 << 16
-"""Numbers of the largest norm or vector."""
+"""A norm or vector has at most so many numbers; shapes of larger tensors are computed on `meta`."""
 MX_BYTES: Final = 17
-"""The bytes of a block of 32 numbers of MXFP4: the exponent, then 4 bits for each of the numbers 0
-and 16, 1 and 17, ..., the first of a pair in the low bits."""
+"""A block of 32 numbers of MXFP4 has so many bytes: the exponent, then 4 bits for each of the
+numbers 0 and 16, 1 and 17, ..., the first of a pair in the low bits."""
 
 
 class Slice(Protocol):

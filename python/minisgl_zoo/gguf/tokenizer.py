@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 
 Merge = tuple[str, str]
 PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
-"""Special tokens of Phi-3 that keep the space behind them. Its other special tokens drop it."""
+"""These special tokens of Phi-3 keep the space behind them. Its other ones drop it."""
 
 
 def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:

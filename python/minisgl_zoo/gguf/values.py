@@ -14,24 +14,24 @@ Fields = dict[str, Any]
 USE_ORIGINAL: Final = (
     "use the checkpoint that the file was made from, whose weights are *.safetensors"
 )
-"""What to do about a file that is not supported."""
+"""Errors about a file that is not supported end with this advice."""
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-"""Types of tokens, in llama.cpp's numbering."""
+"""llama.cpp numbers the types of tokens so."""
 ROPE_FREQS: Final = "rope_freqs.weight"
-"""The tensor with a factor for each frequency: Llama 3.1's rope scaling, which no key describes."""
+"""This tensor has a factor for each frequency: Llama 3.1's rope scaling, which no key describes."""
 LLAMA3: Final = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""Equal in all models of Meta and LG that have `ROPE_FREQS`."""
+"""These values are equal in all models of Meta and LG that have `ROPE_FREQS`."""
 YARN: Final = {
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
     "attention_factor": "yarn_attn_factor",
 }
-"""A field of config.json -> the end of its key."""
+"""Maps a field of config.json to the end of its key."""
 
 
 @dataclass(frozen=True, slots=True)

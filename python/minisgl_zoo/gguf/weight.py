@@ -41,7 +41,7 @@ FORMATS: Final = tuple(LAYOUTS)
 FIELDS: Final = get_args(Field)
 """The indices of formats and fields are their numbers in csrc/blocks.cpp."""
 MIDDLE: Final = 8
-"""What an int4 number is stored above its value."""
+"""An int4 number is stored so much above its value, so that it has no sign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

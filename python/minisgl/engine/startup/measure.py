@@ -81,7 +81,7 @@ def _cost_of_cached(
     kernels: another one attends to cached tokens. A CPU has one for all, so it is 0 there.
 
     A chunk of few tokens leaves a part of a GPU idle, so a pair of the default chunk may take
-    longer than one of the largest: in six starts on an H200 0.36 to 0.50 ns, by the largest 0.38.
+    longer than one of the largest.
     """
     sizes = {max(size for size, _ in prompt_us if size <= chunk), prompt_us[-1][0]}
     timed = [(size, us) for size, us in prompt_us if size in sizes]

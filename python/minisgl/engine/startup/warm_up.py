@@ -63,7 +63,7 @@ def compile_kernels(engine: Engine) -> None:
 def load_kernels(engine: Engine) -> None:
     """Run steps with a prompt beside each number of decode rows, which loads their kernels.
 
-    On an H100 loading one later took 10 ms, for which all streams waited.
+    All streams would wait while a later step loaded one.
     """
     for num_decodes in engine.device.warm_up_rows(engine.max_running):
         plan = _beside_a_prompt(engine, num_decodes)

@@ -58,7 +58,9 @@ LATENT, LATENT_MANY = DecodeConfig(32, 4, 3, 2, heads=16), DecodeConfig(64, 8, 2
 """For latents, the best of five on an H200. LATENT_MANY is for Hopper's matrix instructions, which
 take 64 heads: 128 heads, 128 rows of 8,000 keys take 1.19 ms, with LATENT 2.68."""
 LATENT_FLOAT32 = DecodeConfig(16, 4, 1, 2, heads=16)
-LATENT_MANY_FROM = 16  # rows
+"""Keys of float32 take twice the shared memory, so a program has half of the keys."""
+LATENT_MANY_FROM = 16
+"""With fewer rows, programs of 64 heads would be too few for all multiprocessors."""
 
 
 def decode_config(

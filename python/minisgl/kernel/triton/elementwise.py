@@ -13,6 +13,7 @@ from torch import Tensor
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 ACTIVATION_BLOCK = 1024
+"""A program of four warps then loads 16 bytes a thread of each 16-bit input."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin
 
-BLOCK = 1024  # 16 bytes a thread of 16-bit elements
+BLOCK = 1024  # a thread then copies 16 bytes of 16-bit elements at once
 
 
 def embed_share(ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:

@@ -1,8 +1,8 @@
 """Launches Triton kernels with little host time; they may overlap (programmatic dependent launch).
 
-At each launch Triton looks for the compiled kernel by all arguments. In a model of 28 layers, a
-step with prompts outside of graphs took the host 28 ms that way, longer than the GPU. A `Launcher`
-finds the compiled kernel by a key, and the step takes 10 ms. A kernel's arguments are first those
+At each launch Triton looks for the compiled kernel by all arguments, which takes the host longer
+than the GPU takes for a step with prompts outside of graphs. A `Launcher` finds the compiled kernel
+by a key. A kernel's arguments are first those
 of run time, which must not be specialised (`do_not_specialize`; pointers are aligned to 16 bytes
 unless `do_not_specialize_on_alignment` names them), then the constants. Tensors are passed as
 addresses, because for a tensor Triton would ask the driver for its device. Triton's launch hooks

@@ -9,6 +9,7 @@ from torch import Tensor
 from minisgl.kernel.triton.launch import Launcher, begin
 
 BLOCK = 4096
+"""A program takes so many tokens of a row, whose mask is 512 bytes: one read of four warps."""
 
 
 def mask(logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ from minisgl.kernel.triton.elementwise import activate
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 
 PLACE_BLOCK = 256
+"""A program places so many pairs, two for each thread of four warps."""
 TOTAL_BLOCK = 1024
+"""A program sums so many outputs, of which a thread of four warps then has 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from minisgl.kernel.triton.launch import Launcher, begin
 
 BLOCK = 256
+"""A program takes so many ids, two for each thread of four warps."""
 
 
 def take_ids(token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:

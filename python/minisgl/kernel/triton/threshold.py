@@ -40,12 +40,13 @@ from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 CHUNK = 2048
 """Vocabulary entries of a program: 75 programs for each row of Qwen's 151,936."""
 NUM_WARPS = 2
-STEP_BITS = 4  # the bits of a key that a pass finds, by 16 steps
+"""A thread then holds 32 entries, which fit its registers beside the sums of 16 steps."""
+STEP_BITS = 4  # a pass finds so many bits of a key, because it counts by 16 steps
 NUM_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 16}
 """The bits of a float32 by which values of the dtype are told apart. Float32 is rounded down to
 bfloat16: with 32 bits, one stream of Qwen3-0.6B with top-k and top-p took 5 % longer, 256 10 %."""
 
-LOWEST_KEY = tl.constexpr(0x007FFFFF)  # of minus infinity; such a threshold drops nothing
+LOWEST_KEY = tl.constexpr(0x007FFFFF)  # minus infinity has it: such a threshold drops nothing
 
 
 @dataclass(frozen=True, slots=True)

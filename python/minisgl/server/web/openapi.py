@@ -21,7 +21,7 @@ class DocumentedAPI(FastAPI):
         self._records = [*records, ErrorBody]
 
     def openapi(self) -> dict[str, Any]:
-        """Return the schema. It is made once, because that takes 40 ms and each 404 reads it."""
+        """Return the schema. It is made once, because each 404 reads it."""
         if self.openapi_schema:
             return self.openapi_schema
         page = super().openapi()
