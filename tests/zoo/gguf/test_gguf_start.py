@@ -84,7 +84,8 @@ def test_the_shapes_of_norms_need_no_symbolic_algebra(tmp_path: Path) -> None:
     """torch imports sympy for arithmetic on `meta`: 1.1 of 3 s of Gemma's start."""
     write(tmp_path / "m.gguf", "gemma3")
     code = (
-        "import sys; from pathlib import Path; from minisgl.models import ModelConfig;"
+        "import sys; from pathlib import Path;"
+        "from minisgl.models.loading.reading import read_config;"
         "from minisgl_zoo.gguf.checkpoint import GgufCheckpoint; folder = Path(sys.argv[1]);"
         "made = GgufCheckpoint(folder, read_config(folder));"
         "[made.shape(name) for name in made.names];"
