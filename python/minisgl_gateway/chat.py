@@ -25,12 +25,18 @@ from minisgl.server.api.left_out import Omission
 from minisgl.server.api.logprobs import TokenLogprob
 from minisgl.server.api.schema import Timings, Usage
 from minisgl.server.web.errors import ErrorBody
+from minisgl.server.web.respond import event
 from minisgl_gateway.card import ModelCard
 
 EFFORT: Final = "reasoning_effort"
 BUDGET: Final = "thinking_budget"
 UNREADABLE: Final = "[an image or a file, which this model cannot read]"
 """Replaces an image or a file that a tool returned."""
+
+
+def named_event(name: str, body: msgspec.Struct) -> bytes:
+    """Return a server-sent event with a name, whose data is `body` as JSON."""
+    return b"event: %b\n%b" % (name.encode(), event(body))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.respond import Output, Shape, respond
 from minisgl_gateway.card import ModelCard, read_card
 from minisgl_gateway.chat import Asked, Chat, End, Form, Model
+from minisgl_gateway.codec import encode
 
 
 class InProcess(Chat):
@@ -51,8 +52,7 @@ class InProcess(Chat):
         )
 
     async def count_tokens(self, request: Request, chat: ChatRequest) -> int:
-        limits = key_number(request.scope), self._frontend.context_length
-        reply = await self._frontend.round_trips.encode(chat.split_prompt, *limits)
+        reply = await encode(self._frontend, chat.split_prompt, key_number(request.scope))
         return len(ids_from_bytes(reply.ids))
 
     def owner(self, request: Request) -> str:

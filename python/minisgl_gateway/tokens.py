@@ -13,13 +13,14 @@ from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.logprobs import token_name
 from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.schema import token_prompt
-from minisgl.server.api.tools import tools_of
 from minisgl.server.clients import key_number
 from minisgl.server.site import Routes, Site
 from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.server.web.openapi import operation
 from minisgl.tokenizer.codec import check_count
+from minisgl_gateway.codec import decode, encode
+from minisgl_gateway.turns import tools_of
 
 
 class TokenizeRequest(Json, frozen=True, kw_only=True):
@@ -98,10 +99,10 @@ def router(site: Site) -> APIRouter:
         asked = await body.read(request, TokenizeRequest)
         model.check(asked.model)
         is_plain = asked.add_special_tokens is False
-        reply = await frontend.round_trips.encode(
+        reply = await encode(
+            frontend,
             asked.encoded,
             key_number(request.scope),
-            frontend.context_length,
             is_plain=is_plain,
             with_pieces=bool(asked.return_token_strs),
         )
@@ -119,8 +120,7 @@ def router(site: Site) -> APIRouter:
         model.check(asked.model)
         check_count(len(asked.tokens), frontend.context_length)
         ids = token_prompt(asked.tokens, "tokens").ids if asked.tokens else b""
-        limits = key_number(request.scope), frontend.context_length
-        text = await frontend.round_trips.decode(ids, *limits)
+        text = await decode(frontend, ids, key_number(request.scope))
         return body.response(Detokenized(prompt=text))
 
     return routes

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -36,7 +36,6 @@ from minisgl.server.clients import Job, Key, Origin
 from minisgl.server.errors import Draining, encodable, refusal
 from minisgl.server.observe import Observer
 from minisgl.server.round_trip import RoundTripReply, RoundTrips
-from minisgl.server.watchers import Watchers
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 MAX_COPIES_BYTES: Final = 64 * 2**20
@@ -49,11 +48,12 @@ class Frontend:
 
     tokenizers: one queue per tokenizer process. All messages of a uid go to the same one, so they
     keep their order. observer: counts and traces every request. num_ranks: ranks on this
-    machine. max_queued, max_running: the most requests that may wait in the scheduler, and run at
-    once. context_length: the most tokens of one request, set when the engine is ready. failure: why
-    requests are refused, from the death of a worker until new ones have started. is_draining: new
-    requests are refused. clamps: every request's `max_tokens` is lowered to what the context
-    leaves.
+    machine. on_frame: called with each of the engine's frames that a `WatchMsg` with seconds asks
+    for, and with None when no more come. max_queued, max_running: the most requests that may wait
+    in the scheduler, and run at once. context_length: the most tokens of one request, set when the
+    engine is ready. failure: why requests are refused, from the death of a worker until new ones
+    have started. is_draining: new requests are refused. clamps: every request's `max_tokens` is
+    lowered to what the context leaves.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Frontend:
     ) -> None:
         self.observer = observer or Observer()
         self.round_trips = RoundTrips(tokenizers, num_ranks)
-        self.watchers = Watchers(tokenizers)
+        self.on_frame: Callable[[bytes | None], None] = lambda frame: None
         self.context_length: int | None = None
         self.failure: EngineError | None = None
         self.is_draining = False
@@ -183,7 +183,7 @@ class Frontend:
                 if isinstance(reply, StatusReply):
                     self.observer.status[reply.rank] = reply
                 elif isinstance(reply, WatchReply) and reply.seq is None:
-                    self.watchers.deliver(reply.frame)
+                    self.on_frame(reply.frame)
                 elif isinstance(reply, RoundTripReply):
                     self.round_trips.deliver(reply)
                 else:
@@ -199,7 +199,6 @@ class Frontend:
         self._tokenizers, self._replies = tokenizers, replies
         self.context_length = context_length
         self.round_trips = RoundTrips(tokenizers, self._num_ranks)
-        self.watchers = Watchers(tokenizers)
         self.observer.status.clear()
         self.failure = None
 
@@ -209,7 +208,7 @@ class Frontend:
         for call in set(self._calls.values()):
             call.fail(error)
         self.round_trips.fail(error)
-        self.watchers.close()
+        self.on_frame(None)
 
     def _deliver(self, reply: RequestReply, now: float) -> None:
         call = self._calls.get(reply.uid)

@@ -11,13 +11,13 @@ import msgspec
 from minisgl.core.answer import Kind, Part, collect
 from minisgl.server.api.logprobs import TokenLogprob
 from minisgl.server.api.schema import Timings
-from minisgl.server.api.tools import call_input, new_call_id
+from minisgl.server.api.tools import new_call_id
 from minisgl.server.strict import Json
 from minisgl.server.web.errors import ErrorBody
-from minisgl.server.web.respond import named_event
 from minisgl_gateway.anthropic.request import MessagesRequest
-from minisgl_gateway.chat import End, Form
+from minisgl_gateway.chat import End, Form, named_event
 from minisgl_gateway.error_forms import ErrorEvent, anthropic_error
+from minisgl_gateway.turns import call_input
 
 
 class MessageUsage(Json, frozen=True, kw_only=True):

@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction, joined
+from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
 from minisgl.server.api.schema import NonNegative, Positive, Timeout, TopK
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
-from minisgl.server.api.tools import tool_choice_of
 from minisgl.server.strict import Json, ignored, only
 from minisgl_gateway.anthropic.tools import AnthropicChoice, AnthropicTool, CacheControl
 from minisgl_gateway.chat import UNREADABLE
+from minisgl_gateway.turns import joined, tool_choice_of
 
 _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 

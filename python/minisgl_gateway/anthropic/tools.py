@@ -8,9 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.api.tools import Function, Tool, decoded
+from minisgl.server.api.tools import Function, Tool
 from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import brief
+from minisgl_gateway.turns import decoded
 
 _NO_CACHE_MARKS: Final = "Changes nothing: equal prefixes are found without marks."
 CacheControl = Annotated[dict[str, Any] | None, ignored(_NO_CACHE_MARKS)]

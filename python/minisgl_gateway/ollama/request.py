@@ -11,8 +11,8 @@ from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.schema import Timeout, TopK
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
-from minisgl.server.api.tools import tools_of
 from minisgl.server.strict import Json, ignored, only
+from minisgl_gateway.turns import tools_of
 
 Resource = Annotated[Any, ignored("Changes nothing: the server was started with its resources.")]
 

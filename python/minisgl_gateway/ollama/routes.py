@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from minisgl.core.answer import Part, SplitAnswer, collect
 from minisgl.server.api.left_out import unused_switch
 from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.tools import call_input, new_call_id
+from minisgl.server.api.tools import new_call_id
 from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.server.web.errors import ErrorBody
@@ -29,6 +29,7 @@ from minisgl_gateway.ollama.request import (
     OllamaFunction,
     OllamaGenerateRequest,
 )
+from minisgl_gateway.turns import call_input
 
 NDJSON: Final = "application/x-ndjson"
 

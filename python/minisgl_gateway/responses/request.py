@@ -11,7 +11,7 @@ from msgspec import Meta
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.messages import Message, TemplateArgs, joined
+from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.schema import (
     CacheKey,
     CacheOptions,
@@ -30,6 +30,7 @@ from minisgl_gateway.responses.tools import (
     chat_choice,
     offered_tools,
 )
+from minisgl_gateway.turns import joined
 
 LOGPROBS: Final = "message.output_text.logprobs"
 Includable = Literal[

@@ -13,8 +13,7 @@ from minisgl.core.answer import Kind, Part
 from minisgl.server.api.logprobs import TokenLogprob
 from minisgl.server.api.tools import new_call_id
 from minisgl.server.web.errors import ErrorBody
-from minisgl.server.web.respond import named_event
-from minisgl_gateway.chat import End, Form
+from minisgl_gateway.chat import End, Form, named_event
 from minisgl_gateway.responses.answer import (
     ArgumentsDelta,
     ArgumentsDone,

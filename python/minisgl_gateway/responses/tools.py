@@ -25,11 +25,10 @@ from minisgl.server.api.tools import (
     Function,
     Tool,
     ToolChoice,
-    call_input,
-    decoded,
 )
 from minisgl.server.strict import Json
 from minisgl.utils.text import brief
+from minisgl_gateway.turns import call_input, decoded
 
 HOSTED_BY_DEFAULT: Final = ("web_search", "tool_search", "image_generation")
 """The types of hosted tools that agents offer by default. A date may follow each."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Response
 
+from minisgl.core import Failed
 from minisgl.errors import EngineError, MinisglError
-from minisgl.message import ProfileReply
+from minisgl.message import ProfileMsg, ProfileReply
+from minisgl.server.frontend import Frontend
 from minisgl.server.site import Routes, Site
 from minisgl.server.web import body
 from minisgl.server.web.errors import ErrorObject, error_body
@@ -42,7 +44,7 @@ def router(site: Site) -> APIRouter:
     @routes.post("/start_profile")
     async def start_profile() -> Response:
         """Start a torch profile of the engine. 409 if one runs already."""
-        replies = await frontend.round_trips.profile("start", START_TIMEOUT_S)
+        replies = await _ask(frontend, "start", START_TIMEOUT_S)
         if not all(reply.failed for reply in replies):
             frontend.observer.note_ids()
         if error := _failure(replies):
@@ -52,7 +54,7 @@ def router(site: Site) -> APIRouter:
     @routes.post("/stop_profile")
     async def stop_profile() -> Response:
         """Write the traces into --profile-dir, and return their names. 409 if no profile runs."""
-        replies = await frontend.round_trips.profile("stop", STOP_TIMEOUT_S)
+        replies = await _ask(frontend, "stop", STOP_TIMEOUT_S)
         requests = frontend.observer.noted_ids()
         if error := _failure(replies):
             status, failed = error_body(error)
@@ -65,6 +67,25 @@ def router(site: Site) -> APIRouter:
         return body.response(profile)
 
     return routes
+
+
+async def _ask(
+    frontend: Frontend, action: Literal["start", "stop"], timeout_s: float
+) -> list[ProfileReply]:
+    """Return one reply for each rank, in order. A rank that does not answer in time has failed.
+
+    Raises EngineError if a worker is gone.
+    """
+    trips = frontend.round_trips
+    message = ProfileMsg(seq=trips.new_seq(), action=action)
+    answers = await trips.ask(message, trips.num_ranks, timeout_s)
+    by_rank = {answer.rank: answer for answer in answers if isinstance(answer, ProfileReply)}
+    too_late = EngineError(f"no answer from the engine within {timeout_s:g} s")
+    failed = Failed.of(message.seq, too_late)
+    return [
+        by_rank.get(rank) or ProfileReply(seq=message.seq, rank=rank, failed=failed)
+        for rank in range(trips.num_ranks)
+    ]
 
 
 def _failure(replies: list[ProfileReply]) -> MinisglError | None:

@@ -15,13 +15,14 @@ from typing import Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from minisgl.errors import InvalidRequest
-from minisgl.message import Prompt, ids_from_bytes
+from minisgl.errors import EngineError, InvalidRequest
+from minisgl.message import Prompt, WatchMsg, WatchReply, ids_from_bytes
 from minisgl.server.clients import key_number
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
 from minisgl.server.site import Routes, Site
 from minisgl.server.web import body
+from minisgl_gateway.codec import encode
 from minisgl_gateway.keys.ring import Key, KeyRing
 from minisgl_gateway.router.prefix_hashes import prompt_hashes
 from minisgl_gateway.router.replica_state import PromptHashes, ReplicaState
@@ -53,8 +54,11 @@ def router(site: Site) -> APIRouter:
         if frontend.failure:
             raise frontend.failure
         if made is None or time.monotonic() - made_at >= FRESH_S:
-            frame = await frontend.round_trips.replica_state(TIMEOUT_S)
-            state = msgspec.json.decode(frame, type=ReplicaState)
+            trips = frontend.round_trips
+            answers = await trips.ask(WatchMsg(seq=trips.new_seq()), 1, TIMEOUT_S)
+            if not answers or not isinstance(answers[0], WatchReply):
+                raise EngineError(f"no answer from the engine within {TIMEOUT_S:g} s")
+            state = msgspec.json.decode(answers[0].frame, type=ReplicaState)
             made = msgspec.structs.replace(
                 state, model=model.name, max_model_len=frontend.context_length
             )
@@ -81,8 +85,8 @@ async def prefix_answer(
             f"the header X-Minisgl-Prefix must be a page size from 1 to {MAX_PAGE_SIZE}"
         )
     page_size = int(asked)
-    limits = key_number(request.scope), frontend.context_length
-    replies = [await frontend.round_trips.encode(prompt, *limits) for prompt in prompts]
+    number = key_number(request.scope)
+    replies = [await encode(frontend, prompt, number) for prompt in prompts]
     hashes = prompt_hashes(ids_from_bytes(replies[0].ids), page_size, namespace)
     key: Key | None = request.scope.get("api_key")
     answer = PromptHashes(

@@ -1,7 +1,7 @@
 """GET /xray/events: a stream of the engine's steps, requests and pages, for the page's X-ray.
 
 The data of each event is a `minisgl_gateway.watch.xray.Frame`. The engine makes frames only while
-an X-ray is open (`minisgl.server.watchers`).
+an X-ray is open (`minisgl_gateway.watch.watchers`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from fastapi import APIRouter
 from starlette.responses import StreamingResponse
 
 from minisgl.server.site import Routes, Site
+from minisgl_gateway.watch.watchers import Watchers
 
 
 def router(site: Site) -> APIRouter:
     frontend = site.frontend
     routes = APIRouter()
+    watchers = Watchers(frontend)
+    frontend.on_frame = watchers.deliver
 
     @routes.get("/xray/events")
     async def events() -> StreamingResponse:
@@ -27,7 +30,7 @@ def router(site: Site) -> APIRouter:
 
         async def stream() -> AsyncIterator[bytes]:
             yield b": the X-ray\n\n"  # sends the headers before the first frame
-            async for frame in frontend.watchers.watch():
+            async for frame in watchers.watch():
                 yield b"data: " + frame + b"\n\n"
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import Meta
 
 from minisgl.core.structured import num_levels
@@ -114,26 +112,3 @@ def chat_prompt(messages: list[Message], template_args: dict[str, Any] | None) -
         messages=[message.for_template(f"messages[{i}]") for i, message in enumerate(messages)],
         template_args=template_args or {},
     )
-
-
-def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
-    """Join successive messages of the same role if `roles` has it: their texts, with line breaks
-    between them, and their calls. Contents must be texts or None."""
-    turns: list[Message] = []
-    for message in messages:
-        last = turns[-1] if turns else None
-        if last is None or last.role != message.role or message.role not in roles:
-            turns.append(message)
-            continue
-        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
-        turns[-1] = msgspec.structs.replace(
-            last,
-            content=_lines(last.content, message.content) or (None if calls else ""),
-            reasoning_content=_lines(last.reasoning_content, message.reasoning_content) or None,
-            tool_calls=calls or None,
-        )
-    return turns
-
-
-def _lines(*texts: Any) -> str:
-    return "\n".join(filter(None, texts))

@@ -6,13 +6,12 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core.answer import ToolCall as ParsedCall
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import check_depth
-from minisgl.server.strict import Json, field_error, ignored
+from minisgl.server.strict import Json, ignored
 from minisgl.utils.text import brief
 
 MAX_TOOLS: Final = 1024
@@ -100,25 +99,6 @@ class CallDelta(Json, frozen=True, kw_only=True, omit_defaults=True):
     function: FunctionDelta
 
 
-def tools_of(values: Sequence[Any]) -> list[Tool]:
-    """Decode tools in the form of chat completions. Raises InvalidRequest with the index."""
-    return [decoded(value, Tool, f"tools[{index}]") for index, value in enumerate(values)]
-
-
-def tool_choice_of(value: Any) -> ToolChoice | None:
-    """Decode a choice in the form of chat completions. Raises InvalidRequest."""
-    choice: ToolChoice | None = decoded(value, ToolChoice | None, "tool_choice")
-    return choice
-
-
-def decoded(value: Any, kind: Any, path: str) -> Any:
-    """Decode a value of type `kind` at `path` of the body. Raises InvalidRequest."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise field_error(str(error), kind, path) from None
-
-
 def new_call_id() -> str:
     """Return nine letters and digits. Mistral's templates accept no other ids."""
     return secrets.token_hex(5)[:9]
@@ -140,12 +120,3 @@ def call_begins(index: int, name: str) -> CallDelta:
 
 def call_goes_on(index: int, arguments: str) -> CallDelta:
     return CallDelta(index=index, function=FunctionDelta(arguments=arguments))
-
-
-def call_input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object: the JSON object that the model wrote, or
-    {"arguments": TEXT} if it wrote another text."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"arguments": arguments}

@@ -135,10 +135,6 @@ def event(body: msgspec.Struct) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"
 
 
-def named_event(name: str, body: msgspec.Struct) -> bytes:
-    return b"event: %b\n%b" % (name.encode(), event(body))
-
-
 class TextEvent:
     """Makes events that differ only in one text; the rest is encoded once."""
 

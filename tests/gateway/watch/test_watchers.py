@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from minisgl.server import watchers as module
-from minisgl.server.watchers import LEASE_S, Watchers
+from minisgl_gateway.watch import watchers as module
+from minisgl_gateway.watch.watchers import LEASE_S, Watchers
 
 
 def test_frames_are_asked_for_until_the_last_watcher_leaves(
@@ -20,8 +20,10 @@ def test_frames_are_asked_for_until_the_last_watcher_leaves(
     asked: list[Any] = []
 
     async def watch() -> None:
-        tokenizer: Any = SimpleNamespace(put=asked.extend)
-        watchers = Watchers([tokenizer])
+        frontend: Any = SimpleNamespace(
+            failure=None, round_trips=SimpleNamespace(tell=asked.append)
+        )
+        watchers = Watchers(frontend)
 
         async def see(count: int) -> None:
             async with aclosing(watchers.watch()) as frames:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Final
 
 from minisgl.message import WatchMsg
-from minisgl.utils.zmq import PushQueue
+from minisgl.server.frontend import Frontend
 
 RENEW_S: Final = 1.0
 LEASE_S: Final = 3.0
@@ -17,27 +17,19 @@ MAX_BEHIND: Final = 20
 
 
 class Watchers:
-    """The open X-rays. Mutable. If there are none, the engine makes no frames."""
+    """The open X-rays of a server. Mutable. If there are none, the engine makes no frames."""
 
-    def __init__(self, tokenizers: Sequence[PushQueue]) -> None:
-        self._tokenizer = tokenizers[0]
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
         self._queues: set[asyncio.Queue[bytes | None]] = set()
         self._renewal: asyncio.Task[None] | None = None
-        self._is_over = False
 
-    def deliver(self, frame: bytes) -> None:
+    def deliver(self, frame: bytes | None) -> None:
+        """Give a frame to each X-ray. None ends them all: the server stops, or lost a worker."""
         for queue in self._queues:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(frame)
-
-    def close(self) -> None:
-        """End all X-rays, because the server stops or has lost a worker."""
-        self._is_over = True
-        for queue in self._queues:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(None)
 
     async def watch(self) -> AsyncIterator[bytes]:
         """Yield frames until the server stops."""
@@ -46,13 +38,13 @@ class Watchers:
         if self._renewal is None:
             self._renewal = asyncio.create_task(self._renew())
         try:
-            while not self._is_over and (frame := await queue.get()) is not None:
+            while (frame := await queue.get()) is not None:
                 yield frame
         finally:
             self._queues.discard(queue)
 
     async def _renew(self) -> None:
-        while self._queues and not self._is_over:
-            self._tokenizer.put([WatchMsg(seconds=LEASE_S)])
+        while self._queues and not self._frontend.failure:
+            self._frontend.round_trips.tell(WatchMsg(seconds=LEASE_S))
             await asyncio.sleep(RENEW_S)
         self._renewal = None

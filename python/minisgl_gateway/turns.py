@@ -1,0 +1,63 @@
+"""Messages, tools and calls of other forms as those of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from minisgl.server.api.messages import Message
+from minisgl.server.api.tools import Tool, ToolChoice
+from minisgl.server.strict import field_error
+
+
+def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
+    """Join successive messages of the same role if `roles` has it: their texts, with line breaks
+    between them, and their calls. Contents must be texts or None."""
+    turns: list[Message] = []
+    for message in messages:
+        last = turns[-1] if turns else None
+        if last is None or last.role != message.role or message.role not in roles:
+            turns.append(message)
+            continue
+        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
+        turns[-1] = msgspec.structs.replace(
+            last,
+            content=_lines(last.content, message.content) or (None if calls else ""),
+            reasoning_content=_lines(last.reasoning_content, message.reasoning_content) or None,
+            tool_calls=calls or None,
+        )
+    return turns
+
+
+def _lines(*texts: Any) -> str:
+    return "\n".join(filter(None, texts))
+
+
+def tools_of(values: Sequence[Any]) -> list[Tool]:
+    """Decode tools in the form of chat completions. Raises InvalidRequest with the index."""
+    return [decoded(value, Tool, f"tools[{index}]") for index, value in enumerate(values)]
+
+
+def tool_choice_of(value: Any) -> ToolChoice | None:
+    """Decode a choice in the form of chat completions. Raises InvalidRequest."""
+    choice: ToolChoice | None = decoded(value, ToolChoice | None, "tool_choice")
+    return choice
+
+
+def decoded(value: Any, kind: Any, path: str) -> Any:
+    """Decode a value of type `kind` at `path` of the body. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise field_error(str(error), kind, path) from None
+
+
+def call_input(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object: the JSON object that the model wrote, or
+    {"arguments": TEXT} if it wrote another text."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"arguments": arguments}
