@@ -20,10 +20,9 @@ import msgspec
 from fastapi import Request, Response
 
 from minisgl.core.answer import Abilities, Part
+from minisgl.server.api.answers import Timings, TokenLogprob, Usage
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.schema import Timings, Usage
 from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.respond import event
 from minisgl_gateway.card import ModelCard

@@ -12,10 +12,9 @@ from fastapi import APIRouter, Request, Response
 from minisgl.core import Finished
 from minisgl.core.answer import Part
 from minisgl.message import TextPrompt, TextReply, ids_from_bytes
+from minisgl.server.api.answers import ChatLogprobs, Timings, TokenLogprob, Usage
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import OmissionLog
-from minisgl.server.api.logprobs import ChatLogprobs, TokenLogprob
-from minisgl.server.api.schema import Timings, Usage
 from minisgl.server.clients import key_number
 from minisgl.server.site import Routes, Site
 from minisgl.server.web.errors import ErrorBody

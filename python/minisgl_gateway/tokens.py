@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, ids_from_bytes
+from minisgl.server.api.answers import token_name
 from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.logprobs import token_name
 from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.schema import token_prompt
 from minisgl.server.clients import key_number

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.server.api.messages import Message
-from minisgl.server.api.tools import Tool, ToolChoice
+from minisgl.server.api.messages import Message, Tool, ToolChoice
 from minisgl.server.strict import field_error
 
 

@@ -1,12 +1,18 @@
-"""Runs a command that serves, from its start to its exit code."""
+"""What commands that serve have in common: their exit codes, their last requests, their words."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import sys
 from collections.abc import Callable
+from typing import Final
 
 from minisgl.errors import ConfigError, EngineError
 from minisgl.runtime.signals import Signals
+from minisgl.utils.files import forget
+from minisgl.utils.http import goes_through_proxy
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
@@ -39,3 +45,83 @@ def run_serving(
         except (ConfigError, EngineError) as error:
             logger.error("%s", error)
             return 1
+
+
+CHECK_S: Final = 0.05
+
+
+async def finish_open(num_open: Callable[[], int], timeout_s: float) -> None:
+    """Wait until no request is open, or for `timeout_s` (`--drain-timeout`).
+
+    num_open: returns the number of open requests. The caller must refuse new ones.
+    """
+    if not timeout_s or not num_open():
+        return
+    logger.info("draining: %d requests are open, for at most %g s", num_open(), timeout_s)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while num_open():
+                await asyncio.sleep(CHECK_S)
+    if num_left := num_open():
+        logger.warning("%d requests did not finish within --drain-timeout", num_left)
+
+
+def say(text: str) -> None:
+    """Print to stdout. The server goes on if the reader has left, as with `| head`."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        forget(sys.stdout)
+
+
+def ready_text(
+    name: str, url: str, seconds: float, *, needs_key: bool = False, can_chat: bool = True
+) -> str:
+    """Return the server's URL with commands to try it, which need only this package.
+
+    The commands work in any folder, and with proxy variables set. seconds: the time of the start.
+    needs_key: the commands use $KEY, which the user sets. can_chat: the model has a chat template;
+    without one the command completes a text.
+    """
+    has_proxy = goes_through_proxy(url)
+    curl = "curl --noproxy '*'" if has_proxy else "curl"
+    options = ", trust_env=False" if has_proxy else ""
+    header = python_header = chat_key = first = ""
+    client_key = "none"
+    if needs_key:
+        first = "\n  KEY=...   # one of this server's keys\n"
+        client_key = "$KEY"
+        header = ' -H "Authorization: Bearer $KEY"'
+        chat_key = ' --api-key "$KEY"'
+        python_header = ', headers={"Authorization": "Bearer $KEY"}'
+    start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
+    if not can_chat:
+        return f"""
+Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). The model
+has no usable chat template, so it completes texts and refuses chats. Try in another terminal
+{first}
+  {start % "completions"} \\
+    -d '{{"prompt": "A radix cache is", "max_tokens": 30}}'
+
+Every endpoint: {url}/docs
+"""
+    end = "EOF" if needs_key else "'EOF'"  # the shell fills in $KEY
+    python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
+    return f"""
+Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). Chat with it in a
+browser at {url}/, or try in another terminal
+{first}
+  {start % "chat/completions"} \\
+    -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
+
+  {python} -m minisgl chat --url {url}{chat_key}
+
+  {python} - <<{end}
+  import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="{client_key}")
+  body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
+  answer = httpx.post("{url}/v1/chat/completions", json=body{options}{python_header}).json()
+  print(answer["choices"][0]["message"]["content"])
+  EOF
+
+Every endpoint: {url}/docs
+"""

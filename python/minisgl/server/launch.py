@@ -33,9 +33,8 @@ from minisgl.runtime.workers import Workers
 from minisgl.server.address import bind, tls_context, url_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
-from minisgl.server.command import run_serving
+from minisgl.server.command import ready_text, run_serving, say
 from minisgl.server.model import find_checkpoint
-from minisgl.server.ready import ready_text, say
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock

@@ -28,7 +28,7 @@ from minisgl.server.address import listen, url_of
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
-from minisgl.server.drain import finish_open
+from minisgl.server.command import finish_open
 from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel

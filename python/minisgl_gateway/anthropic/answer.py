@@ -9,9 +9,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from minisgl.core.answer import Kind, Part, collect
-from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.schema import Timings
-from minisgl.server.api.tools import new_call_id
+from minisgl.server.api.answers import Timings, TokenLogprob
+from minisgl.server.api.messages import new_call_id
 from minisgl.server.strict import Json
 from minisgl.server.web.errors import ErrorBody
 from minisgl_gateway.anthropic.request import MessagesRequest

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
-from minisgl.server.api.tools import Function, Tool
+from minisgl.server.api.messages import Function, Tool
 from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import brief
 from minisgl_gateway.turns import decoded

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from minisgl.core.answer import Part, SplitAnswer, collect
+from minisgl.server.api.answers import TokenLogprob
 from minisgl.server.api.left_out import unused_switch
-from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.tools import new_call_id
+from minisgl.server.api.messages import new_call_id
 from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.server.web.errors import ErrorBody

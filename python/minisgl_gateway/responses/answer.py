@@ -8,8 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from msgspec import UNSET, UnsetType, field
 
-from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.schema import Timings
+from minisgl.server.api.answers import Timings, TokenLogprob
 from minisgl.server.strict import Json
 from minisgl_gateway.chat import End, Model
 from minisgl_gateway.responses.request import ResponsesRequest

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET
 
 from minisgl.core.answer import Kind, Part
-from minisgl.server.api.logprobs import TokenLogprob
-from minisgl.server.api.tools import new_call_id
+from minisgl.server.api.answers import TokenLogprob
+from minisgl.server.api.messages import new_call_id
 from minisgl.server.web.errors import ErrorBody
 from minisgl_gateway.chat import End, Form, named_event
 from minisgl_gateway.responses.answer import (

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.tools import (
+from minisgl.server.api.messages import (
     AllowedChoice,
     AllowedTools,
     ChosenFunction,

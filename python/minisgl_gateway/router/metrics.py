@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from minisgl.server.web.prometheus import counter_by, metrics_page
+from minisgl.server.api.metrics import counter_by, metrics_page
 from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
 from minisgl_gateway.router.upstream import Headers, ReplicaFailed, with_key
 

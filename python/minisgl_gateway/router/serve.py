@@ -18,10 +18,8 @@ from typing import Final, get_args
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, listen, tls_context, url_of
 from minisgl.server.args import HOSTS, ORIGINS, SECONDS, LogFormat, LogLevel
-from minisgl.server.command import run_serving
-from minisgl.server.drain import finish_open
+from minisgl.server.command import finish_open, run_serving, say
 from minisgl.server.flags import Parser, flag_type, integer
-from minisgl.server.ready import say
 from minisgl.server.web.browser_guard import Door, door_of
 from minisgl.server.web.http import HttpServer
 from minisgl.server.web.request_ids import RequestIds

@@ -12,8 +12,7 @@ from helpers.api_requests import chat, events
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.core import Finished
 from minisgl.message import TokenText
-from minisgl.server.api.logprobs import TextLogprobs
-from minisgl.server.api.schema import PromptTokensDetails, RunningUsage, Usage
+from minisgl.server.api.answers import PromptTokensDetails, RunningUsage, TextLogprobs, Usage
 
 
 def test_chat_logprobs(client: openai.OpenAI, server: ScriptedServer) -> None:

@@ -14,7 +14,7 @@ from ollama._types import ChatRequest, GenerateRequest, Options
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl import __version__
 from minisgl.message import ChatPrompt, TextPrompt, TokenText
-from minisgl.server.api.logprobs import ChatLogprobs
+from minisgl.server.api.answers import ChatLogprobs
 from minisgl_gateway.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,

@@ -13,8 +13,8 @@ from helpers.api_requests import CHAT, GENERATE, TEXT, chat, events, refused
 from helpers.running_server import POOL, RunningServer
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, TokenText, ids_from_bytes
-from minisgl.server.api.aliases import ALIASES
-from minisgl.server.api.logprobs import TextLogprobs
+from minisgl.server.api.answers import TextLogprobs
+from minisgl.server.api.structured import ALIASES
 
 
 @pytest.mark.parametrize("stop", ["two", None])

@@ -18,7 +18,7 @@ from helpers.key_files import FILE, OTHER, SECRET, key_file
 from helpers.scripted_server import ScriptedServer
 from minisgl.errors import ConfigError
 from minisgl.server.address import tls_context
-from minisgl.server.ready import ready_text
+from minisgl.server.command import ready_text
 from minisgl.shell.client import Chat, ChatError
 from minisgl_gateway.keys.ring import KeyRing
 

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from minisgl.core import Finished
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, TextReply
+from minisgl.server.api.answers import ChatLogprobs, OpenAIShape, PromptLogprob, Timings
 from minisgl.server.api.chat_answer import (
     AnswerMessage,
     ChatChoice,
@@ -21,9 +22,18 @@ from minisgl.server.api.chat_answer import (
     finish_reason,
 )
 from minisgl.server.api.left_out import OmissionLog, unused_switch
-from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
-from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
-from minisgl.server.api.openai_shape import OpenAIShape
+from minisgl.server.api.messages import (
+    MAX_TOOLS,
+    AllowedChoice,
+    ChosenTool,
+    Message,
+    TemplateArgs,
+    Tool,
+    ToolChoice,
+    call_begins,
+    call_goes_on,
+    chat_prompt,
+)
 from minisgl.server.api.schema import (
     CacheKey,
     CacheOptions,
@@ -32,16 +42,6 @@ from minisgl.server.api.schema import (
     NonNegative,
     OpenAIFields,
     Positive,
-    Timings,
-)
-from minisgl.server.api.tools import (
-    MAX_TOOLS,
-    AllowedChoice,
-    ChosenTool,
-    Tool,
-    ToolChoice,
-    call_begins,
-    call_goes_on,
 )
 from minisgl.server.site import Routes, Site
 from minisgl.server.strict import Json, ignored, only

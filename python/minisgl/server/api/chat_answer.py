@@ -7,9 +7,8 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from minisgl.core import Finished, FinishReason
-from minisgl.server.api.logprobs import ChatLogprobs, PromptLogprob
-from minisgl.server.api.schema import Timings, Usage
-from minisgl.server.api.tools import AnswerCall, CallDelta, answer_calls
+from minisgl.server.api.answers import ChatLogprobs, PromptLogprob, Timings, Usage
+from minisgl.server.api.messages import AnswerCall, CallDelta, answer_calls
 from minisgl.server.strict import Json
 from minisgl.server.web.respond import Output
 

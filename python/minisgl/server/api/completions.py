@@ -11,9 +11,8 @@ from minisgl.core import Finished, FinishReason
 from minisgl.core.sampling_checks import MAX_TOP_LOGPROBS
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
-from minisgl.server.api.logprobs import TextLogprobs
-from minisgl.server.api.openai_shape import OpenAIShape
-from minisgl.server.api.schema import NonNegative, OpenAIFields, Timings, Usage, token_prompt
+from minisgl.server.api.answers import OpenAIShape, TextLogprobs, Timings, Usage
+from minisgl.server.api.schema import NonNegative, OpenAIFields, token_prompt
 from minisgl.server.site import Routes, Site
 from minisgl.server.strict import Json, only
 from minisgl.server.web import body

@@ -11,9 +11,9 @@ from minisgl.core import Finished, FinishReason
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
-from minisgl.server.api.logprobs import PromptLogprob
+from minisgl.server.api.answers import PromptLogprob, Timings, Usage
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
-from minisgl.server.api.schema import NonNegative, SamplingFields, Timings, Usage, token_prompt
+from minisgl.server.api.schema import NonNegative, SamplingFields, token_prompt
 from minisgl.server.site import Routes, Site
 from minisgl.server.strict import Json
 from minisgl.server.web import body

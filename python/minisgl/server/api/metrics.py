@@ -7,12 +7,13 @@ docs/observability.md explains every metric.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -26,8 +27,25 @@ from minisgl.scheduler.loop import PARTS
 from minisgl.server.clients import Keys
 from minisgl.server.observe import Histogram, Observer
 from minisgl.server.site import Routes, Site
-from minisgl.server.web.prometheus import counter_by, metrics_page
 from minisgl.version import __version__
+
+
+def metrics_page(registry: CollectorRegistry, accept: str) -> Response:
+    """Return the metrics of `registry` in a format that the Accept header allows."""
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # the header names a version that is no number
+        encode, content_type = choose_encoder("")
+    return Response(encode(registry), headers={"Content-Type": content_type})
+
+
+def counter_by(name: str, help_: str, label: str, counts: Mapping[str, int]) -> Metric:
+    """Return a counter with one sample for each value of `label`."""
+    family = CounterMetricFamily(name, help_, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
+
 
 _RANK_COUNTERS: Final = {
     "steps": "Steps that were launched",

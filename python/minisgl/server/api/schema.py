@@ -1,4 +1,4 @@
-"""Records that several API families use: sampling fields, usage, timings.
+"""The fields that requests of several API families have.
 
 A family's request has each field of its vendor's schema. Each is honoured, neutral or refused
 (`minisgl.server.web.strict`).
@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
-from minisgl.core import Finished, SamplingParams
+from minisgl.core import SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
-from minisgl.server.api.aliases import renamed
-from minisgl.server.api.structured import StructuredFields
+from minisgl.server.api.structured import StructuredFields, renamed
 from minisgl.server.errors import in_turn, naming
 from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import shortened
@@ -94,7 +93,7 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
     ] = None
 
     def checked(self) -> Self:
-        """Return the request with our names of its fields (`minisgl.server.api.aliases`)."""
+        """Return the request with our names of its fields (`ALIASES`)."""
         return renamed(super().checked())
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
@@ -202,12 +201,6 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         return given
 
-    def running_usage(self) -> RunningUsage | None:
-        """Return a counter if each chunk of the stream has the usage so far, else None."""
-        options = self.stream_options
-        wants = self.include_usage and options is not None and options.continuous_usage_stats
-        return RunningUsage(self.n or 1) if wants else None
-
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk. Raises InvalidRequest without `stream`."""
@@ -236,106 +229,3 @@ def token_prompt(ids: list[Any] | None, path: str) -> TokenPrompt:
             got = shortened(msgspec.json.encode(token).decode(), 100)
             raise InvalidRequest(f"{path}[{index}] must be a token id, got {got}", param=path)
     raise AssertionError("one of them is no token id")
-
-
-class PromptTokensDetails(Json, frozen=True, kw_only=True):
-    cached_tokens: int
-
-
-class CompletionTokensDetails(Json, frozen=True, kw_only=True):
-    """reasoning_tokens: these include the marks before and after the reasoning."""
-
-    reasoning_tokens: int
-
-
-class Usage(Json, frozen=True, kw_only=True):
-    """Counts of tokens. Whole answers and the end of a stream have the details."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, ends: list[Finished], num_choices: int = 1) -> Self:
-        """Return the sum over a call's prompts.
-
-        ends: of the choices of the first prompt, then of the second, and so on. A prompt counts
-        once; its cached tokens are the fewest that any of its choices found.
-        """
-        prompts = [ends[at : at + num_choices] for at in range(0, len(ends), num_choices)]
-        num_prompt = sum(choices[0].num_prompt_tokens for choices in prompts)
-        num_output = sum(end.num_output_tokens for end in ends)
-        num_reasoning = sum(end.num_reasoning_tokens for end in ends)
-        return cls(
-            prompt_tokens=num_prompt,
-            completion_tokens=num_output,
-            total_tokens=num_prompt + num_output,
-            prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(
-                    min(end.num_cached_tokens for end in choices) for choices in prompts
-                )
-            ),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
-        )
-
-
-class RunningUsage:
-    """The usage of a stream so far. Mutable."""
-
-    def __init__(self, num_choices: int) -> None:
-        self._num_choices = num_choices
-        self._num_prompt = self._num_output = 0
-
-    def begin(self, num_prompt_tokens: int) -> None:
-        """Count the prompt. num_prompt_tokens: its tokens times the number of choices."""
-        self._num_prompt = num_prompt_tokens // self._num_choices
-
-    def add(self, num_tokens: int) -> None:
-        self._num_output += num_tokens
-
-    @property
-    def usage(self) -> Usage:
-        total = self._num_prompt + self._num_output
-        return Usage(
-            prompt_tokens=self._num_prompt,
-            completion_tokens=self._num_output,
-            total_tokens=total,
-        )
-
-
-class Timings(Json, frozen=True, kw_only=True):
-    """The scheduler's measurements of a call's prompts. Seconds are on its clock.
-
-    Three phases follow one another: queued, until the first launch; prefill, until the first token;
-    decode, until the end. device_s, energy_j: the prompts' parts of their steps, if energy can be
-    read. prefix_differs_at: see `Finished`; of the prompt that took longest.
-    """
-
-    queued_s: float
-    prefill_s: float
-    decode_s: float
-    num_cached_tokens: int
-    prefix_differs_at: int | None
-    num_chunks: int
-    num_retractions: int
-    device_s: float | UnsetType = UNSET
-    energy_j: float | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, ends: list[Finished]) -> Self:
-        """Return the phases of the prompt that took longest, with the sums of all counts."""
-        costs = [end.cost for end in ends if end.cost]
-        longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
-        return cls(
-            queued_s=round(longest.queued_s, 6),
-            prefill_s=round(longest.prefill_s, 6),
-            decode_s=round(longest.decode_s, 6),
-            num_cached_tokens=sum(end.num_cached_tokens for end in ends),
-            prefix_differs_at=longest.prefix_differs_at,
-            num_chunks=sum(end.num_chunks for end in ends),
-            num_retractions=sum(end.num_retractions for end in ends),
-            device_s=round(sum(device_s for device_s, _ in costs), 6) if costs else UNSET,
-            energy_j=round(sum(joules for _, joules in costs), 6) if costs else UNSET,
-        )

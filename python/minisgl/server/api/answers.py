@@ -1,0 +1,288 @@
+"""What the answers of chat completions, of text completions and of /generate have in common."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+from msgspec import UNSET, Struct, UnsetType
+
+from minisgl.core import Finished
+from minisgl.message import PromptToken, TextReply, TokenText, ids_from_bytes
+from minisgl.server.api.schema import OpenAIFields
+from minisgl.server.strict import Json
+from minisgl.server.web.respond import DONE, Output, Shape, event
+
+
+class PromptTokensDetails(Json, frozen=True, kw_only=True):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Json, frozen=True, kw_only=True):
+    """reasoning_tokens: these include the marks before and after the reasoning."""
+
+    reasoning_tokens: int
+
+
+class Usage(Json, frozen=True, kw_only=True):
+    """Counts of tokens. Whole answers and the end of a stream have the details."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, ends: list[Finished], num_choices: int = 1) -> Self:
+        """Return the sum over a call's prompts.
+
+        ends: of the choices of the first prompt, then of the second, and so on. A prompt counts
+        once; its cached tokens are the fewest that any of its choices found.
+        """
+        prompts = [ends[at : at + num_choices] for at in range(0, len(ends), num_choices)]
+        num_prompt = sum(choices[0].num_prompt_tokens for choices in prompts)
+        num_output = sum(end.num_output_tokens for end in ends)
+        num_reasoning = sum(end.num_reasoning_tokens for end in ends)
+        return cls(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_output,
+            total_tokens=num_prompt + num_output,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(
+                    min(end.num_cached_tokens for end in choices) for choices in prompts
+                )
+            ),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
+        )
+
+
+class RunningUsage:
+    """The usage of a stream so far. Mutable."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_choices = num_choices
+        self._num_prompt = self._num_output = 0
+
+    def begin(self, num_prompt_tokens: int) -> None:
+        """Count the prompt. num_prompt_tokens: its tokens times the number of choices."""
+        self._num_prompt = num_prompt_tokens // self._num_choices
+
+    def add(self, num_tokens: int) -> None:
+        self._num_output += num_tokens
+
+    @property
+    def usage(self) -> Usage:
+        total = self._num_prompt + self._num_output
+        return Usage(
+            prompt_tokens=self._num_prompt,
+            completion_tokens=self._num_output,
+            total_tokens=total,
+        )
+
+
+class Timings(Json, frozen=True, kw_only=True):
+    """The scheduler's measurements of a call's prompts. Seconds are on its clock.
+
+    Three phases follow one another: queued, until the first launch; prefill, until the first token;
+    decode, until the end. device_s, energy_j: the prompts' parts of their steps, if energy can be
+    read. prefix_differs_at: see `Finished`; of the prompt that took longest.
+    """
+
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    num_cached_tokens: int
+    prefix_differs_at: int | None
+    num_chunks: int
+    num_retractions: int
+    device_s: float | UnsetType = UNSET
+    energy_j: float | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, ends: list[Finished]) -> Self:
+        """Return the phases of the prompt that took longest, with the sums of all counts."""
+        costs = [end.cost for end in ends if end.cost]
+        longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
+        return cls(
+            queued_s=round(longest.queued_s, 6),
+            prefill_s=round(longest.prefill_s, 6),
+            decode_s=round(longest.decode_s, 6),
+            num_cached_tokens=sum(end.num_cached_tokens for end in ends),
+            prefix_differs_at=longest.prefix_differs_at,
+            num_chunks=sum(end.num_chunks for end in ends),
+            num_retractions=sum(end.num_retractions for end in ends),
+            device_s=round(sum(device_s for device_s, _ in costs), 6) if costs else UNSET,
+            energy_j=round(sum(joules for _, joules in costs), 6) if costs else UNSET,
+        )
+
+
+class TopLogprob(Json, frozen=True, kw_only=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(TopLogprob, frozen=True, kw_only=True):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Json, frozen=True, kw_only=True):
+    """One entry for each output token, including an end of sequence."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+    @classmethod
+    def of(cls, tokens: Sequence[TokenText], logprobs: Sequence[float]) -> Self:
+        return cls(
+            content=[
+                TokenLogprob(
+                    token=token_name(token.data),
+                    bytes=list(token.data),
+                    logprob=logprob,
+                    top_logprobs=[
+                        TopLogprob(token=token_name(data), bytes=list(data), logprob=other)
+                        for _, data, other in token.top
+                    ],
+                )
+                for token, logprob in zip(tokens, logprobs, strict=True)
+            ]
+        )
+
+
+class TextLogprobs(Json, frozen=True, kw_only=True):
+    """Lists with one entry for each output token, including an end of sequence. With `echo` the
+    tokens of the prompt come first, and the very first has no log-probability.
+
+    text_offset: the characters of the choice's text before the token.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[TokenText],
+        logprobs: Sequence[float],
+        prompt: Sequence[PromptToken] = (),
+    ) -> Self:
+        whole = [*prompt, *tokens]
+        token_logprobs = [*(token.logprob for token in prompt), *logprobs]
+        return cls(
+            tokens=[token_name(token.data) for token in whole],
+            token_logprobs=token_logprobs,
+            top_logprobs=[
+                None if logprob is None else _top(token, logprob)
+                for token, logprob in zip(whole, token_logprobs, strict=True)
+            ],
+            text_offset=[token.offset for token in whole],
+        )
+
+
+class TokenChance(Json, frozen=True, kw_only=True):
+    id: int
+    logprob: float
+
+
+class PromptLogprob(Json, frozen=True, kw_only=True):
+    """A token of the prompt. logprob: null for the first. top: the most likely tokens at its
+    position."""
+
+    id: int
+    logprob: float | None
+    top: list[TokenChance]
+
+    @classmethod
+    def of(cls, token: PromptToken) -> Self:
+        top = [TokenChance(id=id, logprob=logprob) for id, _, logprob in token.top]
+        return cls(id=token.id, logprob=token.logprob, top=top)
+
+
+def _top(token: TokenText, logprob: float) -> dict[str, float]:
+    """Return the log-probabilities by text, of the likeliest tokens and of `token` itself, which is
+    the least likely of them if it is not one of the likeliest. If tokens have the same text, the
+    likeliest counts."""
+    top = {token_name(data): other for _, data, other in reversed(token.top)}
+    top.setdefault(token_name(token.data), logprob)
+    return top
+
+
+def token_name(data: bytes) -> str:
+    """Return the text of a token. If it is a part of a character, return its bytes in OpenAI's
+    form."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class OpenAIShape(Shape):
+    """A `Shape` whose answers have an id, a time and a model. Mutable: it may count tokens.
+
+    chunk_type: the record of an event.
+    """
+
+    chunk_type: ClassVar[type[Struct]]
+
+    def __init__(self, prefix: str, model: str, asked: OpenAIFields, *, has_logprobs: bool) -> None:
+        """prefix: of the id. has_logprobs: report each token's log-probability."""
+        created = int(time.time())
+        self._head: dict[str, Any] = {
+            "id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model
+        }  # fmt: skip
+        self._num_choices = asked.n or 1
+        self._include_usage = asked.include_usage
+        options = asked.stream_options
+        is_continuous = options is not None and options.continuous_usage_stats
+        self._running: RunningUsage | None = None  # else each chunk has the usage so far
+        if self._include_usage and is_continuous:
+            self._running = RunningUsage(self._num_choices)
+        self._has_logprobs = has_logprobs
+        self._has_ids = self.returns_ids = bool(asked.return_token_ids)
+        self._shown: set[int] = set()
+
+    def opening(self, num_prompt_tokens: int) -> bytes:
+        if self._running:
+            self._running.begin(num_prompt_tokens)
+        return b""
+
+    def closing(self, ends: list[Finished]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event(self.chunk_type(**self._head, choices=[], **self._totals(ends))) + DONE
+
+    @property
+    def _has_details(self) -> bool:
+        """Whether each chunk has more than text."""
+        return self._has_logprobs or self._has_ids or self._running is not None
+
+    @property
+    def _usage_so_far(self) -> Usage | UnsetType | None:
+        """`usage` of a chunk that is not the last."""
+        if self._running:
+            return self._running.usage
+        return None if self._include_usage else UNSET
+
+    def _count(self, reply: TextReply) -> None:
+        if self._running:
+            self._running.add(len(reply.token_ids))
+
+    def _ids(self, output: Output | TextReply | None) -> list[int] | UnsetType:
+        return output.token_ids if output and self._has_ids else UNSET
+
+    def _prompt_ids(self, index: int) -> list[int] | UnsetType:
+        """Return the ids of prompt `index`, the first time."""
+        if index in self._shown or index not in self.prompt_ids or not self._has_ids:
+            return UNSET
+        self._shown.add(index)
+        ids: list[int] = ids_from_bytes(self.prompt_ids[index]).tolist()
+        return ids
+
+    def _totals(self, ends: list[Finished]) -> dict[str, Any]:
+        return {"usage": Usage.of(ends, self._num_choices), "timings": Timings.of(ends)}
