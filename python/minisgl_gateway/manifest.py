@@ -47,6 +47,7 @@ ROWS: Final = [
     Row("loop_observers", "costs", "minisgl_gateway.watch.observers:costs_of"),
     Row("loop_observers", "profiles", "minisgl_gateway.watch.observers:profiles_of"),
     Row("loop_observers", "xray", "minisgl_gateway.watch.observers:watching_of"),
+    Row("metrics", "server", "minisgl_gateway.watch.more_metrics:of_server"),
     Row("metrics", "other_names", "minisgl_gateway.watch.other_names:under_other_names"),
     Row("flag_hints", "other_engines", "minisgl_gateway.other_engines:answer"),
     Row("servers", "replicas", "minisgl_gateway.deploy.local:serve_replicas"),

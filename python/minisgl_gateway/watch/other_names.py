@@ -11,6 +11,8 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
+from minisgl.server.api.metrics import MetricsPage
+
 OTHER_NAMES: Final = {
     "vllm:num_requests_running": "minisgl_requests_running",
     "vllm:num_requests_waiting": "minisgl_requests_waiting",
@@ -30,7 +32,7 @@ OTHER_NAMES: Final = {
 """Ours, by theirs."""
 
 
-def under_other_names(ours: Iterable[Metric], model: str) -> Iterator[Metric]:
+def under_other_names(ours: Iterable[Metric], page: MetricsPage) -> Iterator[Metric]:
     """Yield the metrics of `OTHER_NAMES`: rank 0's, with the label `model_name`."""
     by_name = {metric.name: metric for metric in ours}
     for theirs, name in OTHER_NAMES.items():
@@ -40,5 +42,5 @@ def under_other_names(ours: Iterable[Metric], model: str) -> Iterator[Metric]:
             if sample.labels.get("rank", "0") == "0":
                 labels = {key: value for key, value in sample.labels.items() if key != "rank"}
                 end = sample.name.removeprefix(metric.name)
-                copy.add_sample(theirs + end, labels | {"model_name": model}, sample.value)
+                copy.add_sample(theirs + end, labels | {"model_name": page.model}, sample.value)
         yield copy

@@ -23,7 +23,6 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from minisgl import plugins
-from minisgl.scheduler.loop import PARTS
 from minisgl.server.clients import Keys
 from minisgl.server.observe import Histogram, Observer
 from minisgl.server.site import Routes, Site
@@ -69,18 +68,16 @@ def router(site: Site) -> APIRouter:
     return routes
 
 
-MoreMetrics = Callable[[Iterable[Metric], str], Iterator[Metric]]
-"""A row of the table `metrics`: from the server's metrics and the model's name to more metrics."""
+MoreMetrics = Callable[[Iterable[Metric], "MetricsPage"], Iterator[Metric]]
+"""A row of the table `metrics`: from these metrics and their page to more metrics."""
 
 
 class MetricsPage(Collector):
     """The metrics of a server, as Prometheus's client library collects them."""
 
     def __init__(self, observer: Observer, model: str, keys: Keys | None = None) -> None:
-        self._observer = observer
-        self._keys = keys
+        self.observer, self.model, self.keys = observer, model, keys
         self._more: list[MoreMetrics] = [row.load() for row in plugins.rows("metrics")]
-        self._model = model
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)  # of the API process
@@ -93,49 +90,25 @@ class MetricsPage(Collector):
         ours = [*self._ours()]
         yield from ours
         for more in self._more:
-            yield from more(ours, self._model)
+            yield from more(ours, self)
 
     def _ours(self) -> Iterator[Metric]:
-        observer = self._observer
+        observer = self.observer
         info = GaugeMetricFamily(
             "minisgl_build_info",
             "Always 1; its labels are the version and the model",
             labels=["version", "model"],
         )
-        info.add_metric([__version__, self._model], 1)
+        info.add_metric([__version__, self.model], 1)
         yield info
-        start = GaugeMetricFamily(
-            "minisgl_start_seconds", "Time of the server's start by part", labels=["part"]
-        )
-        for part, seconds in observer.start_s.items():
-            start.add_metric([part], seconds)
-        yield start
         yield from self._of_ranks()
         yield GaugeMetricFamily(
             "minisgl_requests_open", "Requests that the API server waits for", observer.num_open
         )
-        yield GaugeMetricFamily(
-            "minisgl_oldest_token_age_seconds",
-            "The longest time of an open request since its last text",
-            observer.oldest_token_age_s,
-        )
         yield counter_by(
             "minisgl_requests", "Requests that ended, by reason", "reason", observer.ends
         )
-        yield CounterMetricFamily(
-            "minisgl_restarts", "Starts of the engine after a failure", observer.num_restarts
-        )
-        if observer.cost:
-            device_s, joules = observer.cost
-            yield CounterMetricFamily(
-                "minisgl_device_seconds", "Device time of the requests that ended", device_s
-            )
-            yield CounterMetricFamily(
-                "minisgl_energy_joules", "Energy of the requests that ended", joules
-            )
         yield counter_by("minisgl_errors", "Errors that clients got", "code", observer.errors)
-        if self._keys:
-            yield from _of_keys(self._keys)
         for name, help_, histogram in (
             (
                 "time_to_first_token",
@@ -159,50 +132,24 @@ class MetricsPage(Collector):
         usage = GaugeMetricFamily(
             "minisgl_kv_usage", "Share of KV pages in use by running requests", labels=["rank"]
         )
-        part_s = CounterMetricFamily(
-            "minisgl_step_seconds", "Time of the scheduler's loop by part", labels=["rank", "part"]
-        )
         counters = {
             name: CounterMetricFamily(f"minisgl_{name}", help_, labels=["rank"])
             for name, help_ in _RANK_COUNTERS.items()
         }
-        peak = GaugeMetricFamily(
-            "minisgl_peak_memory_bytes",
-            "Most memory of the rank's device in use at a time",
-            labels=["rank"],
-        )
-        for rank, status in sorted(self._observer.status.items()):
+        for rank, status in sorted(self.observer.status.items()):
             label = str(rank)
             if rank == 0:  # the other ranks have the same requests
                 running.add_metric([label], status.num_running)
                 waiting.add_metric([label], status.num_waiting)
-            peak.add_metric([label], status.peak_memory_bytes)
             used, cached = status.num_used_pages, status.num_cached_pages
             pages.add_metric([label, "used"], used)
             usage.add_metric([label], used / status.num_pages)
             pages.add_metric([label, "cached"], cached)
             pages.add_metric([label, "free"], status.num_pages - used - cached)
-            for part, seconds in zip(PARTS, status.part_s, strict=True):
-                part_s.add_metric([label, part], seconds)
             for name, counter in counters.items():
                 if rank == 0 or name == "steps":
                     counter.add_metric([label], getattr(status, f"num_{name}"))
-        yield from (running, waiting, pages, usage, peak, part_s, *counters.values())
-
-
-def _of_keys(keys: Keys) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        "minisgl_key_requests", "Requests of an API key", labels=["key", "result"]
-    )
-    tokens = CounterMetricFamily(
-        "minisgl_key_tokens", "Tokens of an API key's requests", labels=["key", "kind"]
-    )
-    for key in keys:
-        requests.add_metric([key.name, "admitted"], key.num_requests)
-        requests.add_metric([key.name, "refused"], key.num_refused)
-        tokens.add_metric([key.name, "prompt"], key.num_prompt_tokens)
-        tokens.add_metric([key.name, "output"], key.num_output_tokens)
-    yield from (requests, tokens)
+        yield from (running, waiting, pages, usage, *counters.values())
 
 
 def _histogram(name: str, help_: str, histogram: Histogram) -> Metric:

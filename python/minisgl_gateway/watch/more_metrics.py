@@ -1,0 +1,69 @@
+"""The metrics of the server's start and restarts, of each rank's steps, of energy and of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from minisgl.scheduler.loop import PARTS
+from minisgl.server.api.metrics import MetricsPage
+from minisgl.server.clients import Keys
+
+
+def of_server(ours: Iterable[Metric], page: MetricsPage) -> Iterator[Metric]:
+    """Yield the metrics. ours: the core's, which are not used."""
+    observer = page.observer
+    start = GaugeMetricFamily(
+        "minisgl_start_seconds", "Time of the server's start by part", labels=["part"]
+    )
+    for part, seconds in observer.start_s.items():
+        start.add_metric([part], seconds)
+    yield start
+    peak = GaugeMetricFamily(
+        "minisgl_peak_memory_bytes",
+        "Most memory of the rank's device in use at a time",
+        labels=["rank"],
+    )
+    part_s = CounterMetricFamily(
+        "minisgl_step_seconds", "Time of the scheduler's loop by part", labels=["rank", "part"]
+    )
+    for rank, status in sorted(observer.status.items()):
+        label = str(rank)
+        peak.add_metric([label], status.peak_memory_bytes)
+        for part, seconds in zip(PARTS, status.part_s, strict=True):
+            part_s.add_metric([label, part], seconds)
+    yield from (peak, part_s)
+    yield GaugeMetricFamily(
+        "minisgl_oldest_token_age_seconds",
+        "The longest time of an open request since its last text",
+        observer.oldest_token_age_s,
+    )
+    yield CounterMetricFamily(
+        "minisgl_restarts", "Starts of the engine after a failure", observer.num_restarts
+    )
+    if observer.cost:
+        device_s, joules = observer.cost
+        yield CounterMetricFamily(
+            "minisgl_device_seconds", "Device time of the requests that ended", device_s
+        )
+        yield CounterMetricFamily(
+            "minisgl_energy_joules", "Energy of the requests that ended", joules
+        )
+    if page.keys:
+        yield from _of_keys(page.keys)
+
+
+def _of_keys(keys: Keys) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "minisgl_key_requests", "Requests of an API key", labels=["key", "result"]
+    )
+    tokens = CounterMetricFamily(
+        "minisgl_key_tokens", "Tokens of an API key's requests", labels=["key", "kind"]
+    )
+    for key in keys:
+        requests.add_metric([key.name, "admitted"], key.num_requests)
+        requests.add_metric([key.name, "refused"], key.num_refused)
+        tokens.add_metric([key.name, "prompt"], key.num_prompt_tokens)
+        tokens.add_metric([key.name, "output"], key.num_output_tokens)
+    yield from (requests, tokens)
