@@ -42,6 +42,7 @@ ROWS: Final = [
     Row("request_headers", "x-minisgl-prefix", "minisgl_gateway.watch.replica:prefix_answer"),
     Row("prompt_watchers", "prefixes", "minisgl_gateway.watch.prefixes:prefix_watch"),
     Row("prompt_watchers", "otlp", "minisgl_gateway.watch.tracing:tracer_of"),
+    Row("prompt_watchers", "requests", "minisgl_gateway.watch.request_log:request_log"),
     Row("loop_observers", "log_steps", "minisgl_gateway.watch.observers:steps_of"),
     Row("loop_observers", "record", "minisgl_gateway.watch.observers:recording_of"),
     Row("loop_observers", "costs", "minisgl_gateway.watch.observers:costs_of"),

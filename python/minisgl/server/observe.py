@@ -18,9 +18,6 @@ from typing import Final, Protocol
 from minisgl.core import Finished, SamplingParams
 from minisgl.message import StatusReply
 from minisgl.server.clients import Origin
-from minisgl.utils.logger import get_logger, log_fields
-
-logger = get_logger(__name__)
 
 # Seconds, three bounds a decade: a quantile from a bucket is wrong by a factor of 2.5 at most.
 _STEPS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -87,14 +84,12 @@ class _Request:
 class Observer:
     """Counts what the frontend reports; times are on `time.perf_counter`. Mutable.
 
-    log_requests: log a line for each request that ends. watchers: get each request that ends. cost:
-    device seconds and joules of the requests that ended; None if no energy can be read. status:
-    each rank's last report. start_s: seconds of each part of the server's start.
+    watchers: get each request that ends. cost: device seconds and joules of the requests that
+    ended; None if no energy can be read. status: each rank's last report. start_s: seconds of each
+    part of the server's start.
     """
 
-    def __init__(
-        self, *, log_requests: bool = False, watchers: Sequence[PromptWatcher] = ()
-    ) -> None:
+    def __init__(self, watchers: Sequence[PromptWatcher] = ()) -> None:
         self.time_to_first_token = Histogram(LONG)
         self.inter_token = Histogram(SHORT)
         self.request = Histogram(LONG)
@@ -105,7 +100,6 @@ class Observer:
         self.status: dict[int, StatusReply] = {}
         self.start_s: dict[str, float] = {}
         self.num_restarts = 0
-        self._log_requests = log_requests
         self._watchers = watchers
         self._open: dict[int, _Request] = {}
         self._noted: dict[int, str] | None = None
@@ -160,7 +154,7 @@ class Observer:
         """Count an end. reason: a key of `ends`. code: of the error, if the reason is "error"."""
         request = self._open.pop(uid)
         self.ends[reason] += 1
-        if not (self._watchers or self._log_requests):
+        if not self._watchers:
             return
         prompt = EndedPrompt(
             origin=request.origin,
@@ -174,8 +168,6 @@ class Observer:
         )
         for watcher in self._watchers:
             watcher.ended(prompt)
-        if self._log_requests:
-            _log(prompt)
 
     def answered(self, code: str) -> None:
         """Count an error that a client got. code: of the error."""
@@ -197,37 +189,3 @@ class Observer:
         """Return the kept X-Request-Ids by uid, and keep no more."""
         noted, self._noted = self._noted or {}, None
         return noted
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)
-
-
-def _log(prompt: EndedPrompt) -> None:
-    origin, end = prompt.origin, prompt.end
-    log_fields(
-        logger,
-        "request",
-        id=origin.request_id,
-        uid=prompt.uid,
-        reason=prompt.reason,
-        code=prompt.code,
-        key=origin.key and origin.key.name,
-        ttft_ms=prompt.first_text_s and _ms(prompt.first_text_s),
-        total_ms=_ms(prompt.seconds),
-        queued_ms=end and _ms(end.queued_s),
-        prefill_ms=end and _ms(end.prefill_s),
-        decode_ms=end and _ms(end.decode_s),
-        prompt_tokens=end and end.num_prompt_tokens,
-        cached_tokens=end and end.num_cached_tokens,
-        output_tokens=end and end.num_output_tokens,
-        chunks=end and end.num_chunks,
-        retractions=end and end.num_retractions,
-        **_cost_fields(end),
-    )
-
-
-def _cost_fields(end: Finished | None) -> dict[str, float]:
-    if end is None or end.cost is None:
-        return {}
-    return {"device_ms": _ms(end.cost[0]), "energy_j": round(end.cost[1], 6)}

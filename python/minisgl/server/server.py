@@ -71,7 +71,7 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
         made = [row.load()(args, model.name) for row in plugins.rows("prompt_watchers")]
         watchers: list[PromptWatcher] = [watcher for watcher in made if watcher]
-        observer = Observer(log_requests=args.log_requests, watchers=watchers)
+        observer = Observer(watchers)
         self._queues = self._open_queues()
         self._frontend = Frontend(
             *self._queues,

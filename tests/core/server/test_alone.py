@@ -61,6 +61,7 @@ def test_it_serves_its_own_routes_alone(alone: str) -> None:
         (("--api-key", "k"), "--api-key needs minisgl_gateway, which is not installed here"),
         (("--api-key", "k", "--dry-run"), "--api-key needs minisgl_gateway, which is not inst"),
         (("--api-key-file", "F"), "--api-key-file needs minisgl_gateway, which is not insta"),
+        (("--log-requests",), "--log-requests needs minisgl_gateway, which is not installed he"),
         (("--otlp-endpoint", "http://127.0.0.1:1"), "--otlp-endpoint needs minisgl_gateway, wh"),
     ],
 )

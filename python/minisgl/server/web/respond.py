@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import msgspec
 from fastapi import Request, Response
@@ -70,6 +70,18 @@ class Output:
     prompt: list[PromptToken]
     end: Finished
     parts: list[tuple[Kind, str]]
+
+    @classmethod
+    def of(cls, replies: Sequence[TextReply], end: Finished) -> Self:
+        return cls(
+            text="".join(reply.text for reply in replies),
+            token_ids=[token for reply in replies for token in reply.token_ids],
+            logprobs=[logprob for reply in replies for logprob in reply.logprobs or ()],
+            tokens=[token for reply in replies for token in reply.tokens],
+            prompt=[token for reply in replies for token in reply.prompt],
+            end=end,
+            parts=[part for reply in replies for part in reply.parts],
+        )
 
     @property
     def answer(self) -> SplitAnswer:
@@ -303,36 +315,15 @@ class EventStream(Response):
 
 
 async def _collect(call: Call, num_prompts: int) -> list[Output]:
-    texts: list[list[str]] = [[] for _ in range(num_prompts)]
-    ids: list[list[int]] = [[] for _ in range(num_prompts)]
-    logprobs: list[list[float]] = [[] for _ in range(num_prompts)]
-    tokens: list[list[TokenText]] = [[] for _ in range(num_prompts)]
-    prompt: list[list[PromptToken]] = [[] for _ in range(num_prompts)]
-    parts: list[list[tuple[Kind, str]]] = [[] for _ in range(num_prompts)]
+    replies: list[list[TextReply]] = [[] for _ in range(num_prompts)]
     ends: dict[int, Finished] = {}
     async for batch in call:
         for index, reply in batch:
             if isinstance(reply, Finished):
                 ends[index] = reply
             else:
-                texts[index].append(reply.text)
-                ids[index] += reply.token_ids
-                logprobs[index] += reply.logprobs or ()
-                tokens[index] += reply.tokens
-                prompt[index] += reply.prompt
-                parts[index] += reply.parts
-    return [
-        Output(
-            text="".join(texts[index]),
-            token_ids=ids[index],
-            logprobs=logprobs[index],
-            tokens=tokens[index],
-            prompt=prompt[index],
-            end=ends[index],
-            parts=parts[index],
-        )
-        for index in range(num_prompts)
-    ]
+                replies[index].append(reply)
+    return [Output.of(replies[index], ends[index]) for index in range(num_prompts)]
 
 
 async def _abort_on_disconnect(receive: Receive, call: Call) -> None:
