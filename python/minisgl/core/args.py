@@ -104,6 +104,11 @@ def option(default: Any, rule: Rule, group: str, help: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"option": about})
 
 
+def of_node_0(default: Any, rule: Rule, group: str, help: str, **more: Any) -> Any:
+    """Return the field of an option that only node 0 uses."""
+    return option(default, rule, group, help, nodes="first", **more)
+
+
 def options_of(args: type[EngineArgs]) -> dict[str, tuple[Any, Option]]:
     """Return the default and the `Option` of each field that has one, by name."""
     fields = dataclasses.fields(args)

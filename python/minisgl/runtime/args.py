@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import SWITCH, EngineArgs, Rule, option, text, whole
+from minisgl.core.args import SWITCH, EngineArgs, Rule, of_node_0, option, text, whole
 from minisgl.runtime.node_map import is_interface
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
@@ -53,14 +53,13 @@ class RuntimeArgs(EngineArgs):
         "requests waiting at most; further ones are answered with HTTP 429, and a call of more "
         "prompts than this with 400",
     )
-    max_queue_wait: float | None = option(
+    max_queue_wait: float | None = of_node_0(
         None,
         _POSITIVE,
         "scheduling",
         "seconds for which a request may wait before its first step; then it ends with HTTP 503",
         metavar="S",
         unset="no limit",
-        nodes="first",
     )
     max_stall_ms: float | None = option(
         None,
@@ -82,7 +81,7 @@ class RuntimeArgs(EngineArgs):
         metavar="S",
         nodes="own",
     )
-    dp: int = option(
+    dp: int = of_node_0(
         1,
         whole(1, 64),
         "many devices",
@@ -90,7 +89,6 @@ class RuntimeArgs(EngineArgs):
         "its own; on a CPU they share cores and memory; requests go by prefix and load, and a "
         "server that dies is replaced. For several machines: pip install 'minisgl[ray]' "
         "(docs/replicas.md)",
-        nodes="first",
     )
     nnodes: int = option(
         1,
@@ -124,16 +122,15 @@ class RuntimeArgs(EngineArgs):
         "the memory would go, and exit",
         nodes="own",
     )
-    log_steps: str | None = option(
+    log_steps: str | None = of_node_0(
         None,
         text("a file's name"),
         "running",
         "write a JSON line per step of the engine to FILE, which is emptied first: times of each "
         "part, rows, tokens",
         metavar="FILE",
-        nodes="first",
     )
-    record: str | None = option(
+    record: str | None = of_node_0(
         None,
         text("a file's name"),
         "running",
@@ -141,15 +138,13 @@ class RuntimeArgs(EngineArgs):
         "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE sends "
         "the same load to a server",
         metavar="FILE",
-        nodes="first",
     )
-    xray_text: bool = option(
+    xray_text: bool = of_node_0(
         False,
         SWITCH,
         "running",
         "the page's X-ray shows the first words of each prefix in the prefix cache, of all users' "
         "prompts, and --record FILE keeps them",
-        nodes="first",
     )
     profile_dir: str = option(
         "minisgl-profiles",

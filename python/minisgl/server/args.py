@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from minisgl.core.args import SWITCH, Rule, one_of, option, row_of, text, whole
+from minisgl.core.args import SWITCH, Rule, of_node_0, one_of, option, row_of, text, whole
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.node_map import ports_of_nodes
 
@@ -74,7 +74,7 @@ class ServerArgs(RuntimeArgs):
     `conflict` finds options that contradict each other.
     """
 
-    served_model_name: str | None = option(
+    served_model_name: str | None = of_node_0(
         None,
         _NAME,
         "model",
@@ -82,50 +82,41 @@ class ServerArgs(RuntimeArgs):
         "that its request used",
         metavar="NAME",
         unset="what --model says; of a folder, its last part",
-        nodes="first",
     )
-    host: str = option(
-        "127.0.0.1",
-        text("an address"),
-        "server",
-        "address to listen on; 0.0.0.0 for all networks",
-        nodes="first",
+    host: str = of_node_0(
+        "127.0.0.1", text("an address"), "server", "address to listen on; 0.0.0.0 for all networks"
     )
-    port: int | None = option(
+    port: int | None = of_node_0(
         None,
         whole(0, 65535),
         "server",
         "port to listen on; 0 for any free one",
         metavar="PORT",
         unset=f"{DEFAULT_PORT}; for a chat: 0",
-        nodes="first",
     )
-    tool_call_parser: str | None = option(
+    tool_call_parser: str | None = of_node_0(
         None,
         row_of("chat_formats"),
         "server",
         "how the model writes tool calls",
         unset="what the chat template shows",
-        nodes="first",
     )
-    max_tokens_policy: MaxTokensPolicy = option(
+    max_tokens_policy: MaxTokensPolicy = of_node_0(
         "refuse",
         one_of(MaxTokensPolicy),
         "server",
         "what happens to a request whose max_tokens is more than the context leaves: it is refused "
         "with HTTP 400, or max_tokens is lowered to that (clamp), and a header of the answer says "
         "so",
-        nodes="first",
     )
-    num_tokenizer: int = option(
+    num_tokenizer: int = of_node_0(
         1,
         whole(0, 64),
         "server",
         "tokenizer processes; with 0 the detokenizer's process does both: one process fewer, but "
         "prompts then take time from the text of running streams",
-        nodes="first",
     )
-    api_key: str | None = option(
+    api_key: str | None = of_node_0(
         None,
         _SECRET,
         "access",
@@ -133,18 +124,16 @@ class ServerArgs(RuntimeArgs):
         "users of this machine can see it in the list of processes, unlike --api-key-file",
         metavar="KEY",
         unset="all requests are served",
-        nodes="first",
     )
-    api_key_file: str | None = option(
+    api_key_file: str | None = of_node_0(
         None,
         text("a file's name"),
         "access",
         "a TOML file with a table for each key: its name, key, limits and rights (docs/security.md)"
         "; it is read again when it changes",
         metavar="FILE",
-        nodes="first",
     )
-    cors_origin: str | None = option(
+    cors_origin: str | None = of_node_0(
         None,
         ORIGINS,
         "access",
@@ -152,9 +141,8 @@ class ServerArgs(RuntimeArgs):
         "(CORS); * is all",
         metavar="ORIGIN",
         unset="its own pages",
-        nodes="first",
     )
-    allowed_host: str | None = option(
+    allowed_host: str | None = of_node_0(
         None,
         HOSTS,
         "access",
@@ -162,48 +150,42 @@ class ServerArgs(RuntimeArgs):
         "besides localhost, IP addresses and --host: of a container, for instance; * is all",
         metavar="NAME",
         unset="with API keys all, else none",
-        nodes="first",
     )
-    ssl_certfile: str | None = option(
+    ssl_certfile: str | None = of_node_0(
         None,
         text("a file's name"),
         "access",
         "serve HTTPS with this certificate (PEM, with its chain)",
         metavar="FILE",
-        nodes="first",
     )
-    ssl_keyfile: str | None = option(
+    ssl_keyfile: str | None = of_node_0(
         None,
         text("a file's name"),
         "access",
         "the certificate's private key (PEM, without a password)",
         metavar="FILE",
         unset="in the file of the certificate",
-        nodes="first",
     )
-    restart: bool = option(
+    restart: bool = of_node_0(
         False,
         SWITCH,
         "running",
         "after a worker has died or hangs, start the engine again behind the same port; until then "
         "requests get HTTP 503",
-        nodes="first",
     )
-    max_restarts: int = option(
+    max_restarts: int = of_node_0(
         3,
         whole(1),
         "running",
         "the most restarts within an hour; the server ends at the next failure",
-        nodes="first",
     )
-    drain_timeout: float = option(
+    drain_timeout: float = of_node_0(
         8.0,
         SECONDS,
         "running",
         "seconds for which SIGTERM lets running requests finish; new ones get HTTP 503. Docker "
         "waits 10 s before it kills",
         metavar="S",
-        nodes="first",
     )
     shell: bool = option(False, SWITCH, "running", "the same as minisgl chat", nodes="own")
     log_level: LogLevel | None = option(
@@ -222,21 +204,19 @@ class ServerArgs(RuntimeArgs):
         unset="$MINISGL_LOG_FORMAT or text",
         nodes="own",
     )
-    log_requests: bool = option(
+    log_requests: bool = of_node_0(
         False,
         SWITCH,
         "running",
         "log a line for each request that ends: its X-Request-Id, times and tokens",
-        nodes="first",
     )
-    otlp_endpoint: str | None = option(
+    otlp_endpoint: str | None = of_node_0(
         None,
         _COLLECTOR,
         "running",
         "send a span for each request to this OpenTelemetry collector over HTTP, such as "
         "http://localhost:4318; needs pip install 'minisgl[otel]'",
         metavar="URL",
-        nodes="first",
     )
 
     @property
