@@ -20,12 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, listen, tls_context, url_of
 from minisgl.server.args import HOSTS, ORIGINS, SECONDS, LogFormat, LogLevel, listed
-from minisgl.server.command import run_serving
-from minisgl.server.drain import finish_open
+from minisgl.server.command import finish_open, run_serving, say
 from minisgl.server.errors import Draining
 from minisgl.server.flags import Parser, flag_type, integer
 from minisgl.server.observe import Observer
-from minisgl.server.ready import say
 from minisgl.server.web import body, errors
 from minisgl.server.web.browser_guard import Door, behind, door_of
 from minisgl.server.web.http import HttpServer

@@ -13,14 +13,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 from minisgl.core.answer import Part
 from minisgl.errors import EngineError, RequestError
-from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.logprobs import TokenLogprob, TopLogprob
-from minisgl.server.api.schema import (
+from minisgl.server.api.answers import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Timings,
+    TokenLogprob,
+    TopLogprob,
     Usage,
 )
+from minisgl.server.api.chat import ChatRequest
 from minisgl_gateway.chat import End
 
 PLAIN: Final = frozenset(
