@@ -30,10 +30,11 @@ from minisgl.errors import InvalidSampling
 
 with LLM(device="cpu", num_pages=64, progress=False) as llm:
     print(llm.chat([{"role": "user", "content": "What is 12 + 30?"}])[0].text)
-    try:
-        llm.generate("Hello", SamplingParams(structured_outputs={"regex": "a"}))
-    except InvalidSampling as error:
-        print(error)
+    for fields in ({"structured_outputs": {"regex": "a"}}, {"frequency_penalty": 0.5}):
+        try:
+            llm.generate("Hello", SamplingParams(**fields))
+        except InvalidSampling as error:
+            print(error)
 """
 REFUSES = """
 from minisgl.errors import MinisglError
@@ -88,9 +89,10 @@ def test_every_module_imports(alone: Path) -> None:
 
 def test_a_program_gets_answers_and_refusals_by_name(alone: Path) -> None:
     done = run(alone, "-c", ANSWERS)
-    answer, refusal = done.stdout.splitlines()
+    answer, *refusals = done.stdout.splitlines()
     assert answer == "12 + 30 = 42.", done.stderr
-    assert "minisgl_zoo, which is not installed here" in refusal
+    assert len(refusals) == 2
+    assert all("minisgl_zoo, which is not installed here" in line for line in refusals)
 
 
 def test_checkpoints_of_the_zoo_are_refused_by_its_name(alone: Path) -> None:

@@ -35,6 +35,7 @@ TABLES: Final = {
     "answers": "minisgl_zoo",
     "grammars": "minisgl_zoo",
     "tokenizers": "minisgl_zoo",
+    "logit_options": "minisgl_zoo",
     "ops": "minisgl_kernels",
     "attention": "minisgl_kernels",
     "moe": "minisgl_kernels",
@@ -51,6 +52,7 @@ TABLES: Final = {
     "metrics": "minisgl_gateway",
     "loop_observers": "minisgl_gateway",
     "flag_hints": "minisgl_gateway",
+    "guards": "minisgl_bench",
 }
 """Each table -> the package of ours that has rows of it, which an error names if it is absent."""
 

@@ -11,6 +11,7 @@ ROWS: Final = [
         "commands", "bench", "minisgl_bench.run:bench",
         about="[NAME]  measure a server or a model",
     ),
+    Row("guards", "pages", "minisgl_bench.page_guard:PageGuard"),
     Row(
         "commands", "replay", "minisgl_bench.run:replay",
         about="FILE  send a server what `--record FILE` kept, or plan it again",

@@ -80,6 +80,7 @@ ROWS: Final = [
     Row("answers", "split", "minisgl_zoo.calls.split:split_output"),
     Row("answers", "tools", "minisgl_zoo.calls.tools:prompt_fields"),
     Row("answers", "abilities", "minisgl_zoo.calls.detect:abilities"),
+    Row("logit_options", "create", "minisgl_zoo.logit_options:LogitOptions"),
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),
     Row("grammars", "maskers", "minisgl_zoo.grammar.grammars:Grammars"),
     Row("tokenizers", "convert", "minisgl_zoo.convert:convert"),

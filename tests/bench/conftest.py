@@ -5,8 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from helpers.engine_fixtures import folder, reference
 from helpers.loop_thread import LoopThread
 from minisgl_bench.studies.stub import Script, StubServer
+
+__all__ = ["folder", "reference", "start_stub"]
 
 
 @pytest.fixture

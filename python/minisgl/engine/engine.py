@@ -21,8 +21,8 @@ from minisgl.core.req import Mask
 from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending
+from minisgl.engine.extras import StepGuard
 from minisgl.engine.flight import ForwardOutput, SampleLate
-from minisgl.engine.guard import PageGuard
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.sampler import Sampler
@@ -67,7 +67,7 @@ class Engine:
         self.device, self.comm = connect(config)
         clock.lap("device")
         self.named: Named | None = None
-        self._guard: PageGuard | None = None
+        self._guard: StepGuard | None = None
         self.tuning = Tuning()
         with closing_on_error(self.device, self.comm):
             self._build(config, progress, clock)
@@ -125,9 +125,21 @@ class Engine:
         self.max_prefill_tokens = max_prompt_tokens(config, self.device)
         self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens, ops)
         if env.check_pages():
-            self._guard = PageGuard(groups, self._pools, self._contexts, config.page_size)
+            create_guard = plugins.need("guards", "pages", "MINISGL_CHECK_PAGES")
+            self._guard = create_guard(groups, self._pools, self._contexts, config.page_size)
+        create_options = plugins.find("logit_options", "create")
         self.sampler = Sampler(
-            model=self.model, tables=self._tables, comm=comm, ops=ops, guard=self._guard
+            model=self.model,
+            tables=self._tables,
+            comm=comm,
+            ops=ops,
+            guard=self._guard,
+            options=create_options
+            and create_options(
+                self.device.torch_device,
+                self._tables.request_rows,
+                self.model_config.vocab_size,
+            ),
         )
         clock.lap("memory")
 
@@ -257,7 +269,8 @@ class Engine:
         if self._guard:
             self._guard.before(plan)
         if plan.histories:
-            self.sampler.begin_options(plan)
+            assert self.sampler.options, "the scheduler refuses options that nothing applies"
+            self.sampler.options.begin(plan)
         padded = None if plan.scored else self.runner.padded(plan)
         return make_inputs(plan, self._tables, self.page_size, padded)
 

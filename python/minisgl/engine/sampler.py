@@ -12,41 +12,31 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from minisgl.core import Plan
 from minisgl.engine.inputs import StepInputs
-from minisgl.engine.logit_options import LogitOptions
 from minisgl.engine.logprobs import with_logprobs
 from minisgl.engine.prompt_scores import sample_and_score
 from minisgl.engine.tables import RequestTables
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
-    from minisgl.engine.guard import PageGuard
+    from minisgl.engine.extras import LogitOptions, StepGuard
     from minisgl.kernel.ops import Ops
     from minisgl.models import BaseLLMModel
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
     """tables: get the sampled ids. guard: watches the logits.
 
-    Mutable: `options` keeps the tokens of requests with options. Used in stream order.
+    options: None if no package has them. Used in stream order.
     """
 
     model: BaseLLMModel
     tables: RequestTables
     comm: DistributedCommunicator
     ops: Ops
-    guard: PageGuard | None
-    options: LogitOptions | None = None
-
-    def begin_options(self, plan: Plan) -> None:
-        """Keep the tokens so far that a plan brings along (`Plan.histories`)."""
-        if self.options is None:
-            tables, vocab_size = self.tables, self.model.config.vocab_size
-            device = tables.last_token.device
-            self.options = LogitOptions(device, tables.request_rows, vocab_size)
-        self.options.begin(plan)
+    guard: StepGuard | None
+    options: LogitOptions | None
 
     def sample(self, x_SD: Tensor, inputs: StepInputs) -> Tensor:
         """Sample a token for each row and write it to the tables as the row's last token.

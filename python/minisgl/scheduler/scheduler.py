@@ -21,10 +21,11 @@ from collections.abc import Callable
 import numpy as np
 from msgspec.structs import replace
 
+from minisgl import plugins
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.plan import Plan, StepOutcome, StepResult
 from minisgl.core.req import ALL, Mask, Masker, Order, Req
-from minisgl.errors import MinisglError, NonFiniteLogits, RequestError
+from minisgl.errors import InvalidSampling, MinisglError, NonFiniteLogits, RequestError
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
@@ -63,6 +64,7 @@ class Scheduler:
         self.stats = self.requests.stats
         self.planner = Planner(config, self.requests, clock)
         self._arrivals = 0
+        self._has_logit_options = plugins.row_of("logit_options", "create") is not None
         self.refused: dict[int, RequestError] = {}  # by uid: raised by maskers since `commit`
 
     @property
@@ -90,6 +92,11 @@ class Scheduler:
         # A copy, because the tree passes ids to C++ by DLPack, which rejects read-only arrays.
         prompt = ids_from_bytes(message.ids).copy()
         try:
+            if message.sampling.changes_logits and not self._has_logit_options:
+                raise InvalidSampling(
+                    f"an option that changes logits {plugins.absent('logit_options')}; leave out "
+                    "penalties, logit_bias, allowed_token_ids, bad_words and min_tokens"
+                )
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling, num_waiting=len(self.requests.queued)
             )

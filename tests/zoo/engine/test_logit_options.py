@@ -26,10 +26,11 @@ from helpers.replay import replay_steps
 from helpers.step_plans import MAX_RUNNING, arrays_of, make_plan
 from minisgl.core import Failed, SamplingParams
 from minisgl.core.args import EngineArgs
-from minisgl.engine import Engine, logit_options
-from minisgl.engine.logit_options import LogitOptions
+from minisgl.engine import Engine
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl_zoo import logit_options
+from minisgl_zoo.logit_options import LogitOptions
 
 NUM_TOKENS = 24
 OPTIONS: list[dict[str, Any]] = [

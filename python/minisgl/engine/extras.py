@@ -1,0 +1,36 @@
+"""What other packages add to a step, as an engine calls it in stream order."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from minisgl.core import Plan
+
+
+class LogitOptions(Protocol):
+    """Penalties, biases, allowed and forbidden tokens (the row `logit_options`: `create`).
+
+    S: the rows that sample. V: vocabulary.
+    """
+
+    def begin(self, plan: Plan) -> None:
+        """Keep the tokens so far of the requests with options that start in this step."""
+
+    def apply(self, logits_SV: Tensor, plan: Plan) -> Tensor:
+        """Return a float32 copy of the logits, with the options of `Plan.option_rows`."""
+
+    def append(self, plan: Plan, ids_S: Tensor) -> None:
+        """Append the sampled tokens to those of their rows."""
+
+
+class StepGuard(Protocol):
+    """A debug mode that checks each step, and raises EngineError (the row `guards`: `pages`)."""
+
+    def before(self, plan: Plan) -> None: ...
+
+    def watch(self, logits_SV: Tensor, is_padding_S: Tensor) -> None:
+        """Look at the logits on the device; a graph may capture it."""
+
+    def after(self, plan: Plan) -> None: ...
