@@ -25,7 +25,7 @@ from minisgl.builtin import model_path
 from minisgl.core.args import EngineArgs, options_of
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import ConfigError, EngineError, RequestError
-from minisgl.kernel.philox import gumbel_noise
+from minisgl.kernel.sampling import gumbel_noise
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.llm import LLM
 from minisgl.llm.output import RequestOutput

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
-from minisgl.attention.contexts import context_slots, split_rows
 from minisgl.attention.paged import (
     Extent,
     PagedAttnBackend,
@@ -30,6 +29,7 @@ from minisgl.attention.paged import (
 )
 from minisgl.core import Plan, PoolBatch
 from minisgl.kernel.ops import Ops
+from minisgl_kernels.contexts import context_slots, split_rows
 
 MAX_HEAD_DIM = 256
 MIN_ARCH = (8, 0)

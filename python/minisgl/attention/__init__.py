@@ -5,8 +5,15 @@ What it is for: `BaseAttnBackend` with its implementations, chosen once by
 Read next: `minisgl.attention.torch_backend`, which says in plain torch what every backend computes.
 """
 
-from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps, Sinks
-from minisgl.attention.registry import ATTENTION_BACKENDS, create_attention_backend
+from minisgl.attention.base import (
+    ATTENTION_BACKENDS,
+    AttnLayer,
+    BaseAttnBackend,
+    BaseAttnMetadata,
+    QKVSteps,
+    Sinks,
+)
+from minisgl.attention.registry import create_attention_backend
 
 __all__ = [
     "ATTENTION_BACKENDS",

@@ -15,6 +15,13 @@ from torch import Tensor
 
 from minisgl.core import Plan, PoolBatch
 
+ATTENTION_BACKENDS: Final = ("auto", "cpu", "torch")
+"""The values of `--attn` on a CPU. On a GPU they are auto, torch, one of `CUDA_BACKENDS`, or two
+names as PREFILL,DECODE."""
+CUDA_BACKENDS: Final = ("triton", "fa")
+PREFILL_BACKENDS: Final = ("fa2", "fi")  # only as PREFILL
+DECODE_BACKENDS: Final = ("trtllm",)  # only as DECODE
+
 SINKS: Final = "sinks"
 SOFTCAP: Final = "softcap"
 KV_SHARING: Final = "layer that reads another's keys and values"

@@ -10,13 +10,18 @@ from collections.abc import Sequence
 import torch
 
 from minisgl import plugins
-from minisgl.attention.base import LATENTS, SINKS, BaseAttnBackend
+from minisgl.attention.base import (
+    CUDA_BACKENDS,
+    DECODE_BACKENDS,
+    LATENTS,
+    PREFILL_BACKENDS,
+    SINKS,
+    BaseAttnBackend,
+)
 from minisgl.attention.flash_attn import FlashAttentionBackend
-from minisgl.attention.flash_infer import FlashInferBackend
+from minisgl.attention.flash_infer import FlashInferBackend, TensorRTLLMBackend
 from minisgl.attention.paged import HybridBackend, PagedAttnBackend, unusable
-from minisgl.attention.registry import CUDA_BACKENDS, DECODE_BACKENDS, PREFILL_BACKENDS
 from minisgl.attention.triton_backend import TritonAttnBackend
-from minisgl.attention.trtllm import TensorRTLLMBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.cuda import num_cores
 from minisgl.kernel.ops import Ops

@@ -1,16 +1,19 @@
-"""FlashInfer's paged attention (Ye et al., MLSys 2025), for prompts and chunks only.
+"""What the package FlashInfer has (Ye et al., MLSys 2025): its paged attention, for prompts and
+chunks only, and TensorRT-LLM's decode kernels (XQA), for decode rows only.
 
-It runs on every GPU since Ampere, while FlashAttention 3 needs Hopper. FlashInfer compiles its
-kernels when they are first needed, with the CUDA toolkit. Planning a step takes the host 0.3 to 1.2
-ms: little beside a prompt, too much beside a decode step (docs/decisions/0012). A plan is copied to
-the GPU from pinned memory that the wrapper's next plan overwrites, so steps take turns with two
-wrappers.
+The attention runs on every GPU since Ampere, while FlashAttention 3 needs Hopper. FlashInfer
+compiles its kernels when they are first needed, with the CUDA toolkit; those of XQA take about a
+minute. Planning a step of the attention takes the host 0.3 to 1.2 ms: little beside a prompt, too
+much beside a decode step (docs/decisions/0012). A plan is copied to the GPU from pinned memory that
+the wrapper's next plan overwrites, so steps take turns with two wrappers. XQA plans nothing on the
+host, so a graph can capture a call.
 
-Axes: as in `minisgl.attention.paged`.
+Axes: as in `minisgl.attention.paged`; P pages of a row of the table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,12 @@ from minisgl.kernel.ops import Ops
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 256 << 20  # for rows of 40,000 tokens; FlashInfer's documentation says half
 MIN_ARCH = (8, 0)
+XQA_PAGE_SIZES = (16, 32, 64, 128)
+XQA_HEAD_DIMS = (64, 128)
+"""The sizes that are tested here; XQA may take more."""
+XQA_ARCHS = (9, 10, 12)  # majors of compute capability
+XQA_WORKSPACE_BYTES = 128 << 20
+"""What FlashInfer's documentation asks for. It is zero before the first use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +145,57 @@ def _offsets(sizes: np.ndarray[Any, Any]) -> Tensor:
     """Return where each span of these sizes begins, and where the last one ends: int32 [number of
     sizes + 1]."""
     return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes)))).int()
+
+
+class TensorRTLLMBackend(PagedAttnBackend):
+    name = "trtllm"
+
+    def __init__(
+        self, ops: Ops, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
+    ) -> None:
+        """Raises ConfigError if the package is missing, or the GPU or the model does not fit."""
+        super().__init__(ops)
+        if torch.cuda.get_device_capability(device)[0] not in XQA_ARCHS:
+            raise unusable("trtllm", "runs on Hopper and Blackwell GPUs only")
+        if dtype.itemsize != 2 or head_dim not in XQA_HEAD_DIMS or page_size not in XQA_PAGE_SIZES:
+            sizes, pages = (", ".join(map(str, each)) for each in (XQA_HEAD_DIMS, XQA_PAGE_SIZES))
+            raise unusable(
+                "trtllm",
+                f"takes bfloat16 and float16 with head dims {sizes} and pages of {pages} tokens; "
+                f"here are {str(dtype)[6:]}, {head_dim} and {page_size}",
+            )
+        self._run = _load_xqa()
+        self._workspace = torch.zeros(XQA_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
+        assert batch.rows is not None
+        metadata: PagedMetadata = batch.attn_metadata
+        rows, table, num_rows = batch.rows, batch.context.page_table, len(q_DNH)
+        pool = batch.context.kv_pool.layer(layer.layer_id)
+        self._run(
+            q_DNH,
+            (pool.k, pool.v),
+            self._workspace,
+            metadata.once("decode_table", lambda: table[rows[0, :num_rows]]),
+            rows[3, :num_rows].view(torch.uint32),
+            table.shape[1] * pool.k.shape[1],
+            bmm1_scale=layer.scale,
+            window_left=window_left(layer),
+            out=out_DNH,
+            kv_layout="NHD",
+        )
+
+    def extend(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
+        out_TNH: Tensor,
+    ) -> None:  # fmt: skip
+        raise AssertionError("trtllm is only ever the second half of a HybridBackend")
+
+
+def _load_xqa() -> Callable[..., Any]:
+    try:
+        from flashinfer.decode import xqa_batch_decode_with_kv_cache
+    except ImportError as error:
+        raise no_flashinfer("trtllm", error) from error
+    run: Callable[..., Any] = xqa_batch_decode_with_kv_cache
+    return run

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 
-from minisgl.attention.base import BaseAttnBackend
+from minisgl.attention.base import (
+    ATTENTION_BACKENDS,
+    CUDA_BACKENDS,
+    DECODE_BACKENDS,
+    PREFILL_BACKENDS,
+    BaseAttnBackend,
+)
+from minisgl.attention.cpu_backend import CpuAttnBackend
 from minisgl.attention.torch_backend import TorchAttnBackend
 from minisgl.errors import ConfigError
 from minisgl.kernel.jit import load_library
@@ -18,13 +24,6 @@ from minisgl.utils.logger import get_logger
 logger = get_logger(__name__)
 
 CPU = torch.device("cpu")
-
-ATTENTION_BACKENDS: Final = ("auto", "cpu", "torch")
-"""The values of `--attn` on a CPU. On a GPU they are auto, torch, one of `CUDA_BACKENDS`, or two
-names as PREFILL,DECODE."""
-CUDA_BACKENDS: Final = ("triton", "fa")
-PREFILL_BACKENDS: Final = ("fa2", "fi")  # only as PREFILL
-DECODE_BACKENDS: Final = ("trtllm",)  # only as DECODE
 
 
 def create_attention_backend(
@@ -48,7 +47,7 @@ def create_attention_backend(
     if name == "torch":
         return TorchAttnBackend(ops)
     if device.type == "cuda":
-        from minisgl.attention.cuda import create_cuda_backend
+        from minisgl.attention.cuda import create_cuda_backend  # imports Triton
 
         return create_cuda_backend(name, ops, device, dtype, head_dim, latent, page_size, needs)
     if name not in ATTENTION_BACKENDS:
@@ -65,6 +64,4 @@ def create_attention_backend(
             raise ConfigError(f"attention backend 'cpu' needs its C++ kernels: {error}") from error
         logger.warning("attention: plain torch, several times slower (%s)", error)
         return TorchAttnBackend(ops)
-    from minisgl.attention.cpu_backend import CpuAttnBackend
-
     return CpuAttnBackend(library)

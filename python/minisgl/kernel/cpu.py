@@ -6,6 +6,10 @@ Other ops are inherited: torch computes them just as fast, or the C++ attention 
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
-from minisgl.kernel import huge_pages
 from minisgl.kernel.ops import Activation, Ops
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
@@ -22,6 +25,8 @@ PANEL = 16  # csrc/panels.h packs so many outputs together
 FEW_ROWS = 64
 """On a processor with AMX tiles, torch computes GEMMs of more rows than this. Not those of logits:
 it has none with bfloat16 inputs and float32 outputs."""
+HUGE_BYTES = 2 << 20
+ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
 class CpuOps(Ops):
@@ -47,7 +52,7 @@ class CpuOps(Ops):
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return huge_pages.empty(shape, dtype)
+        return huge_empty(shape, dtype)
 
     def copy_finite(self, source: Tensor, target: Tensor) -> bool:
         if source.dtype == target.dtype and source.is_contiguous():
@@ -180,3 +185,21 @@ class CpuOps(Ops):
 def _empty_like(x: Tensor) -> Tensor:
     """Return a new contiguous tensor; `torch.empty_like` would have the strides of a view."""
     return torch.empty(x.shape, dtype=x.dtype)
+
+
+def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a new tensor in huge pages, if Linux has them for programs that ask.
+
+    A step reads all weights once, and with pages of 4 KB it translates an address every 4 KB.
+    The part after the last whole huge page has small pages, so no memory is wasted. If Linux has no
+    huge pages, all pages are small.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    huge_bytes = num_bytes // HUGE_BYTES * HUGE_BYTES
+    if ADVICE is None or not huge_bytes:
+        return torch.empty(shape, dtype=dtype)
+    # Linux aligns a mapping of whole huge pages.
+    memory = mmap.mmap(-1, huge_bytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(ADVICE, 0, huge_bytes)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(*shape)

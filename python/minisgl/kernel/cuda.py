@@ -14,8 +14,6 @@ from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton import (
     elementwise,
-    embed,
-    mask,
     moe_route,
     sample,
     step,
@@ -33,7 +31,7 @@ class CudaOps(Ops):
     name = "triton"
 
     def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
-        return embed.embed_share(ids_T, weight_LD, share)
+        return step.embed_share(ids_T, weight_LD, share)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return elementwise.rms_norm(x, weight, eps)
@@ -67,7 +65,7 @@ class CudaOps(Ops):
         return torch.mm(x_SD, weight_LD.t(), out_dtype=torch.float32)
 
     def mask(self, logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:
-        return mask.mask(logits_SV, rows_M, masks_MW)
+        return sample.mask(logits_SV, rows_M, masks_MW)
 
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         if args.all_greedy:

@@ -6,6 +6,10 @@ processor or GPU), so a stale file is never loaded.
 
 The machine's compiler compiles C++. NVRTC, which comes with a CUDA build of torch, compiles CUDA,
 so no CUDA toolkit is needed.
+
+`python -m minisgl.kernel.build --ahead` compiles the C++ for common instruction sets into the
+folder `PREBUILT`. A wheel that is built then contains them, so an installation needs no compiler:
+the first file in the order of `instruction_sets` that the processor can run is loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import threading
 import time
@@ -24,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from minisgl import env
-from minisgl.kernel import ahead
 from minisgl.kernel.once import JitUnavailable, build_once, gist
-from minisgl.utils.arch import cpu_limit, instruction_sets
+from minisgl.utils.arch import cpu_flags, cpu_limit, instruction_sets
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
 
 CSRC = Path(__file__).parent / "csrc"
+PREBUILT = Path(__file__).parent / "prebuilt"
 # fp-contract: a * b + c in one rounding. no-math-errno, no-trapping-math: we read neither errno nor
 # traps, and GCC vectorises comparisons only with them. Infinities and NaN keep their meaning.
 CFLAGS = (
@@ -136,7 +141,7 @@ def _refuse_if_disabled() -> None:
 
 def _build_library(library: Library) -> Path:
     _refuse_if_disabled()
-    if library == CPU and (shipped := ahead.library(_sources(CPU))):
+    if library == CPU and (shipped := _shipped(_sources(CPU))):
         return shipped
     path = _library_path(library, _compiler())
     build_once(
@@ -145,14 +150,29 @@ def _build_library(library: Library) -> Path:
     return path
 
 
+def _ahead_path(name: str, sources: str) -> Path:
+    """Return the file of the kernels for an instruction set. sources: the hash of the sources."""
+    return PREBUILT / f"minisgl_cpu-{platform.machine()}-{name}-{sources}.so"
+
+
+def _shipped(sources: str) -> Path | None:
+    """Return the best file that this processor can run, or None. sources: see `_ahead_path`."""
+    if not PREBUILT.is_dir():
+        return None
+    for name, each in instruction_sets().items():
+        if each.needs <= cpu_flags() and (found := _ahead_path(name, sources)).is_file():
+            return found
+    return None
+
+
 def build_ahead() -> list[Path]:
-    """Compile the C++ kernels for each instruction set (`minisgl.kernel.ahead`), for a wheel.
-    Returns the files. Raises JitUnavailable."""
+    """Compile the C++ kernels for each instruction set into `PREBUILT`, for a wheel. Returns the
+    files. Raises JitUnavailable."""
     _refuse_if_disabled()
     _compiler()
     made = []
     for name, each in instruction_sets().items():
-        path = ahead.path(name, _sources(CPU))
+        path = _ahead_path(name, _sources(CPU))
         what = f"the C++ kernels for {name}"
         build_once(path, what, partial(_compile_library, CPU, each.flags))
         made.append(path)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
+from minisgl.kernel.sampling import sample_random
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
@@ -215,8 +216,6 @@ class Ops:
         """
         ids_S = greedy_S = logits_SV.argmax(-1)
         if not args.all_greedy:
-            from minisgl.kernel.sampling import sample_random
-
             ids_S = sample_random(logits_SV, greedy_S, args)
         largest_S = logits_SV.gather(1, greedy_S[:, None])[:, 0]
         return ids_S.where(largest_S.isfinite(), -1).int()

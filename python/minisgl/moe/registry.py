@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl import plugins
+from minisgl.kernel.cpu import CpuOps
 from minisgl.moe.base import BaseMoeBackend, TorchMoeBackend
+from minisgl.moe.cpu import CpuMoeBackend
 from minisgl.quantization import PlainWeight, Weight
 
 if TYPE_CHECKING:
@@ -30,10 +32,6 @@ def create_moe_backend(
         from minisgl.moe.fused import FusedMoeBackend  # imports Triton, which CPU builds lack
 
         return FusedMoeBackend(ops)
-    if is_plain and ops.name == "cpu":
-        from minisgl.kernel.cpu import CpuOps
-        from minisgl.moe.cpu import CpuMoeBackend
-
-        assert isinstance(ops, CpuOps)
+    if is_plain and isinstance(ops, CpuOps):
         return CpuMoeBackend(ops)
     return TorchMoeBackend(ops)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernel import huge_pages
+from minisgl.kernel.cpu import huge_empty
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES
@@ -142,7 +142,7 @@ class Floor:
         self._weights = self._layers * self._layer + values["vocab_size"] * hidden
         # Beyond the caches, but for tiny shapes; in huge pages, as the engine's weights are.
         count = min(READ_BYTES, 16 * self._weights) // 8
-        self._table = huge_pages.empty((count,), torch.int64).fill_(1)
+        self._table = huge_empty((count,), torch.int64).fill_(1)
         self._gemms = [
             (torch.randn(prompt, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16())
             for outputs, inputs in matrices

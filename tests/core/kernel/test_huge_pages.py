@@ -9,7 +9,8 @@ import psutil
 import pytest
 import torch
 
-from minisgl.kernel.huge_pages import HUGE_BYTES, empty
+from minisgl.kernel.cpu import HUGE_BYTES
+from minisgl.kernel.cpu import huge_empty as empty
 
 SMAPS = Path("/proc/self/smaps")
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")

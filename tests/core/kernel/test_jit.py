@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from minisgl.attention import create_attention_backend
-from minisgl.kernel import ahead, jit, once, registry
+from minisgl.kernel import jit, once, registry
 from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
@@ -233,7 +233,7 @@ def test_kernels_that_came_with_the_package_need_no_compiler(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best that the processor can run is loaded; with changed sources it is none of them."""
-    monkeypatch.setattr(ahead, "FOLDER", tmp_path / "prebuilt")
+    monkeypatch.setattr(jit, "PREBUILT", tmp_path / "prebuilt")
     monkeypatch.delenv("MINISGL_CPU_ISA", raising=False)
     machine = platform.machine()
     able = arch.InstructionSet(flags=("-O1",), needs=frozenset())

@@ -19,7 +19,7 @@ from minisgl.core.batch_sampling import SAMPLING_COLUMNS, sampling_row
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.philox import gumbel_noise, philox
+from minisgl.kernel.sampling import gumbel_noise, philox
 
 TWINS = pytest.mark.parametrize("ops", [Ops(), CpuOps(load_library())], ids=lambda ops: ops.name)
 

@@ -18,7 +18,7 @@ typedef uint64_t VL __attribute__((vector_size(W * 4)));
 constexpr float LARGEST_NOISE = 22.9f;  // -log(-log1p(-2**-33)) is 22.87
 constexpr int ENTRIES = 4 * W;          // for which W Philox counters give noise
 
-// --- noise: see minisgl/kernel/philox.py --------------------------------------------------------
+// --- noise: see minisgl/kernel/sampling.py --------------------------------------------------------
 
 INLINE void multiply(VU a, uint32_t b, VU& high, VU& low) {
   VL even = (bit_cast<VL>(a) & 0xffffffff) * b, odd = (bit_cast<VL>(a) >> 32) * b;

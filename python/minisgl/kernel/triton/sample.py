@@ -1,6 +1,7 @@
-"""Greedy and random choice of the next token, without sorting or copying the logits.
+"""Greedy and random choice of the next token, without sorting or copying the logits; and the mask
+of tokens that are forbidden.
 
-The noise is that of `minisgl.kernel.philox`, generated where it is used. The largest of
+The noise is that of `minisgl.kernel.sampling`, generated where it is used. The largest of
 logit / temperature + Gumbel noise is a draw from the softmax (the Gumbel-max trick), so there is no
 pass for a maximum or a normaliser. One launch finds the best token of each chunk of the vocabulary,
 another one the best of all chunks.
@@ -19,6 +20,8 @@ from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl.kernel.triton.threshold import CHUNK as LIMITS_CHUNK
 from minisgl.kernel.triton.threshold import Limits
 
+MASK_BLOCK = 4096
+"""A program takes so many tokens of a row, whose mask is 512 bytes: one read of four warps."""
 CHUNK = 4096
 """Vocabulary entries of a program: 38 programs for each row of Qwen's 151,936."""
 
@@ -130,3 +133,34 @@ def _best_of_row(
 
 _launch_chunks = Launcher(_best_of_chunk)
 _launch_rows = Launcher(_best_of_row)
+
+
+def mask(logits_SV: Tensor, rows_M: Tensor, masks_MW: Tensor) -> Tensor:
+    """See `Ops.mask`."""
+    masked_SV = logits_SV.clone()
+    num_vocab = masked_SV.shape[1]
+    _launch_mask(
+        (len(rows_M), -(-num_vocab // MASK_BLOCK), 1), (masked_SV, rows_M, masks_MW),
+        (masked_SV.stride(0), masks_MW.stride(0), num_vocab, MASK_BLOCK),
+        dtype=masked_SV.dtype, num_warps=4,
+    )  # fmt: skip
+    return masked_SV
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "masks_ptr"])
+def _mask(
+    logits_ptr, rows_ptr, masks_ptr, STRIDE: tl.constexpr, NUM_WORDS: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    m = tl.program_id(0)
+    row = tl.load(rows_ptr + m)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < VOCAB
+    word = tl.load(masks_ptr + m * NUM_WORDS + ids // 32, mask=inside, other=-1)
+    forbidden = ((word >> (ids % 32)) & 1) == 0
+    nothing = tl.full([BLOCK], -float("inf"), logits_ptr.dtype.element_ty)
+    tl.store(logits_ptr + row * STRIDE + ids, nothing, mask=inside & forbidden)
+
+
+_launch_mask = Launcher(_mask)

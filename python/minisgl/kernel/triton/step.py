@@ -1,5 +1,8 @@
-"""The first kernels of a step: one writes new pages to the page table, one fills in promised
-ids."""
+"""The first kernels of a step: one writes new pages to the page table, one fills in promised ids,
+one looks up a rank's part of the embedding.
+
+Axes: T tokens, L rows of the embedding's table on this rank, D hidden size.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from minisgl.kernel.triton.launch import Launcher, begin
 
 BLOCK = 256
 """A program takes so many ids, two for each thread of four warps."""
+EMBED_BLOCK = 1024  # a thread then copies 16 bytes of 16-bit elements at once
 
 
 def take_ids(token_ids_T: Tensor, table_idxs_D: Tensor, last_token_R: Tensor) -> Tensor:
@@ -67,3 +71,34 @@ def _write_pages(
 
 _launch_take = Launcher(_take_ids)
 _launch_write = Launcher(_write_pages)
+
+
+def embed_share(ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
+    """See `Ops.embed_share`; both arguments are contiguous."""
+    size = weight_LD.shape[1]
+    out_TD = torch.empty((len(ids_T), size), dtype=weight_LD.dtype, device=weight_LD.device)
+    _launch_embed(
+        (len(ids_T), -(-size // EMBED_BLOCK), 1), (ids_T, weight_LD, out_TD),
+        (share.start, share.stop, size, EMBED_BLOCK), dtype=weight_LD.dtype, num_warps=4,
+    )  # fmt: skip
+    return out_TD
+
+
+@triton.jit
+def _embed_share(
+    ids_ptr, weight_ptr, out_ptr,
+    FIRST: tl.constexpr, STOP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < SIZE
+    begin(PDL)
+    index = tl.load(ids_ptr + token)
+    here = (index >= FIRST) & (index < STOP)
+    row = (index - FIRST).to(tl.int64) * SIZE
+    x = tl.load(weight_ptr + row + offsets, mask=inside & here, other=0.0)
+    tl.store(out_ptr + token * SIZE + offsets, x, mask=inside)
+
+
+_launch_embed = Launcher(_embed_share)

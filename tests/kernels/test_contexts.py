@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.attention.contexts import context_slots, split_rows
+from minisgl_kernels.contexts import context_slots, split_rows
 
 
 @pytest.mark.parametrize(
