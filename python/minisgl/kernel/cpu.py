@@ -26,6 +26,7 @@ FEW_ROWS = 64
 """On a processor with AMX tiles, torch computes GEMMs of more rows than this. Not those of logits:
 it has none with bfloat16 inputs and float32 outputs."""
 HUGE_BYTES = 2 << 20
+"""x86_64 and aarch64 have huge pages of this size, at multiples of it (with pages of 4 KiB)."""
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
