@@ -14,10 +14,9 @@ from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.schema import token_prompt
 from minisgl.server.clients import key_number
-from minisgl.server.site import Routes, Site
+from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 from minisgl.tokenizer.codec import check_count
 from minisgl_gateway.codec import decode, encode
 from minisgl_gateway.turns import tools_of

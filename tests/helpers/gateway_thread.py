@@ -16,9 +16,8 @@ from starlette.types import ASGIApp
 
 from helpers.loop_thread import LoopThread
 from minisgl.server.address import bind, listen, url_of
-from minisgl.server.web.browser_guard import Door
+from minisgl.server.web.guards import Door, RequestIds
 from minisgl.server.web.http import HttpServer
-from minisgl.server.web.request_ids import RequestIds
 from minisgl_gateway.upstream.chat import UpstreamChat
 from minisgl_gateway.upstream.serve import GatewayApp
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from helpers.loop_thread import LoopThread
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, url_of
-from minisgl.server.web.browser_guard import Door
+from minisgl.server.web.guards import Door
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.serve import Router
 

@@ -51,7 +51,7 @@ from minisgl.server.api_server import create_app
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer
-from minisgl.server.web.browser_guard import Door
+from minisgl.server.web.guards import Door
 from minisgl.server.web.http import HttpServer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 from minisgl_gateway.keys.ring import KeyRing

@@ -15,11 +15,9 @@ from minisgl.server.clients import Keys
 from minisgl.server.errors import Draining, Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
-from minisgl.server.site import Routes, Site
+from minisgl.server.site import DocumentedAPI, Routes, Site
 from minisgl.server.web import body, errors
-from minisgl.server.web.browser_guard import Door, behind
-from minisgl.server.web.openapi import DocumentedAPI
-from minisgl.server.web.request_ids import RequestIds
+from minisgl.server.web.guards import Door, RequestIds, behind
 
 READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""

@@ -33,7 +33,7 @@ from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer, PromptWatcher
-from minisgl.server.web.browser_guard import door_of
+from minisgl.server.web.guards import door_of
 from minisgl.server.web.http import HttpServer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start

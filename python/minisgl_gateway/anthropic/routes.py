@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
+from minisgl.server.site import operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 from minisgl_gateway.anthropic.answer import EVENTS, AnthropicMessage, MessageForm
 from minisgl_gateway.anthropic.request import CountRequest, MessagesRequest
 from minisgl_gateway.chat import BUDGET, EFFORT, Asked, Chat, Model, fitting

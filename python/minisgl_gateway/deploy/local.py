@@ -26,7 +26,7 @@ from minisgl.server.address import bind, tls_context
 from minisgl.server.args import ServerArgs
 from minisgl.server.command import run_serving
 from minisgl.server.model import find_checkpoint
-from minisgl.server.web.browser_guard import door_of
+from minisgl.server.web.guards import door_of
 from minisgl.utils.container import num_cores
 from minisgl.utils.gpus import num_gpus
 from minisgl.utils.logger import get_logger

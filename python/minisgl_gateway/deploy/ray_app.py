@@ -22,7 +22,7 @@ from ray import serve
 
 from minisgl.errors import EngineError
 from minisgl.server.args import ServerArgs
-from minisgl.server.web.browser_guard import Door, door_of
+from minisgl.server.web.guards import Door, door_of
 from minisgl.utils.logger import get_logger, setup_logging
 from minisgl_gateway.deploy.child import ServerProcess
 from minisgl_gateway.deploy.options import DeployOptions, deploy_options

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
+from minisgl.server.site import operation
 from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 from minisgl.version import __version__
 from minisgl_gateway.card import ModelCard
 from minisgl_gateway.chat import Chat, Model

@@ -15,10 +15,10 @@ from minisgl.core.answer import Part, SplitAnswer, collect
 from minisgl.server.api.answers import TokenLogprob
 from minisgl.server.api.left_out import unused_switch
 from minisgl.server.api.messages import new_call_id
+from minisgl.server.site import operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.server.web.errors import ErrorBody
-from minisgl.server.web.openapi import operation
 from minisgl_gateway.chat import Asked, Chat, End, Form
 from minisgl_gateway.error_forms import OllamaError
 from minisgl_gateway.in_process import in_process

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.errors import refusal
+from minisgl.server.site import operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 from minisgl_gateway.chat import BUDGET, EFFORT, Asked, Chat, fitting
 from minisgl_gateway.in_process import in_process
 from minisgl_gateway.responses.answer import (

@@ -30,8 +30,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minisgl.errors import EngineError, MinisglError
 from minisgl.server.errors import Draining, refusal
 from minisgl.server.web.body import Bodies, read_bytes, response
-from minisgl.server.web.browser_guard import Door, behind
 from minisgl.server.web.errors import client_left, error_response
+from minisgl.server.web.guards import Door, behind
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.leaving import while_connected

@@ -20,9 +20,8 @@ from minisgl.server.address import bind, listen, tls_context, url_of
 from minisgl.server.args import HOSTS, ORIGINS, SECONDS, LogFormat, LogLevel
 from minisgl.server.command import finish_open, run_serving, say
 from minisgl.server.flags import Parser, flag_type, integer
-from minisgl.server.web.browser_guard import Door, door_of
+from minisgl.server.web.guards import Door, RequestIds, door_of
 from minisgl.server.web.http import HttpServer
-from minisgl.server.web.request_ids import RequestIds
 from minisgl.utils.http import server_root
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.router.fleet import Fleet

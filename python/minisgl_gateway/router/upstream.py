@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from minisgl.errors import ConfigError
-from minisgl.server.web.browser_guard import VIA
+from minisgl.server.web.guards import VIA
 from minisgl.utils.keepalive import keep_alive
 
 Headers = Sequence[tuple[bytes, bytes]]

@@ -24,11 +24,10 @@ from minisgl.server.command import finish_open, run_serving, say
 from minisgl.server.errors import Draining
 from minisgl.server.flags import Parser, flag_type, integer
 from minisgl.server.observe import Observer
+from minisgl.server.site import DocumentedAPI
 from minisgl.server.web import body, errors
-from minisgl.server.web.browser_guard import Door, behind, door_of
+from minisgl.server.web.guards import Door, RequestIds, behind, door_of
 from minisgl.server.web.http import HttpServer
-from minisgl.server.web.openapi import DocumentedAPI
-from minisgl.server.web.request_ids import RequestIds
 from minisgl_gateway.anthropic import routes as anthropic
 from minisgl_gateway.chat import Chat
 from minisgl_gateway.ollama import models as ollama_models

@@ -20,8 +20,8 @@ from minisgl.message import ChatPrompt, TextPrompt
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.args import ServerArgs
 from minisgl.server.model import ServedModel, find_checkpoint
-from minisgl.server.web.browser_guard import Door
-from minisgl.server.web.openapi import DocumentedAPI
+from minisgl.server.site import DocumentedAPI
+from minisgl.server.web.guards import Door
 from minisgl_gateway.card import ModelCard, read_card
 from minisgl_gateway.keys.ring import KeyRing
 

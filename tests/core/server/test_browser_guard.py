@@ -15,7 +15,7 @@ import pytest
 
 from helpers.key_files import FILE, OTHER, key_file
 from helpers.scripted_server import MODEL, ScriptedServer
-from minisgl.server.web.browser_guard import MAX_TOLD, VIA, Door, door_of
+from minisgl.server.web.guards import MAX_TOLD, VIA, Door, door_of
 from minisgl_gateway.keys.ring import KeyRing
 
 EVIL = "http://evil.example"
@@ -236,7 +236,7 @@ def test_a_router_asks_by_any_name(server: ScriptedServer) -> None:
 
 
 def test_refusals_are_counted_and_the_first_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "minisgl.server.web.browser_guard")
+    caplog.set_level(logging.WARNING, "minisgl.server.web.guards")
     with ScriptedServer() as server:
         for number in range(MAX_TOLD + 5):
             for _ in range(2):

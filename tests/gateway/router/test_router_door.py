@@ -12,7 +12,7 @@ from helpers.key_files import FILE, OTHER, key_file
 from helpers.router_thread import RouterThread
 from helpers.routing import Setup, complete, until
 from helpers.scripted_server import MODEL, ScriptedServer
-from minisgl.server.web.browser_guard import Door, door_of
+from minisgl.server.web.guards import Door, door_of
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.router.serve import route
 

@@ -43,10 +43,9 @@ from minisgl.server.api.schema import (
     OpenAIFields,
     Positive,
 )
-from minisgl.server.site import Routes, Site
+from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, ignored, only
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 from minisgl.server.web.respond import Output, TextEvent, event, respond
 
 _REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"

@@ -13,10 +13,9 @@ from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server.api.answers import OpenAIShape, TextLogprobs, Timings, Usage
 from minisgl.server.api.schema import NonNegative, OpenAIFields, token_prompt
-from minisgl.server.site import Routes, Site
+from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, only
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 from minisgl.server.web.respond import Output, TextEvent, event, respond
 
 MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`

@@ -14,10 +14,9 @@ from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server.api.answers import PromptLogprob, Timings, Usage
 from minisgl.server.api.messages import Message, TemplateArgs, chat_prompt
 from minisgl.server.api.schema import NonNegative, SamplingFields, token_prompt
-from minisgl.server.site import Routes, Site
+from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 from minisgl.server.web.respond import Output, Shape, event, respond
 
 

@@ -7,10 +7,9 @@ from typing import Final, Literal
 
 from fastapi import APIRouter, Response
 
-from minisgl.server.site import Routes, Site
+from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
-from minisgl.server.web.openapi import operation
 
 
 class Model(Json, frozen=True, kw_only=True):
