@@ -68,8 +68,8 @@ def launch_server(
             except KeyboardInterrupt:
                 logger.info("stopped")
             return 0
-        spinner = plugins.find("start_lines", "spinner")
-        if spinner and foreground and args.log_level is None:
+        is_quiet = foreground is not None and args.log_level is None
+        if is_quiet and (spinner := plugins.find("start_lines", "spinner")):
             is_here = args.model is None or Path(args.model).expanduser().exists()
             with spinner(downloads=not is_here) as lines:
                 return _serve(args, signals, foreground, clock, on_url, lines)
