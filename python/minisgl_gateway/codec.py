@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from minisgl.errors import EngineError, ServerBusy
 from minisgl.message import Prompt
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg
+from minisgl.server.clients import Key
 from minisgl.server.errors import encodable
 from minisgl.server.frontend import Frontend
 
@@ -23,6 +24,12 @@ model have other bounds."""
 
 SMALL: Final = 64 * 1024
 """Messages of at most so many bytes are not refused for `MAX_OPEN_BYTES`."""
+
+
+def key_number(scope: Mapping[str, Any]) -> int:
+    """Return the number of the key of an HTTP request; 0 without keys."""
+    key: Key | None = scope.get("api_key")
+    return key.number if key else 0
 
 
 async def encode(

@@ -15,13 +15,12 @@ from minisgl.message import TextPrompt, TextReply, ids_from_bytes
 from minisgl.server.api.answers import ChatLogprobs, Timings, TokenLogprob, Usage
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import OmissionLog
-from minisgl.server.clients import key_number
 from minisgl.server.site import Routes, Site
 from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.respond import Output, Shape, respond
 from minisgl_gateway.card import ModelCard, read_card
 from minisgl_gateway.chat import Asked, Chat, End, Form, Model
-from minisgl_gateway.codec import encode
+from minisgl_gateway.codec import encode, key_number
 
 
 class InProcess(Chat):

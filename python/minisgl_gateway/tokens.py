@@ -13,12 +13,11 @@ from minisgl.server.api.answers import token_name
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, TemplateArgs
 from minisgl.server.api.schema import token_prompt
-from minisgl.server.clients import key_number
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl.tokenizer.codec import check_count
-from minisgl_gateway.codec import decode, encode
+from minisgl_gateway.codec import decode, encode, key_number
 from minisgl_gateway.turns import tools_of
 
 

@@ -5,9 +5,9 @@ Keys are a plugin (the table `keys`). A server without them has no `Keys`, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.message import KeyShare, Prompt, TextReply
@@ -73,9 +73,3 @@ class Origin:
     def client(self) -> str:
         """The name of the client for logs."""
         return f"API key {self.key.name!r}" if self.key else self.address
-
-
-def key_number(scope: Mapping[str, Any]) -> int:
-    """Return the number of the key of an HTTP request; 0 without keys."""
-    key: Key | None = scope.get("api_key")
-    return key.number if key else 0

@@ -17,12 +17,11 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl.errors import EngineError, InvalidRequest
 from minisgl.message import Prompt, WatchMsg, WatchReply, ids_from_bytes
-from minisgl.server.clients import key_number
 from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
 from minisgl.server.site import Routes, Site
 from minisgl.server.web import body
-from minisgl_gateway.codec import encode
+from minisgl_gateway.codec import encode, key_number
 from minisgl_gateway.keys.ring import Key, KeyRing
 from minisgl_gateway.router.prefix_hashes import prompt_hashes
 from minisgl_gateway.router.replica_state import PromptHashes, ReplicaState
