@@ -1,4 +1,4 @@
-"""The model's names and card, /tokenize and /detokenize, CORS."""
+"""The names and cards of models, /tokenize and /detokenize, CORS."""
 
 from __future__ import annotations
 
