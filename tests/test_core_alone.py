@@ -107,6 +107,7 @@ def test_checkpoints_of_the_zoo_are_refused_by_its_name(alone: Path) -> None:
     [
         ("--log-steps steps", "--log-steps needs minisgl_gateway, which is not installed here"),
         ("--quantization int8", "--quantization int8 needs minisgl_zoo, which is not installed"),
+        ("--dummy-weight", "--dummy-weight needs minisgl_bench, which is not installed here"),
         ("--dp 2", "--dp needs minisgl_gateway, which is not installed here"),
     ],
 )

@@ -11,6 +11,7 @@ ROWS: Final = [
         "commands", "bench", "minisgl_bench.run:bench",
         about="[NAME]  measure a server or a model",
     ),
+    Row("weights", "dummy", "minisgl_bench.dummy:load_dummy"),
     Row("guards", "pages", "minisgl_bench.page_guard:PageGuard"),
     Row(
         "commands", "replay", "minisgl_bench.run:replay",

@@ -13,7 +13,6 @@ from minisgl.errors import ConfigError
 from minisgl.layers import BuildContext
 from minisgl.models.blocks.decoder import Decoder
 from minisgl.models.config import ModelConfig
-from minisgl.models.loading.dummy import load_dummy
 from minisgl.models.loading.reading import read_config
 from minisgl.models.loading.tied import untied_if_different
 from minisgl.models.loading.weight import Checkpoint, Progress, join_names, load_weight
@@ -98,6 +97,7 @@ def load_model(
     if checkpoint:
         load_weight(model, checkpoint, device=device, ops=ops, progress=progress)
     else:
+        load_dummy = plugins.need("weights", "dummy", "--dummy-weight")
         load_dummy(model, device=device, ops=ops, seed=seed, progress=progress)
     if config.formats.names and comm.rank == 0:
         config.formats.log(model)

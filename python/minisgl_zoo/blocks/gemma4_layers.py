@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.config import Fields
-from minisgl.models.families.layer_types import FULL, layers_of_types
+from minisgl.models.families.layer_types import FULL
 from minisgl.models.loading.rotation import rotary_config
 from minisgl_zoo.blocks.gemma4_block import Gemma4Block
+from minisgl_zoo.blocks.layer_types import layers_of_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,9 +6,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import SLIDING
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder

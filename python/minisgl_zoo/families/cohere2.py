@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import SLIDING
 from minisgl.models.spec import ModelSpec
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 from minisgl_zoo.blocks.parallel import ParallelBlock
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.families import cohere

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from minisgl.layers import RMSNormFused
 from minisgl.layers.moe import MoELayer, UngatedExpert
-from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
-from minisgl.models.families.layer_types import FULL, SLIDING, layers_of_types, types_in_config
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layers_of_types, sparse_layers
 from minisgl_zoo.blocks.parallel import ParallelBlock
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.families import cohere

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.layer_types import FULL, SLIDING, layers_of_types, types_in_config
+from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layers_of_types
 from minisgl_zoo.families import glm4_moe
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import FULL, SLIDING
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.blocks.sandwich import PostNormBlock
 

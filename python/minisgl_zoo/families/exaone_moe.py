@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
 from minisgl.models.blocks.decoder import Block
-from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import sparse_layers
 from minisgl_zoo.blocks.routers import SigmoidExperts
 from minisgl_zoo.families import exaone4
 from minisgl_zoo.families.minimax_m2 import CORRECTION

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from minisgl.attention.base import SOFTCAP
 from minisgl.models.blocks.decoder import Attention
-from minisgl.models.families.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.families.gemma import GemmaDecoder, GemmaNorm, check_causal
 

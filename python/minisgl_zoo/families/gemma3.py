@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.blocks.decoder import Attention
-from minisgl.models.families.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import SLIDING
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 from minisgl_zoo.blocks.rotation import sliding_rope
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.families.gemma import GemmaDecoder, GemmaNorm, check_causal

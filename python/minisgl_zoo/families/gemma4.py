@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.attention.base import KV_SHARING
-from minisgl.models.families.layer_types import FULL, SLIDING, layer_types
+from minisgl.models.families.layer_types import FULL, SLIDING
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.gemma4_block import Gemma4Decoder
 from minisgl_zoo.blocks.gemma4_experts import experts_beside
 from minisgl_zoo.blocks.gemma4_layers import gemma4_layers
+from minisgl_zoo.blocks.layer_types import layer_types
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts, sparse_layers
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl_zoo.blocks.layer_types import sparse_layers
 from minisgl_zoo.blocks.routers import SigmoidExperts
 
 if TYPE_CHECKING:

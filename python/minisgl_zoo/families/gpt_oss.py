@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from minisgl.attention.base import SINKS
 from minisgl.models.blocks.decoder import Block
 from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
-from minisgl.models.families.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
 from minisgl.moe import ClampedGate
 from minisgl_zoo.blocks.attention import SinkAttention
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 from minisgl_zoo.blocks.views import StackedExperts
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.attention.base import SINKS
-from minisgl.models.families.layer_types import FULL, SLIDING, layers_of_types, types_in_config
+from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl_zoo.blocks.attention import SinkAttention
+from minisgl_zoo.blocks.layer_types import layers_of_types
 from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.families import granite
 

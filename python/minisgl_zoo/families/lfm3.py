@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.blocks.decoder import Attention, Block
-from minisgl.models.families.layer_types import FULL, SLIDING, layers_of_types, types_in_config
+from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
+from minisgl_zoo.blocks.layer_types import layers_of_types
 from minisgl_zoo.blocks.rotation import sliding_rope
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.short_conv import CONV, ConvBlock, with_convs

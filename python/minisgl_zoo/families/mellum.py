@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.blocks.mixture import sparse_layers
-from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import FULL, SLIDING
 from minisgl.models.families.mixtures import qwen_mixture
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types, sparse_layers
 from minisgl_zoo.blocks.rotation import sliding_rope
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.models.families.dense import MISTRAL
-from minisgl.models.families.layer_types import layer_types, layers_of_types
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.layer_types import SLIDING, layer_types, layers_of_types
+from minisgl.models.families.layer_types import SLIDING
 from minisgl.models.spec import Family, ModelSpec
+from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
 from minisgl_zoo.blocks.rotation import sliding_rope
 from minisgl_zoo.families import olmo2
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.families.dense import qwen_window
-from minisgl.models.families.layer_types import FULL, SLIDING, layer_types, windows
+from minisgl.models.families.layer_types import FULL, SLIDING, windows
 from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl_zoo.blocks.layer_types import layer_types
 from minisgl_zoo.blocks.rotation import no_rotation
 
 if TYPE_CHECKING:

@@ -68,20 +68,6 @@ def read_experts(
     return num_experts, top_k
 
 
-def sparse_layers(config: ModelConfig, num_dense: int = 0) -> tuple[bool, ...]:
-    """Return for each layer whether it has the mixture, as the field `mlp_layer_types` says.
-
-    num_dense: without that field, the first `num_dense` layers have an MLP. Raises ConfigError.
-    """
-    fields, count = config.fields, config.num_layers
-    types = fields.values.get("mlp_layer_types")
-    if types is None:
-        return tuple(index >= num_dense for index in range(count))
-    if type(types) is not list or len(types) != count or not {*types} <= {"dense", "sparse"}:
-        raise fields.error("mlp_layer_types", f"a list of {count}, each dense or sparse")
-    return tuple(kind == "sparse" for kind in types)
-
-
 def expert_names(
     prefix: str,
     *,

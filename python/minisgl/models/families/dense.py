@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisgl.models.families.layer_types import layer_types, windows
+from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config, windows
 from minisgl.models.spec import Family, ModelSpec, layers_of
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def qwen_window(config: ModelConfig) -> int | None:
 def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
     """Return each layer's window: as the field `layer_types` says, or else the layers from
     `max_window_layers` on have it."""
-    fields, window = config.fields, qwen_window(config)
-    if fields.values.get("layer_types") is None:
-        first = fields.integer("max_window_layers", minimum=0)
-        return tuple(window if i >= first else None for i in range(config.num_layers))
-    return windows(config, layer_types(config), window)
+    window = qwen_window(config)
+    if types := types_in_config(config, (FULL, SLIDING)):
+        return windows(config, types, window)
+    first = config.fields.integer("max_window_layers", minimum=0)
+    return tuple(window if i >= first else None for i in range(config.num_layers))
 
 
 QWEN_WINDOW = {"sliding_window": 4096, "max_window_layers": 28}
