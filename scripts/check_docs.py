@@ -45,7 +45,7 @@ _BLOCK: Final = re.compile(r"^```(bash|python)\b *([^\n]*)\n(.*?)^```$", re.MULT
 _UNMARKED: Final = re.compile(r"^```\n((?:minisgl|python|pip|make|curl) .*)", re.MULTILINE)
 _MODELS: Final = re.compile(r"\b(?:Qwen|ORG)/[\w.-]+(?::\w+)?|~/models/[\w-]+")
 
-OTHERS: Final = ("curl", "git", "cd", "echo", "source", "scripts/gpu_check.sh", "docker")
+OTHERS: Final = ("curl", "git", "cd", "echo", "source", "scripts/gpu_check.sh", "docker", "claude")
 """Commands that are not ours, and are not parsed."""
 
 

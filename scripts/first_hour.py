@@ -3,7 +3,7 @@
 Everything starts empty: the clone, pip's cache, the kernels' cache, the home folder. The bytes are
 those of the clone and of the packages: the downloads in pip's log, and the size of the packages
 that it takes from folders of this machine. Needs git, make, playwright and chromium. Prints the
-README's sentence; `--json FILE` keeps the parts.
+sentence of docs/clients.md; `--json FILE` keeps the parts.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def size_of(folder: Path) -> int:
 
 
 def sentences(result: dict[str, Any]) -> str:
-    """Return the README's sentence."""
+    """Return the sentence of docs/clients.md."""
     packages = result["packages_http_bytes"] + result["packages_local_bytes"]
     fetched = packages + result["clone_bytes"]
     local = result["packages_local_bytes"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the GPU tests, then the benchmarks whose JSON docs/performance-cuda.md quotes, on a machine with an
+# Run the GPU tests, then the benchmarks whose JSON docs/performance.md quotes, on a machine with an
 # NVIDIA GPU and a CUDA build of torch. Over half an hour on one H200, ten minutes more on four. It does not
 # make h200-experiments.json, peers-h200.json and the files that are named after a commit.
 #

@@ -4,7 +4,7 @@ A manifest is a module with `ROWS`. It imports nothing of what its rows name, so
 takes a millisecond. The manifests of our own packages are found by name: a folder that was deleted
 is absent, whatever pip knows about it. A stranger's distribution names its manifest by an entry
 point of the group `minisgl.plugins`. The core's own rows are in a manifest, too. A row's object is
-imported when something is built from it, never in a step. `docs/plugins.md` shows how to write a
+imported when something is built from it, never in a step. `docs/extending.md` shows how to write a
 manifest.
 """
 

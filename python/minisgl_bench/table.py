@@ -1,8 +1,8 @@
-"""Makes the README's table from `benchmarks/results/`.
+"""Makes the tables of README.md and docs/performance.md from `benchmarks/results/`.
 
-`table` prints it; `table --write README.md` puts it between its two marks in that page. A test
-compares the README with it. A peer's figure is shown only beside the figure of the same door: its
-offline class beside `LLM.generate`, its server beside this server.
+`table` prints the page's, `table --short` the three rows of README; `--write PAGE.md` puts it
+between the two marks of that page. A test compares both pages with it. A peer's figure stands only
+beside the figure of the same door: its offline class beside `LLM.generate`, its server beside ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minisgl_bench.arguments import benchmark_parser
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PEERS = "peers-h200"
-BEGIN, END = "<!-- python -m minisgl.benchmark table -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- minisgl bench table -->", "<!-- end of the table -->"
 
 _PEERS_DOOR = {"LLM.generate": "offline", "HTTP": "HTTP"}  # our door: the same door of a peer
 
@@ -54,6 +54,7 @@ ROWS = (
     Row(_LARGE, _MIXED, "serving-qwen3-32b-tp4", "throughput"),
     Row(_LARGE, f"{_SINGLE}: time per token", "serving-qwen3-32b-tp4", "single", "itl_p50_ms"),
 )  # fmt: skip
+SHORT = (ROWS[0], ROWS[6], ROWS[9])
 
 _FORMATS = {
     "tokens_per_s": "{:,.0f} tok/s",
@@ -62,7 +63,7 @@ _FORMATS = {
 }
 
 
-def make_table(results: Path = RESULTS) -> str:
+def make_table(results: Path = RESULTS, rows: tuple[Row, ...] = ROWS) -> str:
     """Return the table as Markdown. Raises ConfigError if a result is missing."""
     peers = _read(results, PEERS)
     engines: dict[str, dict[str, Any]] = peers["engines"]
@@ -72,7 +73,7 @@ def make_table(results: Path = RESULTS) -> str:
     ]
     heads = ["model", "workload", "door", "Mini-SGLang", "of the floor", *names, "commit"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in ROWS:
+    for row in rows:
         content = _read(results, row.file)
         values = _find(content, row)
         commit = content["environment"]["commit"]
@@ -147,10 +148,11 @@ def with_table(page: str, table: str) -> str:
 def main(argv: list[str]) -> int:
     parser = benchmark_parser(__name__, __doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    parser.add_argument("--short", action="store_true", help="the README's three rows")
     parser.add_argument("--write", type=Path, metavar="PAGE.md", help="page to put the table into")
     args = parser.parse_args(argv)
     try:
-        table = make_table(args.results)
+        table = make_table(args.results, SHORT if args.short else ROWS)
         if args.write:
             page = args.write.read_text(encoding="utf-8")
             args.write.write_text(with_table(page, table), encoding="utf-8")

@@ -27,7 +27,7 @@ MAX_FP8, MAX_DECODED = 16, 128
 """Rows up to which tiles are decoded: of weights that fp8 tensor cores multiply, and of others. On
 an H200 the four GEMMs of a layer of 14B take 146 us with 16 rows in either format, and 228 (fp8)
 and 217 (int4) with 64; on fp8 tensor cores 162 with 128. With 256 rows decoding int4 takes 327 us
-for gate and up alone, dequantising and cuBLAS 279 (docs/decisions/0026)."""
+for gate and up alone, dequantising and cuBLAS 279 (README.md)."""
 TILE_N, MAX_M, MAX_SPLIT = 64, 64, 16
 MIN_STEPS = 8
 """The fewest steps of a program, if several share the inputs."""

@@ -43,7 +43,7 @@ ALONE_BYTES = 116 << 10
 """The least shared memory of a block that multiplies by a single matrix, so that a multiprocessor
 holds one. If it held two, a small kernel between two GEMMs decided which multiprocessors got two
 blocks of the next GEMM and which got none: a layer of int4 took 99.6 us with a norm in between, and
-71.6 so (docs/decisions/0036)."""
+71.6 so (README.md)."""
 PAIR_BYTES = 113 << 10
 """The shared memory of a block of experts: a multiprocessor holds two, so one reads while the other
 waits."""

@@ -1,4 +1,4 @@
-"""The README's table is what the results say."""
+"""The tables of README.md and docs/performance.md are what the results say."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ import pytest
 
 from minisgl_bench import table
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
-def test_readme_has_the_table_that_the_results_make() -> None:
-    page = README.read_text(encoding="utf-8")
-    made = table.with_table(page, table.make_table())
-    assert page == made, "run python -m minisgl.benchmark table --write README.md"
+@pytest.mark.parametrize(
+    ("name", "rows", "flag"),
+    [("README.md", table.SHORT, " --short"), ("docs/performance.md", table.ROWS, "")],
+)
+def test_a_page_has_the_table_that_the_results_make(
+    name: str, rows: tuple[table.Row, ...], flag: str
+) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    made = table.with_table(page, table.make_table(rows=rows))
+    assert page == made, f"run minisgl bench table{flag} --write {name}"
 
 
 def test_what_is_missing_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

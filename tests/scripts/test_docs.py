@@ -40,7 +40,7 @@ Run `minisgl bench ofline`, `minisgl serve --no-such-flag`, `minisgl bench compa
 or `python -m minisgl_bench.studies stub --port N`; see [x](no.md), [y](api.md#none) and
 scripts/none.py.
 """
-    page = ROOT / "docs" / "page.md"
+    page = ROOT / "docs" / "clients.md"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_text", lambda path, **options: text)
         found = list(docs.check_prose.faults(page, docs.parse))
@@ -84,7 +84,7 @@ def test_a_command_that_does_not_exist(docs: SimpleNamespace, line: str, says: s
     ],
 )
 def test_a_block_that_is_not_checked(docs: SimpleNamespace, text: str, says: str) -> None:
-    page = ROOT / "docs" / "page.md"
+    page = ROOT / "docs" / "clients.md"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_text", lambda path, **options: text)
         with pytest.raises(ValueError, match=says):

@@ -95,8 +95,8 @@ def create_cuda_backend(
         if not decode or decode == prefill:
             return create(prefill)
         return HybridBackend(ops, create_prefill(prefill), create_decode(decode))
-    # FlashAttention 3 is 1.9 times as fast as ours on prompts; ours is faster in most decode steps
-    # (docs/decisions/0012), but not with latents (0050).
+    # FlashAttention 3 is faster on prompts, ours in most decode steps, but not with latents
+    # (minisgl_kernels/README.md).
     triton = create("triton")
     try:
         fa = create("fa")

@@ -2,11 +2,11 @@
 chunks only, and TensorRT-LLM's decode kernels (XQA), for decode rows only.
 
 The attention runs on every GPU since Ampere, while FlashAttention 3 needs Hopper. FlashInfer
-compiles its kernels when they are first needed, with the CUDA toolkit; those of XQA take about a
-minute. Planning a step of the attention takes the host 0.3 to 1.2 ms: little beside a prompt, too
-much beside a decode step (docs/decisions/0012). A plan is copied to the GPU from pinned memory that
-the wrapper's next plan overwrites, so steps take turns with two wrappers. XQA plans nothing on the
-host, so a graph can capture a call.
+compiles its kernels when they are first needed, with the CUDA toolkit. A plan of a step of the
+attention costs the host little beside a prompt and too much beside a decode step
+(minisgl_kernels/README.md). It is copied to the GPU from pinned memory that the wrapper's next plan
+overwrites, so steps take turns with two wrappers. XQA plans nothing on the host, so a graph can
+capture a call.
 
 Axes: as in `minisgl.attention.paged`; P pages of a row of the table.
 """

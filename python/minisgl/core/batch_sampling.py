@@ -1,7 +1,7 @@
 """The sampling parameters of a step's rows, declared once for the host and the device.
 
 A parameter is a field of `BatchSamplingArgs` that `column` makes. The request tables, the arrays of
-a step, their upload and the device tensors follow from it. docs/adding-a-sampling-option.md lists
+a step, their upload and the device tensors follow from it. docs/extending.md lists
 the other places that a new parameter touches.
 """
 

@@ -5,7 +5,7 @@ The experts are split over ranks in one of two ways. By width (without `--ep`), 
 each rank has some columns of every expert. By expert (`--ep`): each rank has all columns of some
 experts. In both, every rank routes every token and computes its share, and the next norm
 all-reduces the partial sums, the shared expert included. No tokens are exchanged (measured in
-docs/decisions/0011).
+minisgl_kernels/README.md).
 
 Axes: T tokens, D hidden size, E experts, L those of this rank, F intermediate size of an expert.
 """

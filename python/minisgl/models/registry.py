@@ -31,7 +31,7 @@ def get_model_class(architecture: str) -> Family:
     more = f"; any other {plugins.absent('families')}" if plugins.lacks("families") else ""
     raise UnsupportedModel(
         f"no model family here builds {architecture!r}; supported are {', '.join(names)}{more}"
-        f"{nearest} (docs/adding-a-model.md says how to add one)"
+        f"{nearest} (docs/extending.md says how to add one)"
     )
 
 

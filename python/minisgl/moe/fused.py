@@ -5,7 +5,7 @@ Hopper with many.
 
 `tuned.json` has the fastest tiles for each device, for each size of an expert's matrices on a rank,
 and for ranges of the tokens that an expert gets on average. `python -m minisgl_bench.studies moe
---tune` makes it (docs/moe.md). Other devices and sizes use `DEFAULT`, and the log says so once.
+--tune` makes it (docs/gpus.md). Other devices and sizes use `DEFAULT`, and the log says so once.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def load_tiles(hidden: int, inner: int, device: torch.device) -> Tuned:
     rows = json.loads(TUNED.read_text()).get(name, {}).get(size)
     if rows is None:
         logger.info(
-            "moe: no tiles were tuned for experts of %s on %s; using defaults (docs/moe.md says "
+            "moe: no tiles were tuned for experts of %s on %s; using defaults (docs/gpus.md says "
             "how to tune them)",
             size,
             name,

@@ -3,8 +3,8 @@
 With overlap the next step is usually planned as soon as the flight begins. A request that arrives
 after that waits for two steps of other requests before its own. If rank 0 receives messages until
 the flight is about to end, the request is in the next step. Rank 0 does so if several API keys
-share the server (decision 0041), or if a decode step on a CPU is long. It plans at once if the step
-in flight is short.
+share the server (docs/security.md), or if a decode step on a CPU is long. It plans at once if the
+step in flight is short.
 
 Rank 0's clock decides only when messages are taken. All ranks get the same messages in the same
 turn, so plans depend on no clock.

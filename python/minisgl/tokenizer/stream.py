@@ -6,7 +6,8 @@ which text that is:
 - ByteLevel (Qwen, Llama 3): a token is always the same bytes, so an incremental UTF-8 decoder over
   a table from id to bytes is exact.
 - Metaspace, sentencepiece (Llama 2, Mistral, Gemma): a token is always the same piece of text.
-- Any other decoder: the `tokenizers` library's own stream.
+- Any other decoder: the row `stream` of the table `tokenizers`, which is the `tokenizers` library's
+  own stream.
 
 Why not the library's stream for all: it decodes a window of ids twice per token and compares, which
 takes several times as long. Its window grows without bound while a model repeats an invalid byte.
@@ -17,16 +18,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
+from minisgl import plugins
+from minisgl.errors import CheckpointError
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
 
@@ -145,44 +143,15 @@ class _PieceStream:
         return text
 
 
-class _LibraryStream:
-    """A `DecodeStream`. At the end, `flush` adds the text that it holds back. Mutable."""
-
-    def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int]) -> None:
-        self._backend = backend
-        self._skip_ids = skip_ids
-        self._stream = DecodeStream(skip_special_tokens=False)
-        self._ids: list[int] = []
-        self._length = 0
-
-    def feed(self, token_id: int) -> str:
-        if token_id in self._skip_ids:
-            return ""
-        self._ids.append(token_id)
-        with _panics_as_errors():
-            text = self._stream.step(self._backend, token_id) or ""
-        self._length += len(text)
-        return text
-
-    def flush(self) -> str:
-        if not self._ids:
-            return ""
-        with _panics_as_errors():
-            whole: str = self._backend.decode(self._ids, skip_special_tokens=False)
-        return whole[self._length :]
-
-    def data(self, token_id: int) -> bytes:
-        with _panics_as_errors():
-            text: str = self._backend.decode([token_id], skip_special_tokens=False)
-        return text.encode()
-
-
 MakeStream = Callable[[frozenset[int]], TextStream]
 """Makes a stream; its argument is the ids that the stream skips."""
+Unusual = Callable[[tokenizers.Tokenizer], MakeStream]
+"""The row `stream` of the table `tokenizers`: makes the streams of any decoder."""
 
 
 def stream_factory(backend: tokenizers.Tokenizer) -> MakeStream:
-    """Return what makes the streams of a tokenizer."""
+    """Return what makes the streams of a tokenizer. Raises CheckpointError for an unusual decoder,
+    unless a package has one for it."""
     # Pickle has the decoder's part of tokenizer.json. Writing all of that file would take 0.2 s.
     decoder = backend.decoder and json.loads(backend.decoder.__getstate__())
     stages = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder]
@@ -199,11 +168,11 @@ def stream_factory(backend: tokenizers.Tokenizer) -> MakeStream:
         case _:
             if made := _sentencepiece_streams(backend, stages):
                 return made
-            logger.info(
-                "the tokenizer has an unusual decoder: the library tokenizers decodes each token, "
-                "which takes more time"
-            )
-            return lambda skip_ids: _LibraryStream(backend, skip_ids)
+            unusual: Unusual | None = plugins.find("tokenizers", "stream")
+            if unusual is None:
+                problem = plugins.absent("tokenizers")
+                raise CheckpointError(f"the decoder in tokenizer.json {problem}")
+            return unusual(backend)
     return lambda skip_ids: _PieceStream(table, skip_ids, "", 0)
 
 
@@ -255,17 +224,3 @@ def _byte_level_piece(token: str, byte_of: dict[str, int]) -> bytes:
         return bytes([byte_of[char] for char in token])
     except KeyError:  # an added token is written as it is
         return token.encode()
-
-
-@contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """Raise RuntimeError in place of a panic of the library, which is no `Exception`.
-
-    A panic must fail one request, not the process.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception | KeyboardInterrupt | SystemExit):
-            raise
-        raise RuntimeError(f"the tokenizers library failed: {error}") from error

@@ -83,7 +83,7 @@ def warn_of_unused(torch_version: str) -> None:
     if num_unused := gpus_of_driver():
         get_logger(__name__).warning(
             "computing on the CPU: this machine's driver has %s, but torch %s finds none; "
-            "install a torch for CUDA (docs/cuda.md), or say --device cpu",
+            "install a torch for CUDA (docs/gpus.md), or say --device cpu",
             counted(num_unused, "GPU"),
             torch_version,
         )

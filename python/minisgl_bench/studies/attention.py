@@ -5,8 +5,8 @@ holds the keys. Prompts run eagerly. Our decode also rotates (by zero degrees) a
 keys and values; other backends do that in a launch that is not timed. Work that is done once a
 step for all layers (KV splits, other backends' page tables) is not timed either. Times are medians
 by CUDA events, and every output is compared with the first backend's. With flashinfer-python
-installed it also measures FlashInfer's decode, which is not a backend here (docs/decisions/0012),
-and the host time of its plans.
+installed it also measures FlashInfer's decode, which is not a backend here, and the host
+time of its plans.
 
 Axes: as in `minisgl.attention.paged`.
 """

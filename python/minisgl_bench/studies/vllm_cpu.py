@@ -1,6 +1,6 @@
 """vLLM's CPU build as an engine of `cpu_formats`, in a process of its own.
 
-Its packages conflict with ours, so they are in a folder of their own (docs/benchmarks.md). Requests
+Its packages conflict with ours, so they have a folder of their own (docs/performance.md). Requests
 and answers are lines of JSON.
 """
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
+from helpers.text_checkpoints import make
 from minisgl import manifest, plugins
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
@@ -73,6 +75,15 @@ def test_a_model_without_a_recommendation_has_our_own(
 ) -> None:
     (tmp_path / "config.json").write_text('{"_name_or_path": "smollm2"}')
     assert sampling_defaults(tmp_path) == SamplingParams(**FOR_OTHERS)
+
+
+def test_an_unusual_decoder_is_refused(encoder: PromptEncoder, tmp_path: Path) -> None:
+    folder = make(tmp_path, "byte_level")
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.decoder = tokenizers.decoders.WordPiece()
+    backend.save(str(folder / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json needs minisgl_zoo, which is"):
+        load_tokenizer(folder)
 
 
 def test_a_rank_starts_without_grammars(encoder: PromptEncoder) -> None:

@@ -1,4 +1,4 @@
-"""Each keyword of JSON Schema is enforced as `jsonschema` judges, or refused as docs/schemas.md
+"""Each keyword of JSON Schema is enforced as `jsonschema` judges, or refused as docs/api.md
 says."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.errors import InvalidSampling
 from minisgl_zoo.grammar.compile import checked_schema
 from minisgl_zoo.grammar.trial import LIMITS
 
-PAGE = Path(__file__).parents[3] / "docs/schemas.md"
+PAGE = Path(__file__).parents[3] / "docs/api.md"
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 5, 7, 10, 100, 1.5, 0.25, -2.5, 12.75),
     *("", "a", "ab", "abc", "abcdef", "red", "x-1", "é", "A1", 'q"\\', "line\nbreak"),
@@ -190,7 +190,7 @@ def test_a_refusal_is_in_the_docs(name: str) -> None:
 
 def documented() -> list[str]:
     """The sentences of the page as regexes."""
-    rows = PAGE.read_text().partition("## Refused")[2].splitlines()
+    rows = PAGE.read_text().partition("### Refused")[2].splitlines()
     lines = [row.split(" | ")[1].removesuffix(" |") for row in rows if row.startswith("| ")][1:]
     assert len(lines) > 15
     escaped = (re.escape(line).replace("KEYWORDS", ".+") for line in lines)
