@@ -72,7 +72,7 @@ def _method_of(values: object, where: str) -> str:
             "the original, with --quantization int4 for as few bytes, or a GGUF file of the model"
         )
     names = [row.name for row in plugins.rows("weight_formats")]
-    if names and method not in names:
+    if method not in names and not plugins.lacks("weight_formats"):
         raise ConfigError(
             f"{where}: quantization_config.quant_method is {method!r}, expected "
             f"{' or '.join(names)}, or a checkpoint in bfloat16, float16 or float32"
