@@ -70,7 +70,7 @@ class LogitOptions:
     def begin(self, plan: Plan) -> None:
         """Keep the tokens so far of the requests with options that start in this step."""
         sampling_of = dict(plan.begins)
-        for table_idx, num_prompt, stop_ids, data in plan.histories:
+        for table_idx, num_prompt, stop_ids, ids in plan.histories:
             sampling = sampling_of[table_idx]
             assert sampling.max_tokens is not None, "the scheduler resolves it"
             disallowed = None
@@ -87,7 +87,7 @@ class LogitOptions:
             )
             if row.keeps_tokens:
                 self._grow(num_prompt + max(sampling.max_tokens, 1))
-                ids_L = torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
+                ids_L = torch.from_numpy(np.frombuffer(ids, "<i4").astype(np.int32))
                 self._tokens_RL[table_idx, : len(ids_L)] = ids_L.to(self._device)
 
     def apply(self, logits_SV: Tensor, plan: Plan) -> Tensor:

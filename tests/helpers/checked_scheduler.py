@@ -14,7 +14,7 @@ from minisgl.core import (
     StepOutcome,
     StepResult,
 )
-from minisgl.core.executor import Flight
+from minisgl.core.plan import Flight
 from minisgl.core.req import Mask
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.scheduler import Scheduler

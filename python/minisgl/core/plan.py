@@ -1,4 +1,4 @@
-"""A step as host integers: what it computes, and its outcome.
+"""A step as host integers: what it computes, its outcome, and the interface of what runs it.
 
 Row ``i`` of a plan computes the KV of positions [starts[i], ends[i]) of request ``uids[i]``, whose
 page table and last token are row ``table_idxs[i]`` of the engine's tables::
@@ -15,26 +15,42 @@ row would take longer than planning.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from minisgl.core.req import IdArray
+from minisgl.core.req import IdArray, Mask
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
 
 NewPage = tuple[int, int, int, int]
 """(cache group, table_idx, page index, page id): an entry of a group's page table."""
 
-History = tuple[int, int, tuple[int, ...], bytes]
-"""(table_idx, length of the prompt, stop ids, ids so far as int32) of a request that takes a row of
-the tables and whose sampling options, such as penalties, change the logits."""
 
-Scored = tuple[int, IdArray, int]
-"""(row, next ids, K): the i-th token of the row yields the log-probability of the i-th next id, and
-those of the K most likely tokens."""
+class History(NamedTuple):
+    """The tokens so far of a request that takes a row of the tables and whose sampling options,
+    such as penalties, change the logits."""
 
-Score = tuple[list[float], list[list[tuple[int, float]]]]
-"""The log-probabilities of a scored row's next ids, and the most likely tokens there as (id,
-log-probability), the likeliest first."""
+    table_idx: int
+    num_prompt: int
+    stop_ids: tuple[int, ...]
+    ids: bytes  # int32
+
+
+class Scored(NamedTuple):
+    """A row whose i-th token yields the log-probability of the i-th next id."""
+
+    row: int
+    next_ids: IdArray
+    num_top: int  # as many of the most likely tokens are reported, too
+
+
+class Score(NamedTuple):
+    """What a scored row yields."""
+
+    logprobs: list[float]  # of the next ids
+    tops: list[list[tuple[int, float]]]  # (id, log-probability) there, the likeliest first
+
 
 PROMISED = -1
 """In `Plan.token_ids`: the id that the request's last launched row samples. Only the device has it.
@@ -124,3 +140,31 @@ class StepFailed:
 
 
 StepOutcome = StepResult | StepFailed
+
+
+class Flight(Protocol):
+    """A launched step. If its plan has late rows, call `sample_late` before `wait`."""
+
+    def sample_late(self, masks: Sequence[Mask]) -> None:
+        """Enqueue the sampling of a step with late rows and return at once.
+
+        Called once, after the step before it is committed and before the next launch. masks: one
+        for each of the plan's `late_rows`.
+        """
+        raise AssertionError("this executor samples every row at launch")
+
+    def wait(self) -> StepOutcome:
+        """Block until the step's sampled ids are on the host. Called once."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans in the order in which they are launched."""
+
+    def launch(self, plan: Plan) -> Flight:
+        """Enqueue the step and return at once. If it has late rows, enqueue the forward pass only.
+
+        In each layer, the KV of all rows is stored before a prompt row attends, so it may read
+        pages that another row of the step writes.
+        """
+        ...

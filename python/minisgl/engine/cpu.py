@@ -22,6 +22,7 @@ from torch import Tensor
 
 from minisgl import plugins
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
+from minisgl.engine.numa import interleave
 from minisgl.utils.container import container_bytes, container_cores, container_free_bytes
 from minisgl.utils.text import counted
 
@@ -67,8 +68,6 @@ class CpuDevice(Device):
         self.max_threads = share if num_threads is None else 0
         self._num_threads = num_threads or share
         if NODE_1.exists():
-            from minisgl.engine.numa import interleave
-
             interleave()  # before the stream's thread starts: threads inherit it
         if self._num_threads != torch.get_num_threads():
             self.set_threads(self._num_threads)

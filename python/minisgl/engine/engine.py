@@ -193,7 +193,7 @@ class Engine:
 
     def launch(self, plan: Plan) -> ForwardOutput:
         """Enqueue the step and return its flight. If it has late rows, enqueue the forward pass
-        only; `Flight.sample_late` enqueues the sampling (`minisgl.core.executor`)."""
+        only; `Flight.sample_late` enqueues the sampling (`minisgl.core.plan`)."""
         if plan.late_rows:
             return self._launch_late(plan)
         return self._flight(plan, self.enqueue(plan, lambda: self._step(plan)))

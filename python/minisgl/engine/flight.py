@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
-from minisgl.core.executor import Flight
+from minisgl.core.plan import Flight
 from minisgl.core.req import Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
 from minisgl.engine.logprobs import result_with_logprobs

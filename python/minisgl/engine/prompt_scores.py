@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import Plan, StepResult
+from minisgl.core.plan import Score
 
 if TYPE_CHECKING:
     from minisgl.engine.inputs import StepInputs
@@ -57,7 +58,7 @@ def sample_and_score(
     x_SD = x_UD[torch.from_numpy(np.searchsorted(places_U, sampled_S)).to(device)]
     values = [sample(x_SD, inputs).flatten()]
     rows_N = torch.from_numpy(np.searchsorted(places_U, scored_N)).to(device)
-    next_ids = np.concatenate([ids for _, ids, _ in plan.scored]).astype(np.int64)
+    next_ids = np.concatenate([each.next_ids for each in plan.scored]).astype(np.int64)
     next_N, num_top = torch.from_numpy(next_ids).to(device), _num_top(plan)
     num_rows = max(MIN_ROWS, LOGIT_BYTES // (4 * model.config.vocab_size))
     blocks = [
@@ -75,7 +76,7 @@ def scored_result(
 ) -> StepResult:
     """Return the result of a step from the output of `sample_and_score`. result: the function that
     reads the part of the sampled rows."""
-    counts, num_top = [len(ids) for _, ids, _ in plan.scored], _num_top(plan)
+    counts, num_top = [len(each.next_ids) for each in plan.scored], _num_top(plan)
     num_scored = sum(counts)
     first = len(values) - num_scored * (1 + 2 * num_top)
     bits = np.array(values[first:], np.int32)
@@ -83,14 +84,14 @@ def scored_result(
     ids_NK, top_bits_NK = bits[num_scored:].reshape(2, num_scored, num_top)
     tops_NK = top_bits_NK.view(np.float32)
     scores, start = [], 0
-    for count, (_, _, asked) in zip(counts, plan.scored, strict=True):
-        span = slice(start, start + count)
+    for count, each in zip(counts, plan.scored, strict=True):
+        span, asked = slice(start, start + count), each.num_top
         pairs = zip(ids_NK[span, :asked].tolist(), tops_NK[span, :asked].tolist(), strict=True)
         tops = [
             [pair for pair in zip(ids, values, strict=True) if pair[1] > -np.inf]
             for ids, values in pairs
         ]
-        scores.append((logprobs[span], tops))
+        scores.append(Score(logprobs[span], tops))
         start += count
     return replace(result(replace(plan, scored=[]), values[:first]), scores=scores)
 
@@ -112,9 +113,11 @@ def _places(plan: Plan) -> tuple[Indices, Indices]:
     lengths = np.array(plan.ends, np.int64) - np.array(plan.starts, np.int64)
     ends = np.cumsum(lengths)
     firsts: Sequence[int] = (ends - lengths).tolist()
-    scored = [np.arange(firsts[row], firsts[row] + len(ids)) for row, ids, _ in plan.scored]
+    scored = [
+        np.arange(firsts[each.row], firsts[each.row] + len(each.next_ids)) for each in plan.scored
+    ]
     return ends[np.array(plan.sample_rows, np.int64)] - 1, np.concatenate(scored)
 
 
 def _num_top(plan: Plan) -> int:
-    return max(num_top for _, _, num_top in plan.scored)
+    return max(each.num_top for each in plan.scored)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.core.groups import CacheGroup
-from minisgl.kvcache.pages import PageAllocator
+from minisgl.kvcache.manager import PageAllocator
 from minisgl.kvcache.radix import _Node
 
 NO_PAGE = -1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from minisgl import plugins
 from minisgl.core.args import flag_of
-from minisgl.core.executor import Executor
+from minisgl.core.plan import Executor
 from minisgl.engine import Engine
 from minisgl.message import StatusReply
 from minisgl.runtime.args import RuntimeArgs

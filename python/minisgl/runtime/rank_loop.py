@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from minisgl import env
-from minisgl.core.executor import Executor
+from minisgl.core.plan import Executor
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine
 from minisgl.message import StatusReply, StepBroadcastMsg

@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from minisgl.core.event import Event
-from minisgl.core.executor import Executor, Flight
-from minisgl.core.plan import Plan
+from minisgl.core.plan import Executor, Flight, Plan
 from minisgl.message import ExitMsg, PingMsg, SchedulerMsg
 from minisgl.scheduler.scheduler import Scheduler
 

@@ -88,7 +88,8 @@ class PlanBuilder:
             self.stored.append((len(self.uids), req.num_stored))
         if max(start, req.num_scored) < (scored_end := min(end, req.num_prompt - 1)):
             next_ids = req.prompt[start + 1 : scored_end + 1]
-            self.scored.append((len(self.uids), next_ids, req.sampling.prompt_logprobs or 0))
+            num_top = req.sampling.prompt_logprobs or 0
+            self.scored.append(Scored(len(self.uids), next_ids, num_top))
         self.with_chunk.add(req.uid)
         self.uids.append(req.uid)
         self.table_idxs.append(req.table_idx)

@@ -19,7 +19,8 @@ def report_scores(
     infinite, its sampled id becomes -1. Returns the requests of such rows that sample no token.
     """
     damaged = []
-    for (row, _, _), (logprobs, tops) in zip(plan.scored, outcome.scores, strict=True):
+    for scored, (logprobs, tops) in zip(plan.scored, outcome.scores, strict=True):
+        row = scored.row
         req, start = rows[row], plan.starts[row]
         new = req.num_scored - start
         if req.ended or new >= len(logprobs):

@@ -25,8 +25,7 @@ from zlib import crc32
 
 import msgspec
 
-from minisgl.core.executor import Executor, Flight
-from minisgl.core.plan import Plan
+from minisgl.core.plan import Executor, Flight, Plan
 from minisgl.errors import EngineError
 from minisgl.message import PlanCheck, StepBroadcast, StepBroadcastMsg
 from minisgl.scheduler.io import Message, Source
@@ -177,7 +176,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.top_rows,
         plan.num_top,
         plan.option_rows,
-        [(row, len(ids), num_top) for row, ids, num_top in plan.scored],
+        [(each.row, len(each.next_ids), each.num_top) for each in plan.scored],
         plan.histories,
         plan.new_pages,
         plan.stored,

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.core.executor import Flight
 from minisgl.core.groups import FULL, CacheGroup
-from minisgl.core.plan import PROMISED, Plan, Score, StepFailed, StepOutcome, StepResult
+from minisgl.core.plan import PROMISED, Flight, Plan, Score, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import IdArray, Mask
 from minisgl.errors import EngineError
 
@@ -190,7 +189,7 @@ class FakeExecutor:
         ends = range(plan.starts[row] + 1, plan.starts[row] + 1 + len(next_ids))
         ids = self._read(0, plan.table_idxs[row], 0, ends[-1])
         logprobs = [fake_logprob(ids[:end], id) for end, id in zip(ends, next_ids, strict=True)]
-        return logprobs, [[(end, 0.0)] * num_top for end in ends]
+        return Score(logprobs, [[(end, 0.0)] * num_top for end in ends])
 
     def _grow_tables(self, index: int) -> None:
         missing = index + 1 - self._page_table.shape[2]

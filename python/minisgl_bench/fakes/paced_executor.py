@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
-from minisgl.core.executor import Flight
-from minisgl.core.plan import Plan, StepOutcome, StepResult
+from minisgl.core.plan import Flight, Plan, StepOutcome, StepResult
 
 
 def sleep_until(at: float) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan, SamplingParams, StepFailed
-from minisgl.core.executor import Flight
+from minisgl.core.plan import Flight
 from minisgl.engine import Engine
 from minisgl.errors import ConfigError
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from minisgl.core import Accepted, Event, Finished, Plan, SamplingParams, StepResult, Token
-from minisgl.core.executor import Flight
+from minisgl.core.plan import Flight
 from minisgl.core.step_times import StepTimes
 from minisgl.message import ExitMsg, SchedulerMsg, TextReply, TokenPrompt, UserMsg
 from minisgl.scheduler import Scheduler, SchedulerConfig, run

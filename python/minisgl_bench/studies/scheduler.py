@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minisgl.core import Event, Finished, Plan, SamplingParams
-from minisgl.core.executor import Executor
-from minisgl.core.plan import StepOutcome
+from minisgl.core.plan import Executor, StepOutcome
 from minisgl.message import ExitMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox

@@ -15,8 +15,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from minisgl.core.event import Event, Failed, Finished, Token
-from minisgl.core.executor import Executor, Flight
-from minisgl.core.plan import Plan, StepOutcome
+from minisgl.core.plan import Executor, Flight, Plan, StepOutcome
 from minisgl.core.req import Mask
 from minisgl.scheduler.loop import Outbox
 

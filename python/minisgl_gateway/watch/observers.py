@@ -8,7 +8,7 @@ from typing import Final
 
 from minisgl import env
 from minisgl.core import Failed
-from minisgl.core.executor import Executor
+from minisgl.core.plan import Executor
 from minisgl.errors import MinisglError
 from minisgl.message import ProfileMsg, ProfileReply, StatusReply, WatchReply
 from minisgl.runtime.args import RuntimeArgs

@@ -15,7 +15,7 @@ import pytest
 
 from helpers.books import check_books
 from minisgl.core import Plan, SamplingParams
-from minisgl.core.executor import Executor, Flight
+from minisgl.core.plan import Executor, Flight, Scored
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
@@ -273,7 +273,7 @@ def test_the_digest_sees_every_field(field: str) -> None:
     plan = first_plan()
     plan.stored = [(0, 4)]  # which a plan of one full group never has
     plan.late_rows = [0]
-    plan.scored = [(0, np.array([5], np.int32), 0)]
+    plan.scored = [Scored(0, np.array([5], np.int32), 0)]
     before = digest(plan)
     assert digest(dataclasses.replace(plan)) == before
     value = getattr(plan, field)

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from minisgl.core import Finished, SamplingParams
-from minisgl.core.executor import Executor, Flight
-from minisgl.core.plan import Plan, StepOutcome
+from minisgl.core.plan import Executor, Flight, Plan, StepOutcome
 from minisgl.core.step_times import StepTimes
 from minisgl.message import AbortMsg, SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
