@@ -113,9 +113,6 @@ class UpstreamChat(Chat):
     def card(self) -> ModelCard:
         return _UNKNOWN
 
-    def close(self) -> None:
-        self._upstream.close()
-
     async def models(self, request: Request) -> Sequence[Model]:
         found = await self._listed(request)
         if not found:
@@ -150,10 +147,7 @@ class UpstreamChat(Chat):
             if asked.chat.stream and answer.is_stream:
                 return _Stream(answer, form, names, headers)
             reader = Reader()
-            try:
-                piece = reader.read(await while_connected(_whole(answer), request.receive))
-            finally:
-                answer.close()
+            piece = reader.read(await _whole(answer, request))
             whole = form.whole(piece.parts, piece.logprobs, reader.end())
         except RequestError as error:
             rename(error, names)
@@ -163,14 +157,9 @@ class UpstreamChat(Chat):
     async def count_tokens(self, request: Request, chat: ChatRequest) -> int:
         model = await self.model(request, chat.model)
         try:
-            answer = await self._ask(
-                request, f"{self._root}/tokenize", tokenize_fields(chat, model.name)
-            )
-            try:
-                body = await while_connected(_whole(answer), request.receive)
-            finally:
-                answer.close()
-            return msgspec.json.decode(body, type=_Count).count
+            fields = tokenize_fields(chat, model.name)
+            answer = await self._ask(request, f"{self._root}/tokenize", fields)
+            return msgspec.json.decode(await _whole(answer, request), type=_Count).count
         except (RequestError, msgspec.DecodeError) as error:
             if isinstance(error, RequestError) and error.status not in (404, 405):
                 raise
@@ -212,11 +201,8 @@ class UpstreamChat(Chat):
             return found
         try:
             answer = await self._ask(request, f"{self._base}/models", None)
-            try:
-                body = await while_connected(_whole(answer), request.receive)
-            finally:
-                answer.close()
-            found = [entry.model for entry in msgspec.json.decode(body, type=_Entries).data]
+            entries = msgspec.json.decode(await _whole(answer, request), type=_Entries)
+            found = [entry.model for entry in entries.data]
         except RequestError as error:
             if error.status not in (404, 405):
                 raise
@@ -253,10 +239,7 @@ class UpstreamChat(Chat):
             ) from None
         if answer.status == 200:
             return answer
-        try:
-            told = error_of(answer.status, await while_connected(_whole(answer), request.receive))
-        finally:
-            answer.close()
+        told = error_of(answer.status, await _whole(answer, request))
         after = dict(answer.headers).get(b"retry-after", b"")
         if after.isdigit():
             told.retry_after_s = int(after)
@@ -278,12 +261,14 @@ class UpstreamChat(Chat):
 _OF_CHATS: Final = ("messages", "reasoning_effort", "top_logprobs", "chat_template_kwargs")
 
 
-async def _whole(answer: Answer) -> bytes:
-    """Return the body. Raises UpstreamFailed."""
+async def _whole(answer: Answer, request: Request) -> bytes:
+    """Return the body, and close the answer. Raises UpstreamFailed and ClientDisconnect."""
     try:
-        return await answer.whole()
+        return await while_connected(answer.whole(), request.receive)
     except ReplicaFailed as error:
         raise UpstreamFailed(f"the upstream failed within its answer ({error})") from None
+    finally:
+        answer.close()
 
 
 class _Stream(Response):

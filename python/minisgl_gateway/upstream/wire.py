@@ -310,13 +310,14 @@ def error_of(status: int, body: bytes) -> UpstreamRefusal | UpstreamError:
 
 
 def _error(status: int, value: Any) -> UpstreamRefusal | UpstreamError:
-    """value: OpenAI's error object, or another value."""
+    """value: OpenAI's error object, or another value. A status that is not of an error, as of a
+    redirect, becomes 502."""
     try:
         told = msgspec.convert(value, _Error)
     except msgspec.ValidationError:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         told = _Error(message=text[:300] or f"the upstream answers with HTTP status {status}")
     refused = UpstreamRefusal(told.message, param=told.param)
-    error = refused if status < 500 else UpstreamError(told.message)
-    error.status, error.code = status, str(told.code or "upstream_error")
+    error = refused if 400 <= status < 500 else UpstreamError(told.message)
+    error.status, error.code = status if status >= 400 else 502, str(told.code or "upstream_error")
     return error

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +27,7 @@ from helpers.gateway_thread import (
     streamed_from,
 )
 from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl_gateway.upstream.serve import gateway as gateway_command
 
 MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
 PARTS = "!part:reasoning:hm !part:content:one !part:call:f !part:arguments:{} !part:call:g"
@@ -296,6 +301,7 @@ def test_a_stream_that_fails_ends_with_the_error(lines: tuple[str, ...], message
         (401, {"error": {"message": "no", "code": "invalid_api_key"}}, "authentication_error"),
         (429, {"object": "error", "message": "no", "code": 429}, "rate_limit_error"),
         (503, "no", "api_error"),
+        (302, "no", "api_error"),
     ],
 )
 def test_a_refusal_has_the_vendors_form(status: int, body: Any, kind: str) -> None:
@@ -306,11 +312,28 @@ def test_a_refusal_has_the_vendors_form(status: int, body: Any, kind: str) -> No
         asked = {"max_tokens": 5, "messages": said("a")}
         refused = httpx.post(gateway.url + MESSAGES, json=asked)
         error = refused.json()["error"]
+        status = 502 if status == 302 else status
         assert (refused.status_code, error["type"]) == (status, kind)
         assert "no" in error["message"]
         assert refused.headers.get("retry-after") == ("7" if status in (429, 503) else None)
         shown = httpx.post(gateway.url + CHAT, json={"model": "plain", "messages": said("a")})
         assert (shown.status_code, list(shown.json())) == (status, ["error"])
+
+
+def test_the_command_serves_until_it_is_ended(server: ScriptedServer) -> None:
+    command = [sys.executable, "-m", "minisgl", "gateway", "--port", "0", "--upstream", server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        told = "".join(itertools.takewhile(lambda line: "Ctrl-C" not in line, process.stdout))
+        assert "Traceback" not in told
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:99999999"])
+def test_what_is_no_server_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gateway_command(["--upstream", url], 0.0) == 1
+    assert f"--upstream {url}: must be the address of a server" in capsys.readouterr().err
 
 
 def test_a_client_that_does_not_read_stops_the_upstream() -> None:
