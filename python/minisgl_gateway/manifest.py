@@ -30,6 +30,7 @@ ROWS: Final = [
     Row("error_forms", "/api/", "minisgl_gateway.error_forms:ollama_error"),
     Row("error_forms", "/v1/messages", "minisgl_gateway.error_forms:anthropic_error"),
     Row("start_lines", "spinner", "minisgl_gateway.start_lines:StartLines"),
+    Row("tokenizers", "codec", "minisgl_gateway.codec_answers:answer_codec"),
     Row("routes", "tokens", "minisgl_gateway.tokens:ROUTES"),
     Row("routes", "responses", "minisgl_gateway.responses.routes:ROUTES"),
     Row("routes", "anthropic", "minisgl_gateway.anthropic.routes:ROUTES"),

@@ -16,8 +16,8 @@ from minisgl.server.api.schema import token_prompt
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
-from minisgl.tokenizer.codec import check_count
 from minisgl_gateway.codec import decode, encode, key_number
+from minisgl_gateway.codec_answers import check_count
 from minisgl_gateway.turns import tools_of
 
 

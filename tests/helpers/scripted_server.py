@@ -56,7 +56,7 @@ from minisgl.server.web.http import HttpServer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.router.replica_state import ReplicaState
-from minisgl_zoo.calls.detect import abilities
+from minisgl_zoo.calls.known import abilities
 
 Answer = Callable[[TokenizeMsg, threading.Event], Iterator[UserReply]]
 

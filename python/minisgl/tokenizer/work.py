@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from minisgl import plugins
 from minisgl.core import Failed
 from minisgl.errors import EngineError
 from minisgl.message import (
@@ -33,7 +34,6 @@ from minisgl.message import (
     WatchMsg,
 )
 from minisgl.message.frontend import CodecMsg, CodecReply, DecodeMsg, EncodeMsg, FrontendMsg
-from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl.utils.turns import TurnQueue, TurnThreads
 
@@ -53,6 +53,8 @@ JOB_S: Final = 300.0
 """The longest time of a thread's work. It is bounded by seconds of CPU time, so this is a hang."""
 
 Finish = Callable[[], UserMsg | Failed]
+Codec = Callable[[PromptEncoder, CodecMsg], CodecReply]
+"""The row `codec` of the table `tokenizers`: encodes or decodes; an error is in the reply."""
 Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
 
 
@@ -61,6 +63,7 @@ class Work:
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self._encoder = encoder
+        self._codec: Codec | None = plugins.find("tokenizers", "codec")
         self._short: TurnQueue[FrontendMsg] = TurnQueue()
         self._chats = TurnThreads("chats")
         self._long = TurnThreads("long texts", LONG_THREADS)
@@ -116,7 +119,7 @@ class Work:
             del self._open[message.uid]
             return [finish()]
         if isinstance(message, EncodeMsg | DecodeMsg):
-            return [answer_codec(self._encoder, message)]
+            return [self._coded(message)]
         return [message]
 
     def take(self) -> list[Answer]:
@@ -154,13 +157,17 @@ class Work:
     def _encode(self, key: Hashable, message: TokenizeMsg | CodecMsg) -> None:
         with self._failing(message):
             if not isinstance(message, TokenizeMsg):
-                self._answer(answer_codec(self._encoder, message))
+                self._answer(self._coded(message))
                 return
             finish = begin(self._encoder, message)
             if has_grammar(message):
                 self._check(key, message, finish)
             else:
                 self._answer(finish())
+
+    def _coded(self, message: CodecMsg) -> CodecReply:
+        assert self._codec, "the package whose route asks is installed"
+        return self._codec(self._encoder, message)
 
     def _check(self, key: Hashable, message: TokenizeMsg, finish: Finish) -> None:
         def check() -> None:

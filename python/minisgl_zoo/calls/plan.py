@@ -18,8 +18,14 @@ from minisgl.message import ChatPrompt, ids_to_bytes
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.tokenizer.tokenizer import load_tokenizer_config
 from minisgl.utils.logger import get_logger
-from minisgl_zoo.calls.detect import detect_calls, detect_reasoning, detect_switch
-from minisgl_zoo.calls.known import MESSAGES, Calls, reasoning_marks
+from minisgl_zoo.calls.known import (
+    MESSAGES,
+    Calls,
+    detect_calls,
+    detect_reasoning,
+    detect_switch,
+    reasoning_marks,
+)
 from minisgl_zoo.calls.parser import AnswerForm
 from minisgl_zoo.calls.response_template import (
     ResponseFormats,

@@ -24,8 +24,9 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg
-from minisgl.tokenizer import PromptEncoder, codec, load_tokenizer, work
+from minisgl.tokenizer import PromptEncoder, load_tokenizer, work
 from minisgl.tokenizer.work import LONG, SHORT, Work
+from minisgl_gateway import codec_answers as codec
 
 WAIT_S = 60
 SAMPLING = SamplingParams(max_tokens=4, seed=1)

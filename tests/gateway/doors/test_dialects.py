@@ -10,7 +10,7 @@ import pytest
 
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt, TextPrompt
-from minisgl_zoo.calls.detect import detect_switch
+from minisgl_zoo.calls.known import detect_switch
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

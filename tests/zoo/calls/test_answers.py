@@ -22,8 +22,8 @@ from minisgl.errors import InvalidRequest, RequestError
 from minisgl.message import ChatPrompt, TextReply
 from minisgl.message.frontend import CodecReply, EncodeMsg
 from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
-from minisgl.tokenizer.codec import answer_codec
 from minisgl.tokenizer.template import ChatTemplate
+from minisgl_gateway.codec_answers import answer_codec
 from minisgl_zoo.calls import AnswerForm
 from minisgl_zoo.calls.known import CALLS, MESSAGES, PARSERS, REASONING, special_texts
 from minisgl_zoo.calls.plan import _types

@@ -28,8 +28,7 @@ from minisgl.core.args import options_of
 from minisgl.message import TextReply
 from minisgl.server.args import ServerArgs
 from minisgl_zoo.calls import AnswerForm, AnswerParser
-from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
-from minisgl_zoo.calls.known import MESSAGES, PARSERS
+from minisgl_zoo.calls.known import MESSAGES, PARSERS, detect_calls, detect_reasoning
 from minisgl_zoo.calls.reader import Reader
 
 

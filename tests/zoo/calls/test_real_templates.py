@@ -21,7 +21,7 @@ from minisgl.tokenizer import PromptEncoder, Tokenizer
 from minisgl.tokenizer.chat import ChatEncoder
 from minisgl.tokenizer.template import ChatTemplate
 from minisgl_zoo.calls import AnswerForm, AnswerParser
-from minisgl_zoo.calls.detect import detect_calls, detect_reasoning
+from minisgl_zoo.calls.known import detect_calls, detect_reasoning
 from minisgl_zoo.calls.tool_text import plain_messages, takes_tools
 from minisgl_zoo.grammar.constraint import AnswerPlan
 

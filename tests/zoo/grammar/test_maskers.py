@@ -14,8 +14,7 @@ from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
 from minisgl.tokenizer import Tokenizer, load_tokenizer
-from minisgl_zoo.grammar.grammars import Grammars
-from minisgl_zoo.grammar.maskers import Maskers
+from minisgl_zoo.grammar.maskers import Grammars, Maskers
 
 GRAMMAR = 'start: "hello"'
 
