@@ -84,11 +84,8 @@ class Streams:
 class Stream(Iterator[Delta | RequestOutput]):
     """The iterator that `LLM.stream` returns. Mutable."""
 
-    def __init__(
-        self,
-        session: Session,
-        submit: Callable[[OnNews], Call],
-    ) -> None:
+    def __init__(self, session: Session, submit: Callable[[OnNews], Call]) -> None:
+        """submit: sends the request, which then tells its news to the argument."""
         self._is_over = True  # nothing to close, if `submit` raises
         # The lambda must not hold `self`: a stream that its reader drops is deleted, which ends it.
         news: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -58,16 +58,8 @@ class CallFormat:
     @property
     def texts(self) -> tuple[str, ...]:
         """The texts that the parser looks for."""
-        shown = (self.begin, self.end, self.separator, self.key, self.key_end)
-        return (
-            *shown,
-            self.value_begin,
-            self.value_end,
-            self.name,
-            self.quote,
-            *self.section,
-            "[CALL_ID]",
-        )
+        marks = (self.begin, self.end, self.separator, self.key, self.key_end, self.value_begin)
+        return (*marks, self.value_end, self.name, self.quote, *self.section, "[CALL_ID]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,20 +34,27 @@ _PREFIX_SPACE: Final = '"add_prefix_space":true'
 OnCompiled = Callable[[RequestError | None], None]
 
 
-class Maskers:
-    """Makes the maskers of one engine. Mutable: it keeps the vocabulary, and has a thread."""
+class Grammars:
+    """The maskers of one rank. Mutable: it keeps the vocabulary, and has a thread."""
 
     def __init__(
-        self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: Collection[int]
+        self,
+        tokenizer: Callable[[], Tokenizer],
+        vocab_size: int,
+        eos_ids: Collection[int],
+        post: Post = lambda message: None,
     ) -> None:
-        """tokenizer_json: returns the content of tokenizer.json, with all added tokens.
+        """tokenizer: called once, in the thread.
 
         vocab_size: of the model; the tokenizer may have fewer tokens or more. eos_ids: allowed
-        where the answer may end. Where it must end, only they are allowed.
+        where the answer may end. Where it must end, only they are allowed. post: called in the
+        thread with a message for the scheduler. On rank 0 it sends the message to its inbox, so
+        every rank gets it in the same turn; on other ranks it does nothing.
         """
-        self._tokenizer_json = tokenizer_json
+        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(id for id in eos_ids if id < vocab_size)
+        self._post = post
         self._vocabulary: llguidance.LLTokenizer | InvalidSampling | None = None
         self._thread = TurnThreads("grammar")
 
@@ -55,16 +62,28 @@ class Maskers:
         """Read the vocabulary in the thread. The future is done after that, even if it failed."""
         return self._thread.submit(None, self._read_vocabulary)
 
-    def create(
+    def create(self, message: UserMsg) -> Masker | None:
+        """Return the masker of a request, and let the thread compile its grammar. None if it has
+        none."""
+        if not message.grammar:
+            return None
+        told = partial(self._tell, message.uid)
+        return self.masker(message.grammar, told, message.share.key)
+
+    def masker(
         self, grammar: str, on_compiled: OnCompiled = lambda error: None, key: int = 0
     ) -> GrammarMasker:
-        """Return the masker of a new request, and let the thread compile its grammar.
+        """Return the masker of a grammar, and let the thread compile it.
 
         The thread then calls `on_compiled`, with an error if there can be no masks. key: the number
         of the request's API key.
         """
         compiled = partial(self._compiled, grammar, on_compiled)
         return GrammarMasker(self._thread.submit(key, compiled))
+
+    def _tell(self, uid: int, error: RequestError | None) -> None:
+        failed = Failed.of(uid, error) if error else None
+        self._post(AbortMsg(uid=uid, because=failed) if failed else CompiledMsg(uid=uid))
 
     def close(self) -> None:
         """Wait for the grammar that is being compiled. Later ones are never compiled."""
@@ -86,7 +105,7 @@ class Maskers:
     def _read_vocabulary(self) -> llguidance.LLTokenizer | InvalidSampling:
         if self._vocabulary is None:
             # An answer continues a text, so no space is added before its first token.
-            text = self._tokenizer_json().replace(_PREFIX_SPACE, _PREFIX_SPACE[:-4] + "false")
+            text = self._tokenizer().to_json().replace(_PREFIX_SPACE, _PREFIX_SPACE[:-4] + "false")
             size = self._vocab_size
             try:
                 try:
@@ -101,47 +120,6 @@ class Maskers:
                     param="structured_outputs",
                 )
         return self._vocabulary
-
-
-class Grammars:
-    """The maskers of one rank. Mutable: a thread compiles.
-
-    post: called in the thread with a message for the scheduler. On rank 0 it sends the message to
-    its inbox, so every rank gets it in the same turn; on other ranks it does nothing.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Callable[[], Tokenizer],
-        vocab_size: int,
-        eos_ids: Collection[int],
-        post: Post,
-    ) -> None:
-        """tokenizer: called once, in the thread. vocab_size, eos_ids: see `Maskers`."""
-        self._maskers = Maskers(lambda: tokenizer().to_json(), vocab_size, eos_ids)
-        self._post = post
-
-    def prepare(self) -> Future[object]:
-        """Let the thread read the vocabulary now instead of with the first grammar."""
-        return self._maskers.prepare()
-
-    def create(self, message: UserMsg) -> Masker | None:
-        """Return the masker of a request, and let the thread compile its grammar. None if it has
-        none."""
-        if not message.grammar:
-            return None
-
-        def on_compiled(error: RequestError | None) -> None:
-            uid = message.uid
-            self._post(
-                AbortMsg(uid=uid, because=Failed.of(uid, error)) if error else CompiledMsg(uid=uid)
-            )
-
-        return self._maskers.create(message.grammar, on_compiled, key=message.share.key)
-
-    def close(self) -> None:
-        """Wait for the grammar that is being compiled. After that `post` is not called."""
-        self._maskers.close()
 
 
 class _Matcher:

@@ -29,7 +29,7 @@ from minisgl_zoo.calls.known import CALLS, MESSAGES, PARSERS, REASONING, special
 from minisgl_zoo.calls.plan import _types
 from minisgl_zoo.grammar.answer import AnswerGrammar
 from minisgl_zoo.grammar.constraint import AnswerPlan
-from minisgl_zoo.grammar.maskers import Maskers
+from minisgl_zoo.grammar.maskers import Grammars
 from minisgl_zoo.grammar.pairs import pairs_call
 
 EOS = 2
@@ -73,8 +73,8 @@ def without_marks() -> Tokenizer:
 
 
 @cache
-def maskers_of(tokenizer: Tokenizer) -> Maskers:
-    return Maskers(tokenizer.to_json, tokenizer.vocab_size, {EOS})
+def maskers_of(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(lambda: tokenizer, tokenizer.vocab_size, {EOS})
 
 
 def draw(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 400) -> list[int]:

@@ -21,7 +21,7 @@ from minisgl.tokenizer import PromptEncoder, Tokenizer, load_tokenizer
 from minisgl_zoo.calls import AnswerForm, AnswerParser
 from minisgl_zoo.calls.formats import CallFormat
 from minisgl_zoo.calls.response_template import UnknownResponseTemplate, response_formats
-from minisgl_zoo.grammar.maskers import Maskers
+from minisgl_zoo.grammar.maskers import Grammars
 
 PARSER = "transformers.utils.chat_parsing.response_parser"
 responses = pytest.importorskip(PARSER, reason="transformers has it from 5.23 on")
@@ -208,7 +208,7 @@ def planned(encoder: PromptEncoder, choice: str = "auto") -> Any:
 
 def draw(tokenizer: Tokenizer, grammar: str) -> str:
     """A random text that the grammar allows."""
-    masker = Maskers(tokenizer.to_json, VOCAB, {EOS}).create(grammar)
+    masker = Grammars(lambda: tokenizer, VOCAB, {EOS}).masker(grammar)
     rng, output = random.Random(1), list[int]()
     while EOS not in output:
         bits = np.unpackbits(masker.mask(output).view(np.uint8), bitorder="little")[:VOCAB]

@@ -14,13 +14,13 @@ from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
 from minisgl.tokenizer import Tokenizer, load_tokenizer
-from minisgl_zoo.grammar.maskers import Grammars, Maskers
+from minisgl_zoo.grammar.maskers import Grammars
 
 GRAMMAR = 'start: "hello"'
 
 
-def first_texts(tokenizer: Tokenizer, maskers: Maskers) -> list[str]:
-    mask = maskers.create(GRAMMAR).mask([])
+def first_texts(tokenizer: Tokenizer, maskers: Grammars) -> list[str]:
+    mask = maskers.masker(GRAMMAR).mask([])
     ids = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0].tolist()
     return [tokenizer.decode([id]) for id in ids]
 
@@ -38,7 +38,7 @@ def test_an_answer_begins_without_an_added_space(
         text.replace('"add_prefix_space": false', f'"add_prefix_space": {prefix_space}')
     )
     tokenizer = load_tokenizer(folder)
-    maskers = Maskers(tokenizer.to_json, tokenizer.vocab_size, {2})
+    maskers = Grammars(lambda: tokenizer, tokenizer.vocab_size, {2})
     texts = first_texts(tokenizer, maskers)
     assert texts
     assert all("hello".startswith(each) for each in texts), texts
@@ -84,6 +84,6 @@ def test_with_an_unreadable_tokenizer_only_grammars_fail(tmp_path: Path) -> None
         assert message.because
         assert message.because.status == 400
         assert "cannot read this checkpoint's tokenizer" in message.because.message
-    masker = Maskers(tokenizer.to_json, tokenizer.vocab_size, {2}).create(GRAMMAR)
+    masker = Grammars(lambda: tokenizer, tokenizer.vocab_size, {2}).masker(GRAMMAR)
     with pytest.raises(InvalidSampling, match="cannot read this checkpoint's tokenizer"):
         masker.mask([])

@@ -17,7 +17,7 @@ from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 from minisgl.tokenizer import Tokenizer, load_tokenizer
 from minisgl_zoo.grammar.compile import compiled
-from minisgl_zoo.grammar.maskers import Maskers
+from minisgl_zoo.grammar.maskers import Grammars
 
 EOS, VOCAB, MOST = 2, 1408, 1024
 SCHEMAS = schemas()
@@ -29,15 +29,15 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def maskers(tokenizer: Tokenizer) -> Maskers:
-    return Maskers(tokenizer.to_json, VOCAB, {EOS})
+def maskers(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(lambda: tokenizer, VOCAB, {EOS})
 
 
-def walk(maskers: Maskers, option: dict[str, Any], seed: int) -> list[int]:
+def walk(maskers: Grammars, option: dict[str, Any], seed: int) -> list[int]:
     """Output ids of a model that draws any allowed token, the end of sequence included."""
     params = SamplingParams(structured_outputs=option)
     assert params.structured_outputs
-    masker = maskers.create(compiled(params.structured_outputs))
+    masker = maskers.masker(compiled(params.structured_outputs))
     rng, output = random.Random(seed), list[int]()
     while len(output) < MOST and EOS not in output:
         mask = masker.mask(output).view(np.uint8)
@@ -51,7 +51,7 @@ def test_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_answer_is_valid(name: str, maskers: Maskers, tokenizer: Tokenizer) -> None:
+def test_every_answer_is_valid(name: str, maskers: Grammars, tokenizer: Tokenizer) -> None:
     schema = SCHEMAS[name]
     check = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -76,17 +76,17 @@ def test_every_answer_is_valid(name: str, maskers: Maskers, tokenizer: Tokenizer
     ],
 )
 def test_other_forms(
-    option: dict[str, Any], pattern: str, maskers: Maskers, tokenizer: Tokenizer
+    option: dict[str, Any], pattern: str, maskers: Grammars, tokenizer: Tokenizer
 ) -> None:
     for seed in range(8):
         output = walk(maskers, option, seed)
         assert re.fullmatch(pattern, tokenizer.decode(output[:-1])), tokenizer.decode(output)
 
 
-def test_json_object(maskers: Maskers) -> None:
+def test_json_object(maskers: Grammars) -> None:
     option: dict[str, Any] = {"json_object": True}
     params = SamplingParams(structured_outputs=option)
-    masker = maskers.create(compiled(params.structured_outputs or {}))
+    masker = maskers.masker(compiled(params.structured_outputs or {}))
     first = np.unpackbits(masker.mask([]).view(np.uint8), bitorder="little").nonzero()[0]
     tokenizer = load_tokenizer(model_path())
     assert {tokenizer.decode([token]).strip()[:1] for token in first.tolist()} == {"{"}
@@ -95,14 +95,14 @@ def test_json_object(maskers: Maskers) -> None:
 def test_a_vocabulary_of_another_size(tokenizer: Tokenizer) -> None:
     """The model's is larger (padding) or smaller than the tokenizer's."""
     for size in (VOCAB + 100, VOCAB - 100):
-        mask = Maskers(tokenizer.to_json, size, {EOS}).create('start: "yes"').mask([])
+        mask = Grammars(lambda: tokenizer, size, {EOS}).masker('start: "yes"').mask([])
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
         assert len(mask) == -(-size // 32)
         assert all(tokenizer.decode([token]) in ("y", "ye", "yes") for token in allowed.tolist())
 
 
-def test_too_much_work_is_refused(maskers: Maskers, tokenizer: Tokenizer) -> None:
-    masker = maskers.create(compiled({"regex": "(a?){5000}a{5000}"}))
+def test_too_much_work_is_refused(maskers: Grammars, tokenizer: Tokenizer) -> None:
+    masker = maskers.masker(compiled({"regex": "(a?){5000}a{5000}"}))
     masker.mask([])
     with pytest.raises(InvalidSampling, match="cannot be followed behind output token 1: lexer"):
         masker.mask(tokenizer.encode("a", add_special_tokens=False))
