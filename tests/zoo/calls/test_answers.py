@@ -79,7 +79,7 @@ def maskers_of(tokenizer: Tokenizer) -> Grammars:
 
 def draw(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 400) -> list[int]:
     size = tokenizer.vocab_size
-    masker = maskers_of(tokenizer).create(grammar)
+    masker = maskers_of(tokenizer).masker(grammar)
     rng, output = random.Random(seed), list[int]()
     while EOS not in output and len(output) < most:
         bits = np.unpackbits(masker.mask(output).view(np.uint8), bitorder="little")
