@@ -6,25 +6,129 @@ from typing import Final
 
 from minisgl.plugins import Row
 
-_FAMILIES: Final = {
-    "Afmoe": "afmoe", "BailingMoeV2": "bailing_moe_v2", "Cohere": "cohere", "Cohere2": "cohere2",
-    "Cohere2Moe": "cohere2_moe", "Cwm": "cwm", "DeepseekV2": "deepseek_v2",
-    "DeepseekV3": "deepseek_v3", "Dots1": "dots1", "Ernie4_5": "ernie4_5",
-    "Ernie4_5_Moe": "ernie4_5_moe", "Exaone4": "exaone4", "ExaoneMoe": "exaone_moe",
-    "FalconH1": "falcon_h1", "Gemma": "gemma", "Gemma2": "gemma2", "Gemma3": "gemma3",
-    "Gemma4": "gemma4", "Gemma4Unified": "gemma4_unified", "Glm": "glm", "Glm4": "glm4",
-    "Glm4Moe": "glm4_moe", "Glm4MoeLite": "glm4_moe_lite", "GptOss": "gpt_oss",
-    "Granite": "granite", "GraniteMoe": "granite_moe", "GraniteMoeHybrid": "granite_moe_hybrid",
-    "GraniteMoeSWA": "granite_moe_swa", "GraniteSWA": "granite_swa", "HYV3": "hy_v3",
-    "HunYuanDenseV1": "hunyuan", "HunYuanMoEV1": "hunyuan_moe", "InternLM3": "internlm3",
-    "Lfm2": "lfm2", "Lfm2Moe": "lfm2_moe", "Lfm3": "lfm3", "Mellum": "mellum", "MiMo": "mimo",
-    "MiniMaxM2": "minimax_m2", "Ministral": "ministral", "Ministral3": "ministral3",
-    "Mistral4": "mistral4", "MuseGlimmer": "muse_glimmer", "NemotronH": "nemotron_h",
-    "Olmo2": "olmo2", "Olmo3": "olmo3", "Olmoe": "olmoe", "Phi3": "phi3", "Qwen3Next": "qwen3_next",
-    "Qwen3VLMoeText": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe",
-    "SeedOss": "seed_oss", "SmolLM3": "smollm3", "SolarOpen": "solar_open", "Youtu": "youtu",
-}  # fmt: skip
-"""The architecture without "ForCausalLM" -> the module of its `FAMILY`."""
+_FAMILIES: Final = (
+    ("Cohere", "cohere", "Cohere (Command R, Command R+, Aya): attention and MLP side by side on "
+     "one layer norm, interleaved rotation; in Command R+ each head of queries and keys has a "
+     "layer norm."),
+    ("Cohere2", "cohere", "Cohere 2 (Command R7B, Command A): Cohere with windows in three of "
+     "four layers. Only the layers with a window rotate."),
+    ("Cohere2Moe", "cohere2_moe", "Cohere 2 (mixtures): Cohere 2 with a mixture in all but the "
+     "first layers, whose router has softmax or sigmoids, and with experts that every token "
+     "takes."),
+    ("Ernie4_5_Moe", "ernie4_5_moe", "ERNIE 4.5 (mixtures): ERNIE 4.5 with a mixture in most "
+     "layers, whose router has softmax and a correction, and experts that every token takes."),
+    ("Exaone4", "exaone", "EXAONE 4: norms after attention and MLP, norms on heads. If some "
+     "layers have a window, only those rotate."),
+    ("ExaoneMoe", "exaone", "K-EXAONE: EXAONE 4's attention, after a norm; all but the first "
+     "layers have a mixture, whose router has sigmoids and a correction, and an expert that "
+     "every token takes."),
+    ("FalconH1", "falcon_h1", "Falcon-H1: Mamba2 and attention side by side after one norm, with "
+     "constant factors everywhere."),
+    ("Gemma", "gemma", "Gemma 1: a Llama with GELU, a scaled embedding, and norms whose weights "
+     "are stored minus 1."),
+    ("Gemma2", "gemma", "Gemma 2: norms before and after attention and MLP, windows in every "
+     "other layer, softcaps on attention scores and on logits."),
+    ("Gemma3", "gemma", "Gemma 3 (text): norms before and after attention and MLP; five of six "
+     "layers have a window and their own rotation."),
+    ("Gemma4", "gemma", "Gemma 4 (text): layers without a window have wide heads; keys may serve "
+     "as values, and layers may share them; each layer may have its own embedding; a mixture may "
+     "run beside the MLP."),
+    ("Gemma4Unified", "gemma", "Gemma 4 12B (text): Gemma 4 without embeddings of the layers and "
+     "without a mixture."),
+    ("GptOss", "gpt_oss", "gpt-oss: sinks in attention, windows in every other layer, biased "
+     "experts with a clamped gate."),
+    ("Granite", "granite", "Granite 3 (dense): a Llama with multipliers: for the embedding, for "
+     "attention scores, for the outputs of attention and MLP, and for the logits."),
+    ("GraniteMoe", "granite", "Granite 3 (granitemoe): Granite with a mixture in each layer."),
+    ("GraniteMoeHybrid", "granite", "Granite 4: Granite, in which most layers may have Mamba2 (H "
+     "models), the MLP may have a mixture beside it, and attention may not rotate."),
+    ("GraniteMoeSWA", "granite", "Granite Swash MoE: Granite Swash with a mixture in each layer, "
+     "and maybe an expert that every token takes."),
+    ("GraniteSWA", "granite", "Granite Swash: Granite 3 whose heads have sinks, with windows in "
+     "three of four layers; a layer may have a rotation of its own, or none."),
+    ("HunYuanDenseV1", "hunyuan", "Hunyuan (dense): a Llama whose queries and keys are normed per "
+     "head after their rotation; files may give a number alpha that raises the rotation's base."),
+    ("HunYuanMoEV1", "hunyuan", "Hunyuan-A13B: Hunyuan with a mixture in each layer, and an "
+     "expert that every token takes."),
+    ("DeepseekV2", "latents", "DeepSeek-V2 and DeepSeek-Coder-V2: DeepSeek-V3's attention; all "
+     "but the first layers have a mixture, whose router has softmax, and experts that every "
+     "token takes."),
+    ("DeepseekV3", "latents", "DeepSeek-V3, DeepSeek-R1, Kimi K2 and Moonlight: attention to "
+     "latents; all but the first layers have GLM-4.5's mixture."),
+    ("Glm4MoeLite", "latents", "GLM-4.7-Flash: DeepSeek-V3's attention and mixtures."),
+    ("Mistral4", "latents", "Mistral 4 (Mistral Small 4): DeepSeek-V3's attention with Ministral "
+     "3's scale of queries; its mixtures have a router of softmax, and an expert that every "
+     "token takes."),
+    ("Youtu", "latents", "Youtu (Youtu-LLM): DeepSeek-V3's attention, and an MLP in each layer."),
+    ("Lfm2", "lfm", "LFM2: gated short convolutions in most layers; the others have attention, "
+     "whose heads are normed."),
+    ("Lfm2Moe", "lfm", "LFM2-MoE: LFM2 with a mixture in all but the first layers; its router has "
+     "sigmoids and a correction."),
+    ("Lfm3", "lfm", "LFM3: gated short convolutions, attention within a window and attention to "
+     "all take turns; each head's output has a gate; norms before and after both halves of a "
+     "block."),
+    ("MiniMaxM2", "minimax_m2", "MiniMax-M2: a mixture with a sigmoid router in each layer; "
+     "queries and keys are normed over all heads, and half of a head rotates."),
+    ("Ministral3", "ministral3", "Ministral 3: a Mistral with YaRN, whose queries are scaled by "
+     "the logarithm of their position (as in Llama 4)."),
+    ("MuseGlimmer", "muse_glimmer", "Muse-Glimmer (text): Gemma 2's order of norms; embedding, "
+     "queries and keys are normed without a weight; attention's output has a gate; layers "
+     "without a window do not rotate."),
+    ("NemotronH", "nemotron_h", "Nemotron-H, Nemotron Nano 2, Nemotron 3: Mamba2 in most layers, "
+     "attention without rotation in a few, and MLPs or mixtures with squared ReLU between them. "
+     "Time steps have no bounds, as released files say (`time_step_limit` is 0 to infinity); "
+     "transformers 5.24 raises them to `time_step_min` at least, so tokens with smaller steps "
+     "differ there."),
+    ("Cwm", "plain", "CWM (Code World Model): a Llama with windows in three of four layers; the "
+     "first has none."),
+    ("Ernie4_5", "plain", "ERNIE 4.5 (dense): a Llama whose heads rotate interleaved pairs."),
+    ("Glm", "plain", "GLM-4-9B (2024): half of a head rotates, in interleaved pairs; gate and up "
+     "are one tensor, as transformers has them."),
+    ("Glm4", "plain", "GLM-4-0414: the attention of GLM-4-9B, and norms before and after "
+     "attention and MLP."),
+    ("InternLM3", "plain", "InternLM3: a Llama whose biases have names of their own in "
+     "config.json."),
+    ("MiMo", "plain", "MiMo (MiMo-7B): Qwen2; the layers of multi-token prediction are skipped."),
+    ("Ministral", "plain", "Ministral (8B, 2410): a Mistral in which only some layers may have a "
+     "window."),
+    ("Olmo2", "plain", "OLMo 2: norms after attention and MLP; queries and keys are normed over "
+     "all heads together."),
+    ("Olmo3", "plain", "OLMo 3: OLMo 2 with windows in three of four layers, whose rotation is "
+     "never stretched."),
+    ("Olmoe", "plain", "OLMoE: a Llama with a mixture in each layer; queries and keys are normed "
+     "over all heads."),
+    ("Phi3", "plain", "Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: a Llama with fused tensors, longrope "
+     "and partial rotation. The context is the original one (4,096 tokens) unless "
+     "`--max-seq-len` asks for the long one."),
+    ("SeedOss", "plain", "Seed-OSS: a Llama in which each kind of projection may have biases."),
+    ("SmolLM3", "plain", "SmolLM3: a Llama in which every fourth layer does not rotate (NoPE)."),
+    ("Mellum", "qwen", "Mellum 2: Qwen3-MoE in which layers may have a window and a rotation of "
+     "their own, and each layer says whether it has a mixture."),
+    ("Qwen3Next", "qwen", "Qwen3-Next: gated delta nets in three of four layers, gated attention "
+     "in the others, a mixture in most."),
+    ("Qwen3VLMoeText", "qwen", "Qwen3-VL (mixtures, text): Qwen3-MoE; in the files an expert's "
+     "matrices are transposed."),
+    ("Qwen3_5", "qwen", "Qwen3.5 and Qwen3.6 (dense, text): gated delta nets in three of four "
+     "layers, gated attention in the others."),
+    ("Qwen3_5Moe", "qwen", "Qwen3.5-MoE and Qwen3.6-MoE (text): Qwen3.5 with a mixture in every "
+     "layer, and an expert that every token takes."),
+    ("Afmoe", "sigmoid_mixtures", "AFMoE (Trinity Nano, Trinity Mini): Gemma 2's order of norms; "
+     "attention's output has a gate; only the layers with a window rotate; all but the first "
+     "layers have GLM-4.5's mixture."),
+    ("BailingMoeV2", "sigmoid_mixtures", "Ling 2.0 and Ring 2.0: GLM-4.5's attention, with norms "
+     "on heads, and its mixture in all but the first layers; q, k and v are one tensor."),
+    ("Dots1", "sigmoid_mixtures", "dots.llm1 (Dots1): Qwen3's attention; all but the first layers "
+     "have GLM-4.5's mixture."),
+    ("Glm4Moe", "sigmoid_mixtures", "GLM-4.5, GLM-4.6 and GLM-4.7: all but the first layers have "
+     "a mixture, whose router has sigmoids and a correction, and an expert that every token "
+     "takes."),
+    ("HYV3", "sigmoid_mixtures", "Hy3: GLM-4.5's mixture in all but the first layer, and Qwen3's "
+     "attention."),
+    ("SolarOpen", "sigmoid_mixtures", "Solar Open: GLM-4.5's mixture in each layer, and Llama's "
+     "attention."),
+)  # fmt: skip
+"""The architecture without "ForCausalLM", the module in `families` that has it under its name in
+capitals, and what it is."""
 _SPELLINGS: Final = {
     "Ernie4_5": ("Ernie4_5_ForCausalLM",),
     "ExaoneMoe": ("ExaoneMoEForCausalLM",),
@@ -90,9 +194,10 @@ ROWS: Final = [
         Row(
             "families",
             f"{name}ForCausalLM",
-            f"minisgl_zoo.families.{module}:FAMILY",
+            f"minisgl_zoo.families.{module}:{name.upper()}",
             _SPELLINGS.get(name, ()),
+            about=about,
         )
-        for name, module in _FAMILIES.items()
+        for name, module, about in _FAMILIES
     ),
 ]

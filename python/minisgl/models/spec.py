@@ -282,8 +282,8 @@ class Family:
     same.
     """
 
-    architectures: tuple[str, ...]
     spec: Callable[[ModelConfig], ModelSpec]
+    architectures: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, Activation] = field(default_factory=dict)

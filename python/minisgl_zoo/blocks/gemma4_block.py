@@ -16,10 +16,10 @@ from minisgl.layers import RMSNorm, VocabParallelEmbedding
 from minisgl.layers.base import BaseOP
 from minisgl.models.blocks.decoder import GatedMLP
 from minisgl.quantization import Part
+from minisgl_zoo.blocks.gemma import GemmaDecoder
 from minisgl_zoo.blocks.gemma4_attention import Gemma4Attention
 from minisgl_zoo.blocks.gemma4_experts import Gemma4Experts
 from minisgl_zoo.blocks.sandwich import NoNorm, SandwichBlock, SandwichNorm, without_all_reduce
-from minisgl_zoo.families.gemma import GemmaDecoder
 
 if TYPE_CHECKING:
     from minisgl.core import Batch

@@ -27,7 +27,7 @@ from minisgl.models.loading.reading import MAX_HEAD_DIM
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import layers_of
 from minisgl.quantization import Part, PlainWeight, Weight, WeightBuild
-from minisgl_zoo.blocks.rotation import rope_fields
+from minisgl_zoo.blocks.layer_kinds import refuse, rope_fields
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
@@ -129,8 +129,7 @@ def latent_layers(config: ModelConfig, rope: RotaryConfig | None = None) -> tupl
     rope: the rotation of `LatentSizes.rotated` dims; None is the one that config.json describes.
     """
     fields, sizes = config.fields, LatentSizes.of(config)
-    if fields.flag("attention_bias", False):
-        raise fields.error("attention_bias", "false: biases of attention are not supported")
+    refuse(fields, "attention_bias", "biases of attention are not supported")
     if (cached := sizes.latent + sizes.rotated) > MAX_HEAD_DIM:
         raise fields.error("kv_lora_rank", f"at most {MAX_HEAD_DIM - sizes.rotated}")
     rope = rope or rotary_config(fields, sizes.rotated)

@@ -6,18 +6,23 @@ Axes: T tokens, D hidden size, E experts, K experts of a token.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.layers.moe import ExpertNames, MoELayer
+from minisgl.layers.moe import ExpertNames, MoELayer, UngatedExpert
+from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.quantization import Part
+from minisgl_zoo.blocks.layer_kinds import sparse_layers
 
 if TYPE_CHECKING:
     from minisgl.layers import BuildContext
     from minisgl.models.config import Fields, ModelConfig
+
+CORRECTION = "e_score_correction_bias"
 
 
 def read_groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]:
@@ -73,7 +78,7 @@ class SigmoidExperts(MoELayer):
         **options: Any,
     ) -> None:
         super().__init__(build, *args, names=names, **options)
-        name = names.router.replace(".weight", ".e_score_correction_bias")
+        name = names.router.replace(".weight", f".{CORRECTION}")
         part = Part.whole(name, *self.correction_rows, options["num_experts"])
         self.declare("correction", torch.float32, part)
         self._factor = config.fields.number("routed_scaling_factor", 1.0)
@@ -94,6 +99,34 @@ class SigmoidExperts(MoELayer):
     def compute(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """See `BaseMoeBackend.routed`."""
         return self._backend.routed(x_TD, weights_TK, ids_TK, self.experts)
+
+
+def sigmoid_mixture(
+    config: ModelConfig,
+    *,
+    experts: str = "n_routed_experts",
+    dense: str = "first_k_dense_replace",
+    shared: str | None = "n_shared_experts",
+    layer: type[SigmoidExperts] = SigmoidExperts,
+) -> MoeSpec:
+    """Return the mixture of all layers but the first ones. experts, dense, shared: config.json's
+    names of the numbers of experts, of the first layers, and of the experts that every token takes.
+    Raises ConfigError."""
+    fields = config.fields
+    num_experts, top_k = read_experts(config, experts)
+    inner_size = fields.integer("moe_intermediate_size", 1408)
+    num_shared = fields.integer(shared, 1, minimum=0) if shared else 0
+    return MoeSpec(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner_size=inner_size,
+        renormalise=fields.flag("norm_topk_prob", True),
+        is_sparse=sparse_layers(config, fields.integer(dense, 1, minimum=0)),
+        names=names_in_mlp,
+        layer=partial(layer, config=config),
+        shared=UngatedExpert,
+        shared_size=inner_size * num_shared,
+    )
 
 
 class SoftmaxExperts(MoELayer):

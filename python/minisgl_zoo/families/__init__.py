@@ -1,1 +1,1 @@
-"""Families, each a file with its `FAMILY`: what config.json says, as a `ModelSpec`."""
+"""Families: what config.json says, as a `ModelSpec`. A family of one row is in `plain`."""

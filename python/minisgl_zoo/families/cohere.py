@@ -1,12 +1,18 @@
-"""Cohere (Command R, Command R+, Aya): attention and MLP side by side on one layer norm,
-interleaved rotation; in Command R+ each head of queries and keys has a layer norm."""
+"""Cohere: attention and MLP side by side on one layer norm, interleaved rotation. Cohere 2 has
+windows in three of four layers, and only those rotate.
+
+`defaults` are the values of each family's config class in transformers.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from minisgl.models.families.layer_types import FULL
 from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, plain
 from minisgl_zoo.blocks.parallel import NormedHeadsBlock, ParallelBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.blocks.views import interleaved
@@ -15,25 +21,23 @@ if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
 
 
-def block_of(config: ModelConfig) -> type[ParallelBlock]:
-    """Return the block of config.json's `use_qk_norm`."""
-    return NormedHeadsBlock if config.fields.flag("use_qk_norm", False) else ParallelBlock
-
-
 def spec(config: ModelConfig) -> ModelSpec:
     fields = config.fields
-    bias = fields.flag("attention_bias", False)
-    return ModelSpec(
-        config=config,
-        layers=layers_of(config, block=block_of(config)),
-        qkv_bias=bias,
-        o_bias=bias,
+    block = NormedHeadsBlock if fields.flag("use_qk_norm", False) else ParallelBlock
+    return plain(
+        config,
+        layers=partial(layers_of, block=block),
         decoder=partial(ScaledDecoder, logit_scale=fields.number("logit_scale", 0.0625)),
     )
 
 
-FAMILY = Family(
-    architectures=("CohereForCausalLM",),
+def spec2(config: ModelConfig) -> ModelSpec:
+    types = layer_types(config, config.fields.integer("sliding_window_pattern", 4))
+    layers = layers_of_types(config, types, {FULL: no_rotation(config)}, block=ParallelBlock)
+    return replace(spec(config), layers=layers)
+
+
+COHERE = Family(
     spec=spec,
     defaults={
         "rms_norm_eps": 1e-5,
@@ -43,4 +47,9 @@ FAMILY = Family(
     },
     view=interleaved,
     renames={"layer_norm_eps": "rms_norm_eps"},
+)
+COHERE2 = replace(
+    COHERE,
+    spec=spec2,
+    defaults={**COHERE.defaults, "sliding_window": 4096, "rope_theta": 10_000.0},
 )

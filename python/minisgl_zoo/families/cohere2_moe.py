@@ -15,9 +15,8 @@ from minisgl.layers.moe import MoELayer, UngatedExpert
 from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.layer_types import layers_of_types, sparse_layers
+from minisgl_zoo.blocks.layer_kinds import layers_of_types, no_rotation, sparse_layers, with_ropes
 from minisgl_zoo.blocks.parallel import ParallelBlock
-from minisgl_zoo.blocks.rotation import no_rotation
 from minisgl_zoo.families import cohere
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def spec(config: ModelConfig) -> ModelSpec:
     config = replace(config, norm_eps=norm_eps, intermediate_size=inner_size)
     return replace(
         cohere.spec(config),
-        layers=layers_of_types(config, types, ropes=ropes, block=block),
+        layers=with_ropes(layers_of_types(config, types, block=block), ropes),
         moe=_mixture(config, sparse),
     )
 
@@ -123,10 +122,9 @@ def _mixture(config: ModelConfig, sparse: tuple[bool, ...]) -> MoeSpec:
     )
 
 
-FAMILY = Family(
-    architectures=("Cohere2MoeForCausalLM",),
+COHERE2MOE = Family(
     spec=spec,
-    view=cohere.FAMILY.view,
+    view=cohere.COHERE.view,
     defaults={
         "tie_word_embeddings": True,
         "head_dim": 128,

@@ -4,20 +4,17 @@ correction, and experts that every token takes."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.layers.moe import UngatedExpert
-from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
-from minisgl_zoo.blocks.routers import SigmoidExperts
+from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl_zoo.blocks.layer_kinds import refuse
+from minisgl_zoo.blocks.routers import SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.views import interleaved_heads
-from minisgl_zoo.families import ernie4_5
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import ModelSpec
     from minisgl_zoo.view import CheckpointView
 
 
@@ -33,28 +30,19 @@ class ErnieExperts(SigmoidExperts):
 
 def spec(config: ModelConfig) -> ModelSpec:
     fields, count = config.fields, config.num_layers
-    num_experts, top_k = read_experts(config, "num_experts")
-    inner_size = fields.integer("moe_intermediate_size")
+    mixture = sigmoid_mixture(
+        config, experts="num_experts", shared="moe_num_shared_experts", layer=ErnieExperts
+    )
     first = fields.integer("moe_layer_start_index", minimum=0)
     last = fields.integer("moe_layer_end_index", minimum=-1)
     every = fields.integer("moe_layer_interval")
     if fields.number("moe_norm_min", 1e-12) > 1e-6:
         raise fields.error("moe_norm_min", "at most 0.000001, which bounds no sum of weights")
-    if fields.flag("use_bias", False):
-        raise fields.error("use_bias", "false: mixtures of ERNIE 4.5 with biases are not served")
+    refuse(fields, "use_bias", "mixtures of ERNIE 4.5 with biases are not served")
     last = count - 1 if last == -1 else last
-    mixture = MoeSpec(
-        num_experts=num_experts,
-        top_k=top_k,
-        inner_size=inner_size,
-        renormalise=True,
-        is_sparse=tuple(first <= i <= last and (i + 1) % every == 0 for i in range(count)),
-        names=names_in_mlp,
-        layer=partial(ErnieExperts, config=config),
-        shared=UngatedExpert,
-        shared_size=inner_size * fields.integer("moe_num_shared_experts", minimum=0),
-    )
-    return replace(ernie4_5.spec(config), moe=mixture)
+    is_sparse = tuple(first <= i <= last and (i + 1) % every == 0 for i in range(count))
+    mixture = replace(mixture, is_sparse=is_sparse, renormalise=True)
+    return ModelSpec(config=config, layers=layers_of(config), moe=mixture)
 
 
 def _view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
@@ -62,9 +50,7 @@ def _view(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     return interleaved_heads(view, config)
 
 
-FAMILY = replace(
-    ernie4_5.FAMILY,
-    architectures=("Ernie4_5_MoeForCausalLM",),
+ERNIE4_5_MOE = Family(
     spec=spec,
     view=_view,
     renames={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},

@@ -1,4 +1,10 @@
-"""Falcon-H1: Mamba2 and attention side by side after one norm, with constant factors everywhere."""
+"""Falcon-H1: Mamba2 and attention side by side after one norm, with constant factors everywhere.
+
+Both have a cache, so a layer of the file is two layers of the spec: `SidePlace` has Mamba2's cache,
+and `SideBlock` after it computes both.
+
+Axes: T tokens of this step, S rows that sample, D hidden size.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,97 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minisgl.models.spec import Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.falcon_h1_view import scaled_tensors
-from minisgl_zoo.blocks.mamba2 import as_mamba
+import torch
+
+from minisgl.layers import BaseOP
+from minisgl.models.blocks.decoder import Block
+from minisgl.models.loading.rotation import positive_numbers
+from minisgl.models.spec import CacheLayout, Family, ModelSpec, layers_of
+from minisgl_zoo.blocks.mamba2 import as_mamba, mamba_sizes, mixer
+from minisgl_zoo.blocks.sandwich import NoNorm
 from minisgl_zoo.blocks.scaled import ScaledDecoder
-from minisgl_zoo.blocks.side_block import SideBlock, SidePlace
+from minisgl_zoo.blocks.views import ScaledView
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from minisgl.core import Batch
+    from minisgl.models.blocks.decoder import LayerBuild
     from minisgl.models.config import ModelConfig
+    from minisgl_zoo.view import CheckpointView
+
+
+class SidePlace(Block):
+    """Holds the place of the next block's Mamba2 in the cache. `forward` returns its arguments."""
+
+    def __init__(self, at: LayerBuild) -> None:
+        BaseOP.__init__(self)
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return x_TD, residual_TD  # type: ignore[return-value] # None before the first norm
+
+
+class SideBlock(Block):
+    """norm; Mamba2 and attention side by side, whose sum is added; norm, MLP."""
+
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        before = at.index - 1
+        place = CacheLayout.of(at.spec.layers).places[before]
+        self.mamba = mixer(replace(at, layer=at.spec.layers[before], place=place), "mamba")
+        self.no_norm = NoNorm()
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        batch: Batch,
+        rows_S: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, residual_TD = self.attention_norm.forward(x_TD, residual_TD)
+        if rows_S is not None:
+            residual_TD = self.attention_norm.rows(residual_TD, rows_S, len(x_TD))
+        mixed, _ = self.mamba.forward(self.no_norm, x_TD, None, batch, rows_S)
+        attended, _ = self.attention.forward(self.no_norm, x_TD, None, batch, rows_S)
+        return self.mlp.forward(self.mlp_norm, mixed + attended, residual_TD)
+
+
+def scaled_tensors(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """Return the view whose tensors have taken their factors. Raises ConfigError."""
+    fields = config.fields
+
+    def numbers(name: str, count: int) -> tuple[float, ...]:
+        is_absent = fields.values.get(name) is None
+        return (1.0,) * count if is_absent else positive_numbers(fields, name, count)
+
+    attend, key = (fields.number(f"{x}_multiplier", 1.0) for x in ("attention_in", "key"))
+    gate, down = numbers("mlp_multipliers", 2)
+    factors = {
+        ".q_proj.weight": attend,
+        ".k_proj.weight": attend * key,
+        ".k_proj.bias": key,
+        ".v_proj.weight": attend,
+    }
+    outputs = {
+        ".o_proj": fields.number("attention_out_multiplier", 1.0),
+        ".mamba.out_proj": fields.number("ssm_out_multiplier", 1.0),
+        ".gate_proj": gate,
+        ".down_proj": down,
+    }
+    factors |= {f"{end}.{x}": y for end, y in outputs.items() for x in ("weight", "bias")}
+    num_heads, head_dim, num_groups, state_size = mamba_sizes(config)
+    inner, groups = num_heads * head_dim, num_groups * state_size
+    counts = torch.tensor([inner, inner, groups, groups, num_heads])  # of z, x, B, C and dt
+    rows = torch.tensor(numbers("ssm_multipliers", 5)).repeat_interleave(counts)
+    scaled = rows * fields.number("ssm_in_multiplier", 1.0)
+    in_rows = {".mamba.in_proj.weight": scaled, ".mamba.in_proj.bias": rows}
+    return ScaledView(view, factors, in_rows)
 
 
 def spec(config: ModelConfig) -> ModelSpec:
@@ -50,8 +139,7 @@ NAMES = {
 }
 
 
-FAMILY = Family(
-    architectures=("FalconH1ForCausalLM",),
+FALCONH1 = Family(
     spec=spec,
     names=NAMES,
     view=scaled_tensors,

@@ -10,7 +10,7 @@ from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec
 from minisgl.moe import ClampedGate
 from minisgl_zoo.blocks.attention import SinkAttention
-from minisgl_zoo.blocks.layer_types import layer_types, layers_of_types
+from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types
 from minisgl_zoo.blocks.views import StackedExperts
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ def _names(layer: int) -> ExpertNames:
     return expert_names(f"model.layers.{layer}.mlp", router="router")
 
 
-FAMILY = Family(
-    architectures=("GptOssForCausalLM",),
+GPTOSS = Family(
     spec=spec,
     view=StackedExperts.of,
     defaults={

@@ -1,23 +1,32 @@
-"""Hunyuan (dense): a Llama whose queries and keys are normed per head after their rotation; files
-may give a number alpha that raises the rotation's base."""
+"""Hunyuan: queries and keys are normed per head after their rotation; files may give a number alpha
+that raises the rotation's base. Hunyuan-A13B has a mixture in each layer, and an expert that every
+token takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.layers import AttentionLayer, RMSNorm
 from minisgl.layers.base import Identity
+from minisgl.layers.moe import UngatedExpert
 from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.mixture import mixture_in_each_layer, names_in_mlp
+from minisgl.models.config import Fields
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
-from minisgl_zoo.blocks.rotation import rope_fields
+from minisgl_zoo.blocks.layer_kinds import plain, rope_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from minisgl.models.blocks.decoder import LayerBuild
+    from minisgl.models.blocks.mixture import MoeSpec
     from minisgl.models.config import ModelConfig
+
+TOP_K = "num_experts_per_tok"
 
 
 class NormedAfterRotation(SplitAttentionLayer):
@@ -37,7 +46,11 @@ class HunyuanBlock(Block):
         self.attention.attend = NormedAfterRotation(at, self.attention.attend)
 
 
-def spec(config: ModelConfig) -> ModelSpec:
+class HunyuanExpert(UngatedExpert):
+    module = "shared_mlp"
+
+
+def hunyuan(config: ModelConfig, moe: Callable[[ModelConfig], MoeSpec] | None = None) -> ModelSpec:
     rope, settings = config.rope, rope_fields(config)
     if rope.rope_type == "dynamic" and settings.values.get("alpha") is not None:
         alpha = settings.number("alpha")
@@ -45,17 +58,28 @@ def spec(config: ModelConfig) -> ModelSpec:
             raise settings.error("alpha", "at most 1000000")
         theta = rope.theta * alpha ** (rope.rotary_dim / (rope.rotary_dim - 2))
         config = replace(config, rope=replace(rope, rope_type="default", theta=theta, factor=1.0))
-    bias = config.fields.flag("attention_bias", False)
-    return ModelSpec(
-        config=config,
-        layers=layers_of(config, block=HunyuanBlock),
-        qkv_bias=bias,
-        o_bias=bias,
+    return plain(config, layers=partial(layers_of, block=HunyuanBlock), moe=moe)
+
+
+def hunyuan_mixture(config: ModelConfig) -> MoeSpec:
+    """`moe_topk` may be a list with a number for each layer, which must be the same here."""
+    fields, each = config.fields, config.fields.values[TOP_K]
+    if type(each) is list:
+        if len(each) != config.num_layers or each != each[:1] * config.num_layers:
+            raise fields.error(TOP_K, f"the same number for each of {config.num_layers} layers")
+        config = replace(config, fields=Fields({**fields.values, TOP_K: each[0]}, fields.where))
+    return mixture_in_each_layer(
+        config, names_in_mlp, shared=HunyuanExpert, shared_size=config.intermediate_size
     )
 
 
-FAMILY = Family(
-    architectures=("HunYuanDenseV1ForCausalLM",),
-    spec=spec,
+HUNYUANDENSEV1 = Family(
+    spec=hunyuan,
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+)
+HUNYUANMOEV1 = Family(
+    spec=partial(hunyuan, moe=hunyuan_mixture),
+    names={".mlp.gate.wg.": ".mlp.gate."},
+    renames={"num_experts": "num_local_experts", "moe_topk": TOP_K},
+    defaults={**HUNYUANDENSEV1.defaults, "num_local_experts": 1, TOP_K: 1},
 )

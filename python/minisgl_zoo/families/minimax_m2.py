@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import WideNormBlock
-from minisgl_zoo.blocks.routers import SigmoidExperts
+from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts
 
 if TYPE_CHECKING:
     from minisgl.layers.moe import ExpertNames
@@ -34,9 +34,7 @@ def _names(layer: int) -> ExpertNames:
     return expert_names(f"model.layers.{layer}.mlp", projections=("w1", "w3", "w2"))
 
 
-CORRECTION = "e_score_correction_bias"
-FAMILY = Family(
-    architectures=("MiniMaxM2ForCausalLM",),
+MINIMAXM2 = Family(
     spec=spec,
     names={".block_sparse_moe.": ".mlp.", f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
     defaults={

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from minisgl.layers.base import Identity
 from minisgl.models.blocks.decoder import Block
-from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
-from minisgl_zoo.blocks.rotation import rope_fields
+from minisgl_zoo.blocks.layer_kinds import rope_fields, windowed_layers
 
 if TYPE_CHECKING:
     from minisgl.attention import AttnLayer
@@ -50,13 +50,10 @@ class Ministral3Block(Block):
 
 
 def spec(config: ModelConfig) -> ModelSpec:
-    window = config.fields.optional_integer("sliding_window")
-    windows = (window,) * config.num_layers
-    return ModelSpec(config=config, layers=layers_of(config, windows, block=Ministral3Block))
+    return ModelSpec(config=config, layers=windowed_layers(config, block=Ministral3Block))
 
 
-FAMILY = Family(
-    architectures=("Ministral3ForCausalLM",),
+MINISTRAL3 = Family(
     spec=spec,
     defaults={
         "num_key_value_heads": 8,

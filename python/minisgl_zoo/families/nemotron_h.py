@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.models.spec import Family, ModelSpec
-from minisgl_zoo.blocks.nemotron import layer_kinds, nemotron_layers
-from minisgl_zoo.blocks.rotation import no_rotation
+from minisgl_zoo.blocks.layer_kinds import no_rotation
+from minisgl_zoo.blocks.nemotron import layer_kinds, nemotron_layers, nemotron_mixture
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 def spec(config: ModelConfig) -> ModelSpec:
     kinds = layer_kinds(config)
     config = replace(config, num_layers=len(kinds), rope=no_rotation(config))
-    mixture = None
-    if "E" in kinds:
-        from minisgl_zoo.blocks.nemotron import nemotron_mixture
-
-        mixture = nemotron_mixture(config, kinds)
     return ModelSpec(
         config=config,
         layers=nemotron_layers(config, kinds),
-        moe=mixture,
+        moe=nemotron_mixture(config, kinds) if "E" in kinds else None,
         mlp_bias=config.fields.flag("mlp_bias", False),
     )
 
@@ -41,8 +36,7 @@ NAMES = {
 }
 
 
-FAMILY = Family(
-    architectures=("NemotronHForCausalLM",),
+NEMOTRONH = Family(
     spec=spec,
     defaults={
         "num_hidden_layers": 1,  # transformers 5 writes only the layers' kinds

@@ -1,0 +1,131 @@
+"""The spec of a family that differs from Llama in values only, and layers that differ in
+windows and rotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from minisgl.models.config import Fields
+from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config, windows
+from minisgl.models.loading.rotation import rotary_config
+from minisgl.models.registry import get_model_class
+from minisgl.models.spec import ModelSpec, layers_of
+
+if TYPE_CHECKING:
+    from minisgl.layers.frequencies import RotaryConfig
+    from minisgl.models.blocks.mixture import MoeSpec
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.spec import LayerSpec
+
+
+def plain(
+    config: ModelConfig,
+    *,
+    layers: Callable[[ModelConfig], tuple[LayerSpec, ...]] = layers_of,
+    moe: Callable[[ModelConfig], MoeSpec | None] | None = None,
+    qkv_bias: str | bool = "attention_bias",
+    o_bias: str | bool = "attention_bias",
+    mlp_bias: str | bool = False,
+    qk_norm: str | bool = False,
+    **fields: Any,
+) -> ModelSpec:
+    """Return the spec of these layers and this mixture. qkv_bias, o_bias, mlp_bias, qk_norm: the
+    value, or the name of a flag in config.json, which is false unless the family's defaults say
+    otherwise. fields: further fields of `ModelSpec`."""
+
+    defaults = get_model_class(config.architecture).defaults
+
+    def flag(name: str | bool) -> bool:
+        if isinstance(name, bool):
+            return name
+        return config.fields.flag(name, defaults.get(name, False))
+
+    return ModelSpec(
+        config=config,
+        layers=layers(config),
+        moe=moe(config) if moe else None,
+        qkv_bias=flag(qkv_bias),
+        o_bias=flag(o_bias),
+        mlp_bias=flag(mlp_bias),
+        qk_norm=flag(qk_norm),
+        **fields,
+    )
+
+
+def refuse(fields: Fields, name: str, why: str) -> None:
+    """Raise ConfigError if the flag is true."""
+    if fields.flag(name, False):
+        raise fields.error(name, f"false: {why}")
+
+
+def layer_types(config: ModelConfig, period: int | None = None) -> tuple[str, ...]:
+    """Return FULL or SLIDING for each layer. Raises ConfigError for other types.
+
+    period: if config.json has no `layer_types`, every period-th layer is FULL and the others are
+    SLIDING; None makes all layers FULL.
+    """
+    return types_in_config(config, (FULL, SLIDING)) or tuple(
+        SLIDING if period and (index + 1) % period else FULL for index in range(config.num_layers)
+    )
+
+
+def windowed_layers(config: ModelConfig, **fields: Any) -> tuple[LayerSpec, ...]:
+    """Return layers that all have the window of the field `sliding_window`, unless it is null.
+    fields: see `layers_of`."""
+    window = config.fields.optional_integer("sliding_window")
+    return layers_of(config, (window,) * config.num_layers, **fields)
+
+
+def layers_of_types(
+    config: ModelConfig,
+    types: Sequence[str],
+    ropes: Mapping[str, RotaryConfig] | None = None,
+    **fields: Any,
+) -> tuple[LayerSpec, ...]:
+    """Return the layers of these types. SLIDING layers have the window of the field
+    `sliding_window`. ropes: the rotation of some types; others have `config.rope`. fields: see
+    `layers_of`."""
+    window = config.fields.optional_integer("sliding_window")
+    layers = layers_of(config, windows(config, types, window), **fields)
+    return with_ropes(layers, [(ropes or {}).get(kind, config.rope) for kind in types])
+
+
+def with_ropes(layers: Sequence[LayerSpec], ropes: Sequence[RotaryConfig]) -> tuple[LayerSpec, ...]:
+    """Return the layers, each with its own rotation."""
+    return tuple(replace(layer, rope=rope) for layer, rope in zip(layers, ropes, strict=True))
+
+
+def sparse_layers(config: ModelConfig, num_dense: int = 0) -> tuple[bool, ...]:
+    """Return for each layer whether it has the mixture, as the field `mlp_layer_types` says.
+
+    num_dense: without that field, the first `num_dense` layers have an MLP. Raises ConfigError.
+    """
+    fields, count = config.fields, config.num_layers
+    types = fields.values.get("mlp_layer_types")
+    if types is None:
+        return tuple(index >= num_dense for index in range(count))
+    if type(types) is not list or len(types) != count or not {*types} <= {"dense", "sparse"}:
+        raise fields.error("mlp_layer_types", f"a list of {count}, each dense or sparse")
+    return tuple(kind == "sparse" for kind in types)
+
+
+def rope_fields(config: ModelConfig) -> Fields:
+    """Return the object of config.json that describes the rotation."""
+    values = config.fields.values
+    given = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    return Fields(given, f"{config.fields.where}: the settings of the rotation")
+
+
+def no_rotation(config: ModelConfig) -> RotaryConfig:
+    """Return the `RotaryConfig` of layers that do not rotate (NoPE)."""
+    return replace(config.rope, rope_type="none")
+
+
+def sliding_rope(config: ModelConfig, theta: float) -> RotaryConfig:
+    """Return the rotation of SLIDING layers: that of their own object in config.json. Without such
+    an object it has the base `theta` and is not stretched."""
+    if isinstance(rope_fields(config).values.get(SLIDING), dict):
+        return rotary_config(config.fields, config.head_dim, SLIDING)
+    return replace(config.rope, rope_type="default", theta=theta, factor=1.0)
