@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from minisgl import plugins
 from minisgl.errors import UnsupportedModel
-from minisgl.models.spec import Family
+from minisgl.models.spec import Family, ModelSpec
 
 if TYPE_CHECKING:
     from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import ModelSpec
 
 
 def supported_architectures() -> tuple[str, ...]:
