@@ -185,6 +185,7 @@ ROWS: Final = [
     Row("answers", "tools", "minisgl_zoo.calls.tools:prompt_fields"),
     Row("answers", "abilities", "minisgl_zoo.calls.known:abilities"),
     Row("logit_options", "create", "minisgl_zoo.logit_options:LogitOptions"),
+    Row("grammars", "check", "minisgl_zoo.grammar.forms:checked_structured_outputs"),
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),
     Row("grammars", "maskers", "minisgl_zoo.grammar.maskers:Grammars"),
     Row("tokenizers", "convert", "minisgl_zoo.convert:convert"),

@@ -13,7 +13,7 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any, Final
 
-from minisgl.core.structured import checked_structured_outputs
+from minisgl import plugins
 from minisgl.errors import InvalidSampling
 from minisgl.utils.text import brief, is_unicode
 
@@ -25,6 +25,8 @@ MAX_LOGIT_BIAS: Final = 1024
 MAX_BAD_WORDS: Final = 256
 MAX_BAD_WORD_LENGTH: Final = 256
 MAX_BAD_WORD_IDS: Final = 4 * MAX_BAD_WORD_LENGTH + 4
+KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
+"""The entries of `structured_outputs`, of which a request has one."""
 _INT32: Final = 2**31 - 1
 
 
@@ -46,8 +48,18 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             f"min_tokens must be from 0 to max_tokens, got {min_tokens}", param="min_tokens"
         )
     if plain.get("structured_outputs") is not None:
-        plain["structured_outputs"] = checked_structured_outputs(plain)
+        plain["structured_outputs"] = _structured_outputs(plain)
     return plain
+
+
+def _structured_outputs(fields: Mapping[str, Any]) -> Any:
+    check = plugins.find("grammars", "check")
+    if check is None:
+        raise InvalidSampling(
+            f"structured_outputs {plugins.absent('grammars')}; leave it out",
+            param="structured_outputs",
+        )
+    return check(fields)
 
 
 _NUMBERS: Final[Mapping[type, tuple[Any, str]]] = {

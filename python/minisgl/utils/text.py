@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from typing import Any
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 120
@@ -38,3 +39,18 @@ def size_of(num_bytes: int) -> str:
 def is_unicode(text: str) -> bool:
     """Return whether UTF-8 can encode the text. JSON can hold one half of a surrogate pair."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def num_levels(value: Any, most: int) -> int:
+    """Return the number of levels of nested objects and lists; `most` + 1 if there are more."""
+    levels, items = 0, [value]
+    while items := [item for item in items if isinstance(item, dict | list)]:
+        levels += 1
+        if levels > most:
+            break
+        items = [
+            inner
+            for outer in items
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return levels

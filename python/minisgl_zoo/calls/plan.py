@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from minisgl.core.structured import json_text
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, ids_to_bytes
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
@@ -35,6 +34,7 @@ from minisgl_zoo.calls.response_template import (
 from minisgl_zoo.calls.tool_text import plain_messages, takes_tools, whole_tools
 from minisgl_zoo.grammar.calls import Tool
 from minisgl_zoo.grammar.constraint import AnswerPlan
+from minisgl_zoo.grammar.forms import json_text
 
 logger = get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """Turns the option `structured_outputs` into a grammar that every rank can match, or refuses it.
 
 A grammar is text: JSON with a list of llguidance's grammars, of which the first is the start. The
-check needs no vocabulary, so it needs no preparation. It is bounded: `minisgl.core.structured`
+check needs no vocabulary, so it needs no preparation. It is bounded: `minisgl_zoo.grammar.forms`
 limits the size, `minisgl_zoo.grammar.trial` the time of compiling and the work of each mask.
 """
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from minisgl.core.sampling_checks import KINDS
 from minisgl.errors import InvalidSampling
-from minisgl.utils.text import brief, is_unicode
+from minisgl.utils.text import brief, is_unicode, num_levels
 
 MAX_CHARACTERS: Final = 128 * 1024
 """The most characters of a schema, regex, grammar or list of choices. It bounds the work before
@@ -16,7 +17,6 @@ MAX_LEVELS: Final = 100
 """The most levels of nested objects and lists. llguidance reads 128, some of which it adds
 itself."""
 OPTION: Final = "structured_outputs"
-KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def checked_structured_outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,21 +101,6 @@ def _least_size(schema: Any) -> int:
         size += len(inner)
         items = inner
     return size
-
-
-def num_levels(value: Any, most: int) -> int:
-    """Return the number of levels of nested objects and lists; `most` + 1 if there are more."""
-    levels, items = 0, [value]
-    while items := [item for item in items if isinstance(item, dict | list)]:
-        levels += 1
-        if levels > most:
-            break
-        items = [
-            inner
-            for outer in items
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return levels
 
 
 def _is_text(value: Any) -> bool:

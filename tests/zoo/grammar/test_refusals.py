@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from minisgl.core import SamplingParams
-from minisgl.core.structured import MAX_CHARACTERS
 from minisgl.errors import InvalidSampling
 from minisgl_zoo.grammar import trial
 from minisgl_zoo.grammar.compile import compiled
+from minisgl_zoo.grammar.forms import MAX_CHARACTERS
 
 
 def refusal(option: Any, **others: Any) -> InvalidSampling:

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core.answer import ToolCall as ParsedCall
-from minisgl.core.structured import num_levels
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt
 from minisgl.server.strict import Json, ignored, only
-from minisgl.utils.text import brief
+from minisgl.utils.text import brief, num_levels
 
 MAX_DEPTH: Final = 100
 """The most levels of `chat_template_kwargs` and of a tool's schema. Python's own limit is near
