@@ -25,7 +25,7 @@ from minisgl_kernels.hopper import INPUTS, Kernels, load_gemm
 from minisgl_kernels.packed import MAX_FP8
 from minisgl_kernels.packed_formats import gate_number
 from minisgl_kernels.triton.fp8 import BLOCK, quantise
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 MOST = 128
 """Pairs of a tile. Their sums and the products of half a turn are in registers."""

@@ -20,7 +20,7 @@ from minisgl_kernels.triton import fp8, packed_gemv
 from minisgl_kernels.triton.fp8_gemm import choose_stream, stream_gemm
 from minisgl_kernels.triton.packed import dense
 from minisgl_kernels.triton.packed_gemm import TileConfig, packed_gemm
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 TYPES = (torch.bfloat16, torch.float16)
 MAX_FP8, MAX_DECODED = 16, 128
@@ -47,7 +47,7 @@ def choose_tile(rows: int, outputs: int, inputs: int, group: int, num_cores: int
 
 
 class PackedGemms:
-    """As `minisgl_zoo.weights.packed.Gemms` says. Mutable: `_done` counts the programs that have
+    """As `minisgl_zoo.weights.quantised.Gemms` says. Mutable: `_done` counts the programs that have
     ended a tile."""
 
     def __init__(self, ops: Ops, weight: Packed, dtype: torch.dtype) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.kernel.triton.moe import Gate
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 KINDS = {"int4": 0, "fp4": 1, "fp8": 2, "int8": 3}
 SCALES = {

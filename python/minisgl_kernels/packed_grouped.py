@@ -26,7 +26,7 @@ from minisgl_kernels.grouped import (
 from minisgl_kernels.hopper import Kernels, load_gemm
 from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
 from minisgl_kernels.triton.arrange import PERIOD, arrange
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 MOST = 112
 """Pairs of a tile. Their sums and two batches of weights are in registers."""

@@ -19,7 +19,7 @@ from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.triton import packed_gemv
 from minisgl_kernels.triton.moe_gate import activate_pairs
 from minisgl_kernels.triton.packed_gemm import TileConfig, expert_gemm
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 FEWEST_8_BIT = 8
 """From this many pairs for each expert on, on average, `PackedGrouped` is faster than Triton with 8

@@ -22,7 +22,7 @@ from minisgl.kernel.triton.moe import Gate
 from minisgl_kernels import CSRC
 from minisgl_kernels.hopper import SHARED_BYTES, Kernels
 from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 MAX_ROWS, MAX_FP8_ROWS = 8, 4
 """The most rows of x. A layer of 14B in fp8 with 4 rows takes 115.0 us here and 120.3 by Triton,

@@ -15,7 +15,7 @@ from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed import PackedGemms
 from minisgl_kernels.triton import fp8
 from minisgl_kernels.triton.fp8_gemm import STREAMS, StreamConfig, stream_gemm
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 DTYPE = torch.float16 if INTERPRET else torch.bfloat16  # which Triton's interpreter computes wrong
 GATES: tuple[Activation, ...] = ("silu", "gelu_tanh")

@@ -20,7 +20,7 @@ from minisgl_kernels.hopper import on_hopper
 from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed_moe import PackedMoeBackend
 from minisgl_kernels.triton.fp8 import quantise
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 ADDED = 2.0**-12
 """What a sum may lose, relative to the sum of magnitudes: these tensor cores keep some 14 bits."""

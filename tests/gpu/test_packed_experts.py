@@ -24,7 +24,7 @@ from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.packed_moe import PackedMoeBackend
 from minisgl_kernels.packed_skinny import MAX_ROWS, PackedSkinny
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 
 @pytest.fixture

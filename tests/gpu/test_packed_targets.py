@@ -33,7 +33,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def forms(*shape: int) -> Iterator[Any]:
     """A packed weight of each kind."""
-    from minisgl_zoo.weights.packed import Packed
+    from minisgl_zoo.weights.quantised import Packed
 
     *rows, inputs = shape
     outer = empty(*rows, dtype=torch.float32)

@@ -8,7 +8,7 @@ import torch
 
 from minisgl.kernel.triton.launch import INTERPRET
 from minisgl_zoo.weights.fp4 import E2M1
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 DTYPE = torch.float16 if INTERPRET else torch.bfloat16  # which Triton's interpreter computes wrong
 TOLERANCE = 2e-3 if INTERPRET else 1.2e-2

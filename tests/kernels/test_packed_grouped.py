@@ -17,7 +17,7 @@ from minisgl_kernels.fp8_grouped import FEWEST_TOKENS, Fp8Grouped
 from minisgl_kernels.grouped import MAX_EXPERTS, shared_bytes
 from minisgl_kernels.hopper import SHARED_BYTES
 from minisgl_kernels.packed_grouped import MOST, STAGES, stage_bytes, takes
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 BITS = {torch.int32: 4, torch.float8_e4m3fn: 8, torch.int8: 8, torch.uint8: 8}
 

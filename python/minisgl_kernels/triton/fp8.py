@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minisgl.kernel.triton.elementwise import activate, normed, warps_of
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 BLOCK = 128
 ROWS = 16

@@ -1,4 +1,4 @@
-"""The decoding of a tile of packed weights (`minisgl_zoo.weights.packed`).
+"""The decoding of a tile of packed weights (`minisgl_zoo.weights.quantised`).
 
 Numbers of 8 bits are read one by one. Numbers of 4 bits are read as words of 32 bits, with the
 first column's number in the low bits. Decoded numbers are exact in bfloat16 and in float16, because
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin
-from minisgl_zoo.weights.packed import Kind, Packed
+from minisgl_zoo.weights.quantised import Kind, Packed
 
 KINDS: dict[Kind, int] = {"fp8": 0, "int8": 1, "uint8": 2, "int4": 3, "fp4": 4}
 """The kernels' constant KIND. From 3 on, numbers are in words."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl_kernels.triton.packed import as_float, constants_of, decode
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton.elementwise import activate
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
 from minisgl_kernels.triton.packed import as_float, constants_of, nibbles
-from minisgl_zoo.weights.packed import Packed
+from minisgl_zoo.weights.quantised import Packed
 
 MAX_INPUTS = 32768
 TILE_BYTES, MIN_ROWS, MIN_BYTES = 32 << 10, 2, 48 << 10

@@ -14,7 +14,9 @@ import json
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +24,36 @@ from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError, MinisglError
 from minisgl.utils.hf import CARD
 from minisgl.utils.logger import get_logger
-from minisgl_zoo.gguf.card import card_of
-from minisgl_zoo.gguf.header import read_header
+from minisgl_zoo.gguf.header import MappedTensor, StoredTensor, read_header
 from minisgl_zoo.gguf.index import is_whole, map_file, size_and_time, write_files
 from minisgl_zoo.gguf.parts import check_parts, parts_of
-from minisgl_zoo.gguf.tensor import MappedTensor, StoredTensor
+
+_GUESSED: Final = 1024
+"""llama.cpp sets this flag in a `general.file_type` that no converter wrote."""
+
+
+def card_of(values: Mapping[str, Any], tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
+    """Return the architecture, the name of the file's type, such as Q4_K_M, and the number of
+    parameters.
+
+    values: the metadata. tensors: of all parts. If the metadata have no type that is known, it is
+    the one that most parameters have.
+    """
+    from gguf import LlamaFileType
+
+    sizes = {name: prod(tensor.shape) for name, tensor in tensors.items()}
+    types: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        types[tensor.kind] += sizes[name]
+    names = {kind.value: kind.name.partition("_")[2] for kind in LlamaFileType}
+    names.pop(_GUESSED, None)
+    usual = types.most_common(1)[0][0] if types else ""
+    return {
+        "architecture": values["general.architecture"],
+        "file_type": names.get(values.get("general.file_type", -1), usual),
+        "num_parameters": sum(sizes.values()),
+    }
+
 
 logger = get_logger(__name__)
 

@@ -12,8 +12,7 @@ from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Tar
 from minisgl.utils.logger import get_logger
 from minisgl_zoo.gguf.blocks import LAYOUTS
 from minisgl_zoo.gguf.changes import reorders_columns
-from minisgl_zoo.gguf.names import STACKED
-from minisgl_zoo.gguf.places import Places, split_name
+from minisgl_zoo.gguf.names import STACKED, Places, split_name
 from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes
 from minisgl_zoo.weights.methods import MXFP4
 from minisgl_zoo.weights.panelled import log_kernels

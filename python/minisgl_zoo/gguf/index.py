@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from minisgl.errors import CheckpointError
-from minisgl_zoo.gguf.header import read_header
-from minisgl_zoo.gguf.tensor import MappedTensor, StoredTensor
+from minisgl_zoo.gguf.header import MappedTensor, StoredTensor, read_header
 
 INDEX: Final = "tensors.json"
 WEIGHTS: Final = "model.gguf"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl_zoo.gguf.tensor import NUMPY, TYPE_OF
+from minisgl_zoo.gguf.header import NUMPY, TYPE_OF
 
 Index = tuple[int | slice, ...]
 Change = Callable[[Tensor], Tensor]

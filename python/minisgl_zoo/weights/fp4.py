@@ -23,7 +23,6 @@ from minisgl.kernel.cpu import CpuOps
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
 from minisgl_zoo.weights.cut import ALL, local_rows, per_unit
-from minisgl_zoo.weights.packed import Packed
 from minisgl_zoo.weights.panels import (
     Panels,
     pack_nibbles,
@@ -32,7 +31,7 @@ from minisgl_zoo.weights.panels import (
     unpack_nibbles,
     unpack_rows,
 )
-from minisgl_zoo.weights.quantised import QuantisedWeight
+from minisgl_zoo.weights.quantised import Packed, QuantisedWeight
 from minisgl_zoo.weights.scaled import UNREAD, spread
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -24,7 +24,6 @@ from minisgl.kernel.cpu import CpuOps
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
 from minisgl_zoo.weights.cut import Unit, local_rows, per_unit
-from minisgl_zoo.weights.packed import Packed
 from minisgl_zoo.weights.panels import (
     Kind,
     Panels,
@@ -36,7 +35,7 @@ from minisgl_zoo.weights.panels import (
     unpack_nibbles,
     unpack_rows,
 )
-from minisgl_zoo.weights.quantised import QuantisedWeight, exact_16_bit, is_size
+from minisgl_zoo.weights.quantised import Packed, QuantisedWeight, exact_16_bit, is_size
 
 Spelling = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
 UNREAD = ("weight_shape", "g_idx", "weight_g_idx")

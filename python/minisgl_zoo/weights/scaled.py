@@ -23,9 +23,8 @@ from torch import Tensor
 from minisgl.kernel.cpu import CpuOps
 from minisgl.quantization.weight import WeightBuild
 from minisgl_zoo.weights.cut import ALL, Unit, entries, local_rows, per_unit
-from minisgl_zoo.weights.packed import Packed
 from minisgl_zoo.weights.panels import Kind, Panels, pack_bytes, pack_rows, takes, unpack_bytes
-from minisgl_zoo.weights.quantised import QuantisedWeight, is_size
+from minisgl_zoo.weights.quantised import Packed, QuantisedWeight, is_size
 
 UNREAD = ("input_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
 """Scales of activations, which stay in the model's dtype, and of an fp8 KV cache, which
