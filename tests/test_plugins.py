@@ -78,6 +78,23 @@ def test_a_strangers_weight_format_reads_its_checkpoints(tmp_path: Path) -> None
     assert done.stdout.strip() == "(32, 'config.json', ['lm_head'])", done.stderr
 
 
+def test_the_documented_route_and_observer_are_built(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
+    code = page.partition("# acme_minisgl/server.py\n")[2].partition("```")[0]
+    (tmp_path / "acme_server.py").write_text(code)
+    extra = "Row('routes', 'acme', 'acme_server:ROUTES'), "
+    extra += "Row('loop_observers', 'acme', 'acme_server:create_observer'), "
+    script = (
+        "from minisgl import plugins; from minisgl.runtime.args import RuntimeArgs;"
+        "from minisgl.runtime.observers import create_observers;"
+        "routes = [row.load() for row in plugins.rows('routes') if row.name == 'acme'];"
+        "print([route.path for route in routes[0].router(None).routes],"
+        "type(create_observers(RuntimeArgs(), 0)[-1]).__name__)"
+    )
+    done = run(script, stranger(tmp_path, ACME.replace("ROWS = [", f"ROWS = [{extra}")))
+    assert done.stdout.strip() == "['/acme'] Printer", done.stderr
+
+
 @pytest.mark.parametrize(
     ("manifest", "wrong"),
     [
