@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,13 @@ def sockets() -> Iterator[Path]:
     """An empty folder with a short name: `tmp_path` may be too long for unix sockets."""
     with tempfile.TemporaryDirectory(prefix="s-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("needs"):
+            if find_spec(marker.args[0]) is None:
+                item.add_marker(pytest.mark.skip(reason=f"{marker.args[0]} is not here"))
 
 
 def pytest_collection_finish() -> None:

@@ -22,11 +22,6 @@ from minisgl.distributed import DistributedCommunicator, SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import create_kvcache_pool
 from minisgl.models import BaseLLMModel, PoolSpec, load_model
-from minisgl_zoo.blocks.short_conv import ConvPoolSpec
-from minisgl_zoo.recurrent.backends import create_recurrent_backend
-from minisgl_zoo.recurrent.pool import RecurrentPool
-from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
-from minisgl_zoo.recurrent.spec import RecurrentPoolSpec
 
 CPU = torch.device("cpu")
 VOCAB = 211  # odd, so that a vocabulary split over two ranks is padded
@@ -150,6 +145,13 @@ class Runner:
 
     def _recurrent(self, pool: PoolSpec) -> Context:
         dtype = self.model.embedding.weight.dtype
+        # Late, because the core's own tests run without the zoo.
+        from minisgl_zoo.blocks.short_conv import ConvPoolSpec
+        from minisgl_zoo.recurrent.backends import create_recurrent_backend
+        from minisgl_zoo.recurrent.pool import RecurrentPool
+        from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
+        from minisgl_zoo.recurrent.spec import RecurrentPoolSpec
+
         if isinstance(pool, ConvPoolSpec):
             return Context(
                 kv_pool=ConvPool(

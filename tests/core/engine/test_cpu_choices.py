@@ -15,7 +15,6 @@ from minisgl.engine import EngineConfig, connect
 from minisgl.engine.connect import resolve_dtype
 from minisgl.models import ModelConfig
 from minisgl.quantization import UNQUANTISED
-from minisgl_zoo.weights.online_formats import OnlineFormats
 
 SPIN, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 
@@ -67,7 +66,10 @@ def test_float32_is_advised_for_plain_weights_only(
     advice = "--dtype float32 computes them faster"
     monkeypatch.setattr(connect, "slow_dtype_advice", lambda _: advice)
     config = cast("EngineConfig", SimpleNamespace(dtype="bfloat16"))
-    formats = OnlineFormats.of_kind("int8", 2) if is_quantised else UNQUANTISED
+    formats: Any = UNQUANTISED
+    if is_quantised:
+        online = pytest.importorskip("minisgl_zoo.weights.online_formats", reason="the zoo's")
+        formats = online.OnlineFormats.of_kind("int8", 2)
     model = cast("ModelConfig", SimpleNamespace(dtype=torch.bfloat16, formats=formats))
     device: Any = SimpleNamespace(torch_device=torch.device("cpu"))
     with caplog.at_level("INFO", logger="minisgl.engine.connect"):

@@ -20,9 +20,15 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.models.loading.reading import read_config
 from minisgl.utils import container
-from minisgl_zoo.recurrent.spec import GROUPS
 
 GIB, MIB = 1 << 30, 1 << 20
+
+
+def recurrent_groups() -> tuple[Any, ...]:
+    """Return the zoo's groups of a recurrent model. Late: the other tests run without the zoo."""
+    from minisgl_zoo.recurrent.spec import GROUPS
+
+    return GROUPS
 
 
 def plan(num_pages: int | None = None, **changes: Any) -> MemoryPlan:
@@ -82,10 +88,11 @@ def test_a_cpu_gives_a_quarter_of_its_memory_to_the_cache_unless_told(
     assert planned[0].kv_limit_bytes == limit
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_rows_are_planned_for_as_many_requests_as_states() -> None:
     """As many as the full pool suffices for, where memory is short: else all that may run. Saved
     states count, because shorter requests take them."""
-    large = {"groups": (FULL, *GROUPS), "group_page_bytes": (MIB, 36 * MIB, 147 * MIB)}
+    large = {"groups": (FULL, *recurrent_groups()), "group_page_bytes": (MIB, 36 * MIB, 147 * MIB)}
     sizes = {group.kind: group.num_pages for group in plan(**large, free_bytes=80 * GIB).groups}
     running = sizes["full"] * 16 // min(1000, REQUEST_TOKENS) + 1
     assert 50 < running < 256
@@ -96,20 +103,23 @@ def test_rows_are_planned_for_as_many_requests_as_states() -> None:
     assert few["rows"] == 3 * 4 + 8
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_requests_shorter_than_two_intervals_fit_their_rows() -> None:
-    groups = {"groups": (FULL, *GROUPS), "group_page_bytes": (1, 1, 1)}
+    groups = {"groups": (FULL, *recurrent_groups()), "group_page_bytes": (1, 1, 1)}
     memory = plan(**groups, max_seq_len=100, max_running=1)
     limits = [group.most_tokens(memory.chunk, memory.page_size) for group in memory.groups]
     assert limits == [112, 112, None]
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_requests_shorter_than_an_interval_need_no_states() -> None:
-    groups = {"groups": (FULL, *GROUPS), "group_page_bytes": (1, 1, 1)}
+    groups = {"groups": (FULL, *recurrent_groups()), "group_page_bytes": (1, 1, 1)}
     memory = plan(**groups, max_seq_len=60, max_running=9)
     assert memory.num_requests == 8  # 36 pages of the full group hold nine, 35 of rows eight
     assert "requests at full length" in str(memory)
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_requests_at_full_length_are_those_that_fit_at_once() -> None:
     """One computes a chunk of 512 tokens. The others hold a window and two pages, or the rows of a
     whole interval: the plan has three quarters of that for each."""
@@ -121,7 +131,9 @@ def test_requests_at_full_length_are_those_that_fit_at_once() -> None:
     assert few.num_requests == 0
     assert "requests at full length            0  of 512 tokens" in str(few)
     hybrid = sizes | {"group_page_bytes": (MIB, MIB, MIB)}
-    memory = plan(groups=(FULL, *GROUPS), num_pages=64 * 32, **hybrid, free_bytes=80 * GIB)
+    memory = plan(
+        groups=(FULL, *recurrent_groups()), num_pages=64 * 32, **hybrid, free_bytes=80 * GIB
+    )
     assert memory.num_requests == 1 + (3 * 64 + 8 - 8) // 4
 
 

@@ -20,7 +20,6 @@ from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
-from minisgl_kernels import CSRC
 
 
 @pytest.mark.parametrize(
@@ -89,10 +88,10 @@ def test_build_command_builds_nothing_when_asked_otherwise(
 def test_without_nvrtc_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(JitUnavailable, match=r"no NVRTC, .*: import of cuda"):
-        jit.load_cubin(CSRC, "all_reduce", "sm_90")
+        jit.load_cubin(Path("csrc"), "all_reduce", "sm_90")
     monkeypatch.setenv("MINISGL_DISABLE_JIT", "1")
     with pytest.raises(JitUnavailable, match="MINISGL_DISABLE_JIT=1"):
-        jit.load_cubin(CSRC, "all_reduce", "sm_90")
+        jit.load_cubin(Path("csrc"), "all_reduce", "sm_90")
 
 
 def test_radix_imports_no_torch() -> None:

@@ -39,6 +39,7 @@ def test_both_forms_of_a_word_are_forbidden(llm: LLM) -> None:
     assert sampling.bad_words == ()
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_grammar_has_precedence_over_bad_words(llm: LLM) -> None:
     form = {"choice": ["yes"]}
     params = SamplingParams(max_tokens=9, bad_words=("yes", "y"), structured_outputs=form)

@@ -87,6 +87,7 @@ def test_draws_of_many_rows_are_those_of_one_rank(llm: LLM) -> None:
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_grammars_and_penalties_are_the_same_on_each_rank(llm: LLM) -> None:
     forms: list[dict[str, Any]] = [
         {"json": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 4}},

@@ -30,6 +30,7 @@ def test_a_flag_sets_the_same_option(flag: str) -> None:
     assert f"| `{flag}` | `{flag_of(FLAGS[flag])}` |" in PAGE
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_wrong_value_names_the_flag_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parse_args(["--max-seq-len-override", "many"])

@@ -170,6 +170,7 @@ def test_an_abort_takes_back_a_prompt_that_still_waits(server: Server) -> None:
     assert got[1].uid == 20
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_prompt_does_not_wait_for_a_grammar(server: Server) -> None:
     """The check of these patterns is ended after 0.3 s of CPU time."""
     texts = [f".*{c}.*{c}.*" for c in "abcdefghijklmnop"]
@@ -192,6 +193,7 @@ def test_a_prompt_does_not_wait_for_a_grammar(server: Server) -> None:
     assert (refusal.uid, refusal.param) == (30, "structured_outputs.json")
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_bad_requests_do_not_reach_the_scheduler(server: Server) -> None:
     bad = ChatPrompt(messages=[{"role": "user", "content": 5}])
     server.to_tokenizers[0].put(
@@ -207,6 +209,7 @@ def test_bad_requests_do_not_reach_the_scheduler(server: Server) -> None:
     assert message.uid == 2
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_frames_that_are_not_records_are_dropped(server: Server) -> None:
     context = zmq.Context()
     for address in (server.endpoints.tokenizer(0), server.endpoints.detokenizer):
@@ -241,6 +244,7 @@ def test_sigterm_ends_a_worker_at_once(folder: Path) -> None:
         assert server.processes[0].exitcode == 0  # not killed
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_checkpoint_without_tokenizer(tmp_path: Path) -> None:
     server = Server(tmp_path, 0)
     server.processes[0].join(60)

@@ -96,6 +96,7 @@ def test_truncation_and_padding_are_off(tmp_path: Path) -> None:
     _assert_same(folder, [CORPUS[0], "a"])
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_sentencepiece_model_is_converted(tmp_path: Path) -> None:
     import sentencepiece
 
@@ -119,12 +120,14 @@ def test_sentencepiece_model_is_converted(tmp_path: Path) -> None:
 
 
 class TestErrors:
+    @pytest.mark.needs("minisgl_zoo")
     def test_no_tokenizer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "transformers", None)  # is not even asked
         (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
         with pytest.raises(CheckpointError, match="has no tokenizer: neither"):
             load_tokenizer(tmp_path)
 
+    @pytest.mark.needs("minisgl_zoo")
     def test_only_the_tokenizer_of_mistral(self, tmp_path: Path) -> None:
         (tmp_path / "tekken.json").write_text("{}")
         with pytest.raises(CheckpointError, match=r"only Mistral's tekken\.json, .* take a copy"):
@@ -137,6 +140,7 @@ class TestErrors:
         with pytest.raises(CheckpointError, match="has no tokenizer"):
             load_tokenizer(tmp_path)
 
+    @pytest.mark.needs("minisgl_zoo")
     def test_a_model_that_cannot_be_converted(self, tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
         (tmp_path / "tokenizer.model").write_bytes(b"broken")
@@ -172,6 +176,7 @@ class TestErrors:
         with pytest.raises(CheckpointError, match="special tokens"):
             load_tokenizer(folder)
 
+    @pytest.mark.needs("minisgl_zoo")
     def test_missing_transformers(self, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.setitem(sys.modules, "transformers", None)
         (tmp_path / "tokenizer.model").touch()

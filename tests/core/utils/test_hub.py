@@ -67,6 +67,7 @@ def hub() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.needs("minisgl_zoo")
 @pytest.mark.parametrize("model", ["org/repo:Q4_K_M", "org/repo"])
 def test_serve_without_a_network_says_one_sentence(model: str, tmp_path: Path) -> None:
     ran = run(tmp_path, NOBODY, "-m", "minisgl", "serve", model)
@@ -77,12 +78,14 @@ def test_serve_without_a_network_says_one_sentence(model: str, tmp_path: Path) -
     assert "set HF_ENDPOINT to a mirror, or pass a local folder or .gguf file" in line
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_download_that_breaks_off_is_a_sentence(tmp_path: Path, hub: str) -> None:
     ran = run(tmp_path, hub, "-c", ASK, "org/repo:Q8_0")
     assert ran.stdout.startswith("ConfigError org/repo cannot be downloaded: "), ran.stderr
     assert "start again to continue the download" in ran.stdout
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_cached_gguf_needs_no_network(tmp_path: Path) -> None:
     """Another file of the repository may be missing, as after the download of one of many."""
     snapshot = tmp_path / "hub/models--org--repo/snapshots" / COMMIT
