@@ -74,7 +74,8 @@ def count_package(name: str) -> Count:
 
 def count_all() -> dict[str, Count]:
     """Return the count of each package."""
-    return {path.name: count_package(path.name) for path in sorted(PACKAGES.glob("minisgl*"))}
+    names = sorted(path.parent.name for path in PACKAGES.glob("minisgl*/__init__.py"))
+    return {name: count_package(name) for name in names}
 
 
 def main() -> None:
