@@ -125,10 +125,10 @@ class _Parsed(Exception):
 
 
 def _parse_minisgl(words: list[str]) -> None:
-    from minisgl.cli.clients import client_parser
     from minisgl.server.flags import parse_args
     from minisgl_bench.selfcheck import selfcheck_parser
     from minisgl_gateway.downloads import models_parser
+    from minisgl_gateway.shell.command import client_parser
 
     command = words[0] if words and not words[0].startswith("-") else "serve"
     if command == "bench":

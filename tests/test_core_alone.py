@@ -67,7 +67,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(alone: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(alone: Path, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
     # Without site-packages' own path file, which leads to the checkout in an editable install.
     blocked = (
         "import sys; sys.meta_path[:] = "
@@ -78,7 +78,7 @@ def run(alone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(alone)}
     return subprocess.run(
         [sys.executable, *words],
-        cwd=alone, env=env, capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL,
+        cwd=alone, env=env, capture_output=True, text=True, timeout=150, input=text,
     )  # fmt: skip
 
 
@@ -118,7 +118,17 @@ def test_what_needs_another_package_is_refused_by_name(alone: Path, flags: str, 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("shell", [("minisgl", "--shell"), ("minisgl.shell",)])
+def test_it_has_a_plain_chat(alone: Path, shell: tuple[str, ...]) -> None:
+    words = ["-m", *shell, "--num-pages", "64", "--device", "cpu"]
+    done = run(alone, *words, text="What is 12 + 30?\n")
+    assert (done.returncode, done.stdout) == (0, "12 + 30 = 42.\n"), done.stderr
+    assert "Chatting. /reset starts again" in done.stderr
+
+
 def test_commands_of_other_packages_are_unknown(alone: Path) -> None:
-    done = run(alone, "-m", "minisgl", "bench")
-    assert done.returncode == 2
-    assert "there is no command 'bench'" in done.stderr
+    for command in ("bench", "chat"):
+        done = run(alone, "-m", "minisgl", command)
+        assert done.returncode == 2
+        assert f"there is no command '{command}'" in done.stderr
+        assert "needs minisgl_gateway, which is not installed here" in done.stderr

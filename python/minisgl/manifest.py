@@ -45,17 +45,8 @@ ROWS: Final = [
     Row("routes", "models", "minisgl.server.api.models:ROUTES"),
     Row("routes", "metrics", "minisgl.server.api.metrics:ROUTES"),
     Row("servers", "own", "minisgl.server.launch:launch_server"),
-    Row("servers", "shell", "minisgl.cli.clients:serve_with_shell"),
     Row(
         "commands", "serve", "minisgl.cli.serve:serve",
         about="[MODEL]  serve a model over OpenAI's HTTP API (no command means serve)",
-    ),
-    Row(
-        "commands", "chat", "minisgl.cli.clients:chat",
-        about="[MODEL]  chat with a model in this terminal",
-    ),
-    Row(
-        "commands", "run", "minisgl.cli.clients:run",
-        about="[MODEL] [QUESTION]  print one answer; a pipe can ask, too",
     ),
 ]  # fmt: skip

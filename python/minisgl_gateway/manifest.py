@@ -8,6 +8,15 @@ from minisgl.plugins import Row
 
 ROWS: Final = [
     Row(
+        "commands", "chat", "minisgl_gateway.shell.command:chat",
+        about="[MODEL]  chat with a model in this terminal",
+    ),
+    Row(
+        "commands", "run", "minisgl_gateway.shell.command:run",
+        about="[MODEL] [QUESTION]  print one answer; a pipe can ask, too",
+    ),
+    Row("servers", "shell", "minisgl_gateway.shell.command:serve_with_shell"),
+    Row(
         "commands", "pull", "minisgl_gateway.downloads:pull",
         about="MODEL  download a model: ORG/REPO, or ORG/REPO:Q4_K_M for a GGUF file",
     ),

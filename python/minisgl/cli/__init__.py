@@ -81,4 +81,7 @@ def _hint(command: str) -> str:
         return f"did you mean minisgl {near[0]}?"
     if "/" in command:
         return f"minisgl serve {command} serves it"
-    return f"the commands are {', '.join(names)}"
+    known = f"the commands are {', '.join(names)}"
+    if plugins.row_of("commands", "chat"):
+        return known
+    return f"{known}; another one {plugins.absent('commands')}"

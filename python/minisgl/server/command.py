@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from minisgl import plugins
 from minisgl.errors import ConfigError, EngineError
 from minisgl.runtime.signals import Signals
 from minisgl.utils.files import forget
@@ -107,6 +108,8 @@ Every endpoint: {url}/docs
 """
     end = "EOF" if needs_key else "'EOF'"  # the shell fills in $KEY
     python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
+    has_chat = plugins.row_of("commands", "chat")
+    chat = f"  {python} -m minisgl chat --url {url}{chat_key}\n\n" if has_chat else ""
     return f"""
 Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). Chat with it in a
 browser at {url}/, or try in another terminal
@@ -114,9 +117,7 @@ browser at {url}/, or try in another terminal
   {start % "chat/completions"} \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
 
-  {python} -m minisgl chat --url {url}{chat_key}
-
-  {python} - <<{end}
+{chat}  {python} - <<{end}
   import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="{client_key}")
   body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
   answer = httpx.post("{url}/v1/chat/completions", json=body{options}{python_header}).json()

@@ -72,6 +72,7 @@ def test_a_top_k_of_minus_1_is_none() -> None:
         SamplingParams(top_k=-2)
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_the_shell_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "minisgl.shell", "--help"],
@@ -80,16 +81,18 @@ def test_the_shell_as_a_module() -> None:
     assert done.stdout.startswith("usage: minisgl chat ")
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_settings_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from minisgl.cli import clients
+    from minisgl_gateway.shell.command import chat_client
 
     monkeypatch.setenv("MINISGL_SHELL_TOP_K", "3")
     monkeypatch.setenv("MINISGL_SHELL_TEMPERATURE", "0.5")
     seen = {}
     monkeypatch.setattr(
-        "minisgl.cli.clients.run_shell", lambda _, settings, **__: seen.update(settings.as_fields())
+        "minisgl_gateway.shell.command.run_shell",
+        lambda _, settings, **__: seen.update(settings.as_fields()),
     )
-    clients.chat_client({"set": [("temperature", "0.25")]})("http://x")
+    chat_client({"set": [("temperature", "0.25")]})("http://x")
     assert seen == {"top_k": 3, "temperature": 0.25}

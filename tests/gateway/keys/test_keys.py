@@ -19,8 +19,8 @@ from helpers.scripted_server import ScriptedServer
 from minisgl.errors import ConfigError
 from minisgl.server.address import tls_context
 from minisgl.server.command import ready_text
-from minisgl.shell.client import Chat, ChatError
 from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.shell.client import Chat, ChatError
 
 
 @pytest.fixture

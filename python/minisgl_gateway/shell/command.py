@@ -13,7 +13,7 @@ from minisgl.core.args import flag_of
 from minisgl.errors import MinisglError
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
-from minisgl.shell import Settings, run_question, run_shell
+from minisgl_gateway.shell import Settings, run_question, run_shell
 
 NOT_OF_A_CHAT: Final = (
     "shell", "dry_run", "api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "dp",

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from minisgl.errors import MinisglError
-from minisgl.shell.client import Chat, ChatError
-from minisgl.shell.settings import Settings
-from minisgl.shell.words import WordWriter
 from minisgl.utils.files import forget
 from minisgl.utils.text import counted
+from minisgl_gateway.shell.client import Chat, ChatError
+from minisgl_gateway.shell.settings import Settings
+from minisgl_gateway.shell.words import WordWriter
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from minisgl.shell import Settings
-from minisgl.shell.words import WordWriter
+from minisgl_gateway.shell import Settings
+from minisgl_gateway.shell.words import WordWriter
 
 
 def written(width: int, *pieces: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from helpers.scripted_server import ScriptedServer
 from helpers.shells import CHAT, Terminal, ask, chat, run, said
-from minisgl.shell.client import Chat, ChatError
+from minisgl_gateway.shell.client import Chat, ChatError
 
 
 def test_a_piped_chat(server: ScriptedServer) -> None:
