@@ -22,7 +22,7 @@ from minisgl.engine.cpu import CpuDevice
 from minisgl.errors import ConfigError, StartupFailed
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import parse_args
-from minisgl.server.model import Found
+from minisgl.server.model import ServedModel
 from minisgl_gateway.deploy import local
 from minisgl_gateway.deploy.local import _devices, with_share_of_memory
 
@@ -113,7 +113,9 @@ def test_options_of_a_single_server_are_refused(
 
 
 def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Found(folder=Path("/hub/snapshots/0f1e"), names=("a/b",), defaults=SamplingParams())
+    found = ServedModel(
+        folder=Path("/hub/snapshots/0f1e"), names=("a/b",), defaults=SamplingParams()
+    )
     started: list[ServerArgs] = []
     monkeypatch.setattr(local, "find_checkpoint", lambda args: found)
     monkeypatch.setattr(local, "ServerProcess", lambda name, args, env: started.append(args))
