@@ -18,8 +18,7 @@ from minisgl.models.loading.tied import untied_if_different
 from minisgl.models.loading.weight import Checkpoint, Progress, join_names, load_weight
 from minisgl.models.registry import get_model_class, spec_of
 from minisgl.models.spec import BaseLLMModel, ModelSpec
-from minisgl.utils.formats import other_format
-from minisgl.utils.hf import GGUF_WEIGHTS
+from minisgl.utils.hf import GGUF_WEIGHTS, other_format
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 

@@ -53,8 +53,6 @@ def resolve_checkpoint(
     except OSError as error:  # a folder that this user may not enter
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
     if not has_config:
-        from minisgl.utils.formats import other_format
-
         raise CheckpointError(
             f"{folder} has no config.json; expected a checkpoint in Hugging Face format "
             f"(config.json, *.safetensors, tokenizer files){other_format(folder)}"
@@ -108,8 +106,6 @@ def weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        from minisgl.utils.formats import other_format
-
         raise CheckpointError(
             f"{folder} has neither {single.name} nor {index.name}; only safetensors checkpoints "
             f"can be loaded{other_format(folder)}"
@@ -141,3 +137,23 @@ def mending(path: str | os.PathLike[str]) -> str:
     if is_pointer:
         return "git cloned a pointer to it instead of the file itself: run `git lfs pull` there"
     return "download it again"
+
+
+def other_format(folder: Path) -> str:
+    """Return "; " and what to do about the weights in `folder`, if their format is known but not
+    supported; else ""."""
+    if (folder / "adapter_config.json").is_file():
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        return (
+            f"; adapter_config.json says that this is an adapter (LoRA) of {base}: merge it into "
+            "that model with the package peft, PeftModel.merge_and_unload, and serve the result"
+        )
+    if any(folder.glob("*.gguf")) or folder.name.lower().endswith("-gguf"):
+        return "; to serve a GGUF file, name the file itself: minisgl serve FOLDER/NAME.gguf"
+    if any(any(folder.glob(pattern)) for pattern in ("pytorch_model*.bin", "consolidated*.pth")):
+        return (
+            "; its weights are PyTorch pickles: take a copy of the model with safetensors, or make "
+            "one with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained("
+            "NEW_FOLDER), and copy the tokenizer's files"
+        )
+    return ""
