@@ -1,7 +1,7 @@
 """The names of the models that the engine serves, read from its registry.
 
-A family's module begins with its names: "Qwen2 and Qwen2.5: biases on q, k and v". docs/models.md
-is made from the same sentences.
+A family's row begins with its names: "Qwen2 and Qwen2.5: biases on q, k and v". docs/models.md is
+made from the same sentences.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def names() -> tuple[str, ...]:
     """The models by name, such as Qwen2.5, in alphabetical order."""
     found: set[str] = set()
     for row in plugins.rows("families"):
-        head, _, _ = (row.module().__doc__ or "").partition(":")
+        head, _, _ = (row.about or row.module().__doc__ or "").partition(":")
         inside = SEPARATOR.split(", ".join(re.findall(r"\((.*?)\)", head)))
         found.update(SEPARATOR.split(re.sub(r" ?\(.*?\)", "", head)))
         found.update(name for name in inside if name[:1].isupper())

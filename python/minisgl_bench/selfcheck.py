@@ -176,8 +176,7 @@ class SelfCheck:
                 own = llm._engine.scheduler if isinstance(llm._engine, OwnEngine) else None
                 retracting = own if name == "retracted" else None
                 if retracting:  # start without room to grow
-                    planner = retracting.planner
-                    planner.config = replace(planner.config, watermark_tokens=0)
+                    retracting.requests.watermark_tokens = 0
                 outputs = self._ask(llm, everything, "")
                 if retracting:
                     condition.note = f", {retracting.stats.num_retractions} retractions"

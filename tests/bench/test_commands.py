@@ -94,8 +94,6 @@ def test_a_wrong_flag_is_reported(
         "stub --tokens-per-chunk 0",
         "stub --stall-every -1",
         "versus_transformers --batch 0",
-        "watermark --page-size 0",
-        "watermark --page-size 20000",
     ],
 )
 def test_numbers_out_of_bounds_are_reported(
@@ -184,7 +182,7 @@ def test_results_that_could_not_be_written_are_reported_before_the_work(
         (tmp_path / "a/b", "be written"),
     ):
         with pytest.raises(SystemExit):
-            main(["watermark", "--json", str(path)])
+            main(["offline", "--json", str(path)])
         assert says in capsys.readouterr().err
     (tmp_path / "a").touch()  # meanwhile
     with pytest.raises(ConfigError, match=r"the results cannot be written to .*a/b"):

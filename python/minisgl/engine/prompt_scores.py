@@ -24,7 +24,6 @@ from minisgl.core import Plan, StepResult
 from minisgl.core.plan import Score
 
 if TYPE_CHECKING:
-    from minisgl.engine.inputs import StepInputs
     from minisgl.models import BaseLLMModel
 
 LOGIT_BYTES = 2**26
@@ -45,18 +44,17 @@ def needed_tokens(plan: Plan) -> Indices:
 
 def sample_and_score(
     model: BaseLLMModel,
-    sample: Callable[[Tensor, StepInputs], Tensor],
+    sample: Callable[[Tensor], Tensor],
     x_UD: Tensor,
-    inputs: StepInputs,
+    plan: Plan,
 ) -> Tensor:
     """Return one flat tensor: the output of `sample`, the bits of N log-probabilities, the
     ids of the most likely tokens, [N, K], and the bits of their log-probabilities."""
-    plan = inputs.plan
     sampled_S, scored_N = _places(plan)
     places_U = needed_tokens(plan)
     device = x_UD.device
     x_SD = x_UD[torch.from_numpy(np.searchsorted(places_U, sampled_S)).to(device)]
-    values = [sample(x_SD, inputs).flatten()]
+    values = [sample(x_SD).flatten()]
     rows_N = torch.from_numpy(np.searchsorted(places_U, scored_N)).to(device)
     next_ids = np.concatenate([each.next_ids for each in plan.scored]).astype(np.int64)
     next_N, num_top = torch.from_numpy(next_ids).to(device), _num_top(plan)

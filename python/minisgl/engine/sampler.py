@@ -50,7 +50,8 @@ class Sampler:
         because two devices may compute logits that differ in the last bit.
         """
         if inputs.plan.scored:
-            return sample_and_score(self.model, self._sample, x_SD, inputs)
+            sample = partial(self._sample, inputs=inputs)
+            return sample_and_score(self.model, sample, x_SD, inputs.plan)
         return self._sample(x_SD, inputs)
 
     def _sample(self, x_SD: Tensor, inputs: StepInputs) -> Tensor:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from dataclasses import dataclass
 from typing import Final
 
 from minisgl.core.args import SWITCH, EngineArgs, Rule, of_node_0, option, text, whole
-from minisgl.runtime.node_map import is_interface
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
+
+
+def is_interface(host: str) -> bool:
+    """Return whether `host` may be the address of one interface, or is a name.
+
+    False for the IPv4 addresses of all interfaces, multicast groups and broadcast. 0, 00.0.0.0 and
+    0x0 are spellings of 0.0.0.0.
+    """
+    try:
+        address = ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return True
+    is_broadcast = int(address) == 2**32 - 1
+    return not (address.is_unspecified or address.is_multicast or is_broadcast)
 
 
 def _is_address(address: str) -> bool:

@@ -5,12 +5,7 @@ They follow from the flags alone, so wrong flags are refused before any process 
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.args import RuntimeArgs
 
 
 def ranks_of(args: RuntimeArgs, node: int) -> range:
@@ -39,17 +34,3 @@ def ports_of_nodes(args: RuntimeArgs) -> list[int]:
     """Return all ports. The ranks of node 0 need none for broadcasts."""
     others = [rank for node in range(1, args.nnodes) for rank in ranks_of(args, node)]
     return [split_address(args)[1], store_port(args), *(broadcast_port(args, r) for r in others)]
-
-
-def is_interface(host: str) -> bool:
-    """Return whether `host` may be the address of one interface, or is a name.
-
-    False for the IPv4 addresses of all interfaces, multicast groups and broadcast. 0, 00.0.0.0 and
-    0x0 are spellings of 0.0.0.0.
-    """
-    try:
-        address = ipaddress.IPv4Address(socket.inet_aton(host))
-    except OSError:
-        return True
-    is_broadcast = int(address) == 2**32 - 1
-    return not (address.is_unspecified or address.is_multicast or is_broadcast)

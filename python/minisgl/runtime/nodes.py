@@ -28,7 +28,7 @@ from multiprocessing.connection import wait
 from typing import Any, Final
 
 from minisgl.errors import ConfigError, EngineError
-from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.args import RuntimeArgs, is_interface
 from minisgl.runtime.node_link import (
     HELLO_S,
     Accepted,
@@ -39,7 +39,6 @@ from minisgl.runtime.node_link import (
 )
 from minisgl.runtime.node_map import (
     broadcast_port,
-    is_interface,
     ranks_of,
     split_address,
     store_port,

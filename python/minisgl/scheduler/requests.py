@@ -64,7 +64,7 @@ class Requests:
         self.free_table_idxs = list(range(config.max_running, -1, -1))
         self.next_step = 0
         self.void_from: int | None = None
-        self._watermark_tokens = config.watermark_tokens
+        self.watermark_tokens = config.watermark_tokens
 
     @property
     def num_places(self) -> int:
@@ -126,7 +126,7 @@ class Requests:
     def has_room(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether the free pages suffice for `req`, for the `unfinished` requests, and for
         the next tokens of all running ones."""
-        growth = self._watermark_tokens
+        growth = self.watermark_tokens
         return self.cache.has_room(req, req.num_known + 1, unfinished, self.running, growth)
 
     def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
