@@ -57,6 +57,7 @@ def test_parts_are_refused(encoder: PromptEncoder, param: str, fields: dict[str,
     assert refused.value.param == param
 
 
+@pytest.mark.usefixtures("encoder")
 def test_a_form_is_refused() -> None:
     with pytest.raises(RequestError, match="structured_outputs needs minisgl_zoo") as refused:
         SamplingParams(structured_outputs={"regex": "a"})
