@@ -1,29 +1,25 @@
-"""`minisgl route`: runs a router.
-
-SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C and a second signal end them.
-"""
+"""`minisgl route`: runs a router."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import signal
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, get_args
+from typing import Final
 
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, listen, tls_context, url_of
-from minisgl.server.args import HOSTS, ORIGINS, SECONDS, LogFormat, LogLevel
-from minisgl.server.command import finish_open, run_serving, say
-from minisgl.server.flags import Parser, flag_type, integer
+from minisgl.server.address import bind, tls_context, url_of
+from minisgl.server.args import HOSTS, ORIGINS
+from minisgl.server.command import run_serving, say
+from minisgl.server.flags import Parser, flag_type
 from minisgl.server.web.guards import Door, RequestIds, door_of
 from minisgl.server.web.http import HttpServer
 from minisgl.utils.http import server_root
 from minisgl.utils.logger import get_logger
+from minisgl_gateway.front import FrontServer, add_address, add_serving, flags_given
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.proxy import RouterApp
 
@@ -48,11 +44,7 @@ def route_parser() -> Parser:
         help="a server (minisgl serve), such as http://10.0.0.5:1919; may be repeated. A server "
         "that is not up gets requests when it is",
     )  # fmt: skip
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add(
-        "--port", type=integer(0, 65535), default=DEFAULT_PORT, metavar="PORT",
-        help="port to listen on; 0 for any free one (default: %(default)s)",
-    )  # fmt: skip
+    add_address(parser, DEFAULT_PORT)
     add(
         "--api-key", metavar="KEY",
         help="a key of the servers with admin rights, with which the router asks them for their "
@@ -70,23 +62,14 @@ def route_parser() -> Parser:
         "localhost, IP addresses and --host; * is all (default: all if the servers have API keys, "
         "else none)",
     )  # fmt: skip
-    add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
-    add("--ssl-keyfile", metavar="FILE", help="the certificate's private key (PEM)")
-    add(
-        "--drain-timeout", type=flag_type(SECONDS), default=8.0, metavar="S",
-        help="seconds for which SIGTERM lets open requests finish (default: %(default)s)",
-    )  # fmt: skip
-    add("--log-level", choices=get_args(LogLevel), help="what is logged (default: info)")
-    add("--log-format", choices=get_args(LogFormat), help="the log's lines (default: text)")
+    add_serving(parser)
     return parser
 
 
 def route(argv: Sequence[str], began: float) -> int:
     """Run the router until it is asked to stop. Returns the exit code."""
     parser = route_parser()
-    given = argparse.Namespace(**parser.parse_all(list(argv)))
-    if given.ssl_keyfile and not given.ssl_certfile:
-        parser.error("--ssl-keyfile needs --ssl-certfile, the certificate of the key")
+    given = flags_given(parser, argv)
 
     def serve(signals: Signals) -> int:
         tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
@@ -101,7 +84,7 @@ def route(argv: Sequence[str], began: float) -> int:
     return run_serving("router", serve, level=given.log_level, log_format=given.log_format)
 
 
-class Router:
+class Router(FrontServer):
     """A running router. Mutable: it starts, drains and ends."""
 
     def __init__(
@@ -112,24 +95,18 @@ class Router:
         drain_s: float,
         door: Door,
     ) -> None:
-        self._fleet, self._bound, self._tls, self._drain_s = fleet, bound, tls, drain_s
-        self._app = RouterApp(fleet)
-        app = RequestIds(self._app.behind(door), Counter())
-        self._http = HttpServer(app, tls, per_connection=2)
+        self._fleet = fleet
+        app = RouterApp(fleet)
+        http = HttpServer(RequestIds(app.behind(door), Counter()), tls, per_connection=2)
+        super().__init__(app, http, bound, drain_s)
+        self._url = url_of(bound, "https" if tls else "http")
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
-        """Serve until `end` is called, by a signal or otherwise. on_started: called when
-        connections are accepted."""
-        loop = asyncio.get_running_loop()
-
-        def end() -> None:
-            loop.call_soon_threadsafe(self.end, signals.number == signal.SIGTERM)
+        """Ask the servers for their state, then serve."""
 
         def on_ready() -> None:
-            signals.first = end
-            url = url_of(self._bound, "https" if self._tls else "http")
-            num_up, num_all = len(self._fleet.up), len(self._fleet.replicas)
-            say(f"\nRouting {url} to {num_all} servers, of which {num_up} are up (Ctrl-C stops it)")
+            up, known = len(self._fleet.up), len(self._fleet.replicas)
+            say(f"\nRouting {self._url} to {known} servers, of which {up} are up (Ctrl-C stops it)")
             if on_started:
                 on_started()
 
@@ -138,16 +115,6 @@ class Router:
             if replica.down is not None:
                 logger.warning("replica %s is down: %s", replica.name, replica.down)
         try:
-            listen(self._bound)
-            await self._http.serve_on(self._bound, on_ready)
+            await super().serve(signals, on_ready)
         finally:
             self._fleet.close()
-
-    def end(self, drain: bool) -> None:
-        """Refuse new requests and let `serve` return. drain: first let open requests finish."""
-        self._app.is_draining = True
-        self._task = asyncio.create_task(self._end(self._drain_s if drain else 0.0))
-
-    async def _end(self, drain_s: float) -> None:
-        await finish_open(lambda: self._app.num_open, drain_s)
-        self._http.should_exit = True

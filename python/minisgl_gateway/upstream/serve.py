@@ -1,28 +1,22 @@
-"""`minisgl gateway`: Messages, Responses and Ollama's API before a server of OpenAI's API.
-
-SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl-C and a second signal end them.
-"""
+"""`minisgl gateway`: Messages, Responses and Ollama's API before a server of OpenAI's API."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import signal
-import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Final, get_args
+from collections.abc import Sequence
+from typing import Any, Final
 
 from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, listen, tls_context, url_of
-from minisgl.server.args import HOSTS, ORIGINS, SECONDS, LogFormat, LogLevel, listed
-from minisgl.server.command import finish_open, run_serving, say
+from minisgl.server.address import bind, tls_context, url_of
+from minisgl.server.args import HOSTS, ORIGINS, listed
+from minisgl.server.command import run_serving, say
 from minisgl.server.errors import Draining
-from minisgl.server.flags import Parser, flag_type, integer
+from minisgl.server.flags import Parser, flag_type
 from minisgl.server.observe import Observer
 from minisgl.server.site import DocumentedAPI
 from minisgl.server.web import body, errors
@@ -30,6 +24,7 @@ from minisgl.server.web.guards import Door, RequestIds, behind, door_of
 from minisgl.server.web.http import HttpServer
 from minisgl_gateway.anthropic import routes as anthropic
 from minisgl_gateway.chat import Chat
+from minisgl_gateway.front import FrontServer, add_address, add_serving, flags_given
 from minisgl_gateway.ollama import models as ollama_models
 from minisgl_gateway.ollama import routes as ollama
 from minisgl_gateway.responses import routes as responses
@@ -62,11 +57,7 @@ def gateway_parser() -> Parser:
         help="fields, with commas between them, that the upstream takes beside OpenAI's, such as "
         "top_k,min_p (default: all if it is minisgl serve, else none)",
     )  # fmt: skip
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add(
-        "--port", type=integer(0, 65535), default=DEFAULT_PORT, metavar="PORT",
-        help="port to listen on; 0 for any free one (default: %(default)s)",
-    )  # fmt: skip
+    add_address(parser, DEFAULT_PORT)
     add(
         "--cors-origin", type=flag_type(ORIGINS), metavar="ORIGIN",
         help="web pages of these origins, with commas between them, may use the gateway from a "
@@ -77,23 +68,14 @@ def gateway_parser() -> Parser:
         help="names, with commas between them, by which clients ask for the gateway, besides "
         "localhost, IP addresses and --host; * is all (default: none)",
     )  # fmt: skip
-    add("--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
-    add("--ssl-keyfile", metavar="FILE", help="the certificate's private key (PEM)")
-    add(
-        "--drain-timeout", type=flag_type(SECONDS), default=8.0, metavar="S",
-        help="seconds for which SIGTERM lets open requests finish (default: %(default)s)",
-    )  # fmt: skip
-    add("--log-level", choices=get_args(LogLevel), help="what is logged (default: info)")
-    add("--log-format", choices=get_args(LogFormat), help="the log's lines (default: text)")
+    add_serving(parser)
     return parser
 
 
 def gateway(argv: Sequence[str], began: float) -> int:
     """Run the gateway until it is asked to stop. Returns the exit code."""
     parser = gateway_parser()
-    given = argparse.Namespace(**parser.parse_all(list(argv)))
-    if given.ssl_keyfile and not given.ssl_certfile:
-        parser.error("--ssl-keyfile needs --ssl-certfile, the certificate of the key")
+    given = flags_given(parser, argv)
 
     def serve(signals: Signals) -> int:
         tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
@@ -103,7 +85,7 @@ def gateway(argv: Sequence[str], began: float) -> int:
             door = door_of(given.host, given.cors_origin, given.allowed_host)
             app = GatewayApp(chat, door)
             http = HttpServer(RequestIds(app, Counter()), tls, per_connection=2)
-            running = Gateway(app, http, bound, given.drain_timeout)
+            running = FrontServer(app, http, bound, given.drain_timeout)
             say_ready = f"Gateway {url_of(bound, 'https' if tls else 'http')} to {chat.name}"
             asyncio.run(running.serve(signals, lambda: say(f"\n{say_ready} (Ctrl-C stops it)")))
         return 0
@@ -149,35 +131,3 @@ class GatewayApp:
             await app(scope, receive, send)
         finally:
             self.num_open -= 1
-
-
-class Gateway:
-    """A running gateway. Mutable: it drains and ends."""
-
-    def __init__(
-        self, app: GatewayApp, http: HttpServer, bound: socket.socket, drain_s: float
-    ) -> None:
-        self._app, self._http, self._bound, self._drain_s = app, http, bound, drain_s
-
-    async def serve(self, signals: Signals, on_started: Callable[[], None]) -> None:
-        """Serve until `end` is called, by a signal or otherwise."""
-        loop = asyncio.get_running_loop()
-
-        def end() -> None:
-            loop.call_soon_threadsafe(self.end, signals.number == signal.SIGTERM)
-
-        def on_ready() -> None:
-            signals.first = end
-            on_started()
-
-        listen(self._bound)
-        await self._http.serve_on(self._bound, on_ready)
-
-    def end(self, drain: bool) -> None:
-        """Refuse new requests and let `serve` return. drain: first let open requests finish."""
-        self._app.is_draining = True
-        self._task = asyncio.create_task(self._end(self._drain_s if drain else 0.0))
-
-    async def _end(self, drain_s: float) -> None:
-        await finish_open(lambda: self._app.num_open, drain_s)
-        self._http.should_exit = True
