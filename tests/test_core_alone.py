@@ -41,18 +41,27 @@ from minisgl.errors import MinisglError
 from minisgl.models import get_model_class, read_config
 import json, pathlib
 
+from minisgl.distributed import SingleRank
+from minisgl.kernel.ops import Ops
+from minisgl.models import build_model
+import torch
+
 folder = pathlib.Path("model")
 folder.mkdir(exist_ok=True)
 sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+more = {"intermediate_size": 64, "max_position_embeddings": 64, "num_key_value_heads": 2}
+mistral = {"vocab_size": 9, **more, **sizes}
 fp8 = {"quantization_config": {"quant_method": "fp8"}, **sizes}
 for values in (
     {"architectures": ["Gemma3ForCausalLM"]},
     {"text_config": {}},
     {"architectures": ["LlamaForCausalLM"], **fp8},
+    {"architectures": ["MistralForCausalLM"], "sliding_window": 8, **mistral},
 ):
     (folder / "config.json").write_text(json.dumps(values))
     try:
-        read_config(folder)
+        config = read_config(folder)
+        build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
     except MinisglError as error:
         print(error)
 """
@@ -98,7 +107,7 @@ def test_a_program_gets_answers_and_refusals_by_name(alone: Path) -> None:
 def test_checkpoints_of_the_zoo_are_refused_by_its_name(alone: Path) -> None:
     done = run(alone, "-c", REFUSES)
     lines = done.stdout.splitlines()
-    assert len(lines) == 3, done.stderr
+    assert len(lines) == 4, done.stderr
     assert all("needs minisgl_zoo, which is not installed here" in line for line in lines), lines
 
 

@@ -18,11 +18,11 @@ from helpers.model_harness import make_reference
 from minisgl.builtin import model_path
 from minisgl.cli import run_command
 from minisgl.core.args import EngineArgs
-from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.kvcache.manager import CacheManager
 from minisgl.models.blocks.decoder import Decoder
 from minisgl_bench.comparer import ROUNDING
 from minisgl_bench.selfcheck import Condition, SelfCheck
+from minisgl_zoo.cache_groups.manager import GroupedCacheManager
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from minisgl.core.req import Req
 from minisgl.kvcache import CacheManager, RadixPrefixCache
-from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.kvcache.radix import _Node
 from minisgl.scheduler import Scheduler
 
@@ -46,7 +45,7 @@ def check_pages(cache: CacheManager, holders: Sequence[Req]) -> None:
 
     holders: the requests that hold pages.
     """
-    if not isinstance(cache, GroupedCacheManager):
+    if not hasattr(cache, "_tails"):  # it is not the zoo's, of several groups
         _check_full(cache, holders)
         return
     if cache._tree.full:

@@ -10,7 +10,7 @@ locks them. The request owns the others, and its duplicates: pages that it compu
 got other pages with the same tokens.
 
 `CacheManager` serves models with one full cache group, which are nearly all.
-`minisgl.kvcache.grouped` extends it to window and state groups.
+`minisgl_zoo.cache_groups` extends it to window and state groups.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ The clock of the LRU order counts operations, not seconds, because every rank mu
 pages. The heap may hold outdated times: if `evict` pops a leaf that was used since, it pushes the
 leaf again with its new time.
 
-Models with window or state groups add their pages to the same nodes (`minisgl.kvcache.grouped`).
+`minisgl_zoo.cache_groups` extends the tree for models with window or state groups.
 """
 
 from __future__ import annotations
@@ -301,6 +301,11 @@ class RadixPrefixCache(BasePrefixCache):
         if parent.parent is None and not parent.children:
             del self.roots[parent.namespace]
         self._offer(parent)
+
+    def resumable(self, node: _Node) -> Iterator[int] | None:
+        """Return the indices of the pages of an edge after which a request can resume, the last
+        first; None if it can after each."""
+        return None
 
     def nodes(self) -> Iterator[_Node]:
         """Yield every node except the roots, children before parents."""

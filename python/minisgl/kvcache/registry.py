@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
+from minisgl import plugins
 from minisgl.core.args import CacheKind
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.base import BasePrefixCache
-from minisgl.kvcache.grouped import GroupedCacheManager
-from minisgl.kvcache.grouped_tree import GroupedPrefixCache
 from minisgl.kvcache.manager import CacheManager
 from minisgl.kvcache.naive import NaivePrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache
@@ -32,5 +31,6 @@ def create_cache_manager(
     """Return the cache manager for these groups. chunk: the most prompt tokens in a step."""
     if len(groups) == 1 and groups[0].kind == "full":
         return CacheManager(groups[0].num_pages, create_prefix_cache(kind, page_size))
-    tree = GroupedPrefixCache(page_size, load_common_prefix(), groups, shares=kind == "radix")
-    return GroupedCacheManager(tree, chunk)
+    make = plugins.need("cache_groups", "manager", "a model with windows or states")
+    manager: CacheManager = make(groups, kind, page_size, chunk)
+    return manager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from minisgl import plugins
 from minisgl.core.groups import FULL, CacheGroup
 from minisgl.layers.base import BaseOP
 
@@ -243,6 +244,8 @@ class BaseLLMModel(BaseOP, ABC):
         super().__init__()
         self.spec = spec
         self.layout = CacheLayout.of(spec.layers)
+        if self.layout.groups != (FULL,):  # said here, before weights are loaded
+            plugins.need("cache_groups", "manager", "a model with windows or states")
 
     @property
     def config(self) -> ModelConfig:

@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from minisgl.core.req import IdArray
 from minisgl.kvcache.base import BasePrefixCache
-from minisgl.kvcache.grouped_tree import GroupedPrefixCache
 from minisgl.kvcache.radix import RadixPrefixCache, _Node
 
 Hashes = npt.NDArray[np.uint64]
@@ -62,7 +61,6 @@ class TreeHashes:
         cache = self._cache
         if not isinstance(cache, RadixPrefixCache):
             return np.empty(0, np.uint64)
-        grouped = cache if isinstance(cache, GroupedPrefixCache) else None
         # A node is used whenever one below it is, so each node's parent comes before it.
         heap: list[tuple[int, int, _Node, _Edge, bool]] = []
         numbers = count()
@@ -85,8 +83,8 @@ class TreeHashes:
             edges[id(node)] = edge
             is_end = len(node.children) != 1
             push(node.children.values(), edge, is_end)
-            if grouped is not None:
-                reported.append(edge.hashes[_resumable(grouped, node)])
+            if (pages := cache.resumable(node)) is not None:
+                reported.append(edge.hashes[list(islice(pages, MAX_EDGE_HASHES))])
             elif is_end:
                 reported.append(edge.reported())
             else:
@@ -134,17 +132,6 @@ def _root(namespace: str) -> _Edge:
     root = _Edge(np.empty(0, np.int32), None, True, 1)
     root.hashes = np.array([_namespace_hash(namespace)], np.uint64)
     return root
-
-
-def _resumable(cache: GroupedPrefixCache, node: _Node) -> list[int]:
-    """Return the indices of the last pages of the edge after which a request can resume."""
-    if not node.tails:
-        return []
-    tails = zip(cache.tails, node.tails, strict=True)
-    columns = [pages for tail, pages in tails if tail.group.kind != "rows"]
-    count = len(node.ids) // cache.page_size
-    found = (index for index in range(count)[::-1] if all(c[index] >= 0 for c in columns))
-    return list(islice(found, MAX_EDGE_HASHES))
 
 
 def reported_lengths(num_pages: int) -> list[int]:

@@ -15,7 +15,6 @@ from minisgl.core import SamplingParams
 from minisgl.distributed import SingleRank
 from minisgl.engine import Engine, EngineConfig
 from minisgl.kernel.ops import Ops
-from minisgl.kvcache.grouped import GroupedCacheManager
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.models import build_model
 from minisgl.models.loading.reading import read_config
@@ -23,6 +22,7 @@ from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.fakes import InstantExecutor
 from minisgl_bench.shapes import SHAPES
+from minisgl_zoo.cache_groups.manager import GroupedCacheManager
 
 NAMES = (
     *("llama", "phi3-window-old", "gemma3", "gemma4-shared", "gemma4-experts", "gpt-oss"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers.books import check_books
 from helpers.scheduling import add, make, settle, spans
 from minisgl.core import (
@@ -38,6 +40,7 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
     assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_the_first_decode_frees_the_state_before_the_prompts() -> None:
     states = CacheGroup(kind="state", interval=8, num_pages=9)
     groups = (CacheGroup(num_pages=50), states)

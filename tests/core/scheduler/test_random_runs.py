@@ -28,7 +28,9 @@ def test_random_runs(shard: int) -> None:
 
 
 @pytest.mark.parametrize("shard", range(4))
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    "grouped", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_zoo"))]
+)
 def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
     for seed in range(10_000 + shard, 10_200, 4):
         try:
@@ -37,6 +39,7 @@ def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.needs("minisgl_zoo")
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_runs_with_window_and_state_groups(shard: int) -> None:
     for seed in (*range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS), *[FOUND] * (shard == 0)):
@@ -46,6 +49,7 @@ def test_random_runs_with_window_and_state_groups(shard: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.needs("minisgl_zoo")
 @pytest.mark.parametrize("fail", [False, True])
 @pytest.mark.parametrize("intervals", [(1, 2), (4, 1), (2, 3)])
 def test_random_runs_with_two_intervals_of_states(intervals: tuple[int, int], fail: bool) -> None:

@@ -51,6 +51,7 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("gap", [0, 16, 48])
+@pytest.mark.needs("minisgl_zoo")
 def test_a_cached_prompt_computes_the_tokens_after_the_state(gap: int) -> None:
     scheduler, stem = make_scheduler(), ids(MATCH + gap, 0)
     assert computed(scheduler, stem + ids(1, 1)) == MATCH + gap + 1
@@ -58,12 +59,14 @@ def test_a_cached_prompt_computes_the_tokens_after_the_state(gap: int) -> None:
     assert computed(scheduler, stem + ids(70, 3)) == gap + 70
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_only_the_second_prompt_computes_a_new_branch() -> None:
     scheduler, stem = make_scheduler(), ids(MATCH, 0)
     costs = [computed(scheduler, stem + ids(300, seed)) for seed in (1, 2, 3, 4)]
     assert costs == [MATCH + 300, MATCH + 300, 300, 300]
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_state_of_a_failed_step_is_not_found() -> None:
     """The pages of its tokens are of an earlier step, and stay."""
     scheduler, stem = make_scheduler(), ids(MATCH, 0)
@@ -80,6 +83,7 @@ def test_a_state_of_a_failed_step_is_not_found() -> None:
     assert computed(scheduler, stem + ids(300, 4)) == 300
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_eight_choices_compute_their_prompt_once() -> None:
     rest = 20  # since the last state: rows are a request's own
     prompt = ids(MATCH + rest, 0)

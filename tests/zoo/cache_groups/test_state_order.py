@@ -8,8 +8,8 @@ from helpers.books import check_pages
 from minisgl.core import Req, SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.kernel.radix import load_common_prefix
-from minisgl.kvcache.grouped import GroupedCacheManager
-from minisgl.kvcache.grouped_tree import GroupedPrefixCache
+from minisgl_zoo.cache_groups.manager import GroupedCacheManager
+from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
 
 PAGE_SIZE, CHUNK, NUM_STATES = 2, 8, 8
 STEPS = iter(range(10_000))

@@ -10,19 +10,19 @@ only the pages near the last computed token, so a node of the tree may lack its 
     rows         |            |                 |     never in the tree
 
 A request can resume at a position for which every group has the pages that the next token reads.
-Each group has its own order of eviction (`minisgl.kvcache.tails`): evicting a window page
+Each group has its own order of eviction (`minisgl_zoo.cache_groups.tails`): evicting a window page
 leaves the node in place. When the full group loses a page of a node, the tail groups lose theirs of
 that position as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from minisgl.core.groups import CacheGroup
 from minisgl.core.req import IdArray
 from minisgl.kvcache.radix import RadixHandle, RadixPrefixCache, _Node
-from minisgl.kvcache.tails import NO_PAGE, Entry, Tail
+from minisgl_zoo.cache_groups.tails import NO_PAGE, Entry, Tail
 
 
 class GroupedPrefixCache(RadixPrefixCache):
@@ -154,6 +154,14 @@ class GroupedPrefixCache(RadixPrefixCache):
         for node in list(self.nodes()):  # some have lost their children
             self.prune(node)
         return dropped
+
+    def resumable(self, node: _Node) -> Iterator[int]:
+        if not node.tails:
+            return iter(())
+        tails = zip(self.tails, node.tails, strict=True)
+        columns = [pages for tail, pages in tails if tail.group.kind != "rows"]
+        count = len(node.ids) // self.page_size
+        return (at for at in range(count)[::-1] if all(column[at] >= 0 for column in columns))
 
     def _blank(self, tail: Tail, page: int) -> None:
         node = tail.entries[page].node

@@ -1,7 +1,7 @@
 """Page bookkeeping of requests whose model has window and state groups.
 
 Such a group (a *tail* group) needs only the pages near the last computed token, so a request
-releases the others while it runs (`minisgl.kvcache.grouped_tree` has a drawing).
+releases the others while it runs (`minisgl_zoo.cache_groups.tree` has a drawing).
 
 Where a request resumes, the full group may have cached more tokens than the others. They are
 computed again for the other groups, and the pages of the full group are not written again
@@ -16,12 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
+from minisgl.core.args import CacheKind
+from minisgl.core.groups import CacheGroup
 from minisgl.core.plan import NewPage
 from minisgl.core.req import IdArray, Req
-from minisgl.kvcache.grouped_tree import GroupedPrefixCache
+from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.manager import CacheManager, Holding
 from minisgl.kvcache.radix import RadixHandle
-from minisgl.kvcache.tails import NO_PAGE, NoPages, Tail
+from minisgl_zoo.cache_groups.tails import NO_PAGE, NoPages, Tail
+from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,3 +211,11 @@ class GroupedCacheManager(CacheManager):
         super().release(req)
         assert isinstance(holding.position, RadixHandle)
         self._tree.prune(holding.position.node)
+
+
+def create_manager(
+    groups: Sequence[CacheGroup], kind: CacheKind, page_size: int, chunk: int
+) -> GroupedCacheManager:
+    """See `minisgl.kvcache.create_cache_manager`."""
+    tree = GroupedPrefixCache(page_size, load_common_prefix(), groups, shares=kind == "radix")
+    return GroupedCacheManager(tree, chunk)

@@ -16,8 +16,8 @@ from minisgl.core.plan import NewPage
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache import CacheManager
-from minisgl.kvcache.grouped import GroupedCacheManager
-from minisgl.kvcache.grouped_tree import GroupedPrefixCache
+from minisgl_zoo.cache_groups.manager import GroupedCacheManager
+from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
 
 PAGE_SIZE = 2
 
