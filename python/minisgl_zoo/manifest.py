@@ -190,7 +190,7 @@ ROWS: Final = [
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),
     Row("grammars", "maskers", "minisgl_zoo.grammar.maskers:Grammars"),
     Row("tokenizers", "convert", "minisgl_zoo.convert:convert"),
-    Row("tokenizers", "stream", "minisgl_zoo.library_stream:library_streams"),
+    Row("tokenizers", "stream", "minisgl_zoo.piece_stream:piece_streams"),
     Row("tokenizers", "recommended", "minisgl_zoo.recommended:recommended"),
     *(
         Row(

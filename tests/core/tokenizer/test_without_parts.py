@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from helpers.text_checkpoints import make
 from minisgl import manifest, plugins
@@ -77,13 +76,12 @@ def test_a_model_without_a_recommendation_has_our_own(
     assert sampling_defaults(tmp_path) == SamplingParams(**FOR_OTHERS)
 
 
-def test_an_unusual_decoder_is_refused(encoder: PromptEncoder, tmp_path: Path) -> None:
-    folder = make(tmp_path, "byte_level")
-    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    backend.decoder = tokenizers.decoders.WordPiece()
-    backend.save(str(folder / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json needs minisgl_zoo, which is"):
-        load_tokenizer(folder)
+@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
+def test_the_library_decodes_pieces(encoder: PromptEncoder, tmp_path: Path, kind: str) -> None:
+    tokenizer = load_tokenizer(make(tmp_path, kind))
+    ids = tokenizer.encode(" Hello 🦜  world\n")
+    stream = tokenizer.stream()
+    assert "".join([*map(stream.feed, ids), stream.flush()]) == tokenizer.decode(ids)
 
 
 def test_a_rank_starts_without_grammars(encoder: PromptEncoder) -> None:
