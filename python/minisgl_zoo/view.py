@@ -11,19 +11,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from minisgl.errors import ConfigError
+from minisgl.models.config import ModelConfig
 from minisgl.models.loading.weight import Checkpoint
+from minisgl.models.spec import Family
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
 from minisgl_zoo.wrapper import part_of, text_name
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import Family
 
 logger = get_logger(__name__)
 

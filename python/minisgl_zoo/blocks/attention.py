@@ -9,23 +9,19 @@ Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the r
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from minisgl.attention import AttnLayer
+from minisgl.core import Batch
+from minisgl.layers import RotaryEmbedding
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.base import BaseOP, BuildContext, Identity
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.blocks.decoder import Attention, Block
+from minisgl.models.blocks.decoder import Attention, Block, LayerBuild
+from minisgl.models.spec import LayerSpec
 from minisgl.quantization import Part
-
-if TYPE_CHECKING:
-    from minisgl.attention import AttnLayer
-    from minisgl.core import Batch
-    from minisgl.layers import RotaryEmbedding
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.spec import LayerSpec
 
 
 class SplitAttentionLayer(AttentionLayer):

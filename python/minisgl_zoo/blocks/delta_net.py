@@ -14,11 +14,11 @@ Axes: T tokens, N value heads, K key heads, H key dim, V value dim, D inputs of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from minisgl.core import Batch
 from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
@@ -27,9 +27,6 @@ from minisgl.quantization import PLAIN, Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
 from minisgl_zoo.recurrent.backend import DeltaLayer, RecurrentInputs
 from minisgl_zoo.recurrent.gates import create_gates
-
-if TYPE_CHECKING:
-    from minisgl.core import Batch
 
 
 class Projections:

@@ -6,22 +6,19 @@ Axes: T tokens of this step, S rows that sample, D hidden size, N query heads, K
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from minisgl.core import Batch
+from minisgl.layers import RMSNormFused
 from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.blocks.decoder import Attention
+from minisgl.models.blocks.decoder import Attention, LayerBuild
 from minisgl.quantization import Part
 from minisgl_zoo.recurrent.gates import create_gates
-
-if TYPE_CHECKING:
-    from minisgl.core import Batch
-    from minisgl.layers import RMSNormFused
-    from minisgl.models.blocks.decoder import LayerBuild
 
 
 class GatedAttention(Attention):

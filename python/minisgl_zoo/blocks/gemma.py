@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from minisgl.layers import RMSNorm, RMSNormFused
+from minisgl.layers.base import BuildContext
 from minisgl.layers.norm import _Norm
 from minisgl.models.blocks.decoder import Block
+from minisgl.models.spec import ModelSpec
 from minisgl_zoo.blocks.scaled import ScaledDecoder
-
-if TYPE_CHECKING:
-    from minisgl.layers.base import BuildContext
-    from minisgl.models.spec import ModelSpec
 
 
 class _PlusOne(_Norm):

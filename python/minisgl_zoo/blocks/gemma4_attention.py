@@ -7,24 +7,19 @@ Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the r
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minisgl.layers import AttentionLayer, LinearQKVMerged, RMSNorm
+from minisgl.attention import AttnLayer
+from minisgl.core import Batch
+from minisgl.layers import AttentionLayer, BuildContext, LinearQKVMerged, RMSNorm, RotaryEmbedding
 from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.blocks.decoder import Attention
+from minisgl.models.blocks.decoder import Attention, LayerBuild
+from minisgl.models.spec import LayerSpec, ModelSpec
 from minisgl.quantization import Part
-
-if TYPE_CHECKING:
-    from minisgl.attention import AttnLayer
-    from minisgl.core import Batch
-    from minisgl.layers import BuildContext, RotaryEmbedding
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.spec import LayerSpec, ModelSpec
 
 
 class UnitNorm(RMSNorm):

@@ -7,25 +7,21 @@ Axes: T tokens of this step, S rows that sample, D hidden size, L layers, P widt
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from minisgl.layers import RMSNorm, VocabParallelEmbedding
+from minisgl.core import Batch
+from minisgl.layers import BuildContext, RMSNorm, VocabParallelEmbedding
 from minisgl.layers.base import BaseOP
-from minisgl.models.blocks.decoder import GatedMLP
+from minisgl.models.blocks.decoder import GatedMLP, LayerBuild
+from minisgl.models.spec import LayerSpec, ModelSpec
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.gemma import GemmaDecoder
 from minisgl_zoo.blocks.gemma4_attention import Gemma4Attention
 from minisgl_zoo.blocks.gemma4_experts import Gemma4Experts
 from minisgl_zoo.blocks.sandwich import NoNorm, SandwichBlock, SandwichNorm, without_all_reduce
-
-if TYPE_CHECKING:
-    from minisgl.core import Batch
-    from minisgl.layers import BuildContext
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.spec import LayerSpec, ModelSpec
 
 
 class LayerInput(BaseOP):

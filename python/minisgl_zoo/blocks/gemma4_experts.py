@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from minisgl.layers import RMSNorm
+from minisgl.layers import BuildContext, RMSNorm
 from minisgl.layers.moe import ExpertNames, MoELayer
 from minisgl.models.blocks.mixture import MoeSpec, expert_names, read_experts
+from minisgl.models.config import ModelConfig
 from minisgl.moe import Experts
 from minisgl.quantization import Part
-
-if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
-    from minisgl.models.config import ModelConfig
 
 
 class RouterNorm(RMSNorm):

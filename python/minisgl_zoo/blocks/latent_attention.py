@@ -12,30 +12,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer
-from minisgl.layers import LinearRowParallel, RMSNorm
+from minisgl.core import Batch
+from minisgl.layers import LinearRowParallel, RMSNorm, RMSNormFused
 from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.frequencies import RotaryConfig
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.config import ModelConfig
 from minisgl.models.loading.reading import MAX_HEAD_DIM
 from minisgl.models.loading.rotation import rotary_config
-from minisgl.models.spec import layers_of
+from minisgl.models.spec import LayerSpec, layers_of
 from minisgl.quantization import Part, PlainWeight, Weight, WeightBuild
 from minisgl_zoo.blocks.layer_kinds import refuse, rope_fields
-
-if TYPE_CHECKING:
-    from minisgl.core import Batch
-    from minisgl.layers import RMSNormFused
-    from minisgl.layers.frequencies import RotaryConfig
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 class LatentHeads(BaseOP):

@@ -5,19 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minisgl.models.config import Fields
+from minisgl.layers.frequencies import RotaryConfig
+from minisgl.models.blocks.mixture import MoeSpec
+from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config, windows
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.registry import get_model_class
-from minisgl.models.spec import ModelSpec, layers_of
-
-if TYPE_CHECKING:
-    from minisgl.layers.frequencies import RotaryConfig
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
+from minisgl.models.spec import LayerSpec, ModelSpec, layers_of
 
 
 def plain(

@@ -13,26 +13,24 @@ of a group.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.core import Batch
 from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear, LinearRowParallel
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.config import Fields, ModelConfig
+from minisgl.models.spec import LayerSpec
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
 from minisgl_zoo.recurrent.backend import DeltaLayer, RecurrentInputs
 from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
-
-if TYPE_CHECKING:
-    from minisgl.core import Batch
-    from minisgl.models.blocks.decoder import Block, LayerBuild
-    from minisgl.models.config import Fields, ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 class Mamba2(ConvolvedOP):

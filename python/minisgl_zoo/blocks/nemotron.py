@@ -12,33 +12,28 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.layers import (
     BaseOP,
+    BuildContext,
     LinearColParallelMerged,
     LinearRowParallel,
     RMSNormFused,
     StateLessOP,
 )
 from minisgl.layers.moe import ExpertNames, SharedExpert
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec, expert_names, read_experts
-from minisgl.models.spec import layers_of
+from minisgl.models.config import ModelConfig
+from minisgl.models.spec import LayerSpec, ModelSpec, layers_of
 from minisgl.moe import SquaredRelu
 from minisgl.quantization import Part
-from minisgl_zoo.blocks.mamba2 import MambaSpec, letter_of, mixer
+from minisgl_zoo.blocks.mamba2 import Mamba2, MambaSpec, letter_of, mixer
 from minisgl_zoo.blocks.routers import SigmoidExperts
-
-if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec, ModelSpec
-    from minisgl_zoo.blocks.mamba2 import Mamba2
 
 
 def layer_kinds(config: ModelConfig) -> str:

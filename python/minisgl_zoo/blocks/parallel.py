@@ -7,24 +7,21 @@ head dim (heads are local to the rank).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.core import Batch
+from minisgl.layers import AttentionLayer
 from minisgl.layers.base import BaseOP, Identity
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.sandwich import NoNorm
-
-if TYPE_CHECKING:
-    from minisgl.core import Batch
-    from minisgl.layers import AttentionLayer
-    from minisgl.models.blocks.decoder import LayerBuild
 
 
 class LayerNormFused(RMSNormFused):

@@ -7,20 +7,18 @@ Axes: T tokens, D hidden size, E experts, K experts of a token.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.layers import BuildContext
 from minisgl.layers.moe import ExpertNames, MoELayer, UngatedExpert
 from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.config import Fields, ModelConfig
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.layer_kinds import sparse_layers
-
-if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
-    from minisgl.models.config import Fields, ModelConfig
 
 CORRECTION = "e_score_correction_bias"
 

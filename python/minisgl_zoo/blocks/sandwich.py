@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -24,12 +24,9 @@ from minisgl import plugins
 from minisgl.distributed import SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.layers import BaseOP, BuildContext, RMSNorm, RMSNormFused
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.spec import LayerSpec, ModelSpec
 from minisgl.quantization import Part
-
-if TYPE_CHECKING:
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.spec import LayerSpec, ModelSpec
 
 
 class Norm(NamedTuple):

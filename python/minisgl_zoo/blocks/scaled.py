@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from minisgl.layers import BuildContext
 from minisgl.models.blocks.decoder import Decoder
-
-if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
-    from minisgl.models.spec import ModelSpec
+from minisgl.models.spec import ModelSpec
 
 
 class ScaledDecoder(Decoder):

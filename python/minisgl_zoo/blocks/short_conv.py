@@ -8,33 +8,26 @@ Axes: T tokens, D hidden size, W taps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from minisgl.core import Context
+from minisgl.core import Batch, Context
 from minisgl.core.groups import CacheGroup
 from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear, LinearRowParallel
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, types_in_config
-from minisgl.models.spec import PoolBuild, PoolSpec, layers_of
+from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec, layers_of
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
 from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from minisgl.core import Batch
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 class ShortConv(ConvolvedOP):

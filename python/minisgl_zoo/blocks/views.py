@@ -25,20 +25,18 @@ outputs that one scale is for must have the same factor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from minisgl.errors import ConfigError
+from minisgl.models.config import ModelConfig
 from minisgl.models.loading.weight import DTYPES
 from minisgl.quantization import Part
 from minisgl_zoo.view import OUTPUTS, CheckpointView, fused
 from minisgl_zoo.weights.grouped import AWQ_ORDER
 from minisgl_zoo.wrapper import text_name
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
 
 
 def deinterleave(rows: Tensor, *, head_dim: int, rotary_dim: int) -> Tensor:

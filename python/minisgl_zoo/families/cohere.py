@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, plain
 from minisgl_zoo.blocks.parallel import NormedHeadsBlock, ParallelBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.blocks.views import interleaved
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
 
 
 def spec(config: ModelConfig) -> ModelSpec:

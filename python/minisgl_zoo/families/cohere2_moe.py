@@ -5,23 +5,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.layers import RMSNormFused
+from minisgl.layers import BuildContext, RMSNormFused
 from minisgl.layers.moe import MoELayer, UngatedExpert
 from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.layer_kinds import layers_of_types, no_rotation, sparse_layers, with_ropes
 from minisgl_zoo.blocks.parallel import ParallelBlock
 from minisgl_zoo.families import cohere
-
-if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
-    from minisgl.models.config import ModelConfig
 
 
 class RMSParallelBlock(ParallelBlock):

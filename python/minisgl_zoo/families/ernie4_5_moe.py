@@ -4,18 +4,15 @@ correction, and experts that every token takes."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from minisgl.models.config import ModelConfig
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.layer_kinds import refuse
 from minisgl_zoo.blocks.routers import SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.views import interleaved_heads
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from minisgl.models.config import ModelConfig
-    from minisgl_zoo.view import CheckpointView
+from minisgl_zoo.view import CheckpointView
 
 
 class ErnieExperts(SigmoidExperts):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL
-from minisgl.models.spec import Family, layers_of
+from minisgl.models.spec import Family, LayerSpec, layers_of
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, plain
 from minisgl_zoo.blocks.routers import CORRECTION, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import PostNormBlock
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 def exaone_layers(config: ModelConfig, **options: Any) -> tuple[LayerSpec, ...]:

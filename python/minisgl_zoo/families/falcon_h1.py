@@ -10,26 +10,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from minisgl.core import Batch
 from minisgl.layers import BaseOP
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.config import ModelConfig
 from minisgl.models.loading.rotation import positive_numbers
 from minisgl.models.spec import CacheLayout, Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.mamba2 import as_mamba, mamba_sizes, mixer
 from minisgl_zoo.blocks.sandwich import NoNorm
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.blocks.views import ScaledView
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from minisgl.core import Batch
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.config import ModelConfig
-    from minisgl_zoo.view import CheckpointView
+from minisgl_zoo.view import CheckpointView
 
 
 class SidePlace(Block):

@@ -9,24 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from minisgl.attention.base import KV_SHARING, SOFTCAP
-from minisgl.models.blocks.decoder import Attention
-from minisgl.models.config import Fields
+from minisgl.models.blocks.decoder import Attention, LayerBuild
+from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING
 from minisgl.models.loading.rotation import rotary_config
-from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.gemma import GemmaBlock, GemmaDecoder, GemmaNorm
 from minisgl_zoo.blocks.gemma4_block import Gemma4Block, Gemma4Decoder
 from minisgl_zoo.blocks.gemma4_experts import experts_beside
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, plain, refuse, sliding_rope
 from minisgl_zoo.blocks.sandwich import SandwichBlock
-
-if TYPE_CHECKING:
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 class CappedAttention(Attention):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from minisgl.attention.base import SINKS
+from minisgl.layers.moe import ExpertNames
 from minisgl.models.blocks.decoder import Block
 from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
+from minisgl.models.config import ModelConfig
 from minisgl.models.spec import Family, ModelSpec
 from minisgl.moe import ClampedGate
 from minisgl_zoo.blocks.attention import SinkAttention
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types
 from minisgl_zoo.blocks.views import StackedExperts
-
-if TYPE_CHECKING:
-    from minisgl.layers.moe import ExpertNames
-    from minisgl.models.config import ModelConfig
 
 
 class GptOssBlock(Block):

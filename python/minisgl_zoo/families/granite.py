@@ -9,31 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from minisgl.attention.base import SINKS
-from minisgl.layers.moe import UngatedExpert
-from minisgl.models.blocks.decoder import Block
-from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
+from minisgl.core import Batch
+from minisgl.layers.frequencies import RotaryConfig
+from minisgl.layers.moe import ExpertNames, UngatedExpert
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.blocks.mixture import MoeSpec, expert_names, mixture_in_each_layer
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
-from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SinkAttention
 from minisgl_zoo.blocks.layer_kinds import layers_of_types, no_rotation, plain, with_ropes
-from minisgl_zoo.blocks.mamba2 import as_mamba, letter_of, mixer
+from minisgl_zoo.blocks.mamba2 import Mamba2, as_mamba, letter_of, mixer
 from minisgl_zoo.blocks.scaled import ScaledDecoder
-
-if TYPE_CHECKING:
-    from minisgl.core import Batch
-    from minisgl.layers.frequencies import RotaryConfig
-    from minisgl.layers.moe import ExpertNames
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
-    from minisgl_zoo.blocks.mamba2 import Mamba2
-    from minisgl_zoo.view import CheckpointView
+from minisgl_zoo.view import CheckpointView
 
 
 class GraniteBlock(Block):

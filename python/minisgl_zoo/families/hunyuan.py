@@ -7,24 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from minisgl.layers import AttentionLayer, RMSNorm
 from minisgl.layers.base import Identity
 from minisgl.layers.moe import UngatedExpert
-from minisgl.models.blocks.decoder import Block
-from minisgl.models.blocks.mixture import mixture_in_each_layer, names_in_mlp
-from minisgl.models.config import Fields
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.blocks.mixture import MoeSpec, mixture_in_each_layer, names_in_mlp
+from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.layer_kinds import plain, rope_fields
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
 
 TOP_K = "num_experts_per_tok"
 

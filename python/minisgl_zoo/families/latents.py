@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from minisgl.attention.base import LATENTS
+from minisgl.models.blocks.decoder import LayerBuild
+from minisgl.models.blocks.mixture import MoeSpec
+from minisgl.models.config import ModelConfig
 from minisgl.models.loading.rotation import rotary_config
-from minisgl.models.spec import Family
+from minisgl.models.spec import Family, LayerSpec
 from minisgl_zoo.blocks.latent_attention import (
     LatentAttention,
     LatentBlock,
@@ -22,14 +26,6 @@ from minisgl_zoo.blocks.layer_kinds import plain, refuse, rope_fields
 from minisgl_zoo.blocks.routers import SoftmaxExperts, sigmoid_mixture
 from minisgl_zoo.families.ministral3 import position_scale
 from minisgl_zoo.families.sigmoid_mixtures import without_drafts
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 BEST: dict[object, int | None] = {"greedy": None, "group_limited_greedy": 1}
 """`topk_method` of config.json -> see `SoftmaxExperts`."""

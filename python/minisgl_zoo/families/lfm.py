@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minisgl.models.blocks.decoder import Attention, Block
+from minisgl.models.blocks.decoder import Attention, Block, LayerBuild
+from minisgl.models.blocks.mixture import MoeSpec
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, LayerSpec, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.layer_kinds import layers_of_types, plain, refuse, sliding_rope
 from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.short_conv import CONV, ConvBlock, ShortConv, conv_layers, with_convs
-
-if TYPE_CHECKING:
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 class Lfm2Experts(SigmoidExperts):

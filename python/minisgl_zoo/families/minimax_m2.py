@@ -5,16 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from minisgl.layers.moe import ExpertNames
 from minisgl.models.blocks.mixture import expert_names, mixture_in_each_layer
+from minisgl.models.config import ModelConfig
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import WideNormBlock
 from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts
-
-if TYPE_CHECKING:
-    from minisgl.layers.moe import ExpertNames
-    from minisgl.models.config import ModelConfig
 
 
 def spec(config: ModelConfig) -> ModelSpec:

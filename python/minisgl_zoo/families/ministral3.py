@@ -3,22 +3,17 @@ in Llama 4)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from minisgl.attention import AttnLayer
+from minisgl.layers import RotaryEmbedding
 from minisgl.layers.base import Identity
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.config import ModelConfig
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.layer_kinds import rope_fields, windowed_layers
-
-if TYPE_CHECKING:
-    from minisgl.attention import AttnLayer
-    from minisgl.layers import RotaryEmbedding
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.config import ModelConfig
 
 
 def position_scale(positions_T: Tensor, beta: float, length: int) -> Tensor:

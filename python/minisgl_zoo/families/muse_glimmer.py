@@ -3,14 +3,14 @@ weight; attention's output has a gate; layers without a window do not rotate."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from minisgl.layers import RMSNorm
+from minisgl.layers import BuildContext, RMSNorm
 from minisgl.layers.attention import AttentionLayer
+from minisgl.models.blocks.decoder import LayerBuild
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING
-from minisgl.models.spec import Family, ModelSpec
+from minisgl.models.spec import Family, LayerSpec, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.gemma import GemmaNorm
 from minisgl_zoo.blocks.gemma4_attention import UnitNorm
@@ -23,12 +23,6 @@ from minisgl_zoo.blocks.layer_kinds import (
 )
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
-
-if TYPE_CHECKING:
-    from minisgl.layers import BuildContext
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
 
 
 class MuseGlimmerAttention(GatedAttention):

@@ -6,14 +6,11 @@ least, so tokens with smaller steps differ there."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from minisgl.models.config import ModelConfig
 from minisgl.models.spec import Family, ModelSpec
 from minisgl_zoo.blocks.layer_kinds import no_rotation
 from minisgl_zoo.blocks.nemotron import layer_kinds, nemotron_layers, nemotron_mixture
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
 
 
 def spec(config: ModelConfig) -> ModelSpec:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minisgl.models.blocks.mixture import MoeSpec
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.dense import MISTRAL, QWEN2, qwen_window
 from minisgl.models.families.layer_types import FULL, SLIDING, windows
 from minisgl.models.families.mixtures import qwen_mixture
-from minisgl.models.spec import Family, layers_of
+from minisgl.models.spec import Family, LayerSpec, layers_of
 from minisgl_zoo.blocks.attention import WideNormAttention, WideNormBlock
 from minisgl_zoo.blocks.layer_kinds import (
     layer_types,
@@ -25,13 +27,7 @@ from minisgl_zoo.blocks.layer_kinds import (
 )
 from minisgl_zoo.blocks.sandwich import PostNormBlock, SandwichBlock
 from minisgl_zoo.blocks.views import interleaved
-from minisgl_zoo.view import fused
-
-if TYPE_CHECKING:
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec
-    from minisgl_zoo.view import CheckpointView
+from minisgl_zoo.view import CheckpointView, fused
 
 
 class Olmo2Block(PostNormBlock):

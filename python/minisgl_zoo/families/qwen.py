@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from minisgl.models.blocks.decoder import Block
+from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.blocks.mixture import MoeSpec
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.families.mixtures import QWEN3_MOE, qwen_mixture
 from minisgl.models.spec import Family, LayerSpec, layers_of
@@ -26,13 +27,7 @@ from minisgl_zoo.blocks.layer_kinds import (
 )
 from minisgl_zoo.blocks.views import TransposedExperts
 from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
-from minisgl_zoo.view import text_only
-
-if TYPE_CHECKING:
-    from minisgl.models.blocks.decoder import LayerBuild
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
-    from minisgl_zoo.view import CheckpointView
+from minisgl_zoo.view import CheckpointView, text_only
 
 LINEAR = "linear_attention"
 

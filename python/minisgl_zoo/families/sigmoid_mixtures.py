@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from minisgl.models.blocks.mixture import MoeSpec
+from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
-from minisgl.models.spec import Family
+from minisgl.models.spec import Family, LayerSpec, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, plain, refuse
 from minisgl_zoo.blocks.routers import CORRECTION, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
-
-if TYPE_CHECKING:
-    from minisgl.models.blocks.mixture import MoeSpec
-    from minisgl.models.config import ModelConfig
-    from minisgl.models.spec import LayerSpec, ModelSpec
-    from minisgl_zoo.view import CheckpointView
+from minisgl_zoo.view import CheckpointView
 
 
 class AfmoeAttention(GatedAttention):

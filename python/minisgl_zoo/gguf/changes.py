@@ -6,16 +6,14 @@ Axes: K key heads, V value heads of a gated delta net.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from minisgl.models.config import ModelConfig
 from minisgl_zoo.blocks.views import deinterleave
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
-    from minisgl_zoo.gguf.tensors import Change
+from minisgl_zoo.gguf.tensors import Change
 
 ALL: Final = slice(None)
 PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")

@@ -8,18 +8,15 @@ two tensors. Other differences are in
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from minisgl.models.config import ModelConfig
 from minisgl.models.loading.weight import Checkpoint
 from minisgl_zoo.gguf.blocks import LAYOUTS
+from minisgl_zoo.gguf.header import MappedTensor
 from minisgl_zoo.gguf.index import open_weights
 from minisgl_zoo.gguf.names import EXPERT_KINDS, LATENT_HEADS, STACKED, Places, split_name
 from minisgl_zoo.gguf.tensors import Blocks, Dequantised, LatentHeads, MxBytes, Stack
 from minisgl_zoo.gguf.weight import BLOCKS
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
-    from minisgl_zoo.gguf.header import MappedTensor
 
 
 class GgufCheckpoint(Checkpoint):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from minisgl.models.config import ModelConfig
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, WeightBuild
 from minisgl.utils.logger import get_logger
@@ -16,9 +17,6 @@ from minisgl_zoo.gguf.names import STACKED, Places, split_name
 from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes
 from minisgl_zoo.weights.methods import MXFP4
 from minisgl_zoo.weights.panelled import log_kernels
-
-if TYPE_CHECKING:
-    from minisgl.models.config import ModelConfig
 
 logger = get_logger(__name__)
 

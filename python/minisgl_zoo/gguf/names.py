@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from minisgl.layers.moe import ExpertNames
+from minisgl.models.config import ModelConfig
 from minisgl.models.registry import spec_of
 from minisgl_zoo.gguf.changes import ALL, change_of, parts_of
-
-if TYPE_CHECKING:
-    from minisgl.layers.moe import ExpertNames
-    from minisgl.models.config import ModelConfig
-    from minisgl_zoo.gguf.tensors import Change
-
+from minisgl_zoo.gguf.tensors import Change
 
 GLOBAL_NAMES: Final = {
     "token_embd": "model.embed_tokens",

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from minisgl.core import Context
+from minisgl.distributed import DistributedCommunicator
 from minisgl.errors import CheckpointError
 from minisgl.layers.shard import split_heads
 from minisgl.models.build import open_checkpoint
 from minisgl.models.loading.weight import Checkpoint
+from minisgl.models.spec import BaseLLMModel
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
-
-if TYPE_CHECKING:
-    from minisgl.core import Context
-    from minisgl.distributed import DistributedCommunicator
-    from minisgl.models.spec import BaseLLMModel
 
 logger = get_logger(__name__)
 

@@ -5,24 +5,20 @@ Imported only by families that have such layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from minisgl.core import Context
 from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
-from minisgl.models.spec import PoolBuild, PoolSpec
+from minisgl.layers.shard import HeadShare
+from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec
 from minisgl_zoo.recurrent.backends import create_recurrent_backend
 from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-    from torch import Tensor
-
-    from minisgl.layers.shard import HeadShare
-    from minisgl.models.spec import LayerSpec
 
 INTERVAL = 64
 """Tokens between two states that are written (decision 0024)."""

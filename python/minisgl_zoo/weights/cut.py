@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from minisgl.errors import ConfigError
 from minisgl.quantization.parameter import Part
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 ALL = 0
 """In a `Unit`: all rows, or all columns, of the matrix."""

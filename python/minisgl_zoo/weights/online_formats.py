@@ -12,11 +12,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from torch import Tensor
 
 from minisgl.core.args import Quantization
+from minisgl.kernel.cpu import CpuOps
 from minisgl.quantization.packed import PackedWeight, rows_of_share
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import (
@@ -36,9 +37,6 @@ from minisgl_zoo.weights.online_int4 import OnlineInt4
 from minisgl_zoo.weights.panelled import PanelledWeight, log_kernels
 from minisgl_zoo.weights.panels import takes
 from minisgl_zoo.weights.rules import ROUTERS
-
-if TYPE_CHECKING:
-    from minisgl.kernel.cpu import CpuOps
 
 LEFT: Final = re.compile(r"\.(in_proj_(a|b|ba)|kv_b_proj)$")
 """Projections of recurrent layers with few rows (how fast the state fades and what it takes up),
