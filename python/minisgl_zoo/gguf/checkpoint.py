@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minisgl.models.config import ModelConfig
 from minisgl.models.loading.weight import Checkpoint
-from minisgl_zoo.gguf.blocks import LAYOUTS
+from minisgl_zoo.gguf.blocks import FORMS
 from minisgl_zoo.gguf.header import MappedTensor
 from minisgl_zoo.gguf.index import open_weights
 from minisgl_zoo.gguf.names import EXPERT_KINDS, LATENT_HEADS, STACKED, Places, split_name
@@ -44,7 +44,7 @@ class GgufCheckpoint(Checkpoint):
                 for place in places.of(tensor.name, tensor.data.shape):
                     data, kind = tensor.data[place.index], tensor.kind
                     self._file_of[place.name] = Dequantised(data, kind, place.change)
-                    if kind in LAYOUTS:
+                    if kind in FORMS:
                         self._file_of[place.name + BLOCKS] = Blocks(data, place.change)
         for name, each in heads.items():
             self._file_of[name] = LatentHeads(*(each[part] for part in LATENT_HEADS))

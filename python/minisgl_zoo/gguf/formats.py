@@ -11,7 +11,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, WeightBuild
 from minisgl.utils.logger import get_logger
-from minisgl_zoo.gguf.blocks import LAYOUTS
+from minisgl_zoo.gguf.blocks import FORMS
 from minisgl_zoo.gguf.changes import reorders_columns
 from minisgl_zoo.gguf.names import STACKED, Places, split_name
 from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes
@@ -80,7 +80,7 @@ class GgufFormats(Formats):
                 )
                 dequantised.update((kind, why or "") for kind in kinds if kind)
         if packed:
-            bits = [f"{kind} in {LAYOUTS[kind].form.bits:.2f} bits a weight" for kind in packed]
+            bits = [f"{kind} in {FORMS[kind].bits:.2f} bits a weight" for kind in packed]
             logger.info("the file's weights stay packed: %s", ", ".join(bits))
         for (kind, why), count in dequantised.items():
             logger.info("%d weights in %s are dequantised: %s", count, kind, why)

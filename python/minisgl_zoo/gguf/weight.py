@@ -1,6 +1,6 @@
 """Weights of GGUF files: on a CPU in bfloat16 they stay packed, elsewhere they are dequantised.
 
-Matrices that are merged may have different forms (`gguf_blocks.Form`): files give values more bits
+Matrices that are merged may have different forms (`blocks.Form`): files give values more bits
 than queries and keys. Then each run of matrices of one form is a GEMM that writes its own columns
 of the result.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Final, cast, get_args
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from minisgl.kernel.ops import Activation
 from minisgl.quantization.packed import CpuWeight, PackedWeight, rows_of_share
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
-from minisgl_zoo.gguf.blocks import DTYPES, LAYOUTS, Field, Form
+from minisgl_zoo.gguf.blocks import DTYPES, FORMS, Field, Form
+from minisgl_zoo.gguf.header import TYPE_OF
 from minisgl_zoo.weights.panelled import PanelledWeight
 from minisgl_zoo.weights.panels import (
     Panels,
@@ -37,9 +38,6 @@ from minisgl_zoo.weights.panels import (
 BLOCKS: Final = ".blocks"
 """The suffix of a checkpoint name that asks for a tensor's blocks, uint8 [O, bytes]. Under its
 plain name the tensor is dequantised."""
-FORMATS: Final = tuple(LAYOUTS)
-FIELDS: Final = get_args(Field)
-"""The indices of formats and fields are their numbers in csrc/blocks.cpp."""
 MIDDLE: Final = 8
 """An int4 number is stored so much above its value, so that it has no sign."""
 
@@ -71,11 +69,11 @@ class FileTypes:
             kind = self.type_of(part)
             if kind is None:
                 return "merged with a matrix that is not quantised"
-            if kind not in LAYOUTS:
+            if kind not in FORMS:
                 return f"{kind} has no packed form"
             if part.rearrange or self.module_of(part.module) in self.reordered:
                 return "its columns are in another order"
-            block = LAYOUTS[kind].form.block
+            block = FORMS[kind].block
             if part.axis == 1 and (part.share.start % block or part.share.stop % block):
                 return f"a rank's share cuts a block of {block}"
         runs = list(self._runs(build.parts))
@@ -100,7 +98,7 @@ class FileTypes:
 
     def _runs(self, parts: Sequence[Part]) -> Iterator[tuple[Form, list[Part]]]:
         """Yield the runs of quantised parts that have one form."""
-        for form, run in groupby(parts, key=lambda part: LAYOUTS[self._kind(part)].form):
+        for form, run in groupby(parts, key=lambda part: FORMS[self._kind(part)]):
             yield form, list(run)
 
     def _kind(self, part: Part) -> str:
@@ -122,7 +120,7 @@ class BlockWeight(PanelledWeight):
     def __init__(self, build: WeightBuild, kinds: Sequence[str]) -> None:
         """kinds: llama.cpp's name of each part's format."""
         super().__init__(build)
-        self.form = LAYOUTS[kinds[0]].form
+        self.form = FORMS[kinds[0]]
         for name in self.form.fields:
             held = [
                 _field(part, kind, name, cast("CpuOps", build.ops))
@@ -219,9 +217,8 @@ class MergedWeight(CpuWeight):
 
 def _field(part: Part, kind: str, name: Field, ops: CpuOps) -> Part:
     """The share of the part's blocks, of which loading keeps the field `name`."""
-    layout = LAYOUTS[kind]
     outputs, inputs = part.shape
-    block, size = layout.form.block, layout.num_bytes
+    block, size = FORMS[kind].block, TYPE_OF[kind].num_bytes
     share = part.share
     if part.axis == 1:
         share = range(share.start // block * size, share.stop // block * size)
@@ -234,11 +231,18 @@ def _field(part: Part, kind: str, name: Field, ops: CpuOps) -> Part:
         stack=None,
         unread=(*part.unread, part.name),
         stored=torch.uint8,
-        rearrange=partial(layout.read, field=name),
-        fills=partial(_read, ops, FORMATS.index(kind), FIELDS.index(name)),
+        rearrange=partial(_room, kind=kind, name=name),
+        fills=partial(_read, ops, list(FORMS).index(kind), list(DTYPES).index(name)),
     )
 
 
+def _room(rows: Tensor, kind: str, name: Field) -> Tensor:
+    """Return an empty tensor for a field of rows of blocks, uint8 [O, N * B]."""
+    form = FORMS[kind]
+    inputs = rows.shape[1] // TYPE_OF[kind].num_bytes * form.block
+    return rows.new_empty((len(rows), form.width(name, inputs)), dtype=DTYPES[name])
+
+
 def _read(ops: CpuOps, kind: int, field: int, rows: Tensor, made: Tensor) -> None:
-    """Do `Layout.read` by the C++ kernel, into `made`."""
+    """Write a field of the rows to `made`."""
     ops.read_blocks(rows, kind, field, made)

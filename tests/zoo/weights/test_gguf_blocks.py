@@ -28,14 +28,20 @@ from minisgl.kernel.ops import Ops
 from minisgl.models import BaseLLMModel
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
-from minisgl_zoo.gguf.blocks import LAYOUTS, PIECE
+from minisgl_zoo.gguf.blocks import DTYPES, FORMS
 from minisgl_zoo.gguf.folder import gguf_folder
-from minisgl_zoo.gguf.weight import BLOCKS, FIELDS, FORMATS, BlockWeight, FileTypes, MergedWeight
+from minisgl_zoo.gguf.header import TYPE_OF
+from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes, MergedWeight
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 OUT, IN = 48, 512
 INT_BOUND = 2**-12
 """Of the largest result: what rounding of the inputs to int16 adds to bfloat16's error."""
+HALVES = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,),
+}  # fmt: skip
+"""Where a block has its scale and its step, if not at 0 alone."""
 MIXED = ("Q4_K", "Q4_K", "Q6_K")
 LOSS = 0.04
 """Of the largest logit, between bfloat16 and float32."""
@@ -49,40 +55,35 @@ def fast() -> CpuOps:
 def draw(kind: str, seed: int, shape: tuple[int, ...] = (OUT, IN)) -> tuple[Tensor, Tensor]:
     """The blocks of a random matrix, and its values in float32."""
     rng = np.random.default_rng(seed)
-    layout = LAYOUTS[kind]
+    about = TYPE_OF[kind]
     blocks = rng.integers(
-        0, 256, (*shape[:-1], shape[-1] // layout.form.block, layout.num_bytes), dtype=np.uint8
+        0, 256, (*shape[:-1], shape[-1] // about.block, about.num_bytes), dtype=np.uint8
     )
-    for at in (layout.scale, layout.step):
-        if at is not None:
-            factors = (rng.random((*blocks.shape[:-1], 1)) * 0.01).astype(np.float16)
-            blocks[..., at : at + 2] = factors.view(np.uint8)
+    for at in HALVES.get(kind, (0,)):
+        factors = (rng.random((*blocks.shape[:-1], 1)) * 0.01).astype(np.float16)
+        blocks[..., at : at + 2] = factors.view(np.uint8)
     rows = blocks.reshape(*shape[:-1], -1)
     values = gguf.quants.dequantize(rows, Kind[kind]).astype(np.float32)
     return torch.from_numpy(rows), torch.from_numpy(values)
 
 
-def test_a_large_matrix_is_read_in_pieces() -> None:
-    """Of two rows each; the last has one."""
-    rows, _ = draw("Q4_K", 0, (3, PIECE // 2))
-    layout = LAYOUTS["Q4_K"]
-    for field in layout.form.fields:
-        whole = torch.cat([layout.read(row[None], field) for row in rows])
-        assert torch.equal(layout.read(rows, field), whole)
+@pytest.mark.parametrize("kind", FORMS)
+def test_the_kernel_reads_parts_of_rows(kind: str, fast: CpuOps) -> None:
+    """`test_products` compares what it reads with the values of the package gguf."""
+    form, (blocks, _) = FORMS[kind], draw(kind, 3, (48, 768))
+    number, each = list(FORMS).index(kind), TYPE_OF[kind].num_bytes * (256 // form.block)
 
+    def read(rows: Tensor, field: Any, inputs: int) -> Tensor:
+        made = torch.empty(len(rows), form.width(field, inputs), dtype=DTYPES[field])
+        fast.read_blocks(rows, number, list(DTYPES).index(field), made)
+        return made.view(torch.uint8)
 
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_the_kernel_reads_each_field_as_specified(kind: str, fast: CpuOps) -> None:
-    """Loading took 9 s for each GB: torch made each field in some ten passes."""
-    layout, (blocks, _) = LAYOUTS[kind], draw(kind, 3, (48, 768))
-    for rows in (blocks, blocks[1::2], blocks[:, layout.num_bytes * (256 // layout.form.block) :]):
-        for field in layout.form.fields:
-            wanted = layout.read(rows, field)
-            made = torch.empty_like(wanted)
-            fast.read_blocks(rows, FORMATS.index(kind), FIELDS.index(field), made)
-            assert torch.equal(made.view(torch.uint8), wanted.view(torch.uint8)), field
+    for field in form.fields:
+        whole = read(blocks, field, 768)
+        assert torch.equal(read(blocks[1::2], field, 768), whole[1::2]), field
+        assert torch.equal(read(blocks[:, each:], field, 512), whole[:, -(-len(whole[0]) // 3) :])
     with pytest.raises(ValueError, match="another size than the field"):
-        fast.read_blocks(blocks[:, 1:], FORMATS.index(kind), 0, made)
+        fast.read_blocks(blocks[:, 1:], number, 0, torch.empty(48, 384, dtype=torch.uint8))
 
 
 def fill(weight: Weight, blocks: dict[str, Tensor]) -> None:
@@ -137,7 +138,7 @@ def check(weight: Weight, dense: Tensor, rows: int) -> None:
     assert ((gated.double() - expected).abs() / bound).max() <= 1, f"{rows} rows, gated"
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", FORMS)
 def test_products(fast: CpuOps, kind: str) -> None:
     weight, dense = make(fast, kind, kind)
     assert isinstance(weight, BlockWeight)
@@ -237,7 +238,7 @@ def test_a_file(
     folder = gguf_folder(tmp_path / "m.gguf")
     with caplog.at_level(logging.INFO):
         model = load(folder, BF16, ops=fast)
-    assert f"{kind} in {LAYOUTS[kind].form.bits:.2f} bits a weight" in caplog.text
+    assert f"{kind} in {FORMS[kind].bits:.2f} bits a weight" in caplog.text
     plain = load(folder)
     for ours, exact in zip(weights(model), weights(plain), strict=True):
         assert torch.equal(ours, exact.to(BF16))

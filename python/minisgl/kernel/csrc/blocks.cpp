@@ -1,8 +1,8 @@
 // From the blocks of llama.cpp's formats to a weight's tensors, and from rows to panels (panels.h).
 //
 // A start converts all weights of a GGUF file, so this runs at the memory's rate: each call makes one
-// tensor of some rows (minisgl_zoo/gguf/blocks.py is the specification), or packs one in its
-// place. Layouts: llama.cpp's specification.
+// tensor of some rows (minisgl_zoo/gguf/blocks.py says what they mean), or packs one in its place.
+// Layouts: llama.cpp's specification.
 #include "panels.h"
 #include "tensor.h"
 #include "threads.h"
@@ -136,7 +136,7 @@ struct IQ4_XS : Q2_K {
   }
 };
 
-// Calls f with a value of the format's type; the numbers are those of `FORMATS` in gguf_blocks.py.
+// Calls f with a value of the format's type; the numbers are those of `FORMS` there.
 template <class F>
 void with_format(int64_t format, F f) {
   switch (format) {
