@@ -43,21 +43,15 @@ class WideNorm(BaseOP):
     weight: Tensor
 
     def __init__(
-        self,
-        build: BuildContext,
-        *,
-        heads: range,
-        num_heads: int,
-        num_copies: int,
-        head_dim: int,
-        eps: float,
-        name: str,
+        self, at: LayerBuild, name: str, heads: range, num_heads: int, num_copies: int
     ) -> None:
         super().__init__()
-        self.comm, self.eps = build.comm, eps
+        head_dim = at.layer.head_dim
+        self.comm, self.eps = at.build.comm, at.spec.config.norm_eps
         self.part_of_mean = 1 / (num_copies * num_heads * head_dim)
-        part = Part(name=name, shape=(num_heads * head_dim,), axis=0, share=times(heads, head_dim))
-        self.declare("weight", build.dtype, part)
+        name, size = f"{at.layer.prefix}.self_attn.{name}.weight", num_heads * head_dim
+        part = Part(name=name, shape=(size,), axis=0, share=times(heads, head_dim))
+        self.declare("weight", at.build.dtype, part)
 
     def forward(self, x_TNH: Tensor) -> Tensor:
         x32_TNH = x_TNH.float()
@@ -90,23 +84,12 @@ class WideNormAttention(Attention):
         shares = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)
         own = shares[build.comm.rank]
 
-        def norm(name: str, heads: range, num_heads: int, num_copies: int) -> WideNorm:
-            return WideNorm(
-                build,
-                heads=heads,
-                num_heads=num_heads,
-                num_copies=num_copies,
-                head_dim=layer.head_dim,
-                eps=at.spec.config.norm_eps,
-                name=f"{layer.prefix}.self_attn.{name}.weight",
-            )
-
         num_copies = sum(share.kv == own.kv for share in shares)
         self.attend = WideNormLayer(
             self.attend.layer,
             at.rope,
-            norm("q_norm", own.q, layer.num_heads, 1),
-            norm("k_norm", own.kv, layer.num_kv_heads, num_copies),
+            WideNorm(at, "q_norm", own.q, layer.num_heads, 1),
+            WideNorm(at, "k_norm", own.kv, layer.num_kv_heads, num_copies),
         )
 
 

@@ -13,8 +13,6 @@ Axes: T tokens, N value heads, K key heads, H key dim, V value dim, D inputs of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -23,10 +21,12 @@ from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.shard import HeadShare, split_heads, times
+from minisgl.models.blocks.decoder import LayerBuild
 from minisgl.quantization import PLAIN, Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
-from minisgl_zoo.recurrent.backend import DeltaLayer, RecurrentInputs
+from minisgl_zoo.recurrent.backend import RecurrentInputs
 from minisgl_zoo.recurrent.gates import create_gates
+from minisgl_zoo.recurrent.spec import DeltaSpec
 
 
 class Projections:
@@ -115,36 +115,16 @@ class GatedDeltaNet(ConvolvedOP):
     a_log: Tensor
     dt_bias: Tensor
 
-    def __init__(
-        self,
-        build: BuildContext,
-        *,
-        prefix: str,
-        hidden_size: int,
-        num_heads: int,
-        num_key_heads: int,
-        key_dim: int,
-        value_dim: int,
-        taps: int,
-        interval: int,
-        norm_eps: float,
-        projections: Callable[..., Projections],
-        place: tuple[int, int],
-    ) -> None:
-        """prefix: begins the tensors' names. num_heads, num_key_heads: of all ranks. projections:
-        `Projections` or a subclass. place: (the layer's pool, its index in that pool)."""
+    def __init__(self, at: LayerBuild) -> None:
         super().__init__()
+        build, layer, delta = at.build, at.layer, at.layer.recurrent
+        assert isinstance(delta, DeltaSpec)
+        num_heads, num_key_heads = layer.num_heads, layer.num_kv_heads
+        key_dim, value_dim = layer.head_dim, delta.value_dim
+        hidden_size, prefix = at.spec.config.hidden_size, f"{layer.prefix}.linear_attn"
         heads = split_heads(num_heads, num_key_heads, build.comm.size)[build.comm.rank]
-        self.layer = DeltaLayer(
-            pool=place[0],
-            layer_id=place[1],
-            num_heads=len(heads.q),
-            num_key_heads=len(heads.kv),
-            key_dim=key_dim,
-            value_dim=value_dim,
-            interval=interval,
-        )
-        parts = projections(
+        self.layer = delta.on_rank(layer, heads, at.place)
+        parts = (FusedProjections if delta.fused else Projections)(
             prefix, heads, (num_heads, num_key_heads), (key_dim, value_dim, hidden_size)
         )
         self.declare_projections(build, parts)
@@ -154,13 +134,15 @@ class GatedDeltaNet(ConvolvedOP):
             build,
             name=f"{prefix}.conv1d",
             spans=[shift(share, first) for share, first in zip(parts.conv(), firsts, strict=True)],
-            size=(width + num_heads * value_dim, taps),
+            size=(width + num_heads * value_dim, delta.taps),
         )
         for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias")):
             part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
             self.declare(attr, torch.float32, part)
         self.gates = create_gates(build.ops)
-        self.norm = RMSNorm(build, size=value_dim, eps=norm_eps, name=f"{prefix}.norm.weight")
+        self.norm = RMSNorm(
+            build, size=value_dim, eps=at.spec.config.norm_eps, name=f"{prefix}.norm.weight"
+        )
         self.out = LinearRowParallel(
             build,
             in_size=num_heads * value_dim,

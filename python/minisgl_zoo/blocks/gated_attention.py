@@ -13,7 +13,6 @@ from torch import Tensor
 
 from minisgl.core import Batch
 from minisgl.layers import RMSNormFused
-from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.blocks.decoder import Attention, LayerBuild
@@ -30,18 +29,8 @@ class GatedAttention(Attention):
 
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
-        spec, layer = at.spec, at.layer
-        self.gated_qkv = LinearGatedQKV(
-            at.build,
-            in_size=spec.config.hidden_size,
-            num_q_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            bias=spec.qkv_bias,
-            prefix=f"{layer.prefix}.self_attn",
-            gate=self.gate_name,
-            gate_size=self.gate_size or layer.head_dim,
-        )
+        size = self.gate_size or at.layer.head_dim
+        self.gated_qkv = LinearGatedQKV(at, gate=self.gate_name, gate_size=size)
         del self.qkv
         self.gates = create_gates(at.build.ops)
 
@@ -67,26 +56,16 @@ class LinearGatedQKV(Linear):
     head. gate_size: the gates of a head, G: the head dim, or 1.
     """
 
-    def __init__(
-        self,
-        build: BuildContext,
-        *,
-        in_size: int,
-        num_q_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        bias: bool,
-        prefix: str,
-        gate: str | None,
-        gate_size: int,
-    ) -> None:
+    def __init__(self, at: LayerBuild, *, gate: str | None, gate_size: int) -> None:
+        build, layer, head_dim = at.build, at.layer, at.layer.head_dim
+        num_q_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
         heads = split_heads(num_q_heads, num_kv_heads, build.comm.size)[build.comm.rank]
         self.num_q_heads, self.num_kv_heads = len(heads.q), len(heads.kv)
         self.head_dim, self.gate_size, self._is_gate_apart = head_dim, gate_size, gate is not None
 
         def rows(name: str, num_heads: int, share: range, size: int = head_dim) -> Part:
-            shape = (num_heads * size, in_size)
-            name = f"{prefix}.{name}.weight"
+            shape = (num_heads * size, at.spec.config.hidden_size)
+            name = f"{layer.prefix}.self_attn.{name}.weight"
             return Part(name=name, shape=shape, axis=0, share=times(share, size))
 
         q_size = head_dim if gate else head_dim + gate_size
@@ -96,7 +75,7 @@ class LinearGatedQKV(Linear):
             rows("k_proj", num_kv_heads, heads.kv),
             rows("v_proj", num_kv_heads, heads.kv),
             *([rows(gate, num_q_heads, heads.q, gate_size)] if gate else []),
-            bias=bias,
+            bias=at.spec.qkv_bias,
         )
 
     def split_gate(self, projected: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from minisgl.attention import AttnLayer
 from minisgl.core import Batch
 from minisgl.layers import LinearRowParallel, RMSNorm, RMSNormFused
-from minisgl.layers.base import BaseOP, BuildContext
+from minisgl.layers.base import BaseOP
 from minisgl.layers.frequencies import RotaryConfig
 from minisgl.layers.linear import Linear
 from minisgl.layers.shard import split_heads, times
@@ -33,29 +33,22 @@ from minisgl_zoo.blocks.layer_kinds import refuse, rope_fields
 
 
 class LatentHeads(BaseOP):
-    """W_k and W_v of this rank's heads. name: of their matrix [heads * (K + V), L]."""
+    """W_k and W_v of this rank's heads."""
 
-    def __init__(
-        self,
-        build: BuildContext,
-        *,
-        heads: range,
-        num_heads: int,
-        key_size: int,
-        value_size: int,
-        latent_size: int,
-        name: str,
-    ) -> None:
+    def __init__(self, at: LayerBuild, sizes: LatentSizes, heads: range) -> None:
         super().__init__()
-        rows = key_size + value_size
+        rows, latent_size, build = sizes.plain + sizes.value, sizes.latent, at.build
         part = Part(
-            name=name, shape=(num_heads * rows, latent_size), axis=0, share=times(heads, rows)
+            name=f"{at.layer.prefix}.self_attn.kv_b_proj.weight",
+            shape=(at.layer.num_heads * rows, latent_size),
+            axis=0,
+            share=times(heads, rows),
         )
         format = build.formats.of([part.module], "Linear")
         self.weight = format.weight(WeightBuild(ops=build.ops, dtype=build.dtype, parts=[part]))
         # After the weight, whose buffers must be ready.
         self.plain = Dense(self.weight, part.local_shape)
-        self.key_size, self.shape = key_size, (len(heads), rows, latent_size)
+        self.key_size, self.shape = sizes.plain, (len(heads), rows, latent_size)
 
     def queries(self, q_TNK: Tensor) -> Tensor:
         """Return q @ W_k, [T, N, L]: queries for latents."""
@@ -172,15 +165,7 @@ class LatentAttention(BaseOP):
         self.down = Linear(build, first, latent, bias=False)
         norm = f"{prefix}.kv_a_layernorm.weight"
         self.latent_norm = RMSNorm(build, size=sizes.latent, eps=NORM_EPS, name=norm)
-        self.heads = LatentHeads(
-            build,
-            heads=heads,
-            num_heads=layer.num_heads,
-            key_size=sizes.plain,
-            value_size=sizes.value,
-            latent_size=sizes.latent,
-            name=f"{prefix}.kv_b_proj.weight",
-        )
+        self.heads = LatentHeads(at, sizes, heads)
         assert layer.scale is not None
         self.layer = AttnLayer(
             pool=at.place[0],

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import Batch
-from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear, LinearRowParallel
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
@@ -29,8 +28,8 @@ from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.spec import LayerSpec
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
-from minisgl_zoo.recurrent.backend import DeltaLayer, RecurrentInputs
-from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
+from minisgl_zoo.recurrent.backend import RecurrentInputs
+from minisgl_zoo.recurrent.spec import DeltaSpec
 
 
 class Mamba2(ConvolvedOP):
@@ -39,42 +38,20 @@ class Mamba2(ConvolvedOP):
     skip: Tensor
     norm: Tensor | None = None
 
-    def __init__(
-        self,
-        build: BuildContext,
-        *,
-        prefix: str,
-        hidden_size: int,
-        num_heads: int,
-        num_groups: int,
-        state_size: int,
-        head_dim: int,
-        taps: int,
-        bias: bool,
-        out_bias: bool,
-        norm: Literal["after", "before", None],
-        interval: int,
-        norm_eps: float,
-        place: tuple[int, int],
-    ) -> None:
-        """prefix: begins the tensors' names. num_heads, num_groups: of all ranks. bias, out_bias:
-        whether the projections have biases. norm: whether each group is normed after the gate,
-        before it, or not. place: (the layer's pool, its index in that pool)."""
+    def __init__(self, at: LayerBuild, *, module: str) -> None:
+        """module: the name of the layer's module in the checkpoint."""
         super().__init__()
+        build, layer, mamba = at.build, at.layer, at.layer.recurrent
+        assert isinstance(mamba, MambaSpec)
+        prefix, hidden_size = f"{layer.prefix}.{module}", at.spec.config.hidden_size
+        num_heads, num_groups = layer.num_heads, layer.num_kv_heads
+        state_size, head_dim = layer.head_dim, mamba.value_dim
         self.comm = comm = build.comm
         heads = split_heads(num_heads, num_groups, comm.size)[comm.rank]
-        self.eps, self._norm_first = norm_eps, norm == "before"
+        self.eps, self._norm_first = at.spec.config.norm_eps, mamba.norm == "before"
         self._groups, self._num_groups = heads.kv, num_groups
         self._group_width = num_heads // num_groups * head_dim
-        self.layer = DeltaLayer(
-            pool=place[0],
-            layer_id=place[1],
-            num_heads=len(heads.q),
-            num_key_heads=len(heads.kv),
-            key_dim=state_size,
-            value_dim=head_dim,
-            interval=interval,
-        )
+        self.layer = mamba.on_rank(layer, heads, at.place)
         inner, groups = num_heads * head_dim, num_groups * state_size
         width = inner + 2 * groups
         values, keys = times(heads.q, head_dim), times(heads.kv, state_size)
@@ -84,14 +61,14 @@ class Mamba2(ConvolvedOP):
         rows += [values, shift(heads.q, inner + width)]
         name, shape = f"{prefix}.in_proj.weight", (inner + width + num_heads, hidden_size)
         parts = [Part(name=name, shape=shape, axis=0, share=span) for span in rows]
-        self.projection = Linear(build, *parts, bias=bias)
+        self.projection = Linear(build, *parts, bias=mamba.bias)
         self.declare_conv(
-            build, name=f"{prefix}.conv1d", spans=channels, size=(width, taps), bias=True
+            build, name=f"{prefix}.conv1d", spans=channels, size=(width, mamba.taps), bias=True
         )
         for attr, name in (("a_log", "A_log"), ("dt_bias", "dt_bias"), ("skip", "D")):
             part = Part(name=f"{prefix}.{name}", shape=(num_heads,), axis=0, share=heads.q)
             self.declare(attr, torch.float32, part)
-        if norm:
+        if mamba.norm:
             part = Part(name=f"{prefix}.gated_norm.weight", shape=(inner,), axis=0, share=values)
             self.declare("norm", build.dtype, part)
         self.out = LinearRowParallel(
@@ -99,7 +76,7 @@ class Mamba2(ConvolvedOP):
             in_size=inner,
             share=values,
             out_size=hidden_size,
-            bias=out_bias,
+            bias=mamba.out_bias,
             name=f"{prefix}.out_proj",
         )
 
@@ -225,25 +202,3 @@ def check_mamba(fields: Fields) -> None:
         raise fields.error("mamba_conv_bias", "true: convolutions without a bias are not served")
     if fields.values.get("time_step_limit") not in (None, *NO_LIMITS):
         raise fields.error("time_step_limit", "[0.0, Infinity]: time steps are not clamped")
-
-
-def mixer(at: LayerBuild, name: str) -> Mamba2:
-    """Return the layer's Mamba2. name: the name of its module in the checkpoint."""
-    spec, layer, mamba = at.spec, at.layer, at.layer.recurrent
-    assert isinstance(mamba, MambaSpec)
-    return Mamba2(
-        at.build,
-        prefix=f"{layer.prefix}.{name}",
-        hidden_size=spec.config.hidden_size,
-        num_heads=layer.num_heads,
-        num_groups=layer.num_kv_heads,
-        state_size=layer.head_dim,
-        head_dim=mamba.value_dim,
-        taps=mamba.taps,
-        bias=mamba.bias,
-        out_bias=mamba.out_bias,
-        norm=mamba.norm,
-        interval=INTERVAL,
-        norm_eps=spec.config.norm_eps,
-        place=at.place,
-    )

@@ -32,7 +32,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.spec import LayerSpec, ModelSpec, layers_of
 from minisgl.moe import SquaredRelu
 from minisgl.quantization import Part
-from minisgl_zoo.blocks.mamba2 import Mamba2, MambaSpec, letter_of, mixer
+from minisgl_zoo.blocks.mamba2 import Mamba2, MambaSpec, letter_of
 from minisgl_zoo.blocks.routers import SigmoidExperts
 
 
@@ -153,9 +153,7 @@ class MambaAttentionBlock(Block):
 
 
 class MambaBlock(MambaAttentionBlock):
-    @staticmethod
-    def attention_type(at: LayerBuild) -> Mamba2:
-        return mixer(at, "mixer")
+    attention_type = partial(Mamba2, module="mixer")
 
 
 class SquaredReluExpert(SharedExpert):

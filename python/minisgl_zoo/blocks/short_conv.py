@@ -17,7 +17,6 @@ from torch import Tensor
 
 from minisgl.core import Batch, Context
 from minisgl.core.groups import CacheGroup
-from minisgl.layers.base import BuildContext
 from minisgl.layers.linear import Linear, LinearRowParallel
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
@@ -31,21 +30,14 @@ from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
 
 
 class ShortConv(ConvolvedOP):
-    def __init__(
-        self,
-        build: BuildContext,
-        *,
-        prefix: str,
-        hidden_size: int,
-        channels: range,
-        taps: int,
-        bias: bool,
-        place: tuple[int, int],
-    ) -> None:
-        """prefix: begins the tensors' names. channels: this rank's share. bias: whether projections
-        and convolution have biases. place: (the layer's pool, its index in that pool)."""
+    def __init__(self, at: LayerBuild) -> None:
         super().__init__()
-        self.pool, self.layer_id = place
+        build, layer, conv = at.build, at.layer, at.layer.recurrent
+        assert isinstance(conv, ConvSpec)
+        heads = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)[build.comm.rank]
+        channels, bias = times(heads.kv, layer.head_dim), conv.bias
+        hidden_size, prefix = at.spec.config.hidden_size, f"{layer.prefix}.conv"
+        self.pool, self.layer_id = at.place
         shape = (3 * hidden_size, hidden_size)
         name = f"{prefix}.in_proj.weight"
         self.projection = Linear(
@@ -56,9 +48,8 @@ class ShortConv(ConvolvedOP):
             ),
             bias=bias,
         )
-        self.declare_conv(
-            build, name=f"{prefix}.conv", spans=(channels,), size=(hidden_size, taps), bias=bias
-        )
+        size = hidden_size, conv.taps
+        self.declare_conv(build, name=f"{prefix}.conv", spans=(channels,), size=size, bias=bias)
         self.out = LinearRowParallel(
             build,
             in_size=hidden_size,
@@ -153,20 +144,7 @@ class ConvPoolSpec(PoolSpec):
 
 
 class ConvBlock(Block):
-    @staticmethod
-    def attention_type(at: LayerBuild) -> ShortConv:
-        layer, conv, comm = at.layer, at.layer.recurrent, at.build.comm
-        assert isinstance(conv, ConvSpec)
-        heads = split_heads(layer.num_heads, layer.num_kv_heads, comm.size)[comm.rank]
-        return ShortConv(
-            at.build,
-            prefix=f"{layer.prefix}.conv",
-            hidden_size=at.spec.config.hidden_size,
-            channels=times(heads.kv, layer.head_dim),
-            taps=conv.taps,
-            bias=conv.bias,
-            place=at.place,
-        )
+    attention_type = ShortConv
 
 
 def conv_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:

@@ -20,7 +20,7 @@ from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.config import ModelConfig
 from minisgl.models.loading.rotation import positive_numbers
 from minisgl.models.spec import CacheLayout, Family, ModelSpec, layers_of
-from minisgl_zoo.blocks.mamba2 import as_mamba, mamba_sizes, mixer
+from minisgl_zoo.blocks.mamba2 import Mamba2, as_mamba, mamba_sizes
 from minisgl_zoo.blocks.sandwich import NoNorm
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.blocks.views import ScaledView
@@ -50,7 +50,7 @@ class SideBlock(Block):
         super().__init__(at)
         before = at.index - 1
         place = CacheLayout.of(at.spec.layers).places[before]
-        self.mamba = mixer(replace(at, layer=at.spec.layers[before], place=place), "mamba")
+        self.mamba = Mamba2(replace(at, layer=at.spec.layers[before], place=place), module="mamba")
         self.no_norm = NoNorm()
 
     def forward(

@@ -23,7 +23,7 @@ from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SinkAttention
 from minisgl_zoo.blocks.layer_kinds import layers_of_types, no_rotation, plain, with_ropes
-from minisgl_zoo.blocks.mamba2 import Mamba2, as_mamba, letter_of, mixer
+from minisgl_zoo.blocks.mamba2 import Mamba2, as_mamba, letter_of
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.view import CheckpointView
 
@@ -54,9 +54,7 @@ class SinkBlock(GraniteBlock):
 
 
 class MambaBlock(GraniteBlock):
-    @staticmethod
-    def attention_type(at: LayerBuild) -> Mamba2:
-        return mixer(at, "mamba")
+    attention_type = partial(Mamba2, module="mamba")
 
 
 def granite(config: ModelConfig, moe: Callable[[ModelConfig], MoeSpec] | None = None) -> ModelSpec:

@@ -19,7 +19,7 @@ from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.layer_kinds import layers_of_types, plain, refuse, sliding_rope
 from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import SandwichBlock
-from minisgl_zoo.blocks.short_conv import CONV, ConvBlock, ShortConv, conv_layers, with_convs
+from minisgl_zoo.blocks.short_conv import CONV, ShortConv, conv_layers, with_convs
 
 
 class Lfm2Experts(SigmoidExperts):
@@ -33,7 +33,7 @@ class HeadGatedAttention(GatedAttention):
 def _mixer(at: LayerBuild) -> Attention | ShortConv:
     """Return what a block has in the place of attention."""
     if at.layer.recurrent:
-        return ConvBlock.attention_type(at)
+        return ShortConv(at)
     is_gated = at.spec.config.fields.flag("use_attention_gate", True)
     return HeadGatedAttention(at) if is_gated else Attention(at)
 

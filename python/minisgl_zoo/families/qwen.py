@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from minisgl.models.blocks.decoder import Block, LayerBuild
+from minisgl.models.blocks.decoder import Block
 from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
 from minisgl.models.families.mixtures import QWEN3_MOE, qwen_mixture
 from minisgl.models.spec import Family, LayerSpec, layers_of
-from minisgl_zoo.blocks.delta_net import FusedProjections, GatedDeltaNet, Projections
+from minisgl_zoo.blocks.delta_net import GatedDeltaNet
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.gemma import GemmaNorm, GemmaNormFused
 from minisgl_zoo.blocks.layer_kinds import (
@@ -26,7 +26,7 @@ from minisgl_zoo.blocks.layer_kinds import (
     sparse_layers,
 )
 from minisgl_zoo.blocks.views import TransposedExperts
-from minisgl_zoo.recurrent.spec import INTERVAL, DeltaSpec
+from minisgl_zoo.recurrent.spec import DeltaSpec
 from minisgl_zoo.view import CheckpointView, text_only
 
 LINEAR = "linear_attention"
@@ -43,25 +43,7 @@ class GatedAttentionBlock(Block):
 
 class DeltaBlock(Block):
     norm_type = GemmaNormFused
-
-    @staticmethod
-    def attention_type(at: LayerBuild) -> GatedDeltaNet:
-        spec, layer, delta = at.spec, at.layer, at.layer.recurrent
-        assert isinstance(delta, DeltaSpec)
-        return GatedDeltaNet(
-            at.build,
-            prefix=f"{layer.prefix}.linear_attn",
-            hidden_size=spec.config.hidden_size,
-            num_heads=layer.num_heads,
-            num_key_heads=layer.num_kv_heads,
-            key_dim=layer.head_dim,
-            value_dim=delta.value_dim,
-            taps=delta.taps,
-            interval=INTERVAL,
-            norm_eps=spec.config.norm_eps,
-            projections=FusedProjections if delta.fused else Projections,
-            place=at.place,
-        )
+    attention_type = GatedDeltaNet
 
 
 def hybrid_layers(config: ModelConfig, *, fused: bool) -> tuple[LayerSpec, ...]:

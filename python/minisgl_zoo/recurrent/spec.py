@@ -17,6 +17,7 @@ from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
 from minisgl.layers.shard import HeadShare
 from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec
+from minisgl_zoo.recurrent.backend import DeltaLayer
 from minisgl_zoo.recurrent.backends import create_recurrent_backend
 from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
 
@@ -41,6 +42,19 @@ class DeltaSpec:
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
         return GROUPS
+
+    def on_rank(self, layer: LayerSpec, heads: HeadShare, place: tuple[int, int]) -> DeltaLayer:
+        """Return the constants of the layer. heads: those of this rank. place: (the layer's pool,
+        its index in that pool)."""
+        return DeltaLayer(
+            pool=place[0],
+            layer_id=place[1],
+            num_heads=len(heads.q),
+            num_key_heads=len(heads.kv),
+            key_dim=layer.head_dim,
+            value_dim=self.value_dim,
+            interval=INTERVAL,
+        )
 
     def width(self, layer: LayerSpec) -> int:
         keys, values = layer.num_kv_heads * layer.head_dim, layer.num_heads * self.value_dim
