@@ -16,7 +16,7 @@ from minisgl_zoo.gguf.changes import reorders_columns
 from minisgl_zoo.gguf.names import STACKED, Places, split_name
 from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes
 from minisgl_zoo.weights.methods import MXFP4
-from minisgl_zoo.weights.panelled import log_kernels
+from minisgl_zoo.weights.quantised import log_kernels
 
 logger = get_logger(__name__)
 

@@ -6,9 +6,10 @@ Axes: E experts, O outputs, I inputs; N heads, K dims of a key, V of a value, L 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,17 +26,25 @@ MX_BYTES: Final = 17
 numbers 0 and 16, 1 and 17, ..., the first of a pair in the low bits."""
 
 
-class Slice(Protocol):
-    def get_slice(self, name: str) -> Slice: ...
+class Slice(ABC):
+    """dtype: its name in safetensors."""
 
-    def get_dtype(self) -> str: ...
+    dtype = "F32"
 
+    def get_slice(self, name: str) -> Slice:
+        return self
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    @abstractmethod
     def get_shape(self) -> list[int]: ...
 
+    @abstractmethod
     def __getitem__(self, index: Index) -> Tensor: ...
 
 
-class Dequantised:
+class Dequantised(Slice):
     """A tensor that is dequantised to float32 when it is indexed."""
 
     def __init__(self, data: Any, kind: str, change: Change | None = None) -> None:
@@ -43,12 +52,6 @@ class Dequantised:
         `minisgl_zoo.gguf.changes.change_of`."""
         self._data, self._change = data, change
         self._type = TYPE_OF[kind]
-
-    def get_slice(self, name: str) -> Dequantised:
-        return self
-
-    def get_dtype(self) -> str:
-        return "F32"
 
     def get_shape(self) -> list[int]:
         columns = self._data.nbytes // max(prod(self._data.shape[:-1]) * self._type.num_bytes, 1)
@@ -83,18 +86,12 @@ class Dequantised:
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-class LatentHeads:
+class LatentHeads(Slice):
     """W_k and W_v of all heads (`minisgl_zoo.blocks.latent_attention`) as one matrix [N * (K + V),
     L]. keys: [N, L, K]. values: [N, V, L]."""
 
     def __init__(self, keys: Dequantised, values: Dequantised) -> None:
         self._keys, self._values = keys, values
-
-    def get_slice(self, name: str) -> LatentHeads:
-        return self
-
-    def get_dtype(self) -> str:
-        return "F32"
 
     def get_shape(self) -> list[int]:
         heads, latent, key_size = self._keys.get_shape()
@@ -106,18 +103,14 @@ class LatentHeads:
         return torch.cat((keys_NKL, values_NVL), 1).flatten(0, 1)[index]
 
 
-class Blocks:
+class Blocks(Slice):
     """The blocks of a matrix as the file has them, uint8 [O, bytes]."""
+
+    dtype = "U8"
 
     def __init__(self, data: Any, change: Change | None) -> None:
         """change: a change of the order of rows, or None."""
         self._data, self._change = data, change
-
-    def get_slice(self, name: str) -> Blocks:
-        return self
-
-    def get_dtype(self) -> str:
-        return "U8"
 
     def get_shape(self) -> list[int]:
         return list(self._data.shape)
@@ -130,7 +123,7 @@ class Blocks:
         return (self._change(rows) if self._change else rows)[index]
 
 
-class MxBytes:
+class MxBytes(Slice):
     """The numbers or the exponents of a stack of MXFP4, which are rearranged when they are indexed.
 
     data: uint8 [E, O, I / 32 * 17]. is_scale: the exponents, [E, O, I / 32]. Else the numbers as
@@ -138,15 +131,11 @@ class MxBytes:
     bits.
     """
 
+    dtype = "U8"
+
     def __init__(self, data: Any, *, is_scale: bool) -> None:
         self._data = data.reshape(*data.shape[:2], -1, MX_BYTES)
         self._is_scale = is_scale
-
-    def get_slice(self, name: str) -> MxBytes:
-        return self
-
-    def get_dtype(self) -> str:
-        return "U8"
 
     def get_shape(self) -> list[int]:
         shape = list(self._data.shape[:3])
@@ -162,14 +151,11 @@ class MxBytes:
         return torch.cat(halves, -1)[..., index[3]]
 
 
-class Stack:
+class Stack(Slice):
     """Tensors [E, O, ...] that are concatenated along O."""
 
     def __init__(self, parts: Sequence[Slice]) -> None:
         self._parts = parts
-
-    def get_slice(self, name: str) -> Stack:
-        return self
 
     def get_dtype(self) -> str:
         return self._parts[0].get_dtype()

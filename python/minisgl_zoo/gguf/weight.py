@@ -23,7 +23,6 @@ from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 from minisgl_zoo.gguf.blocks import DTYPES, FORMS, Field, Form
 from minisgl_zoo.gguf.header import TYPE_OF
-from minisgl_zoo.weights.panelled import PanelledWeight
 from minisgl_zoo.weights.panels import (
     Panels,
     pack_bytes,
@@ -34,6 +33,7 @@ from minisgl_zoo.weights.panels import (
     unpack_nibbles,
     unpack_rows,
 )
+from minisgl_zoo.weights.quantised import QuantisedWeight
 
 BLOCKS: Final = ".blocks"
 """The suffix of a checkpoint name that asks for a tensor's blocks, uint8 [O, bytes]. Under its
@@ -108,7 +108,7 @@ class FileTypes:
         return BlockWeight(build, [self._kind(part) for part in build.parts])
 
 
-class BlockWeight(PanelledWeight):
+class BlockWeight(QuantisedWeight):
     """Matrices of one form."""
 
     packed: Tensor

@@ -34,8 +34,8 @@ from minisgl.utils.logger import get_logger
 from minisgl_zoo.weights.methods import scaled_format
 from minisgl_zoo.weights.online import UNITS, Kind, Loss, OnlineScaled
 from minisgl_zoo.weights.online_int4 import OnlineInt4
-from minisgl_zoo.weights.panelled import PanelledWeight, log_kernels
 from minisgl_zoo.weights.panels import takes
+from minisgl_zoo.weights.quantised import QuantisedWeight, log_kernels
 from minisgl_zoo.weights.rules import ROUTERS
 
 LEFT: Final = re.compile(r"\.(in_proj_(a|b|ba)|kv_b_proj)$")
@@ -119,7 +119,7 @@ def log_loss(model: TensorOwner) -> None:
 def slow_int4_advice(model: TensorOwner) -> str | None:
     """Return a sentence if this CPU's kernels multiply int4 slower than int8, else None."""
     flags = cpu_flags()
-    is_on_cpu = any(isinstance(node, PanelledWeight) and node.panels for node in model.walk())
+    is_on_cpu = any(isinstance(node, QuantisedWeight) and node.panels for node in model.walk())
     if not is_on_cpu or "avx2" not in flags or "avx512bw" in flags:
         return None
     return (

@@ -1,8 +1,7 @@
-"""A quantised weight that GPU kernels multiply in its format, in the layout that they read.
+"""A quantised weight that kernels multiply in its format, in the layout that they read.
 
-A subclass writes `packed_form`, which gives its tensors to the kernels. If it returns None, or if
-no package has kernels for the device, each GEMM dequantises the weight. `panelled` is the same for
-the CPU.
+A subclass writes `pack` for the CPU's kernels, which have panels, and `packed_form` for a GPU's. If
+these return None, or if no package has kernels for the device, each GEMM dequantises the weight.
 
 Axes: L matrices of a stack, F outputs, D inputs.
 """
@@ -10,15 +9,22 @@ Axes: L matrices of a stack, F outputs, D inputs.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self, cast
 
 import torch
 from torch import Tensor
 
 from minisgl import plugins
+from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.ops import Activation, Ops
-from minisgl_zoo.weights.panelled import PanelledWeight
+from minisgl.quantization.parameter import TensorOwner
+from minisgl.quantization.weight import Weight
+from minisgl.utils.logger import get_logger
+from minisgl_zoo.weights.panels import Panels
+
+logger = get_logger(__name__)
 
 Kind = Literal["fp8", "int8", "uint8", "int4", "fp4"]
 
@@ -95,21 +101,31 @@ class Gemms(Protocol):
         """See `Ops.norm_linear`."""
 
 
-class QuantisedWeight(PanelledWeight):
+class QuantisedWeight(Weight):
+    """A subclass writes a `dense` that unpacks the tensors if `panels` is set."""
+
+    panels: Panels | None = None
     _kernels: Gemms | None = None
     packed_stack: Packed | None = None
     """Set instead of `_kernels` if this is a stack of experts, which `minisgl.moe` multiplies."""
 
     @abstractmethod
+    def pack(self, ops: CpuOps) -> Panels | None:
+        """Pack the loaded tensors in place. Returns None if the CPU's kernels do not support
+        them."""
+
     def packed_form(self) -> Packed | None:
-        """The loaded tensors for the kernels, or None if they cannot read this weight."""
+        """The loaded tensors for a GPU's kernels, or None if they cannot read this weight."""
+        return None
 
     @property
     def has_kernel(self) -> bool:
+        """Whether a kernel multiplies the quantised numbers."""
         return bool(self.panels or self._kernels or self.packed_stack)
 
     def init_buffers(self, device: torch.device) -> None:
-        super().init_buffers(device)
+        if self.ops.name == "cpu":
+            self.panels = self.pack(cast("CpuOps", self.ops))
         gemms: type[Gemms] | None = plugins.find("ops", "packed", ops=self.ops.name)
         if gemms is None or self.dtype.itemsize != 2:
             return
@@ -121,14 +137,24 @@ class QuantisedWeight(PanelledWeight):
         else:
             self._kernels = gemms(self.ops, packed, self.dtype)
 
+    def __getitem__(self, index: int) -> Self:
+        matrix = super().__getitem__(index)
+        if self.panels:
+            matrix.panels = self.panels[index]
+        return matrix
+
     def linear(
         self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
     ) -> Tensor:
+        if self.panels:
+            return self.panels.linear(cast("CpuOps", self.ops), x, bias, gate)
         if self._kernels:
             return self._kernels.linear(x, bias, gate)
         return super().linear(x, bias, gate)
 
     def logits(self, x_SD: Tensor) -> Tensor:
+        if self.panels:
+            return self.panels.logits(cast("CpuOps", self.ops), x_SD)
         return self._kernels.logits(x_SD) if self._kernels else super().logits(x_SD)
 
     def gates_input(self, num_rows: int) -> bool:
@@ -150,7 +176,23 @@ class QuantisedWeight(PanelledWeight):
     ) -> tuple[Tensor, Tensor]:
         if self._kernels:
             return self._kernels.norm_linear(x, residual, norm_weight, eps, bias, gate)
-        return super().norm_linear(x, residual, norm_weight, eps, bias, gate)
+        if not self.panels:
+            return super().norm_linear(x, residual, norm_weight, eps, bias, gate)
+        x, residual = self.ops.normed(x, residual, norm_weight, eps)
+        return self.linear(x, bias, gate), residual
+
+
+def log_kernels(model: TensorOwner, formats: Sequence[str]) -> None:
+    """Log which of the model's weights are dequantised. formats: the names of its formats."""
+    weights = [node for node in model.walk() if isinstance(node, QuantisedWeight)]
+    num_slow = sum(not weight.has_kernel for weight in weights)
+    if num_slow:
+        which = "" if num_slow == len(weights) else f"{num_slow} of {len(weights)} "
+        logger.info(
+            "%sweights in %s are dequantised in each GEMM: this saves memory and costs time",
+            which,
+            ", ".join(formats),
+        )
 
 
 def is_size(inputs: int, group: int, *, is_4_bit: bool) -> bool:

@@ -11,7 +11,7 @@ from minisgl.errors import ConfigError
 from minisgl.models.loading.formats import Aliases
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
-from minisgl_zoo.weights.panelled import log_kernels
+from minisgl_zoo.weights.quantised import log_kernels
 
 SUPPORTED = (
     "fp8 (a scale for each matrix, row or block), int8, int4 (compressed-tensors, AWQ, GPTQ, "

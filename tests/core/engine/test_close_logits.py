@@ -113,7 +113,7 @@ def test_a_cpus_kernels(
     with torch.inference_mode():
         model = load(tmp_path, dtype=torch.bfloat16, ops=fast, quantization=quantization)
         panelled = any(
-            c.__name__ == "PanelledWeight" for c in type(model.lm_head.table.weight).mro()
+            c.__name__ == "QuantisedWeight" for c in type(model.lm_head.table.weight).mro()
         )
         assert panelled == (quantization is not None)
         logits = model.logits(x)

@@ -22,7 +22,7 @@ from minisgl.quantization.parameter import Part, Stack
 from minisgl.quantization.weight import WeightBuild
 from minisgl_zoo.weights.fp4 import Fp4
 from minisgl_zoo.weights.grouped import Grouped
-from minisgl_zoo.weights.panelled import PanelledWeight
+from minisgl_zoo.weights.quantised import QuantisedWeight
 from minisgl_zoo.weights.scaled import Scaled
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
@@ -36,14 +36,14 @@ INT_BOUND = 2**-12
 """Of the largest result: what rounding of the inputs to int16 adds to bfloat16's error."""
 
 
-def make(case: str, ops: Ops, stacked: int | None = None) -> PanelledWeight:
+def make(case: str, ops: Ops, stacked: int | None = None) -> QuantisedWeight:
     """A weight with drawn numbers, not packed yet."""
     parts = [Part.whole("a.weight", OUT, IN), Part.whole("b.weight", OUT, IN)]
     if stacked:
         parts *= stacked
     unit = {"row": (1, 0), "matrix": (0, 0), "block": (128, 128), "group": (1, 64)}
     kind, *words = case.split()
-    weight: PanelledWeight
+    weight: QuantisedWeight
     if case == "mxfp4":
         parts = [
             Part(
@@ -98,7 +98,7 @@ def exact(x: Tensor, dense: Tensor, bias: Tensor | None, is_gated: bool) -> Tens
     return F.silu(gate) * up
 
 
-def check(weight: PanelledWeight, dense: Tensor, rows: int) -> None:
+def check(weight: QuantisedWeight, dense: Tensor, rows: int) -> None:
     """dense: the numbers in float32."""
     x = torch.randn(rows, IN).to(BF16)
     x[:, 7] *= 300  # what models' activations have

@@ -251,7 +251,7 @@ def test_the_start_says_that_weights_are_dequantised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_both(CONFIGS["llama"], QWEN, quantise("weight_scale_inv"), tmp_path)
-    with caplog.at_level("INFO", logger="minisgl.minisgl_zoo.weights.panelled"):
+    with caplog.at_level("INFO", logger="minisgl.minisgl_zoo.weights.quantised"):
         load(tmp_path / "quantised")
     assert caplog.messages == [
         "weights in fp8 (e4m3), a scale for each block of 128 x 128 are dequantised in each GEMM: "

@@ -14,8 +14,7 @@ from minisgl.kernel.ops import Ops
 from minisgl.plugins import Row
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
-from minisgl_zoo.weights.panelled import log_kernels
-from minisgl_zoo.weights.quantised import Packed
+from minisgl_zoo.weights.quantised import Packed, log_kernels
 from minisgl_zoo.weights.scaled import Scaled, ScaledWeight
 
 OUT, IN = 16, 64
