@@ -16,7 +16,6 @@ PACKAGE = "minisgl_bench"
 
 PACKAGES_TO_INSTALL = {
     "aiohttp": "minisgl[bench]",
-    "matplotlib": "minisgl[bench]",
     "transformers": "transformers",
     "llama_cpp": "llama-cpp-python",
 }

@@ -81,8 +81,7 @@ def test_without_a_gpu_it_is_a_sentence(
     assert main(["gemms", *flags.split()], "minisgl_bench.studies") == 2
     assert capsys.readouterr().err == (
         "python -m minisgl_bench.studies gemms: this times a GPU, and torch finds no CUDA device "
-        "here; `python -m minisgl_bench.studies kernels` and "
-        "`minisgl bench versus_transformers` time a CPU\n"
+        "here; `python -m minisgl_bench.studies` has kernels and cpu_formats, which time a CPU\n"
     )
 
 

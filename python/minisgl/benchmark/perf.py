@@ -21,8 +21,7 @@ def need_gpu() -> None:
     if not torch.cuda.is_available():
         raise ConfigError(
             "this times a GPU, and torch finds no CUDA device here; "
-            "`python -m minisgl_bench.studies kernels` and "
-            "`minisgl bench versus_transformers` time a CPU"
+            "`python -m minisgl_bench.studies` has kernels and cpu_formats, which time a CPU"
         )
 
 

@@ -16,7 +16,6 @@ from minisgl.core import SamplingParams
 from minisgl.core.args import Quantization
 from minisgl.llm import LLM
 from minisgl_bench.checkpoint import write_checkpoint
-from minisgl_bench.versus_transformers import generate
 from minisgl_zoo.gguf.folder import open_header, stored_types
 from minisgl_zoo.gguf.index import WEIGHTS
 
@@ -107,4 +106,14 @@ def transformers_engine(values: dict[str, Any]) -> Generate:
     models: Any = AutoModelForCausalLM
     model = models.from_config(config, dtype=torch.bfloat16)
 
-    return partial(generate, model)
+    return partial(_transformers_generate, model)
+
+
+def _transformers_generate(model: Any, prompts: torch.Tensor, count: int) -> None:
+    """Let `model` add `count` greedy tokens to each prompt of int64 ids [B, T]."""
+    with torch.inference_mode():
+        result = model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
+            max_new_tokens=count, min_new_tokens=count, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    assert result.shape[1] == prompts.shape[1] + count

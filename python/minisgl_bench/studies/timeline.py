@@ -1,25 +1,18 @@
-"""Draws the file of `--log-steps`: the parts of each step, its rows and tokens, the waits.
+"""Makes a trace for https://ui.perfetto.dev of a file of `--log-steps`.
 
-It writes a PNG, an HTML page with the picture and the longest steps (no network, no other file),
-and a trace for https://ui.perfetto.dev: Chrome's trace-event format with one track for the host's
-parts and one for the step on the device.
+It is in Chrome's trace-event format: one track has the host's parts, one the step on the device,
+and counters have the tokens, the requests and the pages of the KV pool.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import html
-import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import msgspec
-import numpy as np
-import numpy.typing as npt
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from minisgl.errors import ConfigError
@@ -29,13 +22,7 @@ from minisgl_bench.arguments import benchmark_parser, from_zero
 
 FIRST_PARTS, LAST_PARTS = PARTS[:3], PARTS[3:]
 """The parts of the turn that launched a step, and of the turn that settled it."""
-NUM_LONGEST = 12
-PAUSE_S = 0.002  # a longer time between steps is drawn as sleep
 HOST, DEVICE = 1, 2  # tracks of the trace
-
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-img{max-width:100%}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-td,th{padding:.15rem .7rem;text-align:right;border-bottom:1px solid #ddd}"""
 
 
 def read_steps(path: Path) -> list[StepRecord]:
@@ -77,48 +64,6 @@ def busy_s(record: StepRecord) -> float:
     return record.settle_s + waited_s - record.start_s
 
 
-def draw(records: list[StepRecord]) -> Figure:
-    figure = Figure(figsize=(13, 12), layout="constrained")
-    parts, tokens, requests, pages = figure.subplots(4, 1, sharex=True)
-    rows = [
-        (*(getattr(r, f"{part}_us") / 1e3 for part in PARTS), r.decodes, r.tokens - r.decodes,
-         r.running, r.waiting, r.used_pages / r.num_pages, r.cached_pages / r.num_pages)
-        for r in records
-    ]  # fmt: skip
-    at, (*values, decodes, prompt, running, waiting, used, cached) = _with_pauses(
-        records, np.array(rows)
-    )
-    parts.stackplot(at, values, labels=PARTS, step="post")
-    parts.set(ylabel="ms", title="a step's time in the loop, by part")
-    tokens.stackplot(at, decodes, prompt, labels=("decode rows", "prompt tokens"), step="post")
-    tokens.set(ylabel="tokens", yscale="symlog", title="what it computed")
-    for name, counts in (("running", running), ("waiting", waiting)):
-        requests.step(at, counts, where="post", label=name)
-    requests.set(ylabel="requests", title="who was there")
-    pages.stackplot(at, used, cached, labels=("used", "kept for their prefix"), step="post")
-    pages.set(ylabel="share of the KV pages", xlabel="seconds since the loop began", ylim=(0, 1))
-    for axis in (parts, tokens, requests, pages):
-        axis.grid(alpha=0.3)
-        axis.legend(loc="upper right")
-    return figure
-
-
-def _with_pauses(
-    records: list[StepRecord], rows: npt.NDArray[Any]
-) -> tuple[list[float], npt.NDArray[Any]]:
-    """Return the times and the columns of `rows`, with a row of zeros wherever the loop slept."""
-    at: list[float] = []
-    drawn = []
-    for index, (record, row) in enumerate(zip(records, rows, strict=True)):
-        at.append(record.start_s)
-        drawn.append(row)
-        end_s = record.settle_s + sum(getattr(record, f"{part}_us") for part in LAST_PARTS) / 1e6
-        if index + 1 == len(records) or records[index + 1].start_s > end_s + PAUSE_S:
-            at.append(end_s)
-            drawn.append(np.zeros_like(row))
-    return at, np.array(drawn).T
-
-
 def trace_events(records: list[StepRecord]) -> dict[str, Any]:
     """Return complete events ("X") and counters ("C") in Chrome's trace-event format, in us."""
     events: list[dict[str, Any]] = [
@@ -143,40 +88,16 @@ def trace_events(records: list[StepRecord]) -> dict[str, Any]:
         prompt = record.tokens - record.decodes
         name = f"step {record.step}: {record.decodes} decodes, {prompt} prompt tokens"
         event(DEVICE, name, record.start_s * 1e6, busy_s(record) * 1e6, record)
-        events.append(
-            {"ph": "C", "pid": 0, "name": "requests", "ts": record.start_s * 1e6}
-            | {"args": {"running": record.running, "waiting": record.waiting}}
-        )
-        events.append(
-            {"ph": "C", "pid": 0, "name": "KV pages", "ts": record.start_s * 1e6}
-            | {"args": {"used": record.used_pages, "cached": record.cached_pages}}
-        )
+        counts = {
+            "tokens": {"decodes": record.decodes, "prompt": prompt},
+            "requests": {"running": record.running, "waiting": record.waiting},
+            "KV pages": {"used": record.used_pages, "cached": record.cached_pages},
+        }
+        events += [
+            {"ph": "C", "pid": 0, "name": name, "ts": record.start_s * 1e6, "args": args}
+            for name, args in counts.items()
+        ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def page(records: list[StepRecord], png: bytes, title: str) -> str:
-    """Return a self-contained page: totals, the picture, the longest steps."""
-    total_s = records[-1].settle_s - records[0].start_s
-    sums = {part: sum(getattr(record, f"{part}_us") for record in records) / 1e6 for part in PARTS}
-    facts = ", ".join(f"{part} {seconds:.3f} s" for part, seconds in sums.items())
-    longest = sorted(records, key=busy_s, reverse=True)[:NUM_LONGEST]
-    rows = "".join(
-        f"<tr><td>{r.step}</td><td>{r.start_s:.3f}</td><td>{busy_s(r) * 1e3:.2f}</td>"
-        + "".join(f"<td>{getattr(r, f'{part}_us') / 1e3:.2f}</td>" for part in PARTS)
-        + f"<td>{r.decodes}</td><td>{r.tokens - r.decodes}</td></tr>"
-        for r in longest
-    )
-    columns = ("step", "start, s", "took, ms", *(f"{part}, ms" for part in PARTS))
-    columns += ("decodes", "prompt tokens")
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    image = base64.b64encode(png).decode()
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
-        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>"
-        f"<p>{len(records):,} steps in {total_s:.2f} s: {facts}.</p>"
-        f'<img alt="" src="data:image/png;base64,{image}">'
-        f"<h2>The longest steps</h2><table><tr>{head}</tr>{rows}</table>\n"
-    )
 
 
 def main(argv: list[str]) -> int:
@@ -187,10 +108,9 @@ def main(argv: list[str]) -> int:
         "--first", type=from_zero, default=0.0, metavar="S", help="leave out before"
     )
     parser.add_argument(
-        "--last", type=from_zero, default=np.inf, metavar="S", help="leave out after"
+        "--last", type=from_zero, default=math.inf, metavar="S", help="leave out after"
     )
     args = parser.parse_args(argv)
-    matplotlib.use("agg")  # draws to memory, needs no display
     try:
         records = [r for r in read_steps(args.steps) if args.first <= r.start_s <= args.last]
         if not records:
@@ -200,16 +120,7 @@ def main(argv: list[str]) -> int:
         return 2
     folder = args.out or args.steps.parent
     folder.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    draw(records).savefig(buffer, format="png", dpi=110)
-    stem = folder / args.steps.stem
-    outputs = {
-        ".png": buffer.getvalue(),
-        ".html": page(records, buffer.getvalue(), args.steps.name).encode(),
-        ".trace.json": json.dumps(trace_events(records)).encode(),
-    }
-    for ending, content in outputs.items():
-        path = stem.with_name(stem.name + ending)
-        path.write_bytes(content)
-        print(f"wrote {path}")
+    path = folder / f"{args.steps.stem}.trace.json"
+    path.write_text(json.dumps(trace_events(records)), encoding="utf-8")
+    print(f"wrote {path}: open it in https://ui.perfetto.dev")
     return 0
