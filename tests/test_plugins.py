@@ -89,7 +89,7 @@ def test_the_documented_route_and_observer_are_built(tmp_path: Path) -> None:
         "from minisgl.runtime.observers import create_observers;"
         "routes = [row.load() for row in plugins.rows('routes') if row.name == 'acme'];"
         "print([route.path for route in routes[0].router(None).routes],"
-        "type(create_observers(RuntimeArgs(), 0)[-1]).__name__)"
+        "type(create_observers(RuntimeArgs())[-1]).__name__)"
     )
     done = run(script, stranger(tmp_path, ACME.replace("ROWS = [", f"ROWS = [{extra}")))
     assert done.stdout.strip() == "['/acme'] Printer", done.stderr

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from minisgl.builtin import model_path
-from minisgl.core.args import EngineArgs, options_of
+from minisgl.core.args import EngineConfig, options_of
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.kernel.sampling import gumbel_noise
@@ -49,7 +49,7 @@ class SelfCheck:
 
     def __init__(
         self,
-        args: EngineArgs,
+        args: EngineConfig,
         *,
         num_requests: int = 32,
         num_tokens: int = 32,
@@ -184,7 +184,7 @@ class SelfCheck:
         return condition
 
     def _llm(self, **changes: Any) -> LLM:
-        options = {name: getattr(self._args, name) for name in options_of(EngineArgs)}
+        options = {name: getattr(self._args, name) for name in options_of(EngineConfig)}
         return LLM(**(options | changes), progress=False)
 
     def _pages_that_run_out(self) -> int:
@@ -252,7 +252,7 @@ class SelfCheck:
 
 def selfcheck_parser() -> Parser:
     """Return the parser of `minisgl selfcheck`."""
-    others = options_of(ServerArgs).keys() - options_of(EngineArgs).keys()
+    others = options_of(ServerArgs).keys() - options_of(EngineConfig).keys()
     about = "Check that a request has the same answer whatever happens around it."
     parser = server_parser("minisgl selfcheck", about, without=others)
     add_model(parser)
@@ -272,7 +272,7 @@ def selfcheck(argv: Sequence[str], began: float) -> int:
         return 130
 
 
-def run_selfcheck(args: EngineArgs) -> int:
+def run_selfcheck(args: EngineConfig) -> int:
     """Check, and print the comparisons. Returns the exit code: 1 if an answer differs."""
     check = SelfCheck(args)
     conditions = check.run()

@@ -88,7 +88,7 @@ def test_without_a_gpu_it_is_a_sentence(
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     config = EngineConfig(
-        folder=model_path(),
+        model=str(model_path()),
         device="cpu",
         num_pages=16,
         max_running_requests=4,

@@ -17,7 +17,7 @@ from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import make_reference
 from minisgl.builtin import model_path
 from minisgl.cli import run_command
-from minisgl.core.args import EngineArgs
+from minisgl.core.args import EngineConfig
 from minisgl.kvcache.manager import CacheManager
 from minisgl.models.blocks.decoder import Decoder
 from minisgl_bench.comparer import ROUNDING
@@ -38,7 +38,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(num_requests: int = 8, num_tokens: int = 20, **options: Any) -> dict[str, Condition]:
-    args = EngineArgs(dtype="float32", **options)
+    args = EngineConfig(dtype="float32", **options)
     lines: list[str] = []
     checked = SelfCheck(
         args, num_requests=num_requests, num_tokens=num_tokens, batches=(4,), say=lines.append
@@ -93,7 +93,7 @@ def test_a_cache_of_8_bits_may_round_a_key_to_the_next_number(
 
 def test_the_reference_prefers_its_own_token_to_any_other() -> None:
     """Also to one that is not among the likeliest, and of a seeded request with its noise."""
-    checked = SelfCheck(EngineArgs(dtype="float32"), num_requests=2, num_tokens=20)
+    checked = SelfCheck(EngineConfig(dtype="float32"), num_requests=2, num_tokens=20)
     with checked._llm() as llm:
         for request in range(2):
             ids = checked._ask(llm, [request], "")[0].token_ids
@@ -159,7 +159,7 @@ def test_ranks_are_compared_with_one_rank_of_the_same_model(
     options: dict[str, Any], is_compared: bool
 ) -> None:
     """Random weights depend on the number of ranks."""
-    engines = SelfCheck(EngineArgs(**options))._other_engines()
+    engines = SelfCheck(EngineConfig(**options))._other_engines()
     assert ("on one rank" in engines) == is_compared
 
 

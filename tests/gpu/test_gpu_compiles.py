@@ -80,7 +80,7 @@ def main(folder: Path, attn: str, max_graph_rows: int, max_running: int, chunk: 
     else:
         pretend(compiled)
     config = EngineConfig(
-        folder=folder,
+        model=str(folder),
         device="auto",
         attn=attn,
         num_pages=8192,

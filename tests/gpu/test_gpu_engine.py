@@ -47,7 +47,7 @@ def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
         "max_prefill_length": 64,
     }
     return start_engine(
-        EngineConfig(folder=checkpoint[0], **({"device": "cuda"} | settings | options))
+        EngineConfig(model=str(checkpoint[0]), **({"device": "cuda"} | settings | options))
     )
 
 

@@ -178,7 +178,7 @@ def test_graphs_change_no_token_of_a_family(
     for graphs in (0, 4):
         engine = start_engine(
             EngineConfig(
-                folder=tmp_path, device="cuda", dtype="bfloat16", attn="triton", num_pages=64,
+                model=str(tmp_path), device="cuda", dtype="bfloat16", attn="triton", num_pages=64,
                 max_running_requests=4, max_prefill_length=100, cuda_graph_max_bs=graphs,
             )
         )  # fmt: skip

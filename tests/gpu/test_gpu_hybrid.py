@@ -32,7 +32,7 @@ def make_engine(folder: Path, **options: Any) -> Engine:
         "max_running_requests": 8,
         "max_prefill_length": 100,
     }
-    return start_engine(EngineConfig(folder=folder, **(settings | options)))
+    return start_engine(EngineConfig(model=str(folder), **(settings | options)))
 
 
 def tokens(engine: Engine, **options: Any) -> list[list[int]]:

@@ -36,7 +36,7 @@ def test_an_engine_takes_what_was_planned(shape: str, tmp_path: Path) -> None:
     """
     write_checkpoint(tmp_path, {**SHAPES[shape], "num_hidden_layers": LAYERS[shape]}, weights=False)
     config = EngineConfig(
-        folder=tmp_path, device="cuda", dummy_weight=True, num_pages=2048, max_seq_len=16_384,
+        model=str(tmp_path), device="cuda", dummy_weight=True, num_pages=2048, max_seq_len=16_384,
         max_running_requests=64, cuda_graph_max_bs=64,
     )  # fmt: skip
     table = dry_run(config).splitlines()[1:]  # the first line says what is free at the moment

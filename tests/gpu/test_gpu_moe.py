@@ -189,7 +189,7 @@ def test_tokens_equal_transformers(family: str, graphs: int, tmp_path: Path) -> 
     model.save_pretrained(tmp_path)
     engine = start_engine(
         EngineConfig(
-            folder=tmp_path,
+            model=str(tmp_path),
             device="cuda",
             num_pages=256,
             max_running_requests=16,

@@ -118,7 +118,7 @@ def main(target: int) -> None:
             graphs = 0 if config is HYBRID else 256  # the pretended runner pads prompts
             engine = start_engine(
                 EngineConfig(
-                    folder=Path(folder), device="auto", attn="triton", num_pages=8192,
+                    model=str(Path(folder)), device="auto", attn="triton", num_pages=8192,
                     max_running_requests=256, cuda_graph_max_bs=graphs, dummy_weight=True,
                     kv_cache_dtype=kv_cache_dtype,
                 )

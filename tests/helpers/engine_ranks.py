@@ -25,8 +25,8 @@ def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[li
         }
         return Engine(
             EngineConfig(
-                folder=folder, page_size=4, tp=size, rank=rank,
-                num_local=size, store=f"file://{store}", **(settings | options),
+                model=str(folder), page_size=4, tp=size, rank=rank,
+                store=f"file://{store}", **(settings | options),
             )
         )  # fmt: skip
 

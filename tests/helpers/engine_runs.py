@@ -43,7 +43,7 @@ def save_reference(folder: Path) -> Reference:
 def make_engine(reference: Reference, **options: Any) -> Engine:
     settings = {"num_pages": 4096 // options.get("page_size", 16), "max_running_requests": 16}
     return Engine(
-        EngineConfig(folder=reference[0], max_prefill_length=64, **(settings | options)),
+        EngineConfig(model=str(reference[0]), max_prefill_length=64, **(settings | options)),
     )
 
 

@@ -27,7 +27,7 @@ def tokens_of(folder: Path) -> list[tuple[int, int, float]]:
     """Return (request, token, log-probability) of prompts with common first tokens, in chunks and
     beside decodes, on the CPU's kernels."""
     config = EngineConfig(
-        folder=folder, device="cpu", attn="cpu", num_pages=64, page_size=PAGE_SIZE,
+        model=str(folder), device="cpu", attn="cpu", num_pages=64, page_size=PAGE_SIZE,
         max_prefill_length=CHUNK, max_running_requests=MAX_RUNNING,
     )  # fmt: skip
     engine = Engine(config)

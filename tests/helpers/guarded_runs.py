@@ -22,7 +22,7 @@ def make_guarded(folder: Path, device: str) -> Engine:
     """Return an engine with few pages, so that requests are retracted and cached pages evicted."""
     return Engine(
         EngineConfig(
-            folder=folder,
+            model=str(folder),
             device=device,
             num_pages=72,
             page_size=4,

@@ -45,7 +45,7 @@ def test_the_same_tokens(folder: Path, quantization: str | None, kv_cache_dtype:
     def answers(max_rows: int) -> tuple[list[list[int]], dict[tuple[int, int], bool]]:
         engine = Engine(
             EngineConfig(
-                folder=folder, device="cpu", dtype="bfloat16", page_size=4, num_pages=100,
+                model=str(folder), device="cpu", dtype="bfloat16", page_size=4, num_pages=100,
                 max_running_requests=12, max_prefill_length=40, cuda_graph_max_bs=max_rows,
                 quantization=quantization, kv_cache_dtype=kv_cache_dtype,
             )
@@ -66,7 +66,7 @@ def test_the_same_tokens(folder: Path, quantization: str | None, kv_cache_dtype:
 
 
 def test_a_model_with_ops_of_torch_is_not_recorded(folder: Path) -> None:
-    engine = Engine(EngineConfig(folder=folder, device="cpu", dtype="float32", num_pages=64))
+    engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="float32", num_pages=64))
     try:
         drive(engine, [([1, 2, 3], SamplingParams(max_tokens=9))])
         assert isinstance(engine.runner, RecordingRunner)
@@ -77,7 +77,7 @@ def test_a_model_with_ops_of_torch_is_not_recorded(folder: Path) -> None:
 
 
 def test_a_recording_belongs_to_a_number_of_threads(folder: Path) -> None:
-    engine = Engine(EngineConfig(folder=folder, device="cpu", dtype="bfloat16", num_pages=64))
+    engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", num_pages=64))
     try:
         for threads in (1, 2):
             engine.device.set_threads(threads)

@@ -1,10 +1,11 @@
 """The engine's options: the name, type, default, bounds and help of each, in one place.
 
-A field of `EngineArgs` is a keyword of `LLM`, a flag of the server and a setting of the engine, all
-by the same name. `minisgl.server.flags` makes the command line, `--help` and docs/flags.md from the
-fields. An option of an engine is a field here and a keyword of `LLM` (a test compares them). An
+A field of `EngineConfig` is a keyword of `LLM`, a flag of the server and a setting of the engine,
+all by the same name. `minisgl.server.flags` makes the command line, `--help` and docs/flags.md from
+the fields. An option of an engine is a field here and a keyword of `LLM` (a test compares them). An
 option that only a server has is a field in `minisgl.runtime.args` if its workers read it, else in
-`minisgl.server.args`.
+`minisgl.server.args`. The record that the command line or `LLM` makes travels to the engine of each
+rank, whole.
 
 If the default is None, the engine chooses the value, because it knows the device and the model.
 """
@@ -17,9 +18,11 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from minisgl import plugins
+from minisgl.builtin import model_path
 from minisgl.errors import ConfigError, EngineError
 from minisgl.utils.text import brief, counted
 
@@ -109,7 +112,7 @@ def of_node_0(default: Any, rule: Rule, group: str, help: str, **more: Any) -> A
     return option(default, rule, group, help, nodes="first", **more)
 
 
-def options_of(args: type[EngineArgs]) -> dict[str, tuple[Any, Option]]:
+def options_of(args: type[EngineConfig]) -> dict[str, tuple[Any, Option]]:
     """Return the default and the `Option` of each field that has one, by name."""
     fields = dataclasses.fields(args)
     return {f.name: (f.default, f.metadata["option"]) for f in fields if "option" in f.metadata}
@@ -122,7 +125,7 @@ def flag_of(name: str) -> str:
 
 def in_keywords(message: str) -> str:
     """Return the message of an error with keywords of `LLM` instead of the flags of a server."""
-    options = options_of(EngineArgs)
+    options = options_of(EngineConfig)
 
     def keyword(found: re.Match[str]) -> str:
         name, value = found["flag"].replace("-", "_"), found["value"]
@@ -183,10 +186,12 @@ _RATIO = Rule(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArgs:
-    """The options of an engine, checked. Raises ConfigError.
+class EngineConfig:
+    """The options of an engine, checked, and the place of its rank. Raises ConfigError.
 
-    model: a folder or a model id; None is the built-in model.
+    model: a folder or a model id, and a folder once that was fetched; None is the built-in model.
+    rank: this rank, of `tp`. store: where the ranks meet
+    (`minisgl.distributed.ranks.create_communicator`).
     """
 
     # fmt: off
@@ -283,6 +288,18 @@ class EngineArgs:
         "leave all collectives between GPUs to torch.distributed: the same tokens, slower",
     )
     # fmt: on
+    rank: int = 0
+    store: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint on disk. Only once the model was fetched."""
+        return Path(self.model) if self.model else model_path()
+
+    @property
+    def num_local(self) -> int:
+        """The number of ranks on each machine."""
+        return self.tp
 
     def __post_init__(self) -> None:
         for name, (default, about) in options_of(type(self)).items():

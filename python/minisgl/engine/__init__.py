@@ -5,7 +5,7 @@ text. Read `engine.py` first, then `device.py` (what differs between devices), t
 `cuda.py`.
 """
 
-from minisgl.engine.config import EngineConfig
+from minisgl.core.args import EngineConfig
 from minisgl.engine.engine import Engine
 
 __all__ = ["Engine", "EngineConfig"]

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
-from minisgl.distributed import DistributedCommunicator
+from minisgl.core.args import EngineConfig
+from minisgl.distributed import DistributedCommunicator, DistributedInfo
 from minisgl.distributed.ranks import create_communicator
-from minisgl.engine.config import EngineConfig
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import Device, out_of_memory
 from minisgl.errors import ConfigError
@@ -50,11 +50,14 @@ def connect(config: EngineConfig) -> tuple[Device, DistributedCommunicator]:
 
     Raises ConfigError and EngineError.
     """
-    ranks, num_local = config.ranks, config.num_local
-    device = create_device(config.device, ranks.rank % num_local, num_local, config.threads)
+    num_local = config.num_local
+    device = create_device(config.device, config.rank % num_local, num_local, config.threads)
     try:
         comm = create_communicator(
-            ranks, store=config.store, device=device.torch_device, pynccl=not config.disable_pynccl
+            DistributedInfo(config.rank, config.tp),
+            store=config.store,
+            device=device.torch_device,
+            pynccl=not config.disable_pynccl,
         )
     except Exception:
         device.close()

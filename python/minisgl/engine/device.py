@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan
+from minisgl.core.step_times import StepTimes
 from minisgl.errors import OutOfDeviceMemory
 
 
@@ -177,6 +178,20 @@ class Device(ABC):
     @abstractmethod
     def release(self) -> None:
         """Return unused memory to the system. May be called after `close`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The settings that start-up measures (`minisgl.engine.startup`). All ranks have the same.
+
+    num_threads: CPU threads that steps run on; None leaves torch's number. graph_tokens: steps with
+    prompts and up to this many tokens are replayed from CUDA graphs. step_times: how long steps
+    take; None if it was not measured.
+    """
+
+    num_threads: int | None = None
+    graph_tokens: int = 0
+    step_times: StepTimes | None = None
 
 
 def out_of_memory(what: str, advice: str, error: BaseException) -> OutOfDeviceMemory:

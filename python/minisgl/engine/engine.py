@@ -17,10 +17,10 @@ from torch import Tensor
 from minisgl import env, plugins
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
+from minisgl.core.args import EngineConfig
 from minisgl.core.req import Mask
-from minisgl.engine.config import EngineConfig, Tuning
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
-from minisgl.engine.device import Pending
+from minisgl.engine.device import Pending, Tuning
 from minisgl.engine.extras import StepGuard
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays

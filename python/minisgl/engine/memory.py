@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from minisgl.core.args import context_exceeded
+from minisgl.core.args import EngineConfig, context_exceeded
 from minisgl.core.groups import CacheGroup
 from minisgl.distributed import DistributedCommunicator
-from minisgl.engine.config import EngineConfig
 from minisgl.engine.connect import resolve_kv_dtype
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 
 from minisgl import env
-from minisgl.core.args import EngineArgs
 from minisgl.core.req import Masker
-from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
 from minisgl.message import UserMsg
+from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.grammars import Grammars, create_grammars
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl.scheduler import Scheduler, run
@@ -24,14 +22,13 @@ class OwnEngine:
 
     def __init__(
         self,
-        args: EngineArgs,
-        folder: Path,
+        args: RuntimeArgs,
         eos_ids: frozenset[int],
         progress: Callable[[int, int], None],
     ) -> None:
         """Load the model. progress: called with (loaded, total) bytes. Raises ConfigError."""
-        self._folder = folder
-        self.engine = start_engine(EngineConfig.of(args, folder), progress=progress)
+        self._folder = args.folder
+        self.engine = start_engine(args, progress=progress)
         try:
             config = scheduler_config(args, self.engine, eos_ids)
             self.scheduler = Scheduler(config, create_masker=self._masker)

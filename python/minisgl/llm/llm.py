@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -20,7 +21,7 @@ from minisgl.core.args import (
     CacheKind,
     DeviceName,
     DTypeName,
-    EngineArgs,
+    EngineConfig,
     KVCacheDType,
     ModelSource,
     Quantization,
@@ -37,6 +38,7 @@ from minisgl.llm.session import Call, LLMEngine, OnNews, Session
 from minisgl.llm.stream import Stream, Streams
 from minisgl.message import Prompt as PromptRecord
 from minisgl.message import UserMsg
+from minisgl.runtime.args import RuntimeArgs
 from minisgl.tokenizer import (
     Detokenizer,
     Encoded,
@@ -113,15 +115,16 @@ class LLM:
         model = given["model"]
         env.check()
         check_option("progress", progress, SWITCH)
-        options = {name: _plain(given[name]) for name in options_of(EngineArgs)}
+        options = {name: _plain(given[name]) for name in options_of(EngineConfig)}
         if isinstance(model, PathLike):
             options["model"] = fspath(model)
-        args = EngineArgs(**options)
+        args = RuntimeArgs(**options, offline=True)
         folder = resolve_checkpoint(
             str(model_path()) if args.model is None else args.model,
             source=args.model_source,
             weights=not args.dummy_weight,
         )
+        args = replace(args, model=str(folder))
         self._progress = progress
         self.tokenizer = tokenizer = load_tokenizer(folder)
         warn_of_unknown_ids(tokenizer, folder)
@@ -133,10 +136,10 @@ class LLM:
                 # Here, because one rank needs no sockets and no supervision.
                 from minisgl.llm.ranks import OwnRanks
 
-                self._engine = OwnRanks(args, folder)
+                self._engine = OwnRanks(args)
             else:
                 eos_ids = end_of_sequence_ids(folder, tokenizer)
-                self._engine = OwnEngine(args, folder, eos_ids, bar.update)
+                self._engine = OwnEngine(args, eos_ids, bar.update)
         self._session = Session(self._engine, Detokenizer(tokenizer))
         self._streams = Streams(self._session)
 

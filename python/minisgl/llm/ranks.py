@@ -9,11 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import weakref
-from dataclasses import fields
-from pathlib import Path
 
 from minisgl import env
-from minisgl.core.args import EngineArgs
 from minisgl.errors import ConfigError
 from minisgl.llm.session import Session
 from minisgl.message import DetokenizeMsg, ExitMsg
@@ -29,7 +26,7 @@ class OwnRanks:
     """An engine of `args.tp` processes. They end when `close` is called, when this object is
     deleted, or with the program."""
 
-    def __init__(self, args: EngineArgs, folder: Path) -> None:
+    def __init__(self, args: RuntimeArgs) -> None:
         """Raises ConfigError or StartupFailed, which name the cause."""
         if multiprocessing.current_process().daemon:
             raise ConfigError(
@@ -37,10 +34,7 @@ class OwnRanks:
                 "multiprocessing.Pool has them, must not: make it in the main process or in one of "
                 "concurrent.futures.ProcessPoolExecutor, or use tp=1"
             )
-        options = {field.name: getattr(args, field.name) for field in fields(EngineArgs)}
-        options["model"] = str(folder)
-        ranks = RuntimeArgs(**options, offline=True)
-        check_ranks(folder, ranks)
+        check_ranks(args.folder, args)
         self._workers = Workers(log_level=env.log_level(default="warning"))
         endpoints = self._workers.endpoints
         self._events: PullQueue[DetokenizeMsg] = PullQueue(endpoints.detokenizer, DetokenizeMsg)
@@ -49,7 +43,7 @@ class OwnRanks:
             self, _end, os.getpid(), self._workers, self._events, self._messages
         )
         try:
-            self._workers.start_engine(ranks)
+            self._workers.start_engine(args)
             self._workers.wait_ready()
         except BaseException:
             self.close()

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import SWITCH, EngineArgs, Rule, of_node_0, option, text, whole
+from minisgl.core.args import SWITCH, EngineConfig, Rule, of_node_0, option, text, whole
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
 
@@ -54,11 +54,11 @@ _HANG_TIMEOUT: Final = Rule(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeArgs(EngineArgs):
+class RuntimeArgs(EngineConfig):
     """The options that the supervisor and the ranks read, checked one by one. Raises ConfigError.
 
-    model: a folder, once the supervisor has fetched it. offline: set by an `LLM`; the queue then
-    has no limit, because it sends all requests at once, and stalls have no bound.
+    offline: set by an `LLM`; the queue then has no limit, because it sends all requests at once,
+    and stalls have no bound.
     """
 
     max_queued_requests: int = option(
@@ -174,5 +174,4 @@ class RuntimeArgs(EngineArgs):
 
     @property
     def num_local(self) -> int:
-        """The number of ranks on each machine."""
         return self.tp // self.nnodes

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minisgl.attention import create_attention_backend
-from minisgl.engine import EngineConfig
+from minisgl.core.args import EngineConfig
 from minisgl.engine.connect import connect, resolve_dtype
 from minisgl.engine.memory import plan_engine_memory
 from minisgl.kernel.ops import Ops

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Final
 
-from minisgl.builtin import model_path
-from minisgl.engine import Engine, EngineConfig
+from minisgl.engine import Engine
 from minisgl.engine.startup import start_engine
 from minisgl.models.loading.reading import read_config
 from minisgl.runtime.args import RuntimeArgs
@@ -16,7 +14,7 @@ from minisgl.runtime.grammars import create_grammars
 from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduler_config import scheduler_config
-from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler import Scheduler
 from minisgl.scheduler.scheduler import no_masker
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
@@ -32,8 +30,8 @@ PROGRESS_EVERY_S: Final = 2.0
 """The time between two log lines about the weights that are loaded."""
 
 
-def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
-    """Serve until an `ExitMsg`. `args.model` is a folder, or None for the built-in model.
+def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus) -> None:
+    """Serve until an `ExitMsg`. The checkpoint is at `args.folder`.
 
     When it is ready, rank 0 reports num_pages, page_size, max_seq_len, max_prefill_tokens, memory
     (the table) and start_s (seconds of each part of its start). With --dry-run it reports only
@@ -41,16 +39,12 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     """
     clock = StartClock(status.spawned_at)
     clock.lap("imports")
-    folder = Path(args.model) if args.model else model_path()
-    config = EngineConfig.of(
-        args, folder, rank=rank, num_local=args.num_local, store=endpoints.store
-    )
-    leads = rank == 0
+    folder, leads = args.folder, args.rank == 0
     if args.dry_run:
-        memory = dry_run(config)
+        memory = dry_run(args)
         status.ready({"memory": memory} if leads else {})
         return
-    observers = create_observers(args, rank)
+    observers = create_observers(args)
     model = read_config(folder, args.quantization)  # refuses some models at once
     tokenizer = load_tokenizer(folder)
     eos_ids = end_of_sequence_ids(folder, tokenizer)
@@ -64,7 +58,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     vocabulary = grammars.prepare() if grammars and not args.offline else None
     clock.lap("tokenizer")
     engine = start_engine(
-        config,
+        args,
         progress=_Progress() if leads else None,
         clock=clock,
         measure_steps=not args.offline,
@@ -72,7 +66,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
     loop = RankLoop(args, endpoints, engine, status, tokenizer.decode, observers)
     is_torn = False
     try:
-        settings = _settings(args, engine, eos_ids, rank)
+        settings = scheduler_config(args, engine, eos_ids)
         create = grammars.create if grammars else no_masker
         loop.use(Scheduler(settings, clock=loop.now, create_masker=create))
         if vocabulary:
@@ -82,7 +76,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: Wo
         loop.run()
     except Exception:
         # Steps on the device may wait for other ranks without end.
-        is_torn = config.tp > 1
+        is_torn = args.tp > 1
         raise
     finally:
         status.pulse.rest()
@@ -105,38 +99,6 @@ def _info(engine: Engine, clock: StartClock) -> dict[str, object]:
         "memory": str(engine.memory),
         "start_s": clock.part_s,
     }
-
-
-def _settings(
-    args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int], rank: int
-) -> SchedulerConfig:
-    if args.offline:
-        return scheduler_config(args, engine, eos_ids)
-    bound_s = _stall_bound_s(args, engine, rank)
-    return scheduler_config(
-        args, engine, eos_ids, max_stall_s=bound_s, max_queued=args.max_queued_requests
-    )
-
-
-def _stall_bound_s(args: RuntimeArgs, engine: Engine, rank: int) -> float:
-    """Return the seconds of `--max-stall-ms`, or else of the default chunk; rank 0 logs them."""
-    times = engine.tuning.step_times
-    assert times is not None, "an engine that serves measures its steps"
-    bound_s = args.max_stall_ms / 1e3 if args.max_stall_ms else times.default_stall_s
-    if rank == 0:
-        largest, chunk = engine.max_prefill_tokens, times.default_chunk
-        logger.info(
-            "prefill runs at %s tokens/s in chunks of %s, at %s in chunks of %s; the prompts of a "
-            "step hold up running streams for at most %.1f ms (--max-stall-ms), and have at most "
-            "%s tokens (--max-prefill-length)",
-            f"{times.rate(largest):,.0f}",
-            f"{largest:,}",
-            f"{times.rate(chunk):,.0f}",
-            f"{chunk:,}",
-            bound_s * 1e3,
-            f"{largest:,}",
-        )
-    return bound_s
 
 
 class _Progress:

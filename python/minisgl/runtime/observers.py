@@ -87,11 +87,11 @@ BY_OPTION = ("log_steps", "record")
 """Options that a row of their name implements."""
 
 
-def create_observers(args: RuntimeArgs, rank: int) -> list[LoopObserver]:
+def create_observers(args: RuntimeArgs) -> list[LoopObserver]:
     """Return the observers of a rank's loop. Raises ConfigError."""
     for name in BY_OPTION:
         if getattr(args, name):
             plugins.need("loop_observers", name, flag_of(name))
     creates: list[Create] = [row.load() for row in plugins.rows("loop_observers")]
-    made = [create(args, rank) for create in creates]
+    made = [create(args, args.rank) for create in creates]
     return [observer for observer in made if observer]

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -72,14 +72,17 @@ class Workers:
         self._started_at = time.monotonic()
 
     def start_engine(self, args: RuntimeArgs) -> None:
-        """Start this node's ranks. `args.model` is a folder."""
+        """Start this node's ranks. The checkpoint is at `args.folder`."""
         self._hang_watch = HangWatch(args.hang_timeout, args.nnodes)
+        args = replace(args, store=self.endpoints.store)
         if args.tp == 1:
-            self._start("engine", partial(_engine, args, self.endpoints, 0))
+            self._start("engine", partial(_engine, args, self.endpoints))
             return
         ranks = ranks_of(args, args.node_rank)
         for rank in ranks:
-            self._start(f"engine-{rank}", partial(_engine, args, self.endpoints, rank))
+            self._start(
+                f"engine-{rank}", partial(_engine, replace(args, rank=rank), self.endpoints)
+            )
         self._ranks = self.processes[-len(ranks) :]
         self._leads = ranks[0] == 0
 
@@ -277,12 +280,12 @@ def _cause(deaths: list[WorkerDied]) -> WorkerDied:
     return min(deaths, key=lambda death: death.exit_code or 0)
 
 
-def _engine(args: RuntimeArgs, endpoints: Endpoints, rank: int, status: WorkerStatus) -> None:
+def _engine(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus) -> None:
     gc.disable()  # would take a fifth of the time: torch makes many objects, and none is garbage
     from minisgl.runtime.engine_worker import engine_worker
 
     gc.enable()
-    engine_worker(args, endpoints, rank, status)
+    engine_worker(args, endpoints, status)
 
 
 def _text(

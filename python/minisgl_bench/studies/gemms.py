@@ -130,7 +130,7 @@ def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
     """Return an engine with random weights on a GPU. values: the content of config.json."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(values))
-        config = EngineConfig(folder=Path(name), device="cuda", dummy_weight=True, **settings)
+        config = EngineConfig(model=name, device="cuda", dummy_weight=True, **settings)
         return start_engine(config)
 
 

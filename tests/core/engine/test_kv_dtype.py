@@ -110,7 +110,7 @@ def test_the_same_tokens_however_they_are_scheduled(engine: Engine) -> None:
 
 
 def config(folder: Path, **options: Any) -> EngineConfig:
-    return EngineConfig(folder=folder, max_prefill_length=64, max_running_requests=4, **options)
+    return EngineConfig(model=str(folder), max_prefill_length=64, max_running_requests=4, **options)
 
 
 def test_the_plan_counts_what_is_allocated(folder: Path) -> None:

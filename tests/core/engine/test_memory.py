@@ -76,7 +76,7 @@ def test_a_cpu_gives_a_quarter_of_its_memory_to_the_cache_unless_told(
     """Half of what was free went there: 10 GiB for a file of 98 MB. A container's limit counts."""
     (tmp_path / "memory.max").write_text("1000\n")
     monkeypatch.setattr(container, "CGROUP", tmp_path)
-    config = EngineConfig(folder=model_path(), device="cpu", **args)
+    config = EngineConfig(model=str(model_path()), device="cpu", **args)
     device, comm = connect(config)
     model = read_config(config.folder)
     planned: list[MemoryPlan] = []
@@ -167,7 +167,7 @@ def test_a_step_that_cannot_be_names_what_it_depends_on(num_pages: int | None) -
 def test_a_closed_engine_holds_no_tensors() -> None:
     """Neither do cycles, until they are collected: the next engine needs the memory at once."""
     engine = Engine(
-        EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running_requests=4)
+        EngineConfig(model=str(model_path()), device="cpu", num_pages=16, max_running_requests=4)
     )
     held = [weakref.ref(getattr(x.owner, x.attr)) for x in engine.model.parameters()]
     held.append(weakref.ref(engine._contexts[0].kv_pool.layer(0).k))

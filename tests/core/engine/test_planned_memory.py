@@ -50,7 +50,7 @@ def test_an_engine_holds_what_was_planned(name: str, tmp_path: Path) -> None:
     make_reference(config_class(**sizes)).save_pretrained(tmp_path)
     before = held_bytes()
     engine = Engine(
-        EngineConfig(folder=tmp_path, device="cpu", num_pages=256, max_running_requests=8)
+        EngineConfig(model=str(tmp_path), device="cpu", num_pages=256, max_running_requests=8)
     )
     try:
         planned = engine.memory.weight_bytes + engine.memory.kv_bytes

@@ -57,7 +57,7 @@ def test_replays_give_the_same_tokens(
     requests = make_requests(24 if max_prefill > 1 else 4, rng)
     turns = sorted(rng.randrange(40) for _ in requests)
     config = EngineConfig(
-        folder=folder, device="cpu", attn="torch", page_size=page_size, num_pages=num_pages,
+        model=str(folder), device="cpu", attn="torch", page_size=page_size, num_pages=num_pages,
         max_running_requests=max_running, max_prefill_length=max_prefill,
         cuda_graph_max_bs=max_graph_rows,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_decode_graphs_are_there_before_the_first_request(
     replay_steps(monkeypatch)
     engine = Engine(
         EngineConfig(
-            folder=folder, device="cpu", attn="torch", page_size=4, num_pages=400,
+            model=str(folder), device="cpu", attn="torch", page_size=4, num_pages=400,
             max_running_requests=6, cuda_graph_max_bs=6,
         )
     )  # fmt: skip

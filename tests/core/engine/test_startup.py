@@ -17,8 +17,8 @@ from minisgl.core import Plan, StepResult
 from minisgl.core.groups import CacheGroup
 from minisgl.core.step_times import PLANNED_SHARE, StepTimes
 from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.config import Tuning
 from minisgl.engine.cpu import CpuDevice
+from minisgl.engine.device import Tuning
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup import graphs, measure, start_engine
 from minisgl.engine.startup.threads import NUM_ROUNDS, fastest_threads
@@ -27,14 +27,14 @@ from minisgl.runtime.engine_worker import _Progress
 
 def test_a_cpus_start_says_each_thing_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    start_engine(EngineConfig(folder=model_path(), device="cpu", num_pages=64)).close()
+    start_engine(EngineConfig(model=str(model_path()), device="cpu", num_pages=64)).close()
     memory, threads = caplog.messages[-2:]
     assert memory.startswith("memory on CPU:\n")
     assert re.match(r"steps run on \d+ threads?( \(|: a decode step takes \S+ ms on 1 |$)", threads)
 
 
 def test_a_start_measures_what_a_step_takes() -> None:
-    config = EngineConfig(folder=model_path(), device="cpu", num_pages=64)
+    config = EngineConfig(model=str(model_path()), device="cpu", num_pages=64)
     engine = start_engine(config, measure_steps=True)
     engine.close()
     times = engine.tuning.step_times

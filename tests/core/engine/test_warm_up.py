@@ -44,7 +44,7 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
     def start() -> set[tuple[int, tuple[int, ...], int, bool]]:
         kinds.clear()
         config = EngineConfig(
-            folder=model_path(),
+            model=str(model_path()),
             device="cpu",
             num_pages=num_pages,
             max_running_requests=8,
@@ -78,7 +78,7 @@ def test_kinds_of_steps_are_compiled_at_the_first_start_alone(
 def test_the_marks_of_a_first_start_are_found_by_one_like_it_alone(other: dict[str, Any]) -> None:
     def marks(**options: Any) -> list[Path]:
         common = {"dtype": "float32", "num_pages": 16, "max_running_requests": 4}
-        engine = Engine(EngineConfig(folder=model_path(), device="cpu", **common | options))
+        engine = Engine(EngineConfig(model=str(model_path()), device="cpu", **common | options))
         try:
             plans = warm_up.plans_of_all_kinds(engine, [1, 2, 4])
             fitting = [plan for plan in plans if probe.fits(engine, plan)]
@@ -92,7 +92,7 @@ def test_the_marks_of_a_first_start_are_found_by_one_like_it_alone(other: dict[s
 
 def test_marks_tell_models_of_one_shape_apart() -> None:
     engine = Engine(
-        EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running_requests=4)
+        EngineConfig(model=str(model_path()), device="cpu", num_pages=16, max_running_requests=4)
     )
     with closing(engine):
         spec, plans = engine.model.spec, [probe.probe_plan(engine, 1)]
@@ -122,7 +122,7 @@ def test_marks_depend_on_the_kernels_of_other_packages(
     source = tmp_path / "acme_kernels" / "__init__.py"
     source.parent.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    engine = Engine(EngineConfig(folder=model_path(), device="cpu", num_pages=16))
+    engine = Engine(EngineConfig(model=str(model_path()), device="cpu", num_pages=16))
     row = plugins.Row("ops", "acme", "acme_kernels.ops:Ops")
     with closing(engine):
         plans = [probe.probe_plan(engine, 1)]
@@ -145,7 +145,7 @@ def test_kernels_are_compiled_again_where_a_folder_of_them_is_gone(
         return "first start of this model" in caplog.text
 
     engine = Engine(
-        EngineConfig(folder=model_path(), device="cpu", num_pages=16, max_running_requests=4)
+        EngineConfig(model=str(model_path()), device="cpu", num_pages=16, max_running_requests=4)
     )
     for name, folder in folders.items():
         monkeypatch.setenv(name, str(folder))

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.core.aliases import FLAGS, KEYWORDS
-from minisgl.core.args import EngineArgs, flag_of, options_of
+from minisgl.core.args import EngineConfig, flag_of, options_of
 from minisgl.errors import InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
 from minisgl.server.args import ServerArgs
@@ -41,8 +41,8 @@ def test_a_wrong_value_names_the_flag_that_was_given(capsys: pytest.CaptureFixtu
 
 
 def test_keywords_are_options() -> None:
-    assert set(KEYWORDS.values()) <= set(options_of(EngineArgs))
-    assert not set(KEYWORDS) & set(options_of(EngineArgs))
+    assert set(KEYWORDS.values()) <= set(options_of(EngineConfig))
+    assert not set(KEYWORDS) & set(options_of(EngineConfig))
     named = set(re.findall(r"`(\w+)`", PAGE.partition("\n`LLM` takes ")[2].partition(";")[0]))
     assert named == set(KEYWORDS)
     with pytest.raises(TypeError, match="LLM has no argument max_seq_length"):

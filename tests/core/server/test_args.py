@@ -37,8 +37,9 @@ def test_defaults_and_every_flag() -> None:
             "--max-tokens-policy clamp"
         )
     )
-    # They exclude others of these; the last is no flag.
-    same = {"shell", "memory_ratio", "dp", "nnodes", "node_rank", "dist_init_addr", "offline"}
+    # They exclude others of these; the last three are none.
+    same = {"shell", "memory_ratio", "dp", "nnodes", "node_rank", "dist_init_addr"}
+    same |= {"offline", "rank", "store"}
     for field in dataclasses.fields(ServerArgs):
         assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
     assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25

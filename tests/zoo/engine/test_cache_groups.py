@@ -28,7 +28,7 @@ MOST_PAGES = 9  # (13 + 16) / 4, and a page that is begun at both ends
 def make_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Engine:
     monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
     settings = {"page_size": PAGE_SIZE, "max_running_requests": 8, "max_prefill_length": CHUNK}
-    return Engine(EngineConfig(folder=folder, device="cpu", **(settings | options)))
+    return Engine(EngineConfig(model=str(folder), device="cpu", **(settings | options)))
 
 
 # --- one window group ----------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_tokens_are_those_of_transformers_however_they_run(
     for attn, page_size, chunk in (("torch", 4, 640), ("cpu", 16, 48)):
         engine = Engine(
             EngineConfig(
-                folder=tmp_path,
+                model=str(tmp_path),
                 device="cpu",
                 attn=attn,
                 num_pages=2048 // page_size,
@@ -140,7 +140,9 @@ def test_longrope_serves_its_original_length_unless_asked(
     reference = make_reference(config_class(**{**SIZES, **changes}))
     reference.save_pretrained(tmp_path)
     prompts = [random_ids(length, length) for length in (1, 5, 11)]
-    config = EngineConfig(folder=tmp_path, device="cpu", attn="torch", num_pages=64, page_size=4)
+    config = EngineConfig(
+        model=str(tmp_path), device="cpu", attn="torch", num_pages=64, page_size=4
+    )
     with caplog.at_level("INFO", logger="minisgl.engine.memory"):
         engine = Engine(config)
     try:

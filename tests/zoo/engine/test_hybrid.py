@@ -38,7 +38,7 @@ def make_engine(folder: Path, **options: Any) -> Engine:
         "max_prefill_length": 100,
         "num_pages": 128,
     }
-    return Engine(EngineConfig(folder=folder, device="cpu", **(settings | options)))
+    return Engine(EngineConfig(model=str(folder), device="cpu", **(settings | options)))
 
 
 @pytest.fixture(scope="module", params=["qwen3.5", "nemotron-h", "falcon-h1"])

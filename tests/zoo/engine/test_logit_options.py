@@ -25,9 +25,9 @@ from helpers.engine_runs import (
 from helpers.replay import replay_steps
 from helpers.step_plans import MAX_RUNNING, arrays_of, make_plan
 from minisgl.core import Failed, SamplingParams
-from minisgl.core.args import EngineArgs
 from minisgl.engine import Engine
 from minisgl.message import UserMsg, ids_to_bytes
+from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.scheduler_config import scheduler_config
 from minisgl_zoo import logit_options
 from minisgl_zoo.logit_options import LogitOptions
@@ -212,7 +212,7 @@ def test_a_grammar_may_leave_only_a_stop_token_before_min_tokens() -> None:
 
 def test_an_end_of_sequence_that_the_model_lacks_is_left_out(engine: Engine) -> None:
     """Else `min_tokens` would write beyond the logits, and the step would fail."""
-    config = scheduler_config(EngineArgs(), engine, frozenset((3, VOCAB)))
+    config = scheduler_config(RuntimeArgs(offline=True), engine, frozenset((3, VOCAB)))
     assert config.eos_ids == {3}
 
 

@@ -90,7 +90,9 @@ def test_an_engine_reads_them(saved: tuple[Path, PreTrainedModel], tmp_path: Pat
     folder = write(saved[0], tmp_path, named(SPELLINGS[0], (1,)))
     for kv_cache_dtype in ("fp8", "int8", "auto"):
         engine = Engine(
-            EngineConfig(folder=folder, num_pages=8, device="cpu", kv_cache_dtype=kv_cache_dtype)
+            EngineConfig(
+                model=str(folder), num_pages=8, device="cpu", kv_cache_dtype=kv_cache_dtype
+            )
         )
         layers = [engine._contexts[0].kv_pool.layer(index) for index in range(2)]
         if kv_cache_dtype == "fp8":

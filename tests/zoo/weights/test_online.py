@@ -208,7 +208,7 @@ def test_the_head_is_int8_where_the_cpu_multiplies_it(
     ).bfloat16()
     assert relative_error(model.lm_head.forward(x).float(), x.float() @ kept["head"].T) < 2**-7
     config = EngineConfig(
-        folder=tmp_path, device="cpu", dtype="bfloat16", quantization="int4", num_pages=8
+        model=str(tmp_path), device="cpu", dtype="bfloat16", quantization="int4", num_pages=8
     )
     assert size_of(model.num_weight_bytes) in dry_run(config)
 
@@ -285,9 +285,9 @@ def test_where_int4_is_slower_the_log_says_so(
 
 def test_dry_run_says_what_it_saves(tmp_path: Path) -> None:
     make_reference(CONFIGS["llama"]).save_pretrained(tmp_path)
-    config = EngineConfig(folder=tmp_path, device="cpu", quantization="int4", num_pages=8)
+    config = EngineConfig(model=str(tmp_path), device="cpu", quantization="int4", num_pages=8)
     assert "--quantization int4: weights take " in dry_run(config)
-    assert "--quantization" not in dry_run(EngineConfig(folder=tmp_path, device="cpu"))
+    assert "--quantization" not in dry_run(EngineConfig(model=str(tmp_path), device="cpu"))
 
 
 def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:

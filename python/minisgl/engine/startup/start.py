@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from minisgl.engine.config import EngineConfig, Tuning
+from minisgl.core.args import EngineConfig
 from minisgl.engine.connect import closing_on_error
+from minisgl.engine.device import Tuning
 from minisgl.engine.engine import Engine
 from minisgl.engine.startup.graphs import capture_decodes, capture_prompts, choose_prompt_graphs
 from minisgl.engine.startup.measure import measure_step_times
