@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,19 +10,13 @@ import msgspec
 
 from helpers.router_thread import RouterThread
 from helpers.scripted_server import MODEL, STATE, ScriptedServer, text_of
+from helpers.waiting import until
 from minisgl_gateway.router.replica_state import ReplicaState
 
 
 def state_with(**fields: Any) -> bytes:
     state = msgspec.json.decode(STATE, type=ReplicaState)
     return msgspec.json.encode(msgspec.structs.replace(state, **fields))
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Setup:

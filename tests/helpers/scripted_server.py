@@ -121,6 +121,7 @@ class ScriptedServer:
         self.state = STATE
         self.received: list[TokenizeMsg] = []
         self.encoded: list[Prompt] = []
+        self.num_profiled = 0  # questions that `profiling` has answered
         self.aborted: list[int] = []
         self.silent = threading.Event()  # set: the pipeline reads and says nothing
         self.resumed = threading.Event()  # set: answers go on behind their "!pause"
@@ -166,6 +167,10 @@ class ScriptedServer:
     def fail(self, error: EngineError) -> None:
         """Fail as the supervisor does when a worker is gone."""
         self._api.call(self._frontend.fail_all, error)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the API server's clock jump."""
+        self._api.pass_time(seconds)
 
     def wait_aborted(self, num: int, timeout_s: float = 60) -> list[int]:
         deadline = time.monotonic() + timeout_s
@@ -216,6 +221,7 @@ class ScriptedServer:
                 elif isinstance(message, ProfileMsg):
                     answers = [msgspec.structs.replace(r, seq=message.seq) for r in self.profiling]
                     self._outbox.put(answers)
+                    self.num_profiled += 1
                 elif isinstance(message, WatchMsg):
                     self._outbox.put([WatchReply(frame=self.state, seq=message.seq)])
                 elif isinstance(message, EncodeMsg):

@@ -153,28 +153,40 @@ def test_the_packages_of_an_extra_are_added(machine: Path) -> None:
 
 
 PIP = """
-import sys, time
+import pathlib, sys, time
+
+def wait(name):
+    while not pathlib.Path(sys.argv[2], name).exists():
+        time.sleep(0.01)
+
 print("Collecting torch>=2.11")
 print("Collecting numpy>=1.26 (from minisgl)", flush=True)
-time.sleep(0.5)
+wait("2 packages")
 print("Installing collected packages: numpy, torch", flush=True)
-time.sleep(0.5)
+wait("all packages")
 sys.exit(int(sys.argv[1]))
 """
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_pip_is_not_silent(
-    code: int, script: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.run_with_progress.__globals__["TICK_S"] = 0.05
-    command = [sys.executable, "-c", PIP, str(code)]
+def test_pip_is_not_silent(code: int, script: SimpleNamespace, tmp_path: Path) -> None:
+    """It goes on when the script has told about it."""
+    lines: list[str] = []
+
+    def told(line: str) -> None:
+        lines.append(line)
+        for name in ("2 packages", "all packages"):
+            if name in line:
+                (tmp_path / name).touch()
+
+    script.run_with_progress.__globals__.update(TICK_S=0.05, print=told)
+    command = [sys.executable, "-c", PIP, str(code), str(tmp_path)]
     if code:
         with pytest.raises(SystemExit, match="3"):
             script.run_with_progress(command)
     else:
         script.run_with_progress(command)
-    said = capsys.readouterr().out
+    said = "".join(f"{line}\n" for line in lines)
     assert "s: 2 packages, now numpy>=1.26\n" in said
     assert "s: all packages are there, installing them\n" in said
     assert ("failed; the same command continues where it stopped" in said) == bool(code)

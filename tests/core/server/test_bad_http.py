@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -13,19 +12,20 @@ import pytest
 from openai.types.shared.error_object import ErrorObject
 
 from helpers.api_requests import CHAT, GENERATE, TEXT, hello, refused
+from helpers.scripted_server import ScriptedServer
 from minisgl.server.web import body as bodies
 
 
-def test_half_a_body_times_out(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MAX_PAUSE_S", 1.0)
-
-    def slowly(pause_s: float) -> Iterator[bytes]:
+def test_half_a_body_times_out(
+    http: httpx.Client, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly() -> Iterator[bytes]:
         for piece in (b'{"text": "a",', b'"max_tokens": 1,', b' "seed": 1,', b'"min_p": 3}'):
             yield piece
-            time.sleep(pause_s)
+            server.pass_time(0.4 * bodies.MAX_PAUSE_S)
 
     headers = {"content-type": "application/json"}
-    assert refused(http.post(GENERATE, content=slowly(0.27), headers=headers))["param"] == "min_p"
+    assert refused(http.post(GENERATE, content=slowly(), headers=headers))["param"] == "min_p"
     monkeypatch.setattr(bodies, "MAX_PAUSE_S", 0.3)
     with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as client:
         client.settimeout(60)

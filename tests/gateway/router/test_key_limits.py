@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from helpers.router_thread import RouterThread
-from helpers.routing import complete, state_with, until
+from helpers.routing import complete, state_with
 from helpers.scripted_server import MODEL, STATE, ScriptedServer
+from helpers.waiting import until
 from minisgl_gateway.keys.limits import RateLimited
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.router.key_limits import KeyLimits

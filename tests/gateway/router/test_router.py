@@ -7,8 +7,9 @@ import json
 import httpx
 import openai
 
-from helpers.routing import Setup, complete, until
+from helpers.routing import Setup, complete
 from helpers.scripted_server import MODEL
+from helpers.waiting import until
 from minisgl_gateway.router.upstream import MAX_UNREAD
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from helpers.key_files import FILE, OTHER, key_file
 from helpers.router_thread import RouterThread
-from helpers.routing import Setup, complete, until
+from helpers.routing import Setup, complete
 from helpers.scripted_server import MODEL, ScriptedServer
+from helpers.waiting import until
 from minisgl.server.web.guards import Door, door_of
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.router.serve import route
