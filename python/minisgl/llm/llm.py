@@ -35,7 +35,7 @@ from minisgl.llm.output import RequestOutput
 from minisgl.llm.progress import Bar, progress_bar
 from minisgl.llm.prompts import chat_records, is_conversation, params_of_each, prompt_records
 from minisgl.llm.session import Call, LLMEngine, OnNews, Session
-from minisgl.llm.stream import Stream, Streams
+from minisgl.llm.stream import Stream
 from minisgl.message import Prompt as PromptRecord
 from minisgl.message import UserMsg
 from minisgl.runtime.args import RuntimeArgs
@@ -141,7 +141,6 @@ class LLM:
                 eos_ids = end_of_sequence_ids(folder, tokenizer)
                 self._engine = OwnEngine(args, eos_ids, bar.update)
         self._session = Session(self._engine, Detokenizer(tokenizer))
-        self._streams = Streams(self._session)
 
     def generate(
         self,
@@ -232,14 +231,13 @@ class LLM:
         with self._bar("prompts") as bar:
             call = self._submit(prompts, params, n, cache_salt, bar.show)
             bar.update(0, len(call.requests))
-            with self._session.catching_ctrl_c(call):
-                self._session.wait(call)
+            self._session.wait(call)
         return call.outputs()
 
     def _submit(
         self, prompts: list[Encoded], params: Params, n: int, cache_salt: str, on_news: OnNews
     ) -> Call:
-        """Send the requests to the loop. It runs only while a thread waits for a call."""
+        """Send the requests to the loop."""
         if params is None:
             params = self.default_sampling_params
         of_each = params_of_each(params, len(prompts), n, cache_salt)
@@ -273,9 +271,7 @@ class LLM:
                 f"a stream has one prompt, got {count}; call stream for each, or generate",
                 param="prompts",
             )
-        call = self._submit(self._encode(records, 1), params, 1, cache_salt, on_news)
-        self._streams.add(call)
-        return call
+        return self._submit(self._encode(records, 1), params, 1, cache_salt, on_news)
 
     def _bar(self, what: str) -> AbstractContextManager[Bar]:
         return progress_bar(what) if self._progress else nullcontext(Bar())

@@ -1,17 +1,14 @@
 """The inbox and the outbox of an `LLM`: the requests of all its calls, which run as one batch.
 
-The loop has no thread of its own. The first thread that waits for its call is the leader: it runs
-the loop for all calls until its own call is over. Then another waiting thread is the leader.
+A thread runs the loop while calls are open: the reader of a stream may be slow, and a caller may be
+interrupted. It ends when no call is open, so it keeps no engine alive.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -36,13 +33,6 @@ class LLMEngine(Protocol):
 
     def close(self) -> None:
         """Release memory, threads and processes."""
-
-
-class Waited(Protocol):
-    """A call, or several, for which a thread waits."""
-
-    @property
-    def is_over(self) -> bool: ...
 
 
 class Call:
@@ -120,10 +110,9 @@ class Call:
 
 
 class Session:
-    """All open calls. Mutable.
+    """All open calls, and the thread that runs the loop for them. Mutable.
 
-    The first refusal or failure of a call aborts its other requests. The loop runs until every
-    request of the leader's call has ended.
+    The first refusal or failure of a call aborts its other requests.
     """
 
     def __init__(self, engine: LLMEngine, detokenizer: Detokenizer) -> None:
@@ -131,10 +120,9 @@ class Session:
         self._calls: dict[int, Call] = {}  # by the uid of an open request
         self._outgoing: list[SchedulerMsg] = []
         self._num_requests = 0
+        self._is_running = False  # whether there is a thread
         self._is_closed = False
-        self._leader: Waited | None = None
-        self._thread: int | None = None  # the leader's
-        self._pid = os.getpid()  # a fork lacks the leader, which may have the lock
+        self._pid = os.getpid()  # a fork lacks the thread, which may have the lock
         self.changed = threading.Condition()  # guards all of this; notified when a call is over
 
     def submit(self, messages: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> Call:
@@ -153,6 +141,9 @@ class Session:
             self._num_requests += len(requests)
             self._calls.update((request.uid, call) for request in requests)
             self._put(requests)
+            if self._calls and not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="llm", daemon=True).start()
         return call
 
     def abort(self, call: Call, error: BaseException) -> None:
@@ -163,51 +154,58 @@ class Session:
             call.error = call.error or error
             self._put([AbortMsg(uid=uid) for uid in sorted(call.open)])
 
-    def wait(self, waited: Waited) -> None:
-        """Run the loop, or wait while another thread runs it, until `waited` is over.
+    def wait(self, call: Call) -> None:
+        """Wait until the call is over, and until the thread has ended if no call is open.
 
-        An exception of the loop fails all calls and closes the engine, whose state is unknown.
+        Ctrl-C ends the call after the step that runs. A second one is raised at once, because a
+        rank may hang, and closes the engine.
         """
-        while True:
-            error: BaseException | None = None
-            leads = False
+        try:
+            self._wait(call)
+        except BaseException as error:
+            self.abort(call, error)
             try:
-                with self.changed:
-                    self.changed.wait_for(lambda: waited.is_over or self._leader is None)
-                    if waited.is_over:
-                        return
-                    leads = True  # before the next line, which an interrupt may follow
-                    self._leader, self._thread = waited, threading.get_ident()
-                self._engine.run(self)
-            except BaseException as raised:
-                error = raised
+                self._wait(call)
+            except BaseException:
+                self._is_closed = True
                 raise
-            finally:
-                if leads:
-                    with self.changed:
-                        self._leader = self._thread = None
-                        if error or self._is_closed:
-                            self._end(error or _closed())
-                        self.changed.notify_all()
+            raise
 
     def close(self) -> None:
-        """Abort the open calls and release the engine. A second call does nothing.
-
-        A signal handler may call this in the thread that runs the loop: then this returns at once,
-        and the engine is released when the loop has ended.
-        """
+        """End the open calls and release the engine. A second call does nothing."""
         if os.getpid() != self._pid:
             return
         with self.changed:
             if self._is_closed:
                 return
             self._is_closed = True
-            for call in set(self._calls.values()):
-                self.abort(call, _closed())
-            if not self._leader:
+            if not self._is_running:
                 self._end(_closed())
-            elif self._thread != threading.get_ident():
-                self.changed.wait_for(lambda: not self._leader)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: not self._is_running)
+
+    def _wait(self, call: Call) -> None:
+        with self.changed:
+            self.changed.wait_for(
+                lambda: call.is_over and (bool(self._calls) or not self._is_running)
+            )
+
+    def _run(self) -> None:
+        """Run the loop while calls are open. An exception of the loop fails all of them and closes
+        the engine, whose state is unknown."""
+        error: BaseException | None = None
+        while True:
+            try:
+                self._engine.run(self)
+            except BaseException as raised:
+                error = raised
+            with self.changed:
+                if error or self._is_closed:
+                    self._end(error or _closed())
+                if not self._calls:
+                    self._is_running = False
+                    self.changed.notify_all()
+                    return
 
     def _put(self, messages: Sequence[SchedulerMsg]) -> None:
         self._outgoing += messages
@@ -226,10 +224,9 @@ class Session:
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         with self.changed:
-            leader = self._leader
-            if timeout_s and leader:  # all requests wait for their grammars to be compiled
-                self.changed.wait_for(lambda: self._outgoing or leader.is_over, timeout_s)
-            if leader and leader.is_over:
+            if timeout_s and self._calls:  # all requests wait for their grammars to be compiled
+                self.changed.wait_for(lambda: self._outgoing or self._is_closed, timeout_s)
+            if self._is_closed or not self._calls:
                 return [ExitMsg()]
             messages, self._outgoing = self._outgoing, []
             return messages
@@ -258,28 +255,6 @@ class Session:
 
     def pong(self, seq: int) -> None:
         raise AssertionError("an offline engine gets no pings")
-
-    @contextmanager
-    def catching_ctrl_c(self, call: Call) -> Iterator[None]:
-        """Let Ctrl-C in the block abort the call, whose error is then KeyboardInterrupt.
-
-        A second Ctrl-C raises it at once, because a rank may hang.
-        """
-        is_main = threading.current_thread() is threading.main_thread()  # only it handles signals
-        if not is_main or signal.getsignal(signal.SIGINT) is None:
-            yield  # None: the handler is not Python's, so it could not be restored
-            return
-
-        def interrupt(signum: int, frame: FrameType | None) -> None:
-            if isinstance(call.error, KeyboardInterrupt):
-                raise KeyboardInterrupt
-            self.abort(call, KeyboardInterrupt())
-
-        previous = signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
 
 
 def _closed() -> ConfigError:

@@ -1,14 +1,12 @@
 """`LLM.stream`: one request, whose answer the caller reads while it is computed.
 
-A thread runs the loop while streams are open, because their readers may be slow. After a turn it
-wakes the readers of streams with news; a `Reader` makes a `Delta` of all that is new.
+After a turn the loop wakes the readers of streams with news; a `Reader` makes a `Delta` of all that
+is new.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import threading
 from collections.abc import Callable, Iterator
 
 from minisgl.llm.output import Delta, RequestOutput, fields, parts
@@ -46,39 +44,6 @@ class Reader:
             return None
         new = texts[text:], token_ids[id:], replies[reply:]
         return Delta(**fields(new), parts=parts(new))
-
-
-class Streams:
-    """The open streams of an `LLM`, and the thread that runs the loop for them. Mutable.
-
-    The thread ends when no stream is open, so it keeps no engine alive.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._calls: set[Call] = set()
-        self._is_running = False
-
-    @property
-    def is_over(self) -> bool:
-        self._calls = {call for call in self._calls if not call.is_over}
-        return not self._calls
-
-    def add(self, call: Call) -> None:
-        with self._session.changed:
-            self._calls.add(call)
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._lead, name="llm-streams", daemon=True).start()
-
-    def _lead(self) -> None:
-        while True:
-            with contextlib.suppress(Exception):  # it is in each call, whose reader raises it
-                self._session.wait(self)
-            with self._session.changed:
-                if self.is_over:
-                    self._is_running = False
-                    return
 
 
 class Stream(Iterator[Delta | RequestOutput]):

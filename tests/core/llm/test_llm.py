@@ -306,7 +306,7 @@ def test_a_signal_handler_may_close_it() -> None:
         nonlocal num_steps
         num_steps += 1
         if num_steps == 5:
-            signal.raise_signal(signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGUSR1)
         return launch(plan)
 
     llm._engine.engine.launch = signalled

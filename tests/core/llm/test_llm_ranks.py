@@ -46,14 +46,14 @@ def llm() -> Iterator[LLM]:
 
 
 def in_generate(llm: LLM, act: Callable[[], None]) -> None:
-    """Act in a thread once this thread computes a call and its Ctrl-C is the call's."""
+    """Act in a thread once this thread waits for a call."""
 
     def work() -> None:
-        while not llm._session._calls or signal.getsignal(signal.SIGINT) == default:
+        while not llm._session._calls or sys._current_frames()[this].f_code.co_name != "wait":
             time.sleep(0.01)
         act()
 
-    default = signal.getsignal(signal.SIGINT)
+    this = threading.get_ident()
     threading.Thread(target=work, daemon=True).start()
 
 

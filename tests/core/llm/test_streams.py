@@ -101,7 +101,7 @@ def test_leaving_a_stream_ends_its_request(llm: LLM) -> None:
 
 def wait_idle(llm: LLM) -> None:
     deadline = time.monotonic() + 60
-    while any(thread.name == "llm-streams" for thread in threading.enumerate()):
+    while any(thread.name == "llm" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -210,25 +210,32 @@ def test_an_error_of_the_loop_reaches_every_call() -> None:
         llm.generate("a")
 
 
-def test_an_interrupt_of_a_thread_that_just_leads_ends_all_calls() -> None:
-    """Between taking the lead and running the loop: no later call waits for that thread."""
-    llm = LLM(progress=False, num_pages=256)
+def test_an_interrupt_ends_one_call(llm: LLM) -> None:
+    """The calls of other threads go on, and no call is left in the loop."""
 
     class Interrupt(BaseException):  # KeyboardInterrupt would end pytest, if it came twice
         pass
 
     class Interrupting(threading.Condition):
-        def __exit__(self, *exc_info: Any) -> None:
-            super().__exit__(*exc_info)
-            if llm._session._leader:
+        def wait(self, timeout: float | None = None) -> bool:
+            if threading.current_thread() is threading.main_thread() and not interrupted:
+                interrupted.append(True)
                 raise Interrupt
+            return super().wait(timeout)
 
-    llm._session.changed = Interrupting()
+    interrupted: list[bool] = []
+    outputs: list[RequestOutput] = []
+    sampling = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    changed, llm._session.changed = llm._session.changed, Interrupting()
+    thread = threading.Thread(target=lambda: outputs.extend(llm.generate("Tell me", sampling)))
+    thread.start()
     with pytest.raises(Interrupt):
-        llm.generate("a", GREEDY)
-    with pytest.raises(ConfigError, match="closed"):
-        llm.generate("a", GREEDY)
-    llm.close()
+        llm.generate("a", LONG)
+    thread.join()
+    wait_idle(llm)
+    assert outputs[0].num_output_tokens == 100
+    assert llm._engine.scheduler.num_running == 0
+    llm._session.changed = changed
 
 
 def test_choices(llm: LLM) -> None:
