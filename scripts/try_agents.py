@@ -29,10 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.scripted_server import ScriptedServer
 from minisgl.builtin import model_path
 from minisgl.core import Accepted, Event, Failed, Finished, Token
+from minisgl.errors import RequestError
 from minisgl.message import ChatPrompt, TokenizeMsg
 from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_tokenizer
-from minisgl.tokenizer.work import begin
+from minisgl.tokenizer.work import user_msg
 
 SECRET: Final = "pelargonium"
 """The content of the file that the agent is to read: only a tool call can find it."""
@@ -55,9 +56,11 @@ class ScriptedModel:
 
     def answer(self, message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
         """Encode the prompt, and answer it a token at a time."""
-        request = begin(self._encoder, message)()
-        if isinstance(request, Failed):
-            yield request
+        try:
+            encoded = self._encoder.encode(message.prompt, message.context_length)
+            request = user_msg(self._encoder, encoded, message)
+        except RequestError as error:
+            yield Failed.of(message.uid, error)
             return
         uid, num_prompt = message.uid, len(request.ids) // 4
         ids = self._tokenizer.encode(self._text(message), add_special_tokens=False)

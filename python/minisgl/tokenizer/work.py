@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
@@ -34,7 +33,7 @@ from minisgl.message import (
     WatchMsg,
 )
 from minisgl.message.frontend import CodecMsg, CodecReply, DecodeMsg, EncodeMsg, FrontendMsg
-from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.utils.turns import TurnQueue, TurnThreads
 
 SHORT: Final = 8 * 1024
@@ -52,7 +51,6 @@ GRAMMAR_THREADS: Final = 2
 JOB_S: Final = 300.0
 """The longest time of a thread's work. It is bounded by seconds of CPU time, so this is a hang."""
 
-Finish = Callable[[], UserMsg | Failed]
 Codec = Callable[[PromptEncoder, CodecMsg], CodecReply]
 """The row `codec` of the table `tokenizers`: encodes or decodes; an error is in the reply."""
 Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
@@ -64,14 +62,14 @@ class Work:
     def __init__(self, encoder: PromptEncoder) -> None:
         self._encoder = encoder
         self._codec: Codec | None = plugins.find("tokenizers", "codec")
-        self._short: TurnQueue[FrontendMsg] = TurnQueue()
+        self._short: TurnQueue[Callable[[], None]] = TurnQueue()
         self._chats = TurnThreads("chats")
         self._long = TurnThreads("long texts", LONG_THREADS)
         self._grammars = TurnThreads("grammars", GRAMMAR_THREADS)
-        self._open: dict[int, tuple[Hashable, TokenizeMsg, Future[None] | None]] = {}  # by uid
+        self._open: dict[int, TokenizeMsg] = {}  # by uid; what waits has the uid alone
         self.news, self._done_fd = os.pipe()
         os.set_blocking(self.news, False)
-        self._done: SimpleQueue[UserMsg | Failed | CodecReply] = SimpleQueue()
+        self._done: SimpleQueue[Answer] = SimpleQueue()
 
     @property
     def is_late(self) -> bool:
@@ -81,49 +79,34 @@ class Work:
 
     def add(self, message: FrontendMsg) -> None:
         """Work on a request. Other messages have a turn of their own among the short ones."""
-        key, future = _key(message), None
-        if isinstance(message, TokenizeMsg | EncodeMsg | DecodeMsg) and (
-            threads := self._threads_for(message)
-        ):
-            future = threads.submit(key, partial(self._encode, key, message))
-        else:
-            self._short.put(key, message)
+        threads: TurnThreads | None = None
         if isinstance(message, TokenizeMsg):
-            self._open[message.uid] = key, message, future
+            self._open[message.uid] = message
+            task, threads = partial(self._encode, message.uid), self._threads_for(message)
+        elif isinstance(message, EncodeMsg | DecodeMsg):
+            task, threads = partial(self._code, message), self._threads_for(message)
+        else:
+            task = partial(self._answer, message)
+        if threads:
+            threads.submit(_key(message), task)
+        else:
+            self._short.put(_key(message), task)
 
     def cancel(self, uid: int) -> bool:
         """Drop a request. Returns False if it was answered, or is unknown."""
-        if uid not in self._open:
-            return False
-        key, message, future = self._open.pop(uid)
-        if future:
-            future.cancel()
-        else:
-            self._short.remove(key, message)
-        return True
+        return self._open.pop(uid, None) is not None
 
     def __bool__(self) -> bool:
         """Whether `step` has something to do."""
         return bool(self._short)
 
-    def step(self) -> list[Answer]:
-        """Work on the next short request. Returns its answer; none yet if it has a grammar."""
-        if not (found := self._short.take()):
-            return []
-        key, message = found
-        if isinstance(message, TokenizeMsg):
-            finish = begin(self._encoder, message)
-            if has_grammar(message):
-                self._check(key, message, finish)
-                return []
-            del self._open[message.uid]
-            return [finish()]
-        if isinstance(message, EncodeMsg | DecodeMsg):
-            return [self._coded(message)]
-        return [message]
+    def step(self) -> None:
+        """Work on the next short request."""
+        if found := self._short.take():
+            found[1]()
 
     def take(self) -> list[Answer]:
-        """Return the answers of the threads since the last call."""
+        """Return the answers since the last call."""
         answers: list[Answer] = []
         try:
             num_done = len(os.read(self.news, 4096))
@@ -131,11 +114,8 @@ class Work:
             return answers
         for _ in range(num_done):
             answer = self._done.get()
-            if isinstance(answer, CodecReply):
-                answers.append(answer)
-            elif answer.uid in self._open:  # else it was cancelled
-                del self._open[answer.uid]
-                answers.append(answer)
+            if not isinstance(answer, UserMsg | Failed) or self.cancel(answer.uid):
+                answers.append(answer)  # a request that was cancelled is not open
         return answers
 
     def _threads_for(self, message: TokenizeMsg | CodecMsg) -> TurnThreads | None:
@@ -154,66 +134,57 @@ class Work:
             is_long = sum(map(len, message.sampling.bad_words)) > SHORT
         return self._long if is_long else None
 
-    def _encode(self, key: Hashable, message: TokenizeMsg | CodecMsg) -> None:
+    def _encode(self, uid: int) -> None:
+        if not (message := self._open.get(uid)):
+            return
         with self._failing(message):
-            if not isinstance(message, TokenizeMsg):
-                self._answer(self._coded(message))
-                return
-            finish = begin(self._encoder, message)
+            encoded = self._encoder.encode(message.prompt, message.context_length)
             if has_grammar(message):
-                self._check(key, message, finish)
+                self._grammars.submit(_key(message), partial(self._finish, uid, encoded))
             else:
-                self._answer(finish())
+                self._finish(uid, encoded)
 
-    def _coded(self, message: CodecMsg) -> CodecReply:
-        assert self._codec, "the package whose route asks is installed"
-        return self._codec(self._encoder, message)
-
-    def _check(self, key: Hashable, message: TokenizeMsg, finish: Finish) -> None:
-        def check() -> None:
+    def _finish(self, uid: int, encoded: Encoded) -> None:
+        if message := self._open.get(uid):
             with self._failing(message):
-                if message.uid in self._open:
-                    self._answer(finish())
+                self._answer(user_msg(self._encoder, encoded, message))
 
-        self._grammars.submit(key, check)
+    def _code(self, message: CodecMsg) -> None:
+        assert self._codec, "the package whose route asks is installed"
+        with self._failing(message):
+            self._answer(self._codec(self._encoder, message))
 
     @contextlib.contextmanager
     def _failing(self, message: TokenizeMsg | CodecMsg) -> Iterator[None]:
-        """Fail a request for a panic of a library in a thread; exceptions are answers already."""
+        """Fail a request for an error, and for a panic of a library."""
         try:
             yield
+        except SystemExit:  # SIGTERM, in the loop
+            raise
         except BaseException as raised:
-            error = EngineError(f"a library fails with this text: {raised}")
+            error = raised
+            if not isinstance(error, Exception):
+                error = EngineError(f"a library fails with this text: {raised}")
             if isinstance(message, TokenizeMsg):
                 self._answer(Failed.of(message.uid, error))
             else:
                 self._answer(CodecReply(seq=message.seq, failed=Failed.of(message.seq, error)))
 
-    def _answer(self, answer: UserMsg | Failed | CodecReply) -> None:
+    def _answer(self, answer: Answer) -> None:
         self._done.put(answer)
         os.write(self._done_fd, b".")
 
 
-def begin(encoder: PromptEncoder, message: TokenizeMsg) -> Finish:
-    """Encode the prompt. Returns a function that checks the grammar, and then returns the record
-    for the scheduler, or the refusal for the client."""
-    uid = message.uid
-    try:
-        encoded = encoder.encode(message.prompt, message.context_length)
-    except Exception as error:
-        failed = Failed.of(uid, error)
-        return lambda: failed
-
-    def finish() -> UserMsg | Failed:
-        try:
-            rest = (message.sampling, message.namespace, uid, message.priority)
-            request = encoder.request(encoded, *rest)
-            request = replace(request, share=message.share, returns_ids=message.returns_ids)
-            return _clamped(message, request)
-        except Exception as error:
-            return Failed.of(uid, error)
-
-    return finish
+def user_msg(encoder: PromptEncoder, encoded: Encoded, message: TokenizeMsg) -> UserMsg:
+    """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
+    compiled."""
+    sampling = message.sampling
+    request = encoder.request(encoded, sampling, message.namespace, message.uid, message.priority)
+    if message.is_clamped and sampling.max_tokens and message.context_length:
+        left = max(message.context_length - len(request.ids) // 4, 1)
+        clamped = replace(request.sampling, max_tokens=min(sampling.max_tokens, left))
+        request = replace(request, sampling=clamped)
+    return replace(request, share=message.share, returns_ids=message.returns_ids)
 
 
 def has_grammar(message: TokenizeMsg) -> bool:
@@ -224,17 +195,6 @@ def has_grammar(message: TokenizeMsg) -> bool:
     return isinstance(prompt, ChatPrompt) and (
         prompt.tool_choice != "auto" or prompt.thinking_budget is not None
     )
-
-
-def _clamped(asked: TokenizeMsg, message: UserMsg) -> UserMsg:
-    """Return `message`. If `asked` allows it, its `max_tokens` is at most what the context
-    leaves."""
-    wanted = asked.sampling.max_tokens
-    if not asked.is_clamped or not wanted or not asked.context_length:
-        return message
-    left = max(asked.context_length - len(message.ids) // 4, 1)
-    sampling = replace(message.sampling, max_tokens=min(wanted, left))
-    return replace(message, sampling=sampling)
 
 
 def _key(message: FrontendMsg) -> Hashable:

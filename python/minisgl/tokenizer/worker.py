@@ -104,6 +104,6 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             replies, stops = detokenizer.handle(events)
             to_api.put([*replies, *passed_on])
             to_scheduler.put([*stops, *aborts])
-            # One short prompt a turn, so that streams wait for one at most.
-            for answer in [*work.take(), *work.step()]:
+            work.step()  # one short prompt a turn, so that streams wait for one at most
+            for answer in work.take():
                 (to_api if isinstance(answer, Failed | CodecReply) else to_scheduler).put([answer])

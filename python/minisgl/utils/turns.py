@@ -38,16 +38,6 @@ class TurnQueue(Generic[T]):
                 return key, item
         return None
 
-    def remove(self, key: Hashable, item: T) -> bool:
-        """Take an item back. Returns False if it does not wait."""
-        items = self._waiting.get(key, deque())
-        if item not in items:
-            return False
-        items.remove(item)
-        if not items:
-            del self._waiting[key]
-        return True
-
 
 class TurnThreads:
     """Threads that call functions, at most one of a key at a time. Mutable: it starts a thread with
@@ -63,17 +53,15 @@ class TurnThreads:
         self._is_closed = False
 
     def submit(self, key: Hashable, call: Callable[[], T]) -> Future[T]:
-        """Let a thread call `call`. `Future.cancel` takes it back while it waits."""
+        """Let a thread call `call`."""
         future: Future[T] = Future()
-        task = future, call
         with self._changed:
-            self._queue.put(key, task)
+            self._queue.put(key, (future, call))
             if len(self._threads) < self._num_threads:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
             self._changed.notify()
-        future.add_done_callback(lambda done: self._forget(key, task) if done.cancelled() else None)
         return future
 
     def longest_s(self) -> float:
@@ -89,10 +77,6 @@ class TurnThreads:
         for thread in self._threads:
             thread.join()
 
-    def _forget(self, key: Hashable, task: tuple[Future[Any], Callable[[], Any]]) -> None:
-        with self._changed:
-            self._queue.remove(key, task)
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -103,11 +87,10 @@ class TurnThreads:
                 assert found
                 key, (future, call) = found
                 self._began[key] = time.monotonic()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
             del future, call, found  # they may hold a long text
             with self._changed:
                 del self._began[key]

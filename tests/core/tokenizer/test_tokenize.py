@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.tokenizer import PromptEncoder, load_tokenizer
-from minisgl.tokenizer.work import begin
+from minisgl.tokenizer.work import Work
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
 SAMPLING = SamplingParams(max_tokens=3, seed=7)
@@ -33,9 +34,18 @@ def encoder(tmp_path_factory: Any) -> PromptEncoder:
     return PromptEncoder(tokenizer=tokenizer, folder=folder)
 
 
+def answered(encoder: PromptEncoder, message: TokenizeMsg) -> Any:
+    work = Work(encoder)
+    work.add(message)
+    work.step()
+    while not (answers := work.take()):  # a thread has it
+        assert select.select([work.news], [], [], 60)[0]
+    return answers[0]
+
+
 def _ids(encoder: PromptEncoder, prompt: Any) -> list[int]:
     message = TokenizeMsg(uid=5, prompt=prompt, sampling=SAMPLING, priority=-2, namespace="n")
-    answer = begin(encoder, message)()
+    answer = answered(encoder, message)
     assert isinstance(answer, UserMsg)
     assert (answer.uid, answer.sampling, answer.priority) == (5, SAMPLING, -2)
     assert answer.namespace == "n"
@@ -74,7 +84,7 @@ def test_ids_pass_through(encoder: PromptEncoder) -> None:
     ],
 )
 def test_bad_prompts(encoder: PromptEncoder, prompt: Any, match: str) -> None:
-    answer = begin(encoder, TokenizeMsg(uid=9, prompt=prompt, sampling=SAMPLING))()
+    answer = answered(encoder, TokenizeMsg(uid=9, prompt=prompt, sampling=SAMPLING))
     assert isinstance(answer, Failed)
     assert answer.uid == 9
     assert answer.status == 400
@@ -103,7 +113,7 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
         )
         seen.clear()
         message = TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING, context_length=10)
-        return begin(encoder, message)()
+        return answered(encoder, message)
 
     bos = len(encoder.tokenizer.special_tokens["bos_token"]) if is_chat else 0
     assert isinstance(tokenize(160 - bos), UserMsg)  # too long, which the scheduler refuses
@@ -123,7 +133,7 @@ def test_a_template_that_writes_nothing(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder)
     prompt = ChatPrompt(messages=[{"role": "assistant"}])
     encoder = PromptEncoder(tokenizer=tokenizer, folder=folder)
-    answer = begin(encoder, TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING))()
+    answer = answered(encoder, TokenizeMsg(uid=1, prompt=prompt, sampling=SAMPLING))
     assert isinstance(answer, Failed)
     assert answer.status == 400
     assert "empty prompt" in answer.message
@@ -135,6 +145,6 @@ def test_a_bug_of_ours_fails_one_request(encoder: PromptEncoder, monkeypatch: An
 
     monkeypatch.setattr(type(encoder.tokenizer), "encode", fail)
     message = TokenizeMsg(uid=1, prompt=TextPrompt(text="x"), sampling=SAMPLING)
-    answer = begin(encoder, message)()
+    answer = answered(encoder, message)
     assert isinstance(answer, Failed)
     assert answer.status == 500

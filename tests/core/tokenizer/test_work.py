@@ -89,7 +89,8 @@ def answers(work: Work, count: int) -> list[int]:
 def steps(work: Work) -> list[Any]:
     found = []
     while work:
-        found += work.step()
+        work.step()
+        found += work.take()
     return found
 
 
@@ -165,7 +166,7 @@ def test_a_request_is_taken_back_at_every_place(encoder: PromptEncoder, gate: Ga
     assert gate.begun.acquire(timeout=WAIT_S)
     assert [work.cancel(uid) for uid in (1, 2, 3)] == [True] * 3
     assert [work.cancel(uid) for uid in (1, 2, 3, 4)] == [False] * 4
-    assert not work
+    assert steps(work) == []
     gate.go_on.set()
     work.add(message(5, LONG_STOP, HEAVY))
     assert answers(work, 1) == [5], "2 and 3 are not answered"
