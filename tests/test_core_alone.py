@@ -30,7 +30,9 @@ from minisgl.errors import InvalidSampling
 
 with LLM(device="cpu", num_pages=64, progress=False) as llm:
     print(llm.chat([{"role": "user", "content": "What is 12 + 30?"}])[0].text)
-    for fields in ({"structured_outputs": {"regex": "a"}}, {"frequency_penalty": 0.5}):
+    for fields in (
+        {"structured_outputs": {"regex": "a"}}, {"bad_words": ("a",)}, {"frequency_penalty": 0.5}
+    ):
         try:
             llm.generate("Hello", SamplingParams(**fields))
         except InvalidSampling as error:
@@ -100,7 +102,7 @@ def test_a_program_gets_answers_and_refusals_by_name(alone: Path) -> None:
     done = run(alone, "-c", ANSWERS)
     answer, *refusals = done.stdout.splitlines()
     assert answer == "12 + 30 = 42.", done.stderr
-    assert len(refusals) == 2
+    assert len(refusals) == 3
     assert all("minisgl_zoo, which is not installed here" in line for line in refusals)
 
 

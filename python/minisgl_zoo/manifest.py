@@ -186,6 +186,8 @@ ROWS: Final = [
     Row("answers", "tools", "minisgl_zoo.calls.tools:prompt_fields"),
     Row("answers", "abilities", "minisgl_zoo.calls.known:abilities"),
     Row("logit_options", "create", "minisgl_zoo.logit_options:LogitOptions"),
+    Row("logit_options", "checks", "minisgl_zoo.logit_checks:CHECKS"),
+    Row("logit_options", "words", "minisgl_zoo.logit_checks:ids_of_bad_words"),
     Row("grammars", "check", "minisgl_zoo.grammar.forms:checked_structured_outputs"),
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),
     Row("grammars", "maskers", "minisgl_zoo.grammar.maskers:Grammars"),

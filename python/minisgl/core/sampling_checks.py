@@ -21,10 +21,6 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_STOP_LENGTH: Final = 1024  # characters; the detokenizer holds back this much text at most
-MAX_LOGIT_BIAS: Final = 1024
-MAX_BAD_WORDS: Final = 256
-MAX_BAD_WORD_LENGTH: Final = 256
-MAX_BAD_WORD_IDS: Final = 4 * MAX_BAD_WORD_LENGTH + 4
 KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 """The entries of `structured_outputs`, of which a request has one."""
 _INT32: Final = 2**31 - 1
@@ -144,70 +140,14 @@ def _stop(name: str, values: Any) -> tuple[str, ...]:
     return texts
 
 
-def _logit_bias(name: str, bias: Any) -> dict[int, float]:
-    if not isinstance(bias, dict) or not all(
-        _is_token(token) and isinstance(value, int | float) and -100 <= value <= 100
-        for token, value in bias.items()
-    ):
-        raise InvalidSampling(
-            f"{name} must map token ids to numbers from -100 to 100, got {brief(bias)}", param=name
-        )
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise InvalidSampling(
-            f"{name} may have at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}", param=name
-        )
-    return {int(token): float(value) for token, value in bias.items()}
-
-
-def _allowed_token_ids(name: str, allowed: Any) -> tuple[int, ...]:
-    if not isinstance(allowed, tuple | list) or not all(map(_is_token, allowed)):
-        raise InvalidSampling(
-            f"{name} must be a tuple of token ids, got {brief(allowed)}", param=name
-        )
-    if not allowed:
-        raise InvalidSampling(f"{name} must have a token; None allows all", param=name)
-    return tuple(map(int, allowed))
-
-
-def _bad_words(name: str, words: Any) -> tuple[str, ...]:
-    if (
-        not isinstance(words, tuple | list)
-        or len(words) > MAX_BAD_WORDS
-        or not all(isinstance(word, str) and len(word.strip()) > 0 for word in words)
-        or any(len(word) > MAX_BAD_WORD_LENGTH for word in words)
-    ):
-        raise InvalidSampling(
-            f"{name} must be a tuple of at most {MAX_BAD_WORDS} texts of 1 to "
-            f"{MAX_BAD_WORD_LENGTH} characters, not all of them spaces, got {brief(words)}",
-            param=name,
-        )
-    if not all(map(is_unicode, words)):
-        raise InvalidSampling(f"{name} must be valid Unicode", param=name)
-    return tuple(words)
-
-
-def _bad_words_ids(name: str, sequences: Any) -> tuple[tuple[int, ...], ...]:
-    """The bounds allow the ids of `bad_words`: two sequences for each word, with and without a
-    space before it, of at most one token for each byte."""
-    if (
-        not isinstance(sequences, tuple | list)
-        or len(sequences) > 2 * MAX_BAD_WORDS
-        or not all(isinstance(ids, tuple | list) for ids in sequences)
-        or not all(
-            0 < len(ids) <= MAX_BAD_WORD_IDS and all(map(_is_token, ids)) for ids in sequences
-        )
-    ):
-        raise InvalidSampling(
-            f"{name} must be a tuple of at most {2 * MAX_BAD_WORDS} tuples of 1 to "
-            f"{MAX_BAD_WORD_IDS} token ids, got {brief(sequences)}",
-            param=name,
-        )
-    return tuple(tuple(map(int, ids)) for ids in sequences)
-
-
-def _is_token(value: Any) -> bool:
-    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    return is_integer and 0 <= int(value) <= _INT32
+def _logit_option(name: str, value: Any) -> Any:
+    """Check an option that a package with `logit_options` applies, by its own table."""
+    if value == {}:  # the default of logit_bias, of which each record has its own
+        return value
+    checks = plugins.find("logit_options", "checks")
+    if checks is None:
+        raise InvalidSampling(f"{name} {plugins.absent('logit_options')}; leave it out", param=name)
+    return checks[name](name, value)
 
 
 _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
@@ -230,10 +170,10 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "repetition_penalty": _real(0.01, 10),
     "frequency_penalty": _real(-2, 2),
     "presence_penalty": _real(-2, 2),
-    "logit_bias": _logit_bias,
-    "allowed_token_ids": _or_none(_allowed_token_ids),
-    "bad_words": _bad_words,
-    "bad_words_ids": _bad_words_ids,
+    "logit_bias": _logit_option,
+    "allowed_token_ids": _logit_option,
+    "bad_words": _logit_option,
+    "bad_words_ids": _logit_option,
     "min_tokens": _whole(-inf, inf),  # `checked` compares it with max_tokens
     "structured_outputs": lambda name, value: value,  # `checked` compares it with other fields
 }

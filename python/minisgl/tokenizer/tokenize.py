@@ -57,6 +57,9 @@ Compile = Callable[[dict[str, Any]], str]
 """The row `compile` of the table `grammars`: returns the grammar of a checked `structured_outputs`.
 Raises InvalidSampling."""
 
+IdsOfWords = Callable[[SamplingParams, Tokenizer], tuple[tuple[int, ...], ...]]
+"""The row `words` of the table `logit_options`: the tokens of `bad_words` and `bad_words_ids`."""
+
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what is cached is kept in __dict__
 class PromptEncoder:
@@ -126,8 +129,9 @@ class PromptEncoder:
         compiled."""
         grammar = form = ""
         if sampling.bad_words:
-            ids_of_words = self._bad_words_ids(sampling)
-            sampling = msgspec.structs.replace(sampling, bad_words=(), bad_words_ids=ids_of_words)
+            find_ids: IdsOfWords = plugins.need("logit_options", "words", "bad_words")
+            found = find_ids(sampling, self.tokenizer)
+            sampling = msgspec.structs.replace(sampling, bad_words=(), bad_words_ids=found)
         if prompt.plan:
             grammar, form = prompt.plan.resolve(sampling, self.tokenizer)
         elif sampling.structured_outputs:
@@ -143,19 +147,6 @@ class PromptEncoder:
             grammar=grammar,
             form=form,
         )
-
-    def _bad_words_ids(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Return `bad_words_ids` with the tokens of `bad_words`.
-
-        A word has other tokens at the beginning of a line than behind a space, so both are added.
-        The same text in yet other tokens is not found: a model rarely writes it so.
-        """
-        found = list(sampling.bad_words_ids)
-        for word in sampling.bad_words:
-            for text in (word, f" {word.lstrip(' ')}"):
-                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-                found += [ids] if ids and ids not in found else []
-        return tuple(found)
 
     def _check_text(self, text: str, context_length: int | None) -> None:
         try:
