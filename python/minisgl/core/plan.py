@@ -23,8 +23,29 @@ from minisgl.core.req import IdArray, Mask
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
 
-NewPage = tuple[int, int, int, int]
-"""(cache group, table_idx, page index, page id): an entry of a group's page table."""
+
+class NewPage(NamedTuple):
+    """An entry of a page table, to be written before the step."""
+
+    group: int  # the cache group
+    table_idx: int
+    column: int  # the page index in the request
+    page: int
+
+
+class Stored(NamedTuple):
+    """The prefix cache has the KV of a row's tokens below a position in the full group. The step
+    computes them again only for the other cache groups, and must not write their pages there."""
+
+    row: int
+    position: int
+
+
+class Begin(NamedTuple):
+    """A request gets a row of the tables in this step."""
+
+    table_idx: int
+    sampling: SamplingParams  # with a seed
 
 
 class History(NamedTuple):
@@ -59,48 +80,32 @@ PROMISED = -1
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Plan:
-    """A step. The decode rows, of one token each, come first. Never changed after planning.
-
-    num_decodes: rows [0, num_decodes) compute one token; all tokens before it are computed.
-    token_ids: int32, the ids of row 0, then row 1, ...; `PROMISED` for ids that the host lacks.
-    sample_rows: indices of rows whose last position yields a token, ascending.
-    output_idxs: for each of `sample_rows`, the index of the token in its request's output.
-    late_rows: indices into `sample_rows` of the rows with a mask. The mask depends on the row's
-        previous token, so the step is sampled after the previous step is committed.
-    logprob_rows: indices into `sample_rows` of the rows whose requests ask for log-probabilities.
-    top_rows: indices into `sample_rows` of the rows whose requests ask for the most likely tokens.
-    num_top: the most tokens that one of `top_rows` asks for.
-    option_rows: indices into `sample_rows` of the rows whose requests have options that change the
-        logits.
-    histories: the tokens so far of those requests of `begins` that have such options.
-    scored: rows that report log-probabilities of their prompt's tokens, ascending.
-    new_pages: entries of the page tables, to be written before the step.
-    stored: (row, position): the prefix cache has the KV of the row's tokens below that position in
-        the full group. The step computes them again only for the other cache groups and must not
-        write their pages in the full group.
-    begins: (table_idx, sampling) of requests that get a row of the tables in this step. `sampling`
-        has a seed.
-    """
+    """A step. The decode rows, of one token each, come first. Never changed after planning."""
 
     step: int
     uids: list[int]
     table_idxs: list[int]
     starts: list[int]
     ends: list[int]
-    token_ids: IdArray
-    num_decodes: int
-    sample_rows: list[int]
-    output_idxs: list[int]
+    token_ids: IdArray  # of row 0, then row 1, ...; `PROMISED` for ids that the host lacks
+    num_decodes: int  # rows [0, num_decodes) compute one token; all before it are computed
+    sample_rows: list[int]  # rows whose last position yields a token, ascending
+    output_idxs: list[int]  # for each of `sample_rows`, the token's index in the output
+
+    # Sampling rows whose requests ask for more, as indices into `sample_rows`.
     late_rows: list[int] = field(default_factory=list)
-    logprob_rows: list[int] = field(default_factory=list)
-    top_rows: list[int] = field(default_factory=list)
-    num_top: int = 0
-    option_rows: list[int] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
-    histories: list[History] = field(default_factory=list)
+    """With a mask. It depends on the row's previous token, so the step is sampled after the
+    previous step is committed."""
+    logprob_rows: list[int] = field(default_factory=list)  # with log-probabilities
+    top_rows: list[int] = field(default_factory=list)  # with the most likely tokens
+    num_top: int = 0  # the most tokens that one of `top_rows` asks for
+    option_rows: list[int] = field(default_factory=list)  # with options that change the logits
+
+    scored: list[Scored] = field(default_factory=list)  # ascending
+    histories: list[History] = field(default_factory=list)  # of those of `begins` with options
     new_pages: list[NewPage] = field(default_factory=list)
-    stored: list[tuple[int, int]] = field(default_factory=list)
-    begins: list[tuple[int, SamplingParams]] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
+    begins: list[Begin] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:

@@ -70,66 +70,54 @@ class Masker(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Req:
-    """The progress of a request. Mutable: the scheduler's state, which only the scheduler changes.
-
-    prompt: int32 ids. max_len: the most tokens of prompt and output; admission has checked that
-    they fit the context and the pool. order: the lower goes first.
-    stop_ids: output ids that end the request.
-    namespace: requests share pages of the prefix cache only within one namespace.
-    masker: restricts which tokens the request may output; its rows are sampled late
-    (`minisgl.scheduler.loop`).
-    pages: the page ids of the full group, one for each `page_size` tokens.
-    num_stored: how many leading tokens have their KV in the full group of the prefix cache. It can
-    exceed the number of reused tokens: another cache group may have lost pages that they need.
-    handle: the position in the prefix cache that the request keeps locked while it holds pages.
-    table_idx: the request's row in the engine's tables; -1 while it does not run.
-    num_flights: steps with a row of the request that are launched and not committed yet, 0 to 2.
-    leaving: no more rows are planned for the request. When its last launched step is committed, its
-    pages are released. Then it is deleted if it has ended, or waits again if it was retracted.
-    ended: its last event was made; later tokens are discarded.
-    num_cached: tokens that the prefix cache had when the request first started.
-    prefix_differs_at: see `Finished`.
-    num_chunks: steps in which prompt tokens were computed.
-    first_step: the step in which the request first ran.
-    num_scored: how many leading prompt tokens have yielded the log-probability of their next token;
-    `ALL` if the request asks for no more. Later tokens are computed even if the prefix cache has
-    their KV, because only computing them yields log-probabilities.
-    num_reusable: prompt tokens that the prefix cache had, or that another request was computing,
-    when the scheduler last looked; None if it has not looked. prefix_source: that other request.
-    """
+    """The progress of a request. Mutable: only the scheduler, whose state it is, changes it."""
 
     uid: int
     prompt: IdArray
     sampling: SamplingParams
-    max_len: int
-    order: Order
-    stop_ids: frozenset[int]
-    namespace: str = ""
+    max_len: int  # the most tokens of prompt and output; they fit the context and the pool
+    order: Order  # the lower goes first
+    stop_ids: frozenset[int]  # output ids that end the request
+    namespace: str = ""  # requests share pages of the prefix cache only within one namespace
+    masker: Masker | None = None  # its rows are sampled late (`minisgl.scheduler.loop`)
 
-    masker: Masker | None = None
-    output: list[int] = field(default_factory=list)
-    num_known: int = 0
-    num_computed: int = 0
+    # --- progress
+    output: list[int] = field(default_factory=list)  # committed ids
+    num_known: int = 0  # tokens of prompt and output, and the promised ones
+    num_computed: int = 0  # tokens whose KV is computed, or is written by a launched step
     num_scored: int = ALL
+    """Leading prompt tokens that have yielded the log-probability of their next token; `ALL` if the
+    request asks for no more. Later tokens are computed even if the prefix cache has their KV,
+    because only computing them yields log-probabilities."""
 
-    pages: list[int] = field(default_factory=list)
+    # --- what it holds while it runs
+    pages: list[int] = field(default_factory=list)  # of the full group, one for each page's tokens
     num_stored: int = 0
-    handle: Any = None
-    table_idx: int = -1
-    num_flights: int = 0
+    """Leading tokens that have their KV in the full group of the prefix cache. It can exceed the
+    number of reused tokens: another cache group may have lost pages that they need."""
+    handle: Any = None  # the position in the prefix cache that it keeps locked
+    table_idx: int = -1  # its row in the engine's tables; -1 while it does not run
+    num_flights: int = 0  # launched steps with a row of it that are not committed yet, 0 to 2
     leaving: bool = False
-    ended: bool = False
+    """No more rows are planned for it. When its last launched step is committed, its pages are
+    released. Then it is deleted if it has ended, or waits again if it was retracted."""
+    ended: bool = False  # its last event was made; later tokens are discarded
 
-    num_cached: int = 0
-    prefix_differs_at: int | None = None
-    num_chunks: int = 0
+    # --- for its `Finished`
+    num_cached: int = 0  # tokens that the prefix cache had when it first started
+    prefix_differs_at: int | None = None  # see `Finished`
+    num_chunks: int = 0  # steps in which prompt tokens were computed
     num_retractions: int = 0
-    first_step: int = 0
-    num_reusable: int | None = None
-    prefix_source: Req | None = None
-    accepted_at: float = 0.0
+    accepted_at: float = 0.0  # this and the next two: seconds on the scheduler's clock
     launched_at: float = 0.0
     first_token_at: float = 0.0
+
+    # --- for planning
+    first_step: int = 0  # the step in which it first ran
+    num_reusable: int | None = None
+    """Prompt tokens that the prefix cache had, or that another request was computing, when the
+    scheduler last looked; None if it has not looked."""
+    prefix_source: Req | None = None  # that other request
 
     @property
     def num_prompt(self) -> int:

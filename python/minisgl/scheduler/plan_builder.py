@@ -6,9 +6,8 @@ from collections.abc import Set
 
 import numpy as np
 
-from minisgl.core.plan import History, NewPage, Plan, Scored
+from minisgl.core.plan import Begin, History, NewPage, Plan, Scored, Stored
 from minisgl.core.req import IdArray, Req
-from minisgl.core.sampling import SamplingParams
 
 
 class RowNeeds:
@@ -67,9 +66,9 @@ class PlanBuilder:
         self.sample_rows: list[int] = []
         self.output_idxs: list[int] = []
         self.new_pages: list[NewPage] = []
-        self.stored: list[tuple[int, int]] = []
+        self.stored: list[Stored] = []
         self.scored: list[Scored] = []
-        self.begins: list[tuple[int, SamplingParams]] = []
+        self.begins: list[Begin] = []
         self.unfinished: list[Req] = []
         self.with_chunk: set[int] = set()
         self.is_full = False
@@ -85,7 +84,7 @@ class PlanBuilder:
             self.sample_rows.append(len(self.uids))
             self.output_idxs.append(len(req.output))
         if start < req.num_stored:
-            self.stored.append((len(self.uids), req.num_stored))
+            self.stored.append(Stored(len(self.uids), req.num_stored))
         if max(start, req.num_scored) < (scored_end := min(end, req.num_prompt - 1)):
             next_ids = req.prompt[start + 1 : scored_end + 1]
             num_top = req.sampling.prompt_logprobs or 0

@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from minisgl import plugins
-from minisgl.core.plan import PROMISED, History, Plan
+from minisgl.core.plan import PROMISED, Begin, History, Plan
 from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
 from minisgl.scheduler.budget import PromptBudget, prompt_budget
@@ -221,7 +221,7 @@ class Planner:
             stop_ids = tuple(sorted(req.stop_ids))
             plan.histories.append(History(req.table_idx, req.num_prompt, stop_ids, ids))
         req.num_computed = num_cached
-        plan.begins.append((req.table_idx, req.sampling))
+        plan.begins.append(Begin(req.table_idx, req.sampling))
         self._requests.cache.list_pages(req, plan.new_pages)
         if req.num_retractions == 0:
             req.first_step = plan.step

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minisgl.core import Plan, SamplingParams, StepFailed, StepResult
+from minisgl.core.plan import Begin, NewPage
 from minisgl.engine.tables import MIN_COMMON_TOKENS
 
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ def probe_plan(
         output_idxs=[0] * num_rows,
         # Window groups may have fewer pages. Which row writes a page last does not matter here.
         new_pages=[
-            (number, row, index, page % group.num_pages if number else page)
+            NewPage(number, row, column, page % group.num_pages if number else page)
             for number, group in enumerate(engine.memory.groups)
-            for row, index, page in pages
+            for row, column, page in pages
         ],
-        begins=[(row, sampling) for row in range(num_rows)],
+        begins=[Begin(row, sampling) for row in range(num_rows)],
     )
 
 
