@@ -5,13 +5,11 @@ AsyncLLM, SamplingParams``. Importing this package imports nothing else: the pro
 move text must not pay for torch. The tour of the code is ``docs/architecture.md``.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minisgl.llm import LLM, RequestOutput, SamplingParams
+    from minisgl.llm import LLM, Delta, RequestOutput, SamplingParams
     from minisgl.llm.async_llm import AsyncLLM
-    from minisgl.llm.output import Delta
 
 import os
 
@@ -29,5 +27,10 @@ __all__ = ["LLM", "AsyncLLM", "Delta", "RequestOutput", "SamplingParams"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = {"AsyncLLM": "minisgl.llm.async_llm", "Delta": "minisgl.llm.output"}.get(name)
-    return getattr(import_module(module or "minisgl.llm"), name)
+    if name == "AsyncLLM":  # which imports asyncio
+        from minisgl.llm.async_llm import AsyncLLM
+
+        return AsyncLLM
+    from minisgl import llm
+
+    return getattr(llm, name)

@@ -44,18 +44,17 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             f"min_tokens must be from 0 to max_tokens, got {min_tokens}", param="min_tokens"
         )
     if plain.get("structured_outputs") is not None:
-        plain["structured_outputs"] = _structured_outputs(plain)
+        check = _of_package("structured_outputs", "grammars", "check")
+        plain["structured_outputs"] = check(plain)
     return plain
 
 
-def _structured_outputs(fields: Mapping[str, Any]) -> Any:
-    check = plugins.find("grammars", "check")
-    if check is None:
-        raise InvalidSampling(
-            f"structured_outputs {plugins.absent('grammars')}; leave it out",
-            param="structured_outputs",
-        )
-    return check(fields)
+def _of_package(name: str, table: str, row: str) -> Any:
+    """Return a package's check of an option. Raises InvalidSampling if the package is absent."""
+    found = plugins.find(table, row)
+    if found is None:
+        raise InvalidSampling(f"{name} {plugins.absent(table)}; leave it out", param=name)
+    return found
 
 
 _NUMBERS: Final[Mapping[type, tuple[Any, str]]] = {
@@ -141,13 +140,9 @@ def _stop(name: str, values: Any) -> tuple[str, ...]:
 
 
 def _logit_option(name: str, value: Any) -> Any:
-    """Check an option that a package with `logit_options` applies, by its own table."""
     if value == {}:  # the default of logit_bias, of which each record has its own
         return value
-    checks = plugins.find("logit_options", "checks")
-    if checks is None:
-        raise InvalidSampling(f"{name} {plugins.absent('logit_options')}; leave it out", param=name)
-    return checks[name](name, value)
+    return _of_package(name, "logit_options", "checks")[name](name, value)
 
 
 _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {

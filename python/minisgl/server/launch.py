@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -176,7 +175,7 @@ def _serve(
 
 def _import_server() -> None:
     with contextlib.suppress(Exception):  # the main thread imports the same, and raises it
-        importlib.import_module("minisgl.server.server")
+        import minisgl.server.server  # noqa: F401
 
 
 def _serve_node(args: ServerArgs, signals: Signals) -> None:

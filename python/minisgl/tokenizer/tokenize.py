@@ -13,7 +13,7 @@ import numpy as np
 
 from minisgl import plugins
 from minisgl.core import SamplingParams
-from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong
+from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import (
     ChatPrompt,
     TextPrompt,
@@ -86,11 +86,6 @@ class PromptEncoder:
         found: EncodeChat | None = plugins.find("answers", "chat")
         return found or _encode_plain_chat
 
-    @cached_property
-    def _compile(self) -> Compile:
-        found: Compile | None = plugins.find("grammars", "compile")
-        return found or _refuse_grammar
-
     def encode(
         self, prompt: TextPrompt | ChatPrompt | TokenPrompt, context_length: int | None = None
     ) -> Encoded:
@@ -135,7 +130,8 @@ class PromptEncoder:
         if prompt.plan:
             grammar, form = prompt.plan.resolve(sampling, self.tokenizer)
         elif sampling.structured_outputs:
-            grammar = self._compile(sampling.structured_outputs)
+            compiled: Compile = plugins.need("grammars", "compile", "structured_outputs")
+            grammar = compiled(sampling.structured_outputs)
         if sampling.structured_outputs is not None:
             sampling = msgspec.structs.replace(sampling, structured_outputs=None)
         return UserMsg(
@@ -197,13 +193,6 @@ def _encode_plain_chat(
             what = "a tool call in messages" if name == "messages" else name
             raise InvalidRequest(f"{what} {plugins.absent('answers')}; leave it out", param=name)
     return Encoded(ids_to_bytes(encoder.chat.encode(prompt.messages, prompt.template_args, check)))
-
-
-def _refuse_grammar(structured_outputs: dict[str, Any]) -> str:
-    raise InvalidSampling(
-        f"structured_outputs {plugins.absent('grammars')}; leave it out",
-        param="structured_outputs",
-    )
 
 
 def _check_ids(data: bytes) -> None:

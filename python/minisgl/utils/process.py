@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import importlib
 import math
 import multiprocessing
 import os
@@ -162,18 +161,16 @@ def run_worker(
 
     SIGTERM raises SystemExit in the main thread, once. `body` cleans up with `try/finally` and must
     not catch BaseException. Before it is ready there is nothing to clean up, and SIGTERM ends the
-    process at once, because an import could drop an exception. name: for the log and the title of
-    the process. spawned_at: on `time.monotonic`. log_level: None for the environment's. leftover: a
-    folder that this removes if the supervisor, which usually removes it, has ended. tells: send the
-    log of the start to the supervisor, whatever the level.
+    process at once, because an import could drop an exception. name: for the log. spawned_at: on
+    `time.monotonic`. log_level: None for the environment's. leftover: a folder that this removes if
+    the supervisor, which usually removes it, has ended. tells: send the log of the start to the
+    supervisor, whatever the level.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code then shows Python's stack
     status = WorkerStatus(connection, spawned_at)
     _watch_for_the_end(status, leftover)
-    with contextlib.suppress(ImportError):  # for `ps`; an optional package
-        importlib.import_module("setproctitle").setproctitle(f"minisgl {name}")
 
     try:
         setup_logging(name, level=log_level)
