@@ -41,28 +41,9 @@ class CacheGroup:
     interval: int = 0
     num_pages: int = 0
 
-    def first_page(self, position: int, page_size: int) -> int:
-        """Return the lowest page index that a query at `position`, or a later one, reads."""
-        if self.kind == "full":
-            return 0
-        if self.kind == "window":
-            return max(position - self.window + 1, 0) // page_size
-        since = self.newest(position) // page_size
-        return since if self.kind == "rows" else max(since - 1, 0)
-
     def newest(self, position: int) -> int:
         """Return the last multiple of the interval up to `position`."""
         return position // self.interval * self.interval
-
-    def new_pages(self, num_listed: int, start: int, end: int, page_size: int) -> range:
-        """Return the page indices that a row which computes [start, end) takes. num_listed: the
-        indices below it were considered by earlier rows."""
-        after = -(-end // page_size)
-        if self.kind == "state":
-            last = self.newest(end) // page_size
-            return range(last - (self.newest(end) > start), last)
-        first = self.newest(end) // page_size if self.kind == "rows" else 0
-        return range(max(first, num_listed), after)
 
     def held_pages(self, phase: int, page_size: int) -> int:
         """Return the pages that a decoding request holds in a step. phase: the step's end, modulo

@@ -76,6 +76,27 @@ class Tail:
         self._floor = 0
         self._clock = 0
 
+    def first_page(self, position: int) -> int:
+        """Return the lowest page index that a query at `position`, or a later one, reads."""
+        group = self.group
+        if group.kind == "window":
+            return max(position - group.window + 1, 0) // self._page_size
+        since = group.newest(position) // self._page_size
+        return since if group.kind == "rows" else max(since - 1, 0)
+
+    def new_pages(self, num_listed: int, start: int, end: int) -> range:
+        """Return the page indices that a row which computes [start, end) takes. num_listed: the
+        indices below it were considered by earlier rows."""
+        group = self.group
+        after = -(-end // self._page_size)
+        if group.kind == "window":
+            return range(num_listed, after)
+        newest = group.newest(end)
+        last = newest // self._page_size
+        if group.kind == "state":
+            return range(last - (newest > start), last)
+        return range(max(last, num_listed), after)
+
     @property
     def num_available(self) -> int:
         return self.allocator.num_free + self.num_idle

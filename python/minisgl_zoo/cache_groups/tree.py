@@ -77,7 +77,7 @@ class GroupedPrefixCache(RadixPrefixCache):
         while index > 0:
             missing = NO_PAGE
             for tail, column in zip(self.tails, columns, strict=True):
-                first = tail.group.first_page(index * page_size, page_size)
+                first = tail.first_page(index * page_size)
                 at = index - 1
                 while at >= first and column[at] >= 0:
                     at -= 1

@@ -17,6 +17,7 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache import CacheManager
 from minisgl_zoo.cache_groups.manager import GroupedCacheManager
+from minisgl_zoo.cache_groups.tails import Tail
 from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
 
 PAGE_SIZE = 2
@@ -44,19 +45,19 @@ def compute(cache: CacheManager, req: Req, end: int, step: int) -> list[NewPage]
 
 
 def test_where_a_group_reads() -> None:
-    window = CacheGroup(kind="window", window=5)
-    assert [window.first_page(position, 2) for position in (0, 4, 5, 6, 7)] == [0, 0, 0, 1, 1]
-    state = CacheGroup(kind="state", interval=4)
-    assert [state.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 3]
+    window = Tail(0, 0, CacheGroup(kind="window", window=5), 2)
+    assert [window.first_page(position) for position in (0, 4, 5, 6, 7)] == [0, 0, 0, 1, 1]
+    state = Tail(0, 0, CacheGroup(kind="state", interval=4), 2)
+    assert [state.first_page(position) for position in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 3]
     # Up to position 9: the state at 8 is the newest, and the page of index 4 ends at no multiple.
-    assert list(state.new_pages(0, 0, 9, 2)) == [3]
-    assert list(state.new_pages(6, 11, 12, 2)) == [5]
-    assert [list(state.new_pages(6, start, start + 1, 2)) for start in (8, 9, 10)] == [[], [], []]
-    rows = CacheGroup(kind="rows", interval=4)
-    assert [rows.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 2, 2, 4]
-    assert list(rows.new_pages(0, 0, 11, 2)) == [4, 5]
-    assert list(rows.new_pages(5, 10, 11, 2)) == [5]
-    assert list(rows.new_pages(0, 0, 12, 2)) == []
+    assert list(state.new_pages(0, 0, 9)) == [3]
+    assert list(state.new_pages(6, 11, 12)) == [5]
+    assert [list(state.new_pages(6, start, start + 1)) for start in (8, 9, 10)] == [[], [], []]
+    rows = Tail(0, 0, CacheGroup(kind="rows", interval=4), 2)
+    assert [rows.first_page(position) for position in (0, 3, 4, 7, 8)] == [0, 0, 2, 2, 4]
+    assert list(rows.new_pages(0, 0, 11)) == [4, 5]
+    assert list(rows.new_pages(5, 10, 11)) == [5]
+    assert list(rows.new_pages(0, 0, 12)) == []
 
 
 def test_a_group_that_no_request_fits_is_refused() -> None:
@@ -242,7 +243,8 @@ def run_operations(rng: random.Random, groups: tuple[CacheGroup, ...], num_opera
             req.num_computed = num_tokens
             tables = ([req.pages] if groups[0].kind == "full" else []) + req.handle.tails
             for group, pages, written in zip(groups, tables, wrote, strict=True):
-                first = group.first_page(num_tokens, PAGE_SIZE)
+                tail = Tail(0, 0, group, PAGE_SIZE)
+                first = 0 if group.kind == "full" else tail.first_page(num_tokens)
                 for index in range(first, num_tokens // PAGE_SIZE):
                     if group.kind == "state" and (index + 1) * PAGE_SIZE < num_tokens:
                         continue
