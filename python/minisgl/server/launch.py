@@ -175,7 +175,7 @@ def _serve(
 
 def _import_server() -> None:
     with contextlib.suppress(Exception):  # the main thread imports the same, and raises it
-        import minisgl.server.server  # noqa: F401
+        import minisgl.server.server  # noqa: F401 - it only has to be loaded
 
 
 def _serve_node(args: ServerArgs, signals: Signals) -> None:
