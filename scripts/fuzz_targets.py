@@ -25,12 +25,12 @@ from minisgl.errors import RequestError
 def _unions() -> list[Any]:
     from minisgl import message
     from minisgl.message.frontend import FrontendMsg, UserReply
-    from minisgl.runtime import node_link
+    from minisgl_gateway.nodes import link
     from minisgl_gateway.router.replica_state import ReplicaState
 
     lists = [message.SchedulerMsg, message.StepBroadcastMsg, message.DetokenizeMsg]
     unions = [FrontendMsg, UserReply, ReplicaState, *lists]
-    records = [each for each in vars(node_link).values() if isinstance(each, type)]
+    records = [each for each in vars(link).values() if isinstance(each, type)]
     return unions + [each for each in records if issubclass(each, msgspec.Struct)]
 
 

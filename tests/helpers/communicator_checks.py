@@ -30,8 +30,8 @@ class Rank:
     def __init__(self, rank: int, size: int, store: str) -> None:
         from minisgl.distributed.gloo import GlooCommunicator
         from minisgl.distributed.nccl import PyNcclCommunicator
-        from minisgl.distributed.rendezvous import meet
         from minisgl.kernel import jit
+        from minisgl_gateway.nodes.store import meet
         from minisgl_kernels.peer import connect_peers
 
         info = DistributedInfo(rank, size)

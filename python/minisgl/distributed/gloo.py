@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from minisgl.distributed.communicator import DistributedCommunicator, DistributedInfo
-from minisgl.distributed.rendezvous import TIMEOUT, Rendezvous
 from minisgl.errors import PeerLost
 from minisgl.utils.logger import get_logger
+from minisgl_gateway.nodes.store import TIMEOUT, Rendezvous
 
 logger = get_logger(__name__)
 

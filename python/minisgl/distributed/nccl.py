@@ -24,9 +24,9 @@ from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed lea
 
 from minisgl.distributed.communicator import DistributedCommunicator
 from minisgl.distributed.gloo import GlooCommunicator, join_gathered, room_to_exchange
-from minisgl.distributed.rendezvous import TIMEOUT
 from minisgl.errors import PeerLost
 from minisgl.kernel.ops import Ops
+from minisgl_gateway.nodes.store import TIMEOUT
 
 _dist: Any = torch.distributed  # its type stubs lack most of what follows
 

@@ -37,7 +37,7 @@ def create_communicator(
         return SingleRank()
     # Not at the top: some builds of torch have no collectives, and one rank needs none.
     from minisgl.distributed.gloo import GlooCommunicator
-    from minisgl.distributed.rendezvous import meet
+    from minisgl_gateway.nodes.store import meet
 
     host = GlooCommunicator(info, meet(info, store))
     num_on_gpu = int(host.all_reduce(torch.tensor([int(device.type == "cuda")])))

@@ -17,12 +17,12 @@ from minisgl.errors import StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.hang_watch import CHECK_S, HangWatch
-from minisgl.runtime.node_link import Gone, NodeLink
-from minisgl.runtime.node_map import ranks_of
 from minisgl.runtime.worker import Worker, start_worker
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, StartLine, WorkerStatus, receive_status
 from minisgl.utils.zmq import Endpoints, PushQueue
+from minisgl_gateway.nodes.link import Gone, NodeLink
+from minisgl_gateway.nodes.ports import ranks_of
 
 logger = get_logger(__name__)
 

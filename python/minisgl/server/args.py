@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from minisgl.core.args import SWITCH, Rule, of_node_0, one_of, option, row_of, text, whole
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.node_map import ports_of_nodes
+from minisgl_gateway.nodes.ports import ports_of_nodes
 
 DEFAULT_PORT: Final = 1919
 

@@ -24,9 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from minisgl import env, plugins
-from minisgl.runtime.node_map import ranks_of
-from minisgl.runtime.node_settings import given_of_node_0, settings_of
-from minisgl.runtime.nodes import gather_nodes, join_node_0, with_network
 from minisgl.runtime.signals import Signals, held
 from minisgl.runtime.workers import Workers
 from minisgl.server.address import bind, tls_context, url_of
@@ -37,6 +34,9 @@ from minisgl.server.model import find_checkpoint
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
+from minisgl_gateway.nodes.join import gather_nodes, join_node_0, with_network
+from minisgl_gateway.nodes.ports import ranks_of
+from minisgl_gateway.nodes.settings import given_of_node_0, settings_of
 
 logger = get_logger(__name__)
 

@@ -21,7 +21,6 @@ from minisgl import plugins
 from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
 from minisgl.message.frontend import UserReply
 from minisgl.runtime.hang_watch import CHECK_S
-from minisgl.runtime.node_link import NodeLink
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Workers
 from minisgl.server.address import listen, url_of
@@ -38,6 +37,7 @@ from minisgl.server.web.http import HttpServer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
+from minisgl_gateway.nodes.link import NodeLink
 
 logger = get_logger(__name__)
 

@@ -18,7 +18,7 @@ import httptools
 
 from minisgl.errors import ConfigError
 from minisgl.server.web.guards import VIA
-from minisgl.utils.keepalive import keep_alive
+from minisgl_gateway.keepalive import keep_alive
 
 Headers = Sequence[tuple[bytes, bytes]]
 

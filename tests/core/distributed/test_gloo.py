@@ -156,7 +156,7 @@ def join(rank: int, url: str) -> None:
 def test_nothing_listens_where_rank_0_should(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("minisgl.distributed.rendezvous.TIMEOUT", timedelta(seconds=0.5))
+    monkeypatch.setattr("minisgl_gateway.nodes.store.TIMEOUT", timedelta(seconds=0.5))
     url = f"tcp://127.0.0.1:{free_ports(1)}"
     with pytest.raises(PeerLost) as raised:
         join(1, url)
@@ -168,9 +168,7 @@ def test_nothing_listens_where_rank_0_should(
 
 
 def test_another_program_listens_where_rank_0_should(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "minisgl.distributed.rendezvous.ANSWER_TIMEOUT", timedelta(milliseconds=500)
-    )
+    monkeypatch.setattr("minisgl_gateway.nodes.store.ANSWER_TIMEOUT", timedelta(milliseconds=500))
 
     def answer() -> None:
         with contextlib.suppress(OSError):

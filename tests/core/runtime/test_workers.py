@@ -14,10 +14,10 @@ from unittest.mock import create_autospec
 import pytest
 
 from minisgl.errors import PEER_LOST_EXIT, CheckpointError, StartupFailed, WorkerDied
-from minisgl.runtime.node_link import Gone, NodeLink
 from minisgl.runtime.worker import Worker, main_module_hidden
 from minisgl.runtime.workers import Workers
 from minisgl.utils.process import WorkerStatus
+from minisgl_gateway.nodes.link import Gone, NodeLink
 
 
 @pytest.fixture

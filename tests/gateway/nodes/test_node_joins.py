@@ -19,12 +19,12 @@ from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core.args import options_of
 from minisgl.errors import ConfigError, EngineError
-from minisgl.runtime.node_link import Gone, Hello, NodeLink, NodeMsg
-from minisgl.runtime.node_map import ports_of_nodes, split_address
-from minisgl.runtime.node_settings import given_of_node_0, settings_of
-from minisgl.runtime.nodes import ANSWER_S, gather_nodes, join_node_0, with_network
 from minisgl.server.args import ServerArgs
 from minisgl.utils.zmq import Endpoints
+from minisgl_gateway.nodes.join import ANSWER_S, gather_nodes, join_node_0, with_network
+from minisgl_gateway.nodes.link import Gone, Hello, NodeLink, NodeMsg
+from minisgl_gateway.nodes.ports import ports_of_nodes, split_address
+from minisgl_gateway.nodes.settings import given_of_node_0, settings_of
 
 LOOPBACK = "127.0.0.1"
 
@@ -226,9 +226,9 @@ def test_another_program_listens_where_node_0_should(pool: Background) -> None:
 def test_another_program_listens_and_does_not_answer(
     says: bytes, pool: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minisgl.runtime.nodes.ANSWER_S", 0.2)
-    monkeypatch.setattr("minisgl.runtime.nodes.HELLO_S", 0.2)
-    monkeypatch.setattr("minisgl.runtime.node_link.HELLO_S", 0.2)
+    monkeypatch.setattr("minisgl_gateway.nodes.join.ANSWER_S", 0.2)
+    monkeypatch.setattr("minisgl_gateway.nodes.join.HELLO_S", 0.2)
+    monkeypatch.setattr("minisgl_gateway.nodes.link.HELLO_S", 0.2)
     args = node_args()
     with socket.create_server(split_address(args)) as other:
         joined = join(pool, args, 1)

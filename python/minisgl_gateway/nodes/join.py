@@ -5,7 +5,7 @@
     node 0   listen | <-- Hello, Accepted --> | Welcome --> | start ranks | serve      | Gone -->
     node r   connect until it does            |             | start ranks | watch them | end
 
-Each node's supervisor has one TCP connection to node 0's (`minisgl.runtime.node_link`). The ranks
+Each node's supervisor has one TCP connection to node 0's (`minisgl_gateway.nodes.link`). The ranks
 meet as on one machine, but over TCP::
 
     PORT        this connection          PORT + 1 + r   rank 0's broadcasts, at the node of rank r
@@ -29,7 +29,10 @@ from typing import Any, Final
 
 from minisgl.errors import ConfigError, EngineError
 from minisgl.runtime.args import RuntimeArgs, is_interface
-from minisgl.runtime.node_link import (
+from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
+from minisgl.utils.zmq import Endpoints
+from minisgl_gateway.nodes.link import (
     HELLO_S,
     Accepted,
     Hello,
@@ -37,16 +40,13 @@ from minisgl.runtime.node_link import (
     Refused,
     Welcome,
 )
-from minisgl.runtime.node_map import (
+from minisgl_gateway.nodes.ports import (
     broadcast_port,
     ranks_of,
     split_address,
     store_port,
 )
-from minisgl.runtime.node_settings import difference
-from minisgl.utils.logger import get_logger
-from minisgl.utils.text import counted
-from minisgl.utils.zmq import Endpoints
+from minisgl_gateway.nodes.settings import difference
 
 logger = get_logger(__name__)
 

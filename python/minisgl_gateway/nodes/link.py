@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from minisgl.errors import EngineError
-from minisgl.utils.keepalive import keep_alive
+from minisgl_gateway.keepalive import keep_alive
 
 HELLO_S: Final = 5.0  # a connection that is silent for this long does not come from a node
 MAX_BYTES: Final = 1 << 16  # of a record; the longest is a few kilobytes of settings
@@ -30,7 +30,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Hello(_Record, frozen=True, kw_only=True):
-    """A node other than 0 wants to take part. settings: see `minisgl.runtime.node_settings`."""
+    """A node other than 0 wants to take part. settings: see `minisgl_gateway.nodes.settings`."""
 
     node: int
     settings: dict[str, str]

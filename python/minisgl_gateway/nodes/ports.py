@@ -1,4 +1,4 @@
-"""The ranks and ports of each node. `minisgl.runtime.nodes` says what the ports are for.
+"""The ranks and ports of each node. `minisgl_gateway.nodes.join` says what the ports are for.
 
 They follow from the flags alone, so wrong flags are refused before any process starts.
 """

@@ -1,0 +1,1 @@
+"""Several machines share one engine: their ranks, the links between them, and their flags."""
