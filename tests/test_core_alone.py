@@ -120,6 +120,7 @@ def test_checkpoints_of_the_zoo_are_refused_by_its_name(alone: Path) -> None:
         ("--quantization int8", "--quantization int8 needs minisgl_zoo, which is not installed"),
         ("--dummy-weight", "--dummy-weight needs minisgl_bench, which is not installed here"),
         ("--dp 2", "--dp needs minisgl_gateway, which is not installed here"),
+        ("--nnodes 2", "--nnodes; if it is a flag of minisgl, it needs minisgl_gateway, which is"),
     ],
 )
 def test_what_needs_another_package_is_refused_by_name(alone: Path, flags: str, says: str) -> None:

@@ -45,6 +45,8 @@ TABLES: Final = {
     "all_reduce": "minisgl_kernels",
     "commands": "minisgl_gateway",
     "servers": "minisgl_gateway",
+    "options": "minisgl_gateway",
+    "nodes": "minisgl_gateway",
     "keys": "minisgl_gateway",
     "routes": "minisgl_gateway",
     "error_forms": "minisgl_gateway",

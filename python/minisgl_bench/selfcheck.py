@@ -29,7 +29,7 @@ from minisgl.kernel.sampling import gumbel_noise
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.llm import LLM
 from minisgl.llm.output import RequestOutput
-from minisgl.server.args import ServerArgs
+from minisgl.server.args import server_options
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
 from minisgl.utils.hf import resolve_checkpoint
 from minisgl_bench.comparer import ROUNDING, ROUNDING_8_BIT, Comparer, Condition
@@ -252,7 +252,7 @@ class SelfCheck:
 
 def selfcheck_parser() -> Parser:
     """Return the parser of `minisgl selfcheck`."""
-    others = options_of(ServerArgs).keys() - options_of(EngineConfig).keys()
+    others = options_of(server_options()).keys() - options_of(EngineConfig).keys()
     about = "Check that a request has the same answer whatever happens around it."
     parser = server_parser("minisgl selfcheck", about, without=others)
     add_model(parser)

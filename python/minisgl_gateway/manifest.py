@@ -61,5 +61,9 @@ ROWS: Final = [
     Row("metrics", "server", "minisgl_gateway.watch.more_metrics:of_server"),
     Row("metrics", "other_names", "minisgl_gateway.watch.other_names:under_other_names"),
     Row("flag_hints", "other_engines", "minisgl_gateway.other_engines:answer"),
+    Row("options", "server", "minisgl_gateway.nodes.args:NodeArgs"),
+    Row("nodes", "gather", "minisgl_gateway.nodes.serve:gather"),
+    Row("nodes", "serve", "minisgl_gateway.nodes.serve:serve_node"),
+    Row("nodes", "tcp", "minisgl_gateway.nodes.store:meet_over_tcp"),
     Row("servers", "replicas", "minisgl_gateway.deploy.local:serve_replicas"),
 ]  # fmt: skip

@@ -28,10 +28,9 @@ class Rank:
     """The argument of a check: this rank, its communicators, and the ways to all-reduce."""
 
     def __init__(self, rank: int, size: int, store: str) -> None:
-        from minisgl.distributed.gloo import GlooCommunicator
+        from minisgl.distributed.gloo import GlooCommunicator, meet
         from minisgl.distributed.nccl import PyNcclCommunicator
         from minisgl.kernel import jit
-        from minisgl_gateway.nodes.store import meet
         from minisgl_kernels.peer import connect_peers
 
         info = DistributedInfo(rank, size)

@@ -88,9 +88,7 @@ class Option:
     """The description of an option, in addition to its name, type and default.
 
     group: the heading in `--help`. help: one phrase, without the default. unset: the words for a
-    default of None. metavar: instead of the rule's. nodes: with several nodes, all must have the
-    same value ("same"), each has its own ("own"), or only the node that serves HTTP uses it
-    ("first").
+    default of None. metavar: instead of the rule's.
     """
 
     rule: Rule
@@ -98,18 +96,12 @@ class Option:
     help: str
     unset: str = "none"
     metavar: str | None = None
-    nodes: Literal["same", "own", "first"] = "same"
 
 
 def option(default: Any, rule: Rule, group: str, help: str, **more: Any) -> Any:
     """Return a dataclass field that carries an `Option`. more: its optional fields."""
     about = Option(rule=rule, group=group, help=help, **more)
     return dataclasses.field(default=default, metadata={"option": about})
-
-
-def of_node_0(default: Any, rule: Rule, group: str, help: str, **more: Any) -> Any:
-    """Return the field of an option that only node 0 uses."""
-    return option(default, rule, group, help, nodes="first", **more)
 
 
 def options_of(args: type[EngineConfig]) -> dict[str, tuple[Any, Option]]:
@@ -198,10 +190,10 @@ class EngineConfig:
     model: str | None = option(
         None, text("a folder or a model id"), "model",
         "a checkpoint folder, or a model id such as Qwen/Qwen3-0.6B",
-        unset="the built-in model, a small one that needs no download", nodes="own",
+        unset="the built-in model, a small one that needs no download",
     )
     model_source: ModelSource = option(
-        "huggingface", one_of(ModelSource), "model", "where model ids are fetched from", nodes="own"
+        "huggingface", one_of(ModelSource), "model", "where model ids are fetched from"
     )
     dtype: DTypeName = option(
         "auto", one_of(DTypeName), "model",
@@ -262,7 +254,7 @@ class EngineConfig:
     )
     threads: int | None = option(
         None, whole(1, 4096), "engine", "threads that a CPU's steps run on, for each rank",
-        unset="the cores that this process may use, or one where that is faster", nodes="own",
+        unset="the cores that this process may use, or one where that is faster",
     )
     cuda_graph_max_bs: int = option(
         256, whole(0), "engine",
@@ -297,9 +289,14 @@ class EngineConfig:
         return Path(self.model) if self.model else model_path()
 
     @property
+    def local_ranks(self) -> range:
+        """The ranks on this machine."""
+        return range(self.tp)
+
+    @property
     def num_local(self) -> int:
         """The number of ranks on each machine."""
-        return self.tp
+        return len(self.local_ranks)
 
     def __post_init__(self) -> None:
         for name, (default, about) in options_of(type(self)).items():

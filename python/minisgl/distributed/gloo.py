@@ -8,19 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.distributed.communicator import DistributedCommunicator, DistributedInfo
-from minisgl.errors import PeerLost
+from minisgl.errors import ConfigError, PeerLost
 from minisgl.utils.logger import get_logger
-from minisgl_gateway.nodes.store import TIMEOUT, Rendezvous
 
 logger = get_logger(__name__)
 
 _dist: Any = torch.distributed  # whose stubs lack most of what a group is built of
+
+TIMEOUT: Final = timedelta(seconds=300)
+"""How long a rank waits for another one that loads weights or compiles kernels. A rank that died is
+noticed at once, by its closed connection."""
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks meet: torch's store, and this machine's address as the other ranks reach it.
+
+    The process groups are built on this store. The global group of the user's program
+    (`torch.distributed.init_process_group`) is not used or changed.
+    """
+
+    store: Any
+    address: str
+
+
+def meet(info: DistributedInfo, url: str) -> Rendezvous:
+    """Open the store at `url`: file:///PATH, a file that all ranks can open and that must not exist
+    before, or tcp://HOST:PORT, which the row `tcp` of `nodes` opens. Raises ConfigError, PeerLost.
+    """
+    if url.startswith("file:///"):  # not parsed further: a path may contain any character
+        store = _dist.FileStore(url.removeprefix("file://"), info.size)
+        store.set_timeout(TIMEOUT)
+        return Rendezvous(store, LOOPBACK)
+    if not url.startswith("tcp://"):
+        raise no_meeting_place(url)
+    met: Rendezvous = plugins.need("nodes", "tcp", url)(info, url)
+    return met
+
+
+def no_meeting_place(url: str) -> ConfigError:
+    """Return the error for a URL of another form."""
+    return ConfigError(f"ranks meet at file:///PATH or tcp://HOST:PORT, not at {url!r}")
 
 
 class GlooCommunicator(DistributedCommunicator):

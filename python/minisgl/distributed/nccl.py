@@ -23,10 +23,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions  # torch.distributed leaves it out
 
 from minisgl.distributed.communicator import DistributedCommunicator
-from minisgl.distributed.gloo import GlooCommunicator, join_gathered, room_to_exchange
+from minisgl.distributed.gloo import TIMEOUT, GlooCommunicator, join_gathered, room_to_exchange
 from minisgl.errors import PeerLost
 from minisgl.kernel.ops import Ops
-from minisgl_gateway.nodes.store import TIMEOUT
 
 _dist: Any = torch.distributed  # its type stubs lack most of what follows
 

@@ -36,8 +36,7 @@ def create_communicator(
     if info.size == 1:
         return SingleRank()
     # Not at the top: some builds of torch have no collectives, and one rank needs none.
-    from minisgl.distributed.gloo import GlooCommunicator
-    from minisgl_gateway.nodes.store import meet
+    from minisgl.distributed.gloo import GlooCommunicator, meet
 
     host = GlooCommunicator(info, meet(info, store))
     num_on_gpu = int(host.all_reduce(torch.tensor([int(device.type == "cuda")])))

@@ -1,44 +1,11 @@
-"""The options of an engine in processes of its own, on one machine or several nodes."""
+"""The options of an engine in processes of its own."""
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import SWITCH, EngineConfig, Rule, of_node_0, option, text, whole
-
-MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
-
-
-def is_interface(host: str) -> bool:
-    """Return whether `host` may be the address of one interface, or is a name.
-
-    False for the IPv4 addresses of all interfaces, multicast groups and broadcast. 0, 00.0.0.0 and
-    0x0 are spellings of 0.0.0.0.
-    """
-    try:
-        address = ipaddress.IPv4Address(socket.inet_aton(host))
-    except OSError:
-        return True
-    is_broadcast = int(address) == 2**32 - 1
-    return not (address.is_unspecified or address.is_multicast or is_broadcast)
-
-
-def _is_address(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    is_host = bool(host) and ":" not in host and is_interface(host)
-    is_port = port.isascii() and port.isdigit()
-    return is_host and is_port and 1 <= int(port) <= MAX_BASE_PORT
-
-
-_ADDRESS: Final = text(
-    f"HOST:PORT with a port from 1 to {MAX_BASE_PORT} and the IPv4 address or name of one "
-    "interface",
-    _is_address,
-)
-
+from minisgl.core.args import SWITCH, EngineConfig, Rule, option, text, whole
 
 _POSITIVE: Final = Rule(
     words="a number above 0",
@@ -68,7 +35,7 @@ class RuntimeArgs(EngineConfig):
         "requests waiting at most; further ones are answered with HTTP 429, and a call of more "
         "prompts than this with 400",
     )
-    max_queue_wait: float | None = of_node_0(
+    max_queue_wait: float | None = option(
         None,
         _POSITIVE,
         "scheduling",
@@ -94,9 +61,8 @@ class RuntimeArgs(EngineConfig):
         "makes no progress beyond what its step may take, ends the server with an error to each "
         "open request",
         metavar="S",
-        nodes="own",
     )
-    dp: int = of_node_0(
+    dp: int = option(
         1,
         whole(1, 64),
         "many devices",
@@ -105,39 +71,14 @@ class RuntimeArgs(EngineConfig):
         "server that dies is replaced. For several machines: pip install 'minisgl[ray]' "
         "(docs/replicas.md)",
     )
-    nnodes: int = option(
-        1,
-        whole(1, 1024),
-        "many devices",
-        "machines that share the --tp ranks equally; start the same command on each, with its "
-        "--node-rank; for trusted networks only",
-    )
-    node_rank: int = option(
-        0,
-        whole(0, 1023),
-        "many devices",
-        "which of the machines this is; 0 is the one that serves HTTP",
-        metavar="R",
-        nodes="own",
-    )
-    dist_init_addr: str | None = option(
-        None,
-        _ADDRESS,
-        "many devices",
-        "where the machines meet: an IPv4 address or name of node 0's interface, and the first of "
-        "1 + --tp free ports",
-        metavar="HOST:PORT",
-        nodes="own",
-    )
     dry_run: bool = option(
         False,
         SWITCH,
         "running",
         "check config.json, the tokenizer and which tensors the weights' files hold, print where "
         "the memory would go, and exit",
-        nodes="own",
     )
-    log_steps: str | None = of_node_0(
+    log_steps: str | None = option(
         None,
         text("a file's name"),
         "running",
@@ -145,7 +86,7 @@ class RuntimeArgs(EngineConfig):
         "part, rows, tokens",
         metavar="FILE",
     )
-    record: str | None = of_node_0(
+    record: str | None = option(
         None,
         text("a file's name"),
         "running",
@@ -154,7 +95,7 @@ class RuntimeArgs(EngineConfig):
         "the same load to a server",
         metavar="FILE",
     )
-    xray_text: bool = of_node_0(
+    xray_text: bool = option(
         False,
         SWITCH,
         "running",
@@ -168,10 +109,5 @@ class RuntimeArgs(EngineConfig):
         "folder for the traces of POST /start_profile and /stop_profile, made when the first is "
         "written",
         metavar="DIR",
-        nodes="own",
     )
     offline: bool = False
-
-    @property
-    def num_local(self) -> int:
-        return self.tp // self.nnodes

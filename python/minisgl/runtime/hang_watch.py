@@ -32,12 +32,12 @@ may also be late this much longer, so that the silent rank's own supervisor come
 class HangWatch:
     """The heartbeats of the workers of one supervisor. Mutable.
 
-    timeout_s: `--hang-timeout`. num_nodes: machines that have ranks of the engine.
+    timeout_s: `--hang-timeout`. is_spread: whether the engine's ranks are on several machines.
     """
 
-    def __init__(self, timeout_s: float, num_nodes: int = 1) -> None:
+    def __init__(self, timeout_s: float, *, is_spread: bool = False) -> None:
         self._timeout_s = timeout_s
-        self._loop_timeout_s = timeout_s + (LOOP_EXTRA_S if num_nodes > 1 else 0.0)
+        self._loop_timeout_s = timeout_s + (LOOP_EXTRA_S if is_spread else 0.0)
         self._last: float | None = None
         self._silent_s: dict[str, float] = {}
         self._beats: dict[str, Heartbeat] = {}

@@ -142,7 +142,7 @@ class RankLoop:
 def _outbox(args: RuntimeArgs, endpoints: Endpoints, rank: int) -> ZmqOutbox | NoOutbox:
     if rank == 0:
         return ZmqOutbox(endpoints)
-    return FollowerOutbox(endpoints) if args.node_rank == 0 else NoOutbox()
+    return FollowerOutbox(endpoints) if 0 in args.local_ranks else NoOutbox()
 
 
 def links(

@@ -6,14 +6,14 @@ import gc
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from minisgl.errors import StartupFailed, WorkerDied
+from minisgl.errors import EngineError, StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.hang_watch import CHECK_S, HangWatch
@@ -21,8 +21,6 @@ from minisgl.runtime.worker import Worker, start_worker
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, StartLine, WorkerStatus, receive_status
 from minisgl.utils.zmq import Endpoints, PushQueue
-from minisgl_gateway.nodes.link import Gone, NodeLink
-from minisgl_gateway.nodes.ports import ranks_of
 
 logger = get_logger(__name__)
 
@@ -46,6 +44,24 @@ class _Failure:
     is_consequence: bool = False
 
 
+class Peer(Protocol):
+    """The supervisor of another machine that has ranks of the engine.
+
+    status: readable when the peer ends.
+    """
+
+    name: str
+    status: Connection
+
+    def death(self) -> EngineError | None:
+        """Return why it ended; None if the user asked for it. Call this when `status` is ready."""
+
+    def leave(self, reason: str | None) -> None:
+        """Tell it that these workers end. reason: None if the user asked for it."""
+
+    def close(self) -> None: ...
+
+
 class Workers:
     """Processes that live and end together, and the folder of their sockets. Mutable: it grows."""
 
@@ -63,7 +79,7 @@ class Workers:
         self.endpoints = Endpoints.create()
         self.processes: list[Worker] = []
         self.info: dict[str, Any] = {}  # what the workers reported when they were ready
-        self.nodes: list[NodeLink] = []  # other machines' supervisors, which end with these
+        self.nodes: Sequence[Peer] = ()  # they end with these workers
         self._ranks: list[Worker] = []  # this node's ranks, if the engine has several
         self._leads = True
         self._is_ready = False
@@ -73,18 +89,17 @@ class Workers:
 
     def start_engine(self, args: RuntimeArgs) -> None:
         """Start this node's ranks. The checkpoint is at `args.folder`."""
-        self._hang_watch = HangWatch(args.hang_timeout, args.nnodes)
+        self._hang_watch = HangWatch(args.hang_timeout, is_spread=args.num_local < args.tp)
         args = replace(args, store=self.endpoints.store)
         if args.tp == 1:
             self._start("engine", partial(_engine, args, self.endpoints))
             return
-        ranks = ranks_of(args, args.node_rank)
-        for rank in ranks:
+        for rank in args.local_ranks:
             self._start(
                 f"engine-{rank}", partial(_engine, replace(args, rank=rank), self.endpoints)
             )
-        self._ranks = self.processes[-len(ranks) :]
-        self._leads = ranks[0] == 0
+        self._ranks = self.processes[-args.num_local :]
+        self._leads = 0 in args.local_ranks
 
     def start_text(
         self,
@@ -243,7 +258,7 @@ class Workers:
         )
         leaving = self._ranks if is_whole else []
         for node in self.nodes:
-            node.send(Gone(reason=reason))
+            node.leave(reason)
         if leaving and self._leads:
             # With this message all ranks leave in the same turn, between two steps. A signal could
             # end one of them during a step.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from minisgl.core.args import SWITCH, Rule, of_node_0, one_of, option, row_of, text, whole
+from minisgl import plugins
+from minisgl.core.args import SWITCH, Rule, one_of, option, row_of, text, whole
 from minisgl.runtime.args import RuntimeArgs
-from minisgl_gateway.nodes.ports import ports_of_nodes
 
 DEFAULT_PORT: Final = 1919
 
@@ -71,10 +71,11 @@ _COLLECTOR: Final = text(
 class ServerArgs(RuntimeArgs):
     """The options of a server. Raises ConfigError if one has a wrong value.
 
-    `conflict` finds options that contradict each other.
+    `conflict` finds options that contradict each other. A package may have further options
+    (`server_options`).
     """
 
-    served_model_name: str | None = of_node_0(
+    served_model_name: str | None = option(
         None,
         _NAME,
         "model",
@@ -83,10 +84,10 @@ class ServerArgs(RuntimeArgs):
         metavar="NAME",
         unset="what --model says; of a folder, its last part",
     )
-    host: str = of_node_0(
+    host: str = option(
         "127.0.0.1", text("an address"), "server", "address to listen on; 0.0.0.0 for all networks"
     )
-    port: int | None = of_node_0(
+    port: int | None = option(
         None,
         whole(0, 65535),
         "server",
@@ -94,14 +95,14 @@ class ServerArgs(RuntimeArgs):
         metavar="PORT",
         unset=f"{DEFAULT_PORT}; for a chat: 0",
     )
-    tool_call_parser: str | None = of_node_0(
+    tool_call_parser: str | None = option(
         None,
         row_of("chat_formats"),
         "server",
         "how the model writes tool calls",
         unset="what the chat template shows",
     )
-    max_tokens_policy: MaxTokensPolicy = of_node_0(
+    max_tokens_policy: MaxTokensPolicy = option(
         "refuse",
         one_of(MaxTokensPolicy),
         "server",
@@ -109,14 +110,14 @@ class ServerArgs(RuntimeArgs):
         "with HTTP 400, or max_tokens is lowered to that (clamp), and a header of the answer says "
         "so",
     )
-    num_tokenizer: int = of_node_0(
+    num_tokenizer: int = option(
         1,
         whole(0, 64),
         "server",
         "tokenizer processes; with 0 the detokenizer's process does both: one process fewer, but "
         "prompts then take time from the text of running streams",
     )
-    api_key: str | None = of_node_0(
+    api_key: str | None = option(
         None,
         _SECRET,
         "access",
@@ -125,7 +126,7 @@ class ServerArgs(RuntimeArgs):
         metavar="KEY",
         unset="all requests are served",
     )
-    api_key_file: str | None = of_node_0(
+    api_key_file: str | None = option(
         None,
         text("a file's name"),
         "access",
@@ -133,7 +134,7 @@ class ServerArgs(RuntimeArgs):
         "; it is read again when it changes",
         metavar="FILE",
     )
-    cors_origin: str | None = of_node_0(
+    cors_origin: str | None = option(
         None,
         ORIGINS,
         "access",
@@ -142,7 +143,7 @@ class ServerArgs(RuntimeArgs):
         metavar="ORIGIN",
         unset="its own pages",
     )
-    allowed_host: str | None = of_node_0(
+    allowed_host: str | None = option(
         None,
         HOSTS,
         "access",
@@ -151,14 +152,14 @@ class ServerArgs(RuntimeArgs):
         metavar="NAME",
         unset="with API keys all, else none",
     )
-    ssl_certfile: str | None = of_node_0(
+    ssl_certfile: str | None = option(
         None,
         text("a file's name"),
         "access",
         "serve HTTPS with this certificate (PEM, with its chain)",
         metavar="FILE",
     )
-    ssl_keyfile: str | None = of_node_0(
+    ssl_keyfile: str | None = option(
         None,
         text("a file's name"),
         "access",
@@ -166,20 +167,20 @@ class ServerArgs(RuntimeArgs):
         metavar="FILE",
         unset="in the file of the certificate",
     )
-    restart: bool = of_node_0(
+    restart: bool = option(
         False,
         SWITCH,
         "running",
         "after a worker has died or hangs, start the engine again behind the same port; until then "
         "requests get HTTP 503",
     )
-    max_restarts: int = of_node_0(
+    max_restarts: int = option(
         3,
         whole(1),
         "running",
         "the most restarts within an hour; the server ends at the next failure",
     )
-    drain_timeout: float = of_node_0(
+    drain_timeout: float = option(
         8.0,
         SECONDS,
         "running",
@@ -187,14 +188,13 @@ class ServerArgs(RuntimeArgs):
         "waits 10 s before it kills",
         metavar="S",
     )
-    shell: bool = option(False, SWITCH, "running", "the same as minisgl chat", nodes="own")
+    shell: bool = option(False, SWITCH, "running", "the same as minisgl chat")
     log_level: LogLevel | None = option(
         None,
         one_of(LogLevel),
         "running",
         "what is logged",
         unset="$MINISGL_LOG_LEVEL or info; for a chat: warning",
-        nodes="own",
     )
     log_format: LogFormat | None = option(
         None,
@@ -202,15 +202,14 @@ class ServerArgs(RuntimeArgs):
         "running",
         "one line of text, or one JSON object, per log entry",
         unset="$MINISGL_LOG_FORMAT or text",
-        nodes="own",
     )
-    log_requests: bool = of_node_0(
+    log_requests: bool = option(
         False,
         SWITCH,
         "running",
         "log a line for each request that ends: its X-Request-Id, times and tokens",
     )
-    otlp_endpoint: str | None = of_node_0(
+    otlp_endpoint: str | None = option(
         None,
         _COLLECTOR,
         "running",
@@ -218,6 +217,30 @@ class ServerArgs(RuntimeArgs):
         "http://localhost:4318; needs pip install 'minisgl[otel]'",
         metavar="URL",
     )
+
+    def conflict(self) -> str | None:
+        """Return a sentence if two options contradict each other, else None."""
+        if self.dry_run and self.shell:
+            return "--dry-run serves nothing, so it does not go with --shell"
+        if self.dp > 1 and (other := self._not_with_dp()):
+            return f"--dp {self.dp} does not go with {other}"
+        if self.ssl_keyfile and not self.ssl_certfile:
+            return "--ssl-keyfile needs --ssl-certfile, the certificate of the key"
+        if self.shell and (self.api_key or self.api_key_file or self.ssl_certfile):
+            return (
+                "a chat's own server is for this machine alone: it takes no keys and no certificate"
+            )
+        return None
+
+    def _not_with_dp(self) -> str | None:
+        """Return the first option that only one server can have, with the reason, or None."""
+        if self.shell:
+            return "a chat: it needs one server"
+        if self.dry_run:
+            return "--dry-run, which looks at one server"
+        if self.log_steps or self.record:
+            return "--log-steps and --record, which write one server's file"
+        return None
 
     @property
     def http_port(self) -> int:
@@ -227,48 +250,6 @@ class ServerArgs(RuntimeArgs):
         return 0 if self.shell else DEFAULT_PORT
 
 
-def conflict(args: ServerArgs) -> str | None:
-    """Return a sentence if two options contradict each other, else None."""
-    if args.dry_run and args.shell:
-        return "--dry-run serves nothing, so it does not go with --shell"
-    if args.dp > 1 and (other := _not_with_dp(args)):
-        return f"--dp {args.dp} does not go with {other}"
-    if args.restart and args.nnodes > 1:
-        return "--restart works on one machine, so it does not go with --nnodes"
-    if args.ssl_keyfile and not args.ssl_certfile:
-        return "--ssl-keyfile needs --ssl-certfile, the certificate of the key"
-    if args.shell and (args.api_key or args.api_key_file or args.ssl_certfile):
-        return "a chat's own server is for this machine alone: it takes no keys and no certificate"
-    if args.nnodes == 1:
-        if args.node_rank or args.dist_init_addr:
-            return "--node-rank and --dist-init-addr need --nnodes 2 or more"
-    elif args.node_rank >= args.nnodes:
-        return f"--node-rank counts from 0 to {args.nnodes - 1}, got {args.node_rank}"
-    elif args.dist_init_addr is None:
-        return f"--nnodes {args.nnodes} needs --dist-init-addr HOST:PORT, the same on each machine"
-    elif args.tp % args.nnodes:
-        return f"--tp {args.tp} cannot be divided by --nnodes {args.nnodes}"
-    elif args.dry_run:
-        return "--dry-run looks at one machine, so it does not go with --nnodes"
-    elif args.shell and args.node_rank:
-        return "a chat needs the server, which is on node 0"
-    elif args.node_rank == 0 and args.http_port in (taken := ports_of_nodes(args)):
-        return (
-            f"--port {args.http_port} is one of the ports, from {taken[0]} to {taken[-1]}, that "
-            f"the nodes use among themselves (--dist-init-addr {args.dist_init_addr}); choose "
-            "another"
-        )
-    return None
-
-
-def _not_with_dp(args: ServerArgs) -> str | None:
-    """Return the first option that only one server can have, with the reason, or None."""
-    if args.nnodes > 1:
-        return "--nnodes: start a server on each machine, and minisgl route before them"
-    if args.shell:
-        return "a chat: it needs one server"
-    if args.dry_run:
-        return "--dry-run, which looks at one server"
-    if args.log_steps or args.record:
-        return "--log-steps and --record, which write one server's file"
-    return None
+def server_options() -> type[ServerArgs]:
+    """Return the options of `minisgl serve`, which are more with the row `server` of `options`."""
+    return plugins.find("options", "server") or ServerArgs

@@ -1,4 +1,4 @@
-"""The command line, made from the fields of `ServerArgs`.
+"""The command line, made from the fields of `ServerArgs` and of the row `server` of `options`.
 
 A field `max_seq_len` is the flag `--max-seq-len`. Its `Option` says what the flag accepts and what
 `--help` prints about it (`minisgl.core.args`).
@@ -15,7 +15,7 @@ from minisgl import plugins
 from minisgl.core.aliases import FLAGS
 from minisgl.core.args import SWITCH, Option, Rule, flag_of, options_of, whole
 from minisgl.errors import ConfigError
-from minisgl.server.args import ServerArgs, conflict
+from minisgl.server.args import ServerArgs, server_options
 from minisgl.version import __version__
 
 GROUPS: Final = ("model", "server", "access", "scheduling", "engine", "many devices", "running")
@@ -33,7 +33,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerArgs:
 
 
 def server_parser(prog: str, description: str, *, without: Collection[str] = ()) -> Parser:
-    """Return a parser that has a flag for each option of `ServerArgs`, except for those `without`.
+    """Return a parser that has a flag for each option of a server, except for those `without`.
 
     Its namespace holds the flags that were given, and no defaults.
     """
@@ -47,7 +47,7 @@ def server_parser(prog: str, description: str, *, without: Collection[str] = ())
     parser.add_argument("--version", action="version", version=f"minisgl {__version__}")
     for group in GROUPS:
         flags = parser.add_argument_group(group)
-        for name, (default, option) in options_of(ServerArgs).items():
+        for name, (default, option) in options_of(server_options()).items():
             if option.group == group and name not in without:
                 about = _flag(default, option)
                 flags.add_argument(flag_of(name), **about)
@@ -73,10 +73,10 @@ def server_args(parser: Parser, given: dict[str, Any]) -> ServerArgs:
             parser.error(f"MODEL is given twice: {word} and --model {given['model']}")
         given["model"] = word
     try:
-        args = ServerArgs(**given)
+        args = server_options()(**given)
     except ConfigError as error:
         parser.error(str(error))
-    if wrong := conflict(args):
+    if wrong := args.conflict():
         parser.error(wrong)
     return args
 
@@ -138,6 +138,8 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(flag, ours, n=1, cutoff=0.75)
         known: Callable[[str], str] | None = plugins.find("flag_hints", "other_engines")
         hint = (known and known(flag)) or (f"did you mean {near[0]}?" if near else "")
+        if plugins.lacks("options"):
+            hint = hint or f"if it is a flag of minisgl, it {plugins.absent('options')}"
         return f"unrecognized arguments: {flag}" + (f"; {hint}" if hint else "")
 
 

@@ -34,9 +34,6 @@ from minisgl.server.model import find_checkpoint
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
-from minisgl_gateway.nodes.join import gather_nodes, join_node_0, with_network
-from minisgl_gateway.nodes.ports import ranks_of
-from minisgl_gateway.nodes.settings import given_of_node_0, settings_of
 
 logger = get_logger(__name__)
 
@@ -61,12 +58,9 @@ def launch_server(
         env.check()
         if args.dry_run:
             return _dry_run(args, signals)
-        if args.node_rank:
-            try:
-                _serve_node(args, signals)
-            except KeyboardInterrupt:
-                logger.info("stopped")
-            return 0
+        if 0 not in args.local_ranks:  # the machine of rank 0 serves HTTP
+            code: int = plugins.need("nodes", "serve", "--node-rank")(args, signals)
+            return code
         is_quiet = foreground is not None and args.log_level is None
         if is_quiet and (spinner := plugins.find("start_lines", "spinner")):
             is_here = args.model is None or Path(args.model).expanduser().exists()
@@ -100,7 +94,7 @@ def _keys(args: ServerArgs) -> Keys | None:
 def _dry_run(args: ServerArgs, signals: Signals) -> int:
     _keys(args)
     folder = find_checkpoint(args).folder
-    with _workers(signals) as workers:
+    with workers_until_end(signals) as workers:
         workers.start_engine(replace(args, model=str(folder)))
         workers.start_text(folder, args.num_tokenizer, dry_run=True)
         workers.wait_ready()
@@ -124,14 +118,13 @@ def _serve(
     tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
     keys = _keys(args)
     on_line = lines.show if lines else None
-    with bind(args.host, args.http_port) as bound, _workers(signals, on_line) as workers:
+    with bind(args.host, args.http_port) as bound, workers_until_end(signals, on_line) as workers:
         model = find_checkpoint(args)
         folder = model.folder
         if lines:
             lines.begin()
-        if args.nnodes > 1:
-            workers.nodes = gather_nodes(args, settings_of(args, folder))
-            workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
+        if args.num_local < args.tp:
+            plugins.need("nodes", "gather", "--nnodes")(args, folder, workers)
         logger.info("starting the engine and the tokenizer")
         clock.lap("launch")
 
@@ -178,27 +171,10 @@ def _import_server() -> None:
         import minisgl.server.server  # noqa: F401 - it only has to be loaded
 
 
-def _serve_node(args: ServerArgs, signals: Signals) -> None:
-    """Run this node's ranks for as long as node 0 serves."""
-    if flags := given_of_node_0(args):
-        logger.info("only node 0 uses %s; this node does not", ", ".join(flags))
-    with _workers(signals) as workers:
-        folder = find_checkpoint(args).folder
-        workers.nodes = [join_node_0(args, settings_of(args, folder))]
-        workers.endpoints = with_network(workers.endpoints, args, workers.nodes)
-        ranks = ranks_of(args, args.node_rank)
-        logger.info(
-            "starting ranks %d to %d; HTTP and tokenizers are node 0's", ranks[0], ranks[-1]
-        )
-        workers.start_engine(replace(args, model=str(folder)))
-        workers.wait_ready()
-        freeze_start_objects()
-        logger.info("this node is ready")
-        workers.wait_ended()
-
-
 @contextlib.contextmanager
-def _workers(signals: Signals, on_line: Callable[[str], None] | None = None) -> Iterator[Workers]:
+def workers_until_end(
+    signals: Signals, on_line: Callable[[str], None] | None = None
+) -> Iterator[Workers]:
     """Yield workers that end with the block, or at once after a second signal."""
     workers = Workers(on_line=on_line)
     signals.second = workers.kill

@@ -22,7 +22,7 @@ from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
 from minisgl.message.frontend import UserReply
 from minisgl.runtime.hang_watch import CHECK_S
 from minisgl.runtime.worker import Worker
-from minisgl.runtime.workers import Workers
+from minisgl.runtime.workers import Peer, Workers
 from minisgl.server.address import listen, url_of
 from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
@@ -37,7 +37,6 @@ from minisgl.server.web.http import HttpServer
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
-from minisgl_gateway.nodes.link import NodeLink
 
 logger = get_logger(__name__)
 
@@ -218,7 +217,7 @@ class Server:
             self._loop.remove_reader(worker.process.sentinel)
         self._fail(worker.death())
 
-    def _on_node_death(self, node: NodeLink) -> None:
+    def _on_node_death(self, node: Peer) -> None:
         if self._loop:
             self._loop.remove_reader(node.status)
         self._fail(node.death() or EngineError(f"{node.name} has ended"))

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from minisgl.benchmark.perf import events_s
 from minisgl.distributed import DistributedInfo
-from minisgl.distributed.gloo import GlooCommunicator
+from minisgl.distributed.gloo import GlooCommunicator, meet
 from minisgl.distributed.ranks import create_communicator
 from minisgl_bench.arguments import add_json, benchmark_parser, integer, natural
 from minisgl_bench.report import machine_load, write_json
-from minisgl_gateway.nodes.store import meet
 
 MIN_BYTES, MAX_BYTES = 8 << 10, 16 << 20
 REPLAYS = 7

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from minisgl.core.args import SWITCH, options_of
 from minisgl.errors import ConfigError
-from minisgl.server.args import ServerArgs, conflict
+from minisgl.server.args import ServerArgs
 from minisgl_gateway.deploy.local import with_share_of_memory
 
 NOT_ON_RAY: Final = frozenset(
@@ -96,7 +96,7 @@ def _server_args(given: Mapping[str, Any]) -> ServerArgs:
                 raise ConfigError(f"{name} must be {rule.words}, got {value!r}") from None
         fields[name] = value
     args = ServerArgs(**fields)
-    if wrong := conflict(args):
+    if wrong := args.conflict():
         raise ConfigError(wrong)
     return args
 

@@ -28,10 +28,10 @@ from multiprocessing.connection import wait
 from typing import Any, Final
 
 from minisgl.errors import ConfigError, EngineError
-from minisgl.runtime.args import RuntimeArgs, is_interface
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 from minisgl.utils.zmq import Endpoints
+from minisgl_gateway.nodes.args import NodeArgs, is_interface
 from minisgl_gateway.nodes.link import (
     HELLO_S,
     Accepted,
@@ -39,12 +39,6 @@ from minisgl_gateway.nodes.link import (
     NodeLink,
     Refused,
     Welcome,
-)
-from minisgl_gateway.nodes.ports import (
-    broadcast_port,
-    ranks_of,
-    split_address,
-    store_port,
 )
 from minisgl_gateway.nodes.settings import difference
 
@@ -55,15 +49,15 @@ RETRY_S: Final = 0.3
 ANSWER_S: Final = 20.0  # node 0 waits `HELLO_S` for each silent connection, else answers at once
 
 
-def gather_nodes(args: RuntimeArgs, settings: dict[str, str]) -> list[NodeLink]:
+def gather_nodes(args: NodeArgs, settings: dict[str, str]) -> list[NodeLink]:
     """On node 0: wait for all other nodes. Returns their links in the order of the nodes.
 
     Raises ConfigError if this node cannot listen.
     """
-    host, port = split_address(args)
+    host, port = args.meeting_point
     links: dict[int, NodeLink] = {}
     with _listening(host, port) as listener:
-        _check_free(host, store_port(args))
+        _check_free(host, args.store_port)
         awaited = counted(args.nnodes - 1, "other node")
         logger.info("waiting for %s at %s:%d", awaited, host, port)
         while len(links) < args.nnodes - 1:
@@ -80,7 +74,7 @@ def gather_nodes(args: RuntimeArgs, settings: dict[str, str]) -> list[NodeLink]:
 
 
 def _admit(
-    args: RuntimeArgs,
+    args: NodeArgs,
     settings: dict[str, str],
     connected: socket.socket,
     links: dict[int, NodeLink],
@@ -108,17 +102,17 @@ def _admit(
     link.close()
 
 
-def join_node_0(args: RuntimeArgs, settings: dict[str, str]) -> NodeLink:
+def join_node_0(args: NodeArgs, settings: dict[str, str]) -> NodeLink:
     """On another node: wait for node 0 and all other nodes. Returns the link to node 0.
 
     Raises ConfigError if node 0 refuses this node or a port of its ranks is taken, EngineError if
     node 0 ends.
     """
-    host, port = split_address(args)
+    host, port = args.meeting_point
     link = NodeLink("node 0", _connect(host, port))
     try:
-        for rank in ranks_of(args, args.node_rank):
-            _check_free(link.own_address, broadcast_port(args, rank))
+        for rank in args.local_ranks:
+            _check_free(link.own_address, args.broadcast_port(rank))
     except ConfigError:
         link.close()
         raise
@@ -143,7 +137,7 @@ def join_node_0(args: RuntimeArgs, settings: dict[str, str]) -> NodeLink:
     return link
 
 
-def with_network(endpoints: Endpoints, args: RuntimeArgs, links: list[NodeLink]) -> Endpoints:
+def with_network(endpoints: Endpoints, args: NodeArgs, links: list[NodeLink]) -> Endpoints:
     """Return `endpoints` with TCP addresses for communication between nodes.
 
     links: on node 0 the links to all other nodes, in order; on another node the link to node 0.
@@ -153,9 +147,9 @@ def with_network(endpoints: Endpoints, args: RuntimeArgs, links: list[NodeLink])
     for node in range(1, args.nnodes):
         if args.node_rank in (0, node):  # this node needs no other addresses
             at = links[node - 1].address if args.node_rank == 0 else links[0].own_address
-            ports = {rank: broadcast_port(args, rank) for rank in ranks_of(args, node)}
+            ports = {rank: args.broadcast_port(rank) for rank in args.ranks_of(node)}
             broadcasts |= {rank: f"tcp://{at}:{port}" for rank, port in ports.items()}
-    store_url = f"tcp://{leader}:{store_port(args)}"
+    store_url = f"tcp://{leader}:{args.store_port}"
     return dataclasses.replace(endpoints, store_url=store_url, broadcast_urls=broadcasts)
 
 

@@ -77,6 +77,9 @@ class NodeLink:
         with contextlib.suppress(OSError):  # the node is gone, which `receive` reports
             self.status.send_bytes(msgspec.msgpack.encode(record))
 
+    def leave(self, reason: str | None) -> None:
+        self.send(Gone(reason=reason))
+
     def receive(self, timeout_s: float | None = None) -> NodeMsg:
         """Wait for a record. Raises EngineError if the node is gone or sends something else."""
         try:

@@ -9,18 +9,32 @@ from typing import Final
 
 from minisgl import env, plugins
 from minisgl.core.args import flag_of, options_of
-from minisgl.runtime.args import RuntimeArgs
 from minisgl.version import __version__
+from minisgl_gateway.nodes.args import NodeArgs
 
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
 
+OWN: Final = frozenset(
+    ("model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell", "log_level",
+     "log_format", "profile_dir", "hang_timeout", "threads")
+)  # fmt: skip
+"""Options of which each node has its own value."""
 
-def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
+OF_NODE_0: Final = frozenset(
+    ("served_model_name", "host", "port", "num_tokenizer", "log_requests", "log_steps",
+     "otlp_endpoint", "api_key", "api_key_file", "cors_origin", "allowed_host",
+     "max_tokens_policy", "ssl_certfile", "ssl_keyfile", "drain_timeout", "max_queue_wait",
+     "restart", "max_restarts", "record", "tool_call_parser", "xray_text", "dp")
+)  # fmt: skip
+"""Options that only the node with HTTP uses. All nodes must agree on the others."""
+
+
+def settings_of(args: NodeArgs, folder: Path) -> dict[str, str]:
     """Return the settings of this node that must equal node 0's, by the names that users know."""
     flags = {
         flag_of(name): str(getattr(args, name))
-        for name, (_, option) in options_of(type(args)).items()
-        if option.nodes == "same"
+        for name in options_of(NodeArgs)
+        if name not in OWN | OF_NODE_0
     }
     return flags | {
         "the version of minisgl": __version__,
@@ -34,12 +48,12 @@ def settings_of(args: RuntimeArgs, folder: Path) -> dict[str, str]:
     }
 
 
-def given_of_node_0(args: RuntimeArgs) -> list[str]:
+def given_of_node_0(args: NodeArgs) -> list[str]:
     """Return the given flags that only node 0 uses, as a user types them."""
     return [
         flag_of(name)
-        for name, (default, option) in options_of(type(args)).items()
-        if option.nodes == "first" and getattr(args, name) != default
+        for name, (default, _) in options_of(NodeArgs).items()
+        if name in OF_NODE_0 and getattr(args, name) != default
     ]
 
 

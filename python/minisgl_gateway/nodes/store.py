@@ -1,65 +1,39 @@
-"""Where the ranks meet: a torch store, named by one URL.
-
-    file:///PATH      a file that all ranks can open (one machine); it must not exist before
-    tcp://HOST:PORT   rank 0 listens there, on that address alone
-
-The process groups are built on this store. The global group of the user's program
-(`torch.distributed.init_process_group`) is not used or changed.
-"""
+"""Where the ranks of several machines meet: torch's store at tcp://HOST:PORT."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import urlsplit
 
 # Documented, but not among the names that torch exports for type checkers.
-from torch.distributed import (  # type: ignore[attr-defined]  # exported from C++
-    FileStore,
-    Store,
-    TCPStore,
-)
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported from C++
 
 from minisgl.distributed.communicator import DistributedInfo
+from minisgl.distributed.gloo import TIMEOUT, Rendezvous, no_meeting_place
 from minisgl.errors import ConfigError, PeerLost
 
-TIMEOUT = timedelta(seconds=300)
-"""How long a rank waits for another one that loads weights or compiles kernels. A rank that died is
-noticed at once, by its closed connection."""
 ANSWER_TIMEOUT = timedelta(seconds=20)
 """How long a rank waits for a store's answer. If the listener never answers at all, torch waits
 without limit, until rank 0's `TIMEOUT` ends the start."""
 CONNECT_S = 2.0
 RETRY_S = 0.2
-LOOPBACK = "127.0.0.1"
 Address = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """The store, and this machine's address as the other ranks reach it."""
-
-    store: Store
-    address: str
-
-
-def meet(info: DistributedInfo, url: str) -> Rendezvous:
-    """Open the store at `url`. Over TCP, wait up to `TIMEOUT` until rank 0 listens.
+def meet_over_tcp(info: DistributedInfo, url: str) -> Rendezvous:
+    """Open the store at `url`, where rank 0 listens, on that address alone. Wait for it up to
+    `TIMEOUT`.
 
     Raises ConfigError if the URL has another form, its host is unknown or rank 0 cannot listen
     there; PeerLost if rank 0 does not answer, or another program does.
     """
-    if url.startswith("file:///"):  # not parsed further: a path may contain any character
-        store: Store = FileStore(url.removeprefix("file://"), info.size)
-        store.set_timeout(TIMEOUT)
-        return Rendezvous(store, LOOPBACK)
     parts = urlsplit(url)
     host, port = parts.hostname, _port(url)
-    if parts.scheme != "tcp" or host is None or port is None:
-        raise ConfigError(f"ranks meet at file:///PATH or tcp://HOST:PORT, not at {url!r}")
+    if host is None or port is None:
+        raise no_meeting_place(url)
     try:
         family, *_, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         own_address = _address_towards(host, port)

@@ -164,7 +164,7 @@ def recording_of(args: RuntimeArgs, rank: int) -> Recording | None:
 
 def costs_of(args: RuntimeArgs, rank: int) -> Costs | None:
     """Return the observer of rank 0 of a server on one machine."""
-    return Costs(args.num_local) if rank == 0 and args.nnodes == 1 else None
+    return Costs(args.num_local) if rank == 0 and args.num_local == args.tp else None
 
 
 def profiles_of(args: RuntimeArgs, rank: int) -> Profiles:

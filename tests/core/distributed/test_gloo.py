@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -103,7 +101,10 @@ def check_every_collective(rank: int, size: int, store: str) -> None:
     comm.close()
 
 
-@pytest.mark.parametrize(("size", "kind"), [(2, "tcp"), (3, "file")])
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [pytest.param(2, "tcp", marks=pytest.mark.needs("minisgl_gateway")), (3, "file")],
+)
 def test_every_collective(size: int, kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "a#b?c=%20"  # of a url these would mean something
     folder.mkdir()
@@ -136,8 +137,7 @@ def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come_is_named_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in ("gloo", "rendezvous"):
-        monkeypatch.setattr(f"minisgl.distributed.{module}.TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("minisgl.distributed.gloo.TIMEOUT", timedelta(seconds=1))
     caplog.set_level("INFO", "minisgl")
     url = f"file://{tmp_path}/store"
     with pytest.raises(PeerLost) as raised:
@@ -149,51 +149,7 @@ def test_a_rank_that_does_not_come_is_named_in_a_sentence(
     assert str(raised.value.__cause__) in caplog.text
 
 
-def join(rank: int, url: str) -> None:
-    create_communicator(DistributedInfo(rank, 2), store=url, device=torch.device("cpu"))
-
-
-def test_nothing_listens_where_rank_0_should(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("minisgl_gateway.nodes.store.TIMEOUT", timedelta(seconds=0.5))
-    url = f"tcp://127.0.0.1:{free_ports(1)}"
-    with pytest.raises(PeerLost) as raised:
-        join(1, url)
-    assert str(raised.value) == (
-        f"rank 1 cannot reach rank 0 at {url} (Connection refused): has rank 0 "
-        "ended, or does a firewall block the port?"
-    )
-    assert capfd.readouterr().err == ""  # torch writes pages
-
-
-def test_another_program_listens_where_rank_0_should(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl_gateway.nodes.store.ANSWER_TIMEOUT", timedelta(milliseconds=500))
-
-    def answer() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                other.accept()[0].close()
-
-    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
-        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=f"rank 0 cannot listen at {url}, where the ranks me"):
-            join(0, url)
-        pool.submit(answer)
-        try:
-            with pytest.raises(PeerLost, match=f"rank 1 reaches {url}, but rank 0 does not answer"):
-                join(1, url)
-        finally:
-            other.shutdown(socket.SHUT_RDWR)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_host_that_is_not_known(rank: int) -> None:
-    with pytest.raises(ConfigError, match=r"ranks cannot meet at tcp://no\.such"):
-        join(rank, "tcp://no.such.host.invalid:1")
-
-
-@pytest.mark.parametrize("store", ["http://127.0.0.1:1", "tcp://127.0.0.1", "file:", "tcp://a:b"])
+@pytest.mark.parametrize("store", ["http://127.0.0.1:1", "file:"])
 def test_a_store_of_another_kind_is_refused(store: str) -> None:
     with pytest.raises(ConfigError, match="file:///PATH or tcp://HOST:PORT, not at"):
         create_communicator(DistributedInfo(0, 2), store=store, device=torch.device("cpu"))

@@ -18,7 +18,7 @@ print(sorted({"zmq", "rich", "huggingface_hub", "fastapi", "transformers"} & set
 """
 
 NOT_NEEDED = (
-    "minisgl.runtime.workers minisgl_gateway.nodes.join minisgl.runtime.signals "
+    "minisgl.runtime.workers minisgl.runtime.signals "
     "minisgl.llm.ranks minisgl.utils.zmq minisgl.utils.process "
     "minisgl.utils.hub minisgl.tokenizer.worker minisgl_zoo.convert minisgl_zoo.calls.plan"
 )

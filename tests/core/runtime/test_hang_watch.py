@@ -55,7 +55,7 @@ class Clock:
 class Supervised:
     """Workers that are mere pipes, watched on a clock of the test's."""
 
-    def __init__(self, clock: Clock, *names: str, num_nodes: int = 1) -> None:
+    def __init__(self, clock: Clock, *names: str, is_spread: bool = False) -> None:
         self.clock = clock
         self.hearts: dict[str, Heart] = {}
         self.workers: list[Worker] = []
@@ -64,7 +64,7 @@ class Supervised:
             no_process: Any = None
             self.workers.append(Worker(name=name, process=no_process, status=ours))
             self.hearts[name] = Heart(theirs, Pulse())
-        self.watch = HangWatch(TIMEOUT_S, num_nodes)
+        self.watch = HangWatch(TIMEOUT_S, is_spread=is_spread)
 
     def run(self, seconds: float, **beats: Heartbeat | None) -> WorkerHung | None:
         """Check twice a second; each worker sends its beat of `beats` before each check."""
@@ -117,10 +117,10 @@ def test_a_worker_may_announce_that_it_will_be_silent(clock: Clock) -> None:
     assert server.run(1)
 
 
-@pytest.mark.parametrize(("num_nodes", "extra_s"), [(1, 0), (2, 2)])
-def test_a_loop_without_progress_is_noticed(num_nodes: int, extra_s: float, clock: Clock) -> None:
+@pytest.mark.parametrize(("is_spread", "extra_s"), [(False, 0), (True, 2)])
+def test_a_loop_without_progress_is_noticed(is_spread: bool, extra_s: float, clock: Clock) -> None:
     names = ("engine-0", "engine-1")
-    server, most_s = Supervised(clock, *names, num_nodes=num_nodes), TIMEOUT_S + extra_s
+    server, most_s = Supervised(clock, *names, is_spread=is_spread), TIMEOUT_S + extra_s
     for late_s, is_noticed in ((0, False), (1, True)):
         beats = dict.fromkeys(names, Heartbeat()) | {names[0]: Heartbeat(overdue_s=most_s + late_s)}
         error = server.run(30, **beats)

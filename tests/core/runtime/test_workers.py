@@ -15,9 +15,8 @@ import pytest
 
 from minisgl.errors import PEER_LOST_EXIT, CheckpointError, StartupFailed, WorkerDied
 from minisgl.runtime.worker import Worker, main_module_hidden
-from minisgl.runtime.workers import Workers
+from minisgl.runtime.workers import Peer, Workers
 from minisgl.utils.process import WorkerStatus
-from minisgl_gateway.nodes.link import Gone, NodeLink
 
 
 @pytest.fixture
@@ -171,9 +170,9 @@ def test_a_worker_that_ends_unasked_has_died(workers: Workers) -> None:
 
 def test_other_nodes_get_the_reason_of_the_end(workers: Workers) -> None:
     for reason in ("engine-1 was killed", None):
-        node = create_autospec(NodeLink, instance=True)
+        node = create_autospec(Peer, instance=True)
         workers.nodes = [node]
         workers.end(reason)
-        node.send.assert_called_once_with(Gone(reason=reason))
+        node.leave.assert_called_once_with(reason)
         node.close.assert_called_once_with()
-        workers.nodes = []
+        workers.nodes = ()

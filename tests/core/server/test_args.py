@@ -15,13 +15,13 @@ import pytest
 
 from minisgl.attention import registry
 from minisgl.core.args import flag_of, options_of
-from minisgl.server.args import ServerArgs
+from minisgl.server.args import ServerArgs, server_options
 from minisgl.server.flags import parse_args
 from minisgl_gateway import other_engines
 
 
 def test_defaults_and_every_flag() -> None:
-    assert parse_args([]) == ServerArgs()
+    assert parse_args([]) == server_options()()
     args = parse_args(
         shlex.split(
             "--model m --model-source modelscope --served-model-name n --dtype float32 --host ::1 "
@@ -38,35 +38,18 @@ def test_defaults_and_every_flag() -> None:
         )
     )
     # They exclude others of these; the last three are none.
-    same = {"shell", "memory_ratio", "dp", "nnodes", "node_rank", "dist_init_addr"}
-    same |= {"offline", "rank", "store"}
+    same = {"shell", "memory_ratio", "dp", "offline", "rank", "store"}
     for field in dataclasses.fields(ServerArgs):
         assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
     assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25
     assert parse_args(["--shell"]).shell
     assert parse_args(["--dp", "2"]).dp == 2
-    nodes = parse_args(shlex.split("--tp 4 --nnodes 2 --node-rank 1 --dist-init-addr h:2000"))
-    assert (nodes.nnodes, nodes.node_rank, nodes.dist_init_addr) == (2, 1, "h:2000")
     assert pickle.loads(pickle.dumps(args)) == args
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--tp 2 --nnodes 2", "needs --dist-init-addr HOST:PORT"),
-        ("--tp 3 --nnodes 2 --dist-init-addr h:2000", "--tp 3 cannot be divided by --nnodes 2"),
-        ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --node-rank 2", "from 0 to 1, got 2"),
-        ("--node-rank 1", "need --nnodes 2 or more"),
-        ("--nnodes 2 --dist-init-addr 2000", "must be HOST:PORT"),
-        ("--nnodes 2 --dist-init-addr 0.0.0.0:2000", "of one interface"),
-        ("--nnodes 2 --dist-init-addr 0:2000", "of one interface, got '0:2000'"),
-        ("--nnodes 2 --dist-init-addr 0.0:2000", "of one interface"),
-        ("--nnodes 2 --dist-init-addr 00.0.0.0:2000", "of one interface"),
-        ("--nnodes 2 --dist-init-addr 0x0:2000", "of one interface"),
-        ("--nnodes 2 --dist-init-addr 224.0.0.1:2000", "of one interface"),
-        ("--nnodes 2 --dist-init-addr 255.255.255.255:2000", "of one interface"),
-        ("--nnodes 2 --dist-init-addr h:65001", "a port from 1 to 64999"),
-        ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --dry-run", "does not go with --nnodes"),
         ("--port 70000", "--port: must be a whole number from 0 to 65535, got '70000'"),
         ("--port x", "from 0 to 65535"),
         ("--otlp-endpoint localhost:4318", "must be the URL of an OTLP/HTTP collector"),
@@ -95,7 +78,6 @@ def test_defaults_and_every_flag() -> None:
         ("--max-stall-ms nan", "must be a number above 0, got 'nan'"),
         ("--max-stall-ms inf", "must be a number above 0, got 'inf'"),
         ("--dry-run --shell", "serves nothing"),
-        ("--restart --tp 2 --nnodes 2 --dist-init-addr h:2000", "works on one machine"),
         ("--ssl-keyfile k", "needs --ssl-certfile"),
         ("--shell --api-key k", "takes no keys"),
         ("--mod x", "unrecognized arguments: --mod"),
@@ -128,34 +110,6 @@ def test_wrong_flags_are_refused_with_a_sentence(
     assert said.count("\n") == 2
 
 
-NODES = ("--tp", "4", "--nnodes", "2", "--dist-init-addr", "h:2000")
-
-
-@pytest.mark.parametrize("port", [2000, 2001, 2003, 2004])
-def test_a_port_that_the_nodes_use_is_refused(
-    port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """2002 would be the port of rank 1's broadcasts if rank 1 were on another node than rank 0."""
-    with pytest.raises(SystemExit) as exit_:
-        parse_args([*NODES, "--port", str(port)])
-    assert exit_.value.code == 2
-    assert (
-        f"--port {port} is one of the ports, from 2000 to 2004, that the nodes use among "
-        "themselves (--dist-init-addr h:2000); choose another\n"
-    ) in capsys.readouterr().err
-    assert parse_args([*NODES, "--port", str(port), "--node-rank", "1"]).port == port
-
-
-def test_other_ports_are_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    for port in (0, 1999, 2002, 2005):
-        assert parse_args([*NODES, "--port", str(port)]).http_port == port
-    at_1919 = ["--tp", "2", "--nnodes", "2", "--dist-init-addr", "h:1919"]
-    with pytest.raises(SystemExit):
-        parse_args(at_1919)
-    assert "--port 1919 is one of the ports" in capsys.readouterr().err
-    assert parse_args([*at_1919, "--shell"]).http_port == 0  # any free one
-
-
 def test_help_has_each_flags_meaning_and_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +131,7 @@ def test_help_has_each_flags_meaning_and_default(
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings
-        default = dataclasses.asdict(ServerArgs())[action.dest]
+        default = dataclasses.asdict(server_options()())[action.dest]
         if default is not None:
             assert re.search(rf"\(default: {re.escape(str(default))}\)", help_), action.dest
 
@@ -188,7 +142,7 @@ def test_the_model_is_an_argument_or_a_flag() -> None:
 
 
 def test_flags_of_other_engines_map_to_flags_that_exist() -> None:
-    ours = {flag_of(name) for name in options_of(ServerArgs)} | {"minisgl"}
+    ours = {flag_of(name) for name in options_of(server_options())} | {"minisgl"}
     assert {line.split()[0] for line in other_engines.OURS} <= ours
     tables = (other_engines.OURS, other_engines.NONE)
     theirs = [flag for table in tables for flags in table.values() for flag in flags]

@@ -34,10 +34,9 @@ def check(folder: Path, config: dict[str, Any], **args: Any) -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-@pytest.mark.parametrize(("tp", "nnodes"), [(3, 1), (6, 2)])
-def test_more_ranks_than_gpus(tmp_path: Path, device: str, tp: int, nnodes: int) -> None:
+def test_more_ranks_than_gpus(tmp_path: Path, device: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check(tmp_path, {}, device=device, tp=tp, nnodes=nnodes)
+        check(tmp_path, {}, device=device, tp=3)
     assert str(raised.value) == (
         "3 ranks on this machine need a GPU each, but torch finds 2; lower --tp, spread the ranks "
         "with --nnodes, look at CUDA_VISIBLE_DEVICES, or say --device cpu"
@@ -45,10 +44,7 @@ def test_more_ranks_than_gpus(tmp_path: Path, device: str, tp: int, nnodes: int)
 
 
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize(
-    "args",
-    [{"tp": 2}, {"tp": 4, "nnodes": 2, "device": "cuda"}, {"tp": 3, "device": "cpu"}],
-)
+@pytest.mark.parametrize("args", [{"tp": 2}, {"tp": 3, "device": "cpu"}])
 def test_ranks_with_enough_gpus(tmp_path: Path, args: dict[str, Any]) -> None:
     check(tmp_path, {}, **args)
 

@@ -17,28 +17,27 @@ from helpers.background import Background
 from helpers.running_server import free_ports
 from minisgl import env
 from minisgl.builtin import model_path
-from minisgl.core.args import options_of
+from minisgl.core.args import flag_of, options_of
 from minisgl.errors import ConfigError, EngineError
-from minisgl.server.args import ServerArgs
 from minisgl.utils.zmq import Endpoints
+from minisgl_gateway.nodes.args import NodeArgs
 from minisgl_gateway.nodes.join import ANSWER_S, gather_nodes, join_node_0, with_network
 from minisgl_gateway.nodes.link import Gone, Hello, NodeLink, NodeMsg
-from minisgl_gateway.nodes.ports import ports_of_nodes, split_address
-from minisgl_gateway.nodes.settings import given_of_node_0, settings_of
+from minisgl_gateway.nodes.settings import OF_NODE_0, OWN, given_of_node_0, settings_of
 
 LOOPBACK = "127.0.0.1"
 
 
-def node_args(nnodes: int = 2) -> ServerArgs:
+def node_args(nnodes: int = 2) -> NodeArgs:
     port = free_ports(1 + nnodes)
-    return ServerArgs(tp=nnodes, nnodes=nnodes, dist_init_addr=f"{LOOPBACK}:{port}")
+    return NodeArgs(tp=nnodes, nnodes=nnodes, dist_init_addr=f"{LOOPBACK}:{port}")
 
 
-def gather(pool: Background, args: ServerArgs) -> Future[list[NodeLink]]:
+def gather(pool: Background, args: NodeArgs) -> Future[list[NodeLink]]:
     return pool.submit(gather_nodes, args, settings_of(args, model_path()))
 
 
-def join(pool: Background, args: ServerArgs, node: int, **other: Any) -> Future[NodeLink]:
+def join(pool: Background, args: NodeArgs, node: int, **other: Any) -> Future[NodeLink]:
     """other: flags that this node has; folder: its checkpoint; settings: changes to them."""
     folder, changes = other.pop("folder", model_path()), other.pop("settings", {})
     args = dataclasses.replace(args, node_rank=node, **other)
@@ -130,22 +129,10 @@ def test_flags_that_only_node_0_uses() -> None:
 
 
 def test_flags_that_may_differ_between_nodes() -> None:
-    """All others must agree, also a new one unless its option says otherwise."""
-    kinds: dict[str, set[str]] = {"same": set(), "own": set(), "first": set()}
-    for name, (_, option) in options_of(ServerArgs).items():
-        kinds[option.nodes].add(name)
-    assert kinds["first"] == {
-        "served_model_name", "host", "port", "num_tokenizer",
-        "log_requests", "log_steps", "otlp_endpoint", "api_key", "api_key_file", "cors_origin",
-        "allowed_host", "max_tokens_policy",
-        "ssl_certfile", "ssl_keyfile", "drain_timeout", "max_queue_wait",
-        "restart", "max_restarts", "record", "tool_call_parser", "xray_text", "dp",
-    }  # fmt: skip
-    assert kinds["own"] == {
-        "model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell",
-        "log_level", "log_format", "profile_dir", "hang_timeout", "threads",
-    }  # fmt: skip
-    agreed = {f"--{name.replace('_', '-')}" for name in kinds["same"]}
+    """All others must agree, also a new one unless it is named."""
+    assert not OWN & OF_NODE_0
+    assert options_of(NodeArgs).keys() >= OWN | OF_NODE_0
+    agreed = {flag_of(name) for name in options_of(NodeArgs).keys() - OWN - OF_NODE_0}
     assert agreed == {name for name in settings_of(node_args(), model_path()) if name[:2] == "--"}
 
 
@@ -175,14 +162,14 @@ def test_an_address_of_another_machine() -> None:
 def test_a_name_of_no_interface(ip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     info = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, 2000))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [info])
-    args = ServerArgs(tp=2, nnodes=2, dist_init_addr="name:2000")
+    args = NodeArgs(tp=2, nnodes=2, dist_init_addr="name:2000")
     for call in (gather_nodes, join_node_0):
         with pytest.raises(ConfigError, match=f"name is {ip}, but must be .* of one interface"):
             call(args, {})
 
 
 def test_the_ports_are_those_that_the_command_line_refuses() -> None:
-    args = ServerArgs(tp=6, nnodes=3, dist_init_addr=f"{LOOPBACK}:2000")
+    args = NodeArgs(tp=6, nnodes=3, dist_init_addr=f"{LOOPBACK}:2000")
     with socket.create_server((LOOPBACK, 0)) as server:
         ends = [socket.create_connection(server.getsockname()) for _ in range(2)]
         links = [NodeLink("a node", end) for end in ends]
@@ -191,12 +178,12 @@ def test_the_ports_are_those_that_the_command_line_refuses() -> None:
             link.close()
     used = [args.dist_init_addr, endpoints.store, *endpoints.broadcast_urls.values()]
     ports = [int(str(address).rpartition(":")[2]) for address in used]
-    assert ports_of_nodes(args) == ports == [2000, 2001, 2003, 2004, 2005, 2006]
+    assert args.ports == ports == [2000, 2001, 2003, 2004, 2005, 2006]
 
 
 def test_a_port_of_the_ranks_that_is_in_use(pool: Background) -> None:
     args = node_args()
-    port = split_address(args)[1]
+    port = args.meeting_point[1]
     in_use = "port {} is in use at 127.0.0.1: .* another port with --dist-init-addr, the same on"
     with (
         socket.create_server((LOOPBACK, port + 1)),
@@ -215,7 +202,7 @@ def test_a_port_of_the_ranks_that_is_in_use(pool: Background) -> None:
 
 def test_another_program_listens_where_node_0_should(pool: Background) -> None:
     args = node_args()
-    with socket.create_server(split_address(args)) as other:
+    with socket.create_server(args.meeting_point) as other:
         joined = join(pool, args, 1)
         other.accept()[0].close()
         with pytest.raises(EngineError, match=r"what listens at --dist-init-addr .* is not node 0"):
@@ -230,7 +217,7 @@ def test_another_program_listens_and_does_not_answer(
     monkeypatch.setattr("minisgl_gateway.nodes.join.HELLO_S", 0.2)
     monkeypatch.setattr("minisgl_gateway.nodes.link.HELLO_S", 0.2)
     args = node_args()
-    with socket.create_server(split_address(args)) as other:
+    with socket.create_server(args.meeting_point) as other:
         joined = join(pool, args, 1)
         with other.accept()[0] as connected:
             connected.sendall(says)
