@@ -41,7 +41,7 @@ def tree(rng: random.Random) -> None:
 
 def groups(rng: random.Random) -> None:
     """Cache groups: window pages, states and rows against an oracle that knows their writers."""
-    from core.kvcache.test_groups import GROUPS, run_operations
+    from zoo.cache_groups.test_groups import GROUPS, run_operations
 
     run_operations(rng, GROUPS[rng.choice(sorted(GROUPS))], num_operations=rng.randint(1, 60))
 
