@@ -11,8 +11,7 @@ from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
 from minisgl.message import UserMsg
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.grammars import Grammars, create_grammars
-from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.runtime.scheduling import Grammars, create_grammars, scheduler_config
 from minisgl.scheduler import Scheduler, run
 from minisgl.tokenizer.tokenizer import load_tokenizer
 

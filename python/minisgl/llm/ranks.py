@@ -15,7 +15,7 @@ from minisgl.errors import ConfigError
 from minisgl.llm.session import Session
 from minisgl.message import DetokenizeMsg, ExitMsg
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.check_ranks import check_ranks
+from minisgl.runtime.check_early import check_ranks
 from minisgl.runtime.workers import Workers
 from minisgl.utils.zmq import PullQueue, PushQueue
 

@@ -10,10 +10,9 @@ from minisgl.engine.startup import start_engine
 from minisgl.models.loading.reading import read_config
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
-from minisgl.runtime.grammars import create_grammars
 from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
-from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.runtime.scheduling import create_grammars, scheduler_config
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.scheduler import no_masker
 from minisgl.tokenizer.defaults import end_of_sequence_ids

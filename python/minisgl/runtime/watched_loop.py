@@ -16,7 +16,7 @@ from minisgl.core.step_times import StepTimes
 from minisgl.scheduler.loop import COMMIT, SEND, WAIT
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.utils.heartbeat import Pulse
+from minisgl.utils.hangs import Pulse
 
 SLACK: Final = 20.0
 """Other programs on a shared CPU slow a step down by a factor of 2 to 10."""

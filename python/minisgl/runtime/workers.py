@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from minisgl.errors import EngineError, StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.hang_watch import CHECK_S, HangWatch
 from minisgl.runtime.worker import Worker, start_worker
+from minisgl.utils.hangs import CHECK_S, HangWatch
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import StartFailed, StartLine, WorkerStatus, receive_status
 from minisgl.utils.zmq import Endpoints, PushQueue

@@ -14,8 +14,7 @@ from minisgl import plugins
 from minisgl.core import SamplingParams
 from minisgl.core.answer import Abilities
 from minisgl.errors import CheckpointError, ModelNotFound
-from minisgl.runtime.check_early import check_context, check_device, check_weights
-from minisgl.runtime.check_ranks import check_ranks
+from minisgl.runtime.check_early import check_context, check_device, check_ranks, check_weights
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import FOLLOWED, sampling_defaults
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object

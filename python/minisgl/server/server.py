@@ -20,7 +20,6 @@ from typing import Final
 from minisgl import plugins
 from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
 from minisgl.message.frontend import UserReply
-from minisgl.runtime.hang_watch import CHECK_S
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Peer, Workers
 from minisgl.server.address import listen, url_of
@@ -34,6 +33,7 @@ from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer, PromptWatcher
 from minisgl.server.web.guards import door_of
 from minisgl.server.web.http import HttpServer
+from minisgl.utils.hangs import CHECK_S
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue

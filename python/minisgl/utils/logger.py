@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from minisgl import env
@@ -28,6 +31,27 @@ def log_fields(logger: logging.Logger, what: str, **fields: Any) -> None:
     logger.info("%s %s", what, text, extra={"minisgl_what": what, "minisgl_fields": given})
 
 
+class JsonFormatter(logging.Formatter):
+    """Writes time (UTC), level, process, pid, message, and the fields of `log_fields`."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "pid": os.getpid(),
+            "message": getattr(record, "minisgl_what", None) or record.getMessage(),
+            **getattr(record, "minisgl_fields", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
 def setup_logging(process: str, *, level: str | None = None) -> None:
     """Write this process's log to stderr. process: its name in each line ("server", "engine").
 
@@ -37,8 +61,6 @@ def setup_logging(process: str, *, level: str | None = None) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     if env.log_format() == "json":
-        from minisgl.utils.json_log import JsonFormatter
-
         handler.setFormatter(JsonFormatter(process))
     else:
         handler.setFormatter(

@@ -2,7 +2,7 @@
 
 The supervisor starts ``multiprocessing`` processes (method "spawn") whose target is `run_worker`,
 and reads one status from each pipe. After that a worker sends heartbeats there
-(`minisgl.utils.heartbeat`). It ends with an exit code:
+(`minisgl.utils.hangs`). It ends with an exit code:
 
 - 0 after SIGTERM. It ignores SIGINT and SIGHUP, which a terminal sends to every process, because
   the supervisor handles them.
@@ -33,7 +33,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from minisgl.errors import PEER_LOST_EXIT, MinisglError, PeerLost
-from minisgl.utils.heartbeat import Heart, Heartbeat, Pulse
+from minisgl.utils.hangs import Heart, Heartbeat, Pulse
 from minisgl.utils.logger import get_logger, setup_logging, tell_lines
 
 logger = get_logger(__name__)

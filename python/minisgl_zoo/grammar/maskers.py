@@ -24,7 +24,6 @@ from minisgl.core import Failed
 from minisgl.core.req import Mask, Masker
 from minisgl.errors import InvalidSampling, RequestError
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
-from minisgl.runtime.grammars import Post
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.text import shortened
 from minisgl.utils.turns import TurnThreads
@@ -42,7 +41,7 @@ class Grammars:
         tokenizer: Callable[[], Tokenizer],
         vocab_size: int,
         eos_ids: Collection[int],
-        post: Post = lambda message: None,
+        post: Callable[[CompiledMsg | AbortMsg], None] = lambda message: None,
     ) -> None:
         """tokenizer: called once, in the thread.
 

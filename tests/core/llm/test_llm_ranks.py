@@ -191,7 +191,7 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="ep splits experts over ranks, and"):
         LLM(tp=2, ep=True, **OPTIONS)
     with monkeypatch.context() as patch:
-        patch.setattr("minisgl.runtime.check_ranks.num_gpus", lambda: 2)
+        patch.setattr("minisgl.runtime.check_early.num_gpus", lambda: 2)
         with pytest.raises(ConfigError, match="3 ranks on this machine need a GPU each, but torch"):
             LLM(tp=3, **OPTIONS)
     with pytest.raises(StartupFailed, match=r"engine could not start: num_pages=") as raised:

@@ -16,13 +16,12 @@ import pytest
 from minisgl.core import Plan
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import WorkerHung
-from minisgl.runtime import hang_watch
-from minisgl.runtime.hang_watch import HangWatch
 from minisgl.runtime.watched_loop import SLACK, WatchedLoopMeter
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Workers
 from minisgl.scheduler.requests import SchedulerStats
-from minisgl.utils.heartbeat import MAX_INTERVAL_S, Heart, Heartbeat, Pulse, Stopwatch
+from minisgl.utils import hangs
+from minisgl.utils.hangs import MAX_INTERVAL_S, HangWatch, Heart, Heartbeat, Pulse, Stopwatch
 from minisgl.utils.process import WorkerStatus
 
 TIMEOUT_S = 10.0
@@ -81,7 +80,7 @@ class Supervised:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(hang_watch, "time", clock)
+    monkeypatch.setattr(hangs, "time", clock)
     return clock
 
 

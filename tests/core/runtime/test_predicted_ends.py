@@ -14,7 +14,7 @@ from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import meter as meter_module
 from minisgl.scheduler.loop import COMMIT, LAUNCH, SEND, WAIT
 from minisgl.scheduler.requests import SchedulerStats
-from minisgl.utils.heartbeat import Pulse
+from minisgl.utils.hangs import Pulse
 
 TIMES = StepTimes(prompt_us=((64, 100_000.0),))
 PLAN = Plan(

@@ -14,8 +14,7 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.errors import CheckpointError, ConfigError
-from minisgl.runtime.check_early import check_context
-from minisgl.runtime.check_ranks import check_ranks
+from minisgl.runtime.check_early import check_context, check_ranks
 from minisgl.server.args import ServerArgs
 from minisgl.server.model import find_checkpoint
 from minisgl.utils import gpus
@@ -24,7 +23,7 @@ from minisgl.utils import gpus
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has two."""
-    monkeypatch.setattr("minisgl.runtime.check_ranks.num_gpus", lambda: 2)
+    monkeypatch.setattr("minisgl.runtime.check_early.num_gpus", lambda: 2)
 
 
 def check(folder: Path, config: dict[str, Any], **args: Any) -> None:

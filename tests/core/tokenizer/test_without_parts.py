@@ -15,7 +15,7 @@ from minisgl.core.args import row_of
 from minisgl.errors import CheckpointError, RequestError
 from minisgl.llm.prompts import chat_records
 from minisgl.message import ChatPrompt
-from minisgl.runtime.grammars import create_grammars
+from minisgl.runtime.scheduling import create_grammars
 from minisgl.tokenizer import PromptEncoder, load_tokenizer
 from minisgl.tokenizer.defaults import FOR_OTHERS, sampling_defaults
 

@@ -28,7 +28,7 @@ from minisgl.core import Failed, SamplingParams
 from minisgl.engine import Engine
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.scheduler_config import scheduler_config
+from minisgl.runtime.scheduling import scheduler_config
 from minisgl_zoo import logit_options
 from minisgl_zoo.logit_options import LogitOptions
 
