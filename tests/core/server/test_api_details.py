@@ -12,7 +12,7 @@ from helpers.api_requests import chat, events
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.core import Finished
 from minisgl.message import TokenText
-from minisgl.server.api.answers import PromptTokensDetails, RunningUsage, TextLogprobs, Usage
+from minisgl.server.api.answers import PromptTokensDetails, TextLogprobs, Usage
 
 
 def test_chat_logprobs(client: openai.OpenAI, server: ScriptedServer) -> None:
@@ -150,7 +150,7 @@ def test_timings_beside_usage(client: openai.OpenAI) -> None:
 
 
 def test_a_prompt_counts_once_for_all_of_its_choices() -> None:
-    """Two prompts with two choices each; then a stream of one prompt so far."""
+    """Two prompts with two choices each."""
     ends = [
         Finished(
             uid=uid,
@@ -164,7 +164,3 @@ def test_a_prompt_counts_once_for_all_of_its_choices() -> None:
     usage = Usage.of(ends, num_choices=2)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (20, 8, 28)
     assert usage.prompt_tokens_details == PromptTokensDetails(cached_tokens=0 + 4)
-    running = RunningUsage(num_choices=2)
-    running.begin(2 * 10)
-    running.add(3)
-    assert running.usage == Usage(prompt_tokens=10, completion_tokens=3, total_tokens=13)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from msgspec import UNSET, Struct, UnsetType
@@ -13,7 +15,7 @@ from minisgl.core import Finished
 from minisgl.message import PromptToken, TextReply, TokenText, ids_from_bytes
 from minisgl.server.api.schema import OpenAIFields
 from minisgl.server.strict import Json
-from minisgl.server.web.respond import DONE, Output, Shape, event
+from minisgl.server.web.respond import DONE, Output, Shape, TextEvent, event
 
 
 class PromptTokensDetails(Json, frozen=True, kw_only=True):
@@ -56,30 +58,6 @@ class Usage(Json, frozen=True, kw_only=True):
                 )
             ),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
-        )
-
-
-class RunningUsage:
-    """The usage of a stream so far. Mutable."""
-
-    def __init__(self, num_choices: int) -> None:
-        self._num_choices = num_choices
-        self._num_prompt = self._num_output = 0
-
-    def begin(self, num_prompt_tokens: int) -> None:
-        """Count the prompt. num_prompt_tokens: its tokens times the number of choices."""
-        self._num_prompt = num_prompt_tokens // self._num_choices
-
-    def add(self, num_tokens: int) -> None:
-        self._num_output += num_tokens
-
-    @property
-    def usage(self) -> Usage:
-        total = self._num_prompt + self._num_output
-        return Usage(
-            prompt_tokens=self._num_prompt,
-            completion_tokens=self._num_output,
-            total_tokens=total,
         )
 
 
@@ -223,34 +201,58 @@ def token_name(data: bytes) -> str:
 
 
 class OpenAIShape(Shape):
-    """A `Shape` whose answers have an id, a time and a model. Mutable: it may count tokens.
+    """A `Shape` whose answers have an id, a time and a model. Mutable: it counts tokens.
 
-    chunk_type: the record of an event.
+    chunk_type: the record of an event. nothing: the content of a chunk that has none.
     """
 
     chunk_type: ClassVar[type[Struct]]
+    nothing: ClassVar[Any]
 
     def __init__(self, prefix: str, model: str, asked: OpenAIFields, *, has_logprobs: bool) -> None:
         """prefix: of the id. has_logprobs: report each token's log-probability."""
-        created = int(time.time())
         self._head: dict[str, Any] = {
-            "id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model
+            "id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model
         }  # fmt: skip
         self._num_choices = asked.n or 1
         self._include_usage = asked.include_usage
         options = asked.stream_options
-        is_continuous = options is not None and options.continuous_usage_stats
-        self._running: RunningUsage | None = None  # else each chunk has the usage so far
-        if self._include_usage and is_continuous:
-            self._running = RunningUsage(self._num_choices)
+        # Whether each chunk has the usage so far.
+        self._is_continuous = bool(
+            self._include_usage and options and options.continuous_usage_stats
+        )
+        self._num_prompt = self._num_output = 0  # tokens of a stream so far
         self._has_logprobs = has_logprobs
         self._has_ids = self.returns_ids = bool(asked.return_token_ids)
         self._shown: set[int] = set()
+        self._texts: dict[int, TextEvent] = {}  # by choice
+
+    def _only_text(self, index: int, text: str) -> bytes:
+        """Return the event of a chunk that has no more than text."""
+        if index not in self._texts:
+            self._texts[index] = TextEvent(partial(self._text_chunk, index))
+        return self._texts[index](text)
+
+    @abstractmethod
+    def _text_chunk(self, index: int, text: str) -> Struct:
+        """Return the chunk of more text."""
+
+    @abstractmethod
+    def _chunk(
+        self, index: int, content: Any, end: Finished | None = None, reply: TextReply | None = None
+    ) -> Struct:
+        """Return a chunk with this content. reply: the output whose details it has."""
+
+    @abstractmethod
+    def _logprobs_of(self, output: Output | TextReply) -> Struct:
+        """Return the log-probabilities of the output's tokens."""
 
     def opening(self, num_prompt_tokens: int) -> bytes:
-        if self._running:
-            self._running.begin(num_prompt_tokens)
+        self._num_prompt = num_prompt_tokens // self._num_choices  # a prompt counts once
         return b""
+
+    def end(self, index: int, end: Finished) -> bytes:
+        return event(self._chunk(index, self.nothing, end))
 
     def closing(self, ends: list[Finished]) -> bytes:
         if not self._include_usage:
@@ -260,21 +262,22 @@ class OpenAIShape(Shape):
     @property
     def _has_details(self) -> bool:
         """Whether each chunk has more than text."""
-        return self._has_logprobs or self._has_ids or self._running is not None
-
-    @property
-    def _usage_so_far(self) -> Usage | UnsetType | None:
-        """`usage` of a chunk that is not the last."""
-        if self._running:
-            return self._running.usage
-        return None if self._include_usage else UNSET
+        return self._has_logprobs or self._has_ids or self._is_continuous
 
     def _count(self, reply: TextReply) -> None:
-        if self._running:
-            self._running.add(len(reply.token_ids))
+        self._num_output += len(reply.token_ids)
 
-    def _ids(self, output: Output | TextReply | None) -> list[int] | UnsetType:
-        return output.token_ids if output and self._has_ids else UNSET
+    def _choice(
+        self, index: int, end: Finished | None, shown: Output | TextReply | None
+    ) -> dict[str, Any]:
+        """Return the fields of a choice beside its content. shown: whose details it has."""
+        return {
+            "index": index,
+            "finish_reason": end.reason if end else None,
+            "stop_reason": end.stop_match if end else UNSET,
+            "logprobs": self._logprobs_of(shown) if shown and self._has_logprobs else None,
+            "token_ids": shown.token_ids if shown and self._has_ids else UNSET,
+        }
 
     def _prompt_ids(self, index: int) -> list[int] | UnsetType:
         """Return the ids of prompt `index`, the first time."""
@@ -283,6 +286,17 @@ class OpenAIShape(Shape):
         self._shown.add(index)
         ids: list[int] = ids_from_bytes(self.prompt_ids[index]).tolist()
         return ids
+
+    def _so_far(self, end: Finished | None) -> dict[str, Any]:
+        """Return the usage and the timings of a chunk that is not the last."""
+        usage: Usage | UnsetType | None = None if self._include_usage else UNSET
+        if self._is_continuous:
+            usage = Usage(
+                prompt_tokens=self._num_prompt,
+                completion_tokens=self._num_output,
+                total_tokens=self._num_prompt + self._num_output,
+            )
+        return {"usage": usage, "timings": Timings.of([end]) if end else UNSET}
 
     def _totals(self, ends: list[Finished]) -> dict[str, Any]:
         return {"usage": Usage.of(ends, self._num_choices), "timings": Timings.of(ends)}

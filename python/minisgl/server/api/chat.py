@@ -6,12 +6,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from minisgl.core import Finished
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, TextReply
-from minisgl.server.api.answers import ChatLogprobs, OpenAIShape, PromptLogprob, Timings
+from minisgl.server.api.answers import ChatLogprobs, OpenAIShape, PromptLogprob
 from minisgl.server.api.chat_answer import (
     AnswerMessage,
     ChatChoice,
@@ -19,7 +19,6 @@ from minisgl.server.api.chat_answer import (
     ChatCompletionChunk,
     ChunkChoice,
     Delta,
-    finish_reason,
 )
 from minisgl.server.api.left_out import OmissionLog, unused_switch
 from minisgl.server.api.messages import (
@@ -46,7 +45,7 @@ from minisgl.server.api.schema import (
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, ignored, only
 from minisgl.server.web import body
-from minisgl.server.web.respond import Output, TextEvent, event, respond
+from minisgl.server.web.respond import Output, event, respond
 
 _REASONING_IS_APART: Final = "reasoning is in reasoning_content, in streams too"
 _REASONING_SWITCHES: Final = ("reasoning_effort", "enable_thinking")
@@ -175,11 +174,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def sampling_fields(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
-        given = super().sampling_fields() | {
-            "logprobs": bool(self.logprobs),
-            "top_logprobs": self.top_logprobs or 0,
-            "prompt_logprobs": self.prompt_logprobs,
-        }
+        given = super().sampling_fields()
         if self.max_completion_tokens is None:
             return given
         if self.max_tokens not in (None, self.max_completion_tokens):
@@ -222,29 +217,25 @@ def router(site: Site) -> APIRouter:
 
 class _ChatShape(OpenAIShape):
     chunk_type = ChatCompletionChunk
+    nothing = Delta()
 
     def __init__(self, model: str, asked: ChatRequest) -> None:
         super().__init__("chatcmpl", model, asked, has_logprobs=bool(asked.logprobs))
         self._has_prompt = asked.prompt_logprobs is not None
-        self._texts = [self._text_event(index) for index in range(self._num_choices)]
         self._num_calls = [0] * self._num_choices
 
     def whole(self, outputs: list[Output]) -> ChatCompletion:
+        for index, output in enumerate(outputs):
+            self._num_calls[index] = len(output.answer.calls)
         return ChatCompletion(
             **self._head,
             choices=[
                 ChatChoice(
-                    index=index,
-                    message=AnswerMessage.of(output),
-                    finish_reason=finish_reason(output.end, bool(output.answer.calls)),
-                    stop_reason=output.end.stop_match,
-                    logprobs=self._logprobs(output),
-                    token_ids=self._ids(output),
+                    message=AnswerMessage.of(output), **self._choice(index, output.end, output)
                 )
                 for index, output in enumerate(outputs)
             ],
-            prompt_logprobs=self._prompt(outputs[0]),
-            prompt_token_ids=self._prompt_ids(0),
+            **self._of_prompt(0, outputs[0]),
             **self._totals([output.end for output in outputs]),
         )
 
@@ -258,7 +249,7 @@ class _ChatShape(OpenAIShape):
         self._count(reply)
         has_more = self._has_details or has_prompt
         if not has_more and reply.text and len(reply.parts) < 2:
-            return self._texts[index](reply.text)
+            return self._only_text(index, reply.text)
         deltas = [self._delta(index, kind, text) for kind, text in reply.parts]
         if not deltas and has_more:
             deltas = [Delta(content=reply.text)]
@@ -267,9 +258,6 @@ class _ChatShape(OpenAIShape):
             shown = reply if has_more and not position else None
             chunks.append(event(self._chunk(index, delta, reply=shown)))
         return b"".join(chunks)
-
-    def end(self, index: int, end: Finished) -> bytes:
-        return event(self._chunk(index, Delta(), end))
 
     def _delta(self, index: int, kind: str, text: str) -> Delta:
         if kind == "content":
@@ -281,36 +269,41 @@ class _ChatShape(OpenAIShape):
             return Delta(tool_calls=[call_begins(self._num_calls[index] - 1, text)])
         return Delta(tool_calls=[call_goes_on(self._num_calls[index] - 1, text)])
 
-    def _text_event(self, index: int) -> TextEvent:
-        return TextEvent(lambda text: self._chunk(index, Delta(content=text)))
+    def _choice(
+        self, index: int, end: Finished | None, shown: Output | TextReply | None
+    ) -> dict[str, Any]:
+        fields = super()._choice(index, end, shown)
+        if self._num_calls[index] and fields["finish_reason"] == "stop":
+            fields["finish_reason"] = "tool_calls"
+        return fields
 
-    def _logprobs(self, output: Output | TextReply) -> ChatLogprobs | None:
-        return ChatLogprobs.of(output.tokens, output.logprobs or []) if self._has_logprobs else None
+    def _logprobs_of(self, output: Output | TextReply) -> ChatLogprobs:
+        return ChatLogprobs.of(output.tokens, output.logprobs or [])
 
-    def _prompt(self, output: Output | TextReply) -> list[PromptLogprob] | UnsetType:
-        """Return the prompt's log-probabilities, which are the same for each choice."""
-        if not self._has_prompt:
-            return UNSET
-        return [PromptLogprob.of(token) for token in output.prompt]
+    def _of_prompt(self, index: int, shown: Output | TextReply | None) -> dict[str, Any]:
+        """Return what an answer says of the prompt, which is the same for each choice."""
+        if index:
+            return {}
+        fields: dict[str, Any] = {"prompt_token_ids": self._prompt_ids(0)}
+        if self._has_prompt and shown is not None:
+            fields["prompt_logprobs"] = [PromptLogprob.of(token) for token in shown.prompt]
+        return fields
+
+    def _text_chunk(self, index: int, text: str) -> ChatCompletionChunk:
+        return self._chunk(index, Delta(content=text))
 
     def _chunk(
-        self, index: int, delta: Delta, end: Finished | None = None, reply: TextReply | None = None
+        self,
+        index: int,
+        content: Delta,
+        end: Finished | None = None,
+        reply: TextReply | None = None,
     ) -> ChatCompletionChunk:
-        choice = ChunkChoice(
-            index=index,
-            delta=delta,
-            finish_reason=finish_reason(end, self._num_calls[index] > 0) if end else None,
-            stop_reason=end.stop_match if end else UNSET,
-            logprobs=self._logprobs(reply) if reply else None,
-            token_ids=self._ids(reply),
-        )
         return ChatCompletionChunk(
             **self._head,
-            choices=[choice],
-            prompt_logprobs=self._prompt(reply) if reply and reply.prompt and not index else UNSET,
-            prompt_token_ids=UNSET if index else self._prompt_ids(0),
-            usage=self._usage_so_far,
-            timings=Timings.of([end]) if end else UNSET,
+            choices=[ChunkChoice(delta=content, **self._choice(index, end, reply))],
+            **self._of_prompt(index, reply if reply and reply.prompt else None),
+            **self._so_far(end),
         )
 
 

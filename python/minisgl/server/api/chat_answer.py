@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from minisgl.core import Finished, FinishReason
+from minisgl.core import FinishReason
 from minisgl.server.api.answers import ChatLogprobs, PromptLogprob, Timings, Usage
 from minisgl.server.api.messages import AnswerCall, CallDelta, answer_calls
 from minisgl.server.strict import Json
@@ -84,7 +84,3 @@ class ChatCompletionChunk(Json, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-
-
-def finish_reason(end: Finished, has_calls: bool) -> ChatFinishReason:
-    return "tool_calls" if has_calls and end.reason == "stop" else end.reason

@@ -16,7 +16,7 @@ from minisgl.server.api.schema import NonNegative, OpenAIFields, token_prompt
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, only
 from minisgl.server.web import body
-from minisgl.server.web.respond import Output, TextEvent, event, respond
+from minisgl.server.web.respond import Output, event, respond
 
 MAX_PROMPTS: Final = 1024  # in one call; several times the usual `--max-running-requests`
 
@@ -62,9 +62,7 @@ class CompletionRequest(OpenAIFields, frozen=True, kw_only=True):
                 param="logprobs",
             )
         if self.echo:
-            given |= {"echo": True, "prompt_logprobs": self.logprobs}
-        if self.max_tokens is not None:
-            given["max_tokens"] = self.max_tokens
+            given["prompt_logprobs"] = self.logprobs
         if self.logprobs is not None:
             given |= {"logprobs": True, "top_logprobs": self.logprobs}
         return given
@@ -151,7 +149,8 @@ def router(site: Site) -> APIRouter:
                 f"{num_choices}",
                 param="n",
             )
-        shape = _CompletionShape(model.check(asked.model), len(prompts), asked)
+        name, has_logprobs = model.check(asked.model), asked.logprobs is not None
+        shape = _CompletionShape("cmpl", name, asked, has_logprobs=has_logprobs)
         sampling, names = asked.params(model.defaults)
         return await respond(
             request,
@@ -169,23 +168,11 @@ def router(site: Site) -> APIRouter:
 
 class _CompletionShape(OpenAIShape):
     chunk_type = Completion
-
-    def __init__(self, model: str, num_prompts: int, asked: CompletionRequest) -> None:
-        super().__init__("cmpl", model, asked, has_logprobs=asked.logprobs is not None)
-        num_outputs = num_prompts * self._num_choices
-        self._texts = [self._text_event(index) for index in range(num_outputs)]
+    nothing = ""
 
     def whole(self, outputs: list[Output]) -> Completion:
         choices = [
-            TextChoice(
-                index=index,
-                text=output.text,
-                finish_reason=output.end.reason,
-                stop_reason=output.end.stop_match,
-                logprobs=self._logprobs(output),
-                token_ids=self._ids(output),
-                prompt_token_ids=self._prompt_ids(index),
-            )
+            self._text_choice(index, output.text, output.end, output)
             for index, output in enumerate(outputs)
         ]
         totals = self._totals([output.end for output in outputs])
@@ -195,37 +182,25 @@ class _CompletionShape(OpenAIShape):
         self._count(reply)
         if self._has_details:
             return event(self._chunk(index, reply.text, reply=reply))
-        return self._texts[index](reply.text) if reply.text else b""
+        return self._only_text(index, reply.text) if reply.text else b""
 
-    def end(self, index: int, end: Finished) -> bytes:
-        return event(self._chunk(index, "", end))
-
-    def _logprobs(self, output: Output | TextReply) -> TextLogprobs | None:
-        if not self._has_logprobs:
-            return None
+    def _logprobs_of(self, output: Output | TextReply) -> TextLogprobs:
         return TextLogprobs.of(output.tokens, output.logprobs or [], output.prompt)
 
-    def _text_event(self, index: int) -> TextEvent:
-        return TextEvent(lambda text: self._chunk(index, text))
+    def _text_choice(
+        self, index: int, text: str, end: Finished | None, shown: Output | TextReply | None
+    ) -> TextChoice:
+        ids = self._prompt_ids(index)
+        return TextChoice(text=text, prompt_token_ids=ids, **self._choice(index, end, shown))
+
+    def _text_chunk(self, index: int, text: str) -> Completion:
+        return self._chunk(index, text)
 
     def _chunk(
-        self,
-        index: int,
-        text: str,
-        end: Finished | None = None,
-        reply: TextReply | None = None,
+        self, index: int, content: str, end: Finished | None = None, reply: TextReply | None = None
     ) -> Completion:
-        choice = TextChoice(
-            index=index,
-            text=text,
-            finish_reason=end.reason if end else None,
-            stop_reason=end.stop_match if end else UNSET,
-            logprobs=self._logprobs(reply) if reply else None,
-            token_ids=self._ids(reply),
-            prompt_token_ids=self._prompt_ids(index),
-        )
-        timings = Timings.of([end]) if end else UNSET
-        return Completion(**self._head, choices=[choice], usage=self._usage_so_far, timings=timings)
+        choices = [self._text_choice(index, content, end, reply)]
+        return Completion(**self._head, choices=choices, **self._so_far(end))
 
 
 ROUTES: Final = Routes(router, (CompletionRequest, Completion))

@@ -52,12 +52,6 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
         None
     )
 
-    def sampling_fields(self) -> dict[str, Any]:
-        given = super().sampling_fields()
-        if self.max_tokens is not None:
-            given["max_tokens"] = self.max_tokens
-        return given | {"logprobs": bool(self.logprobs), "prompt_logprobs": self.prompt_logprobs}
-
     @property
     def prompt_field(self) -> str:
         """The name of the field that has the prompt: messages, text or input_ids."""
@@ -82,17 +76,20 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
         return token_prompt(self.input_ids, "input_ids")
 
 
-class Generated(Json, frozen=True, kw_only=True):
-    """The answer; in a stream its last event, whose text and lists are empty.
-
-    index: of the choice, if the request asks for several.
-    """
-
+class GeneratedChunk(Json, frozen=True, kw_only=True):
     index: int | UnsetType = UNSET
     text: str
     token_ids: list[int]
     logprobs: list[float] | UnsetType = UNSET
     prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
+
+
+class Generated(GeneratedChunk, frozen=True, kw_only=True):
+    """The answer; in a stream its last event, whose text and lists are empty.
+
+    index: of the choice, if the request asks for several.
+    """
+
     finish_reason: FinishReason
     stop_match: str | int | None
     usage: Usage
@@ -105,14 +102,6 @@ class GeneratedChoices(Json, frozen=True, kw_only=True):
     choices: list[Generated]
     usage: Usage
     timings: Timings
-
-
-class GeneratedChunk(Json, frozen=True, kw_only=True):
-    index: int | UnsetType = UNSET
-    text: str
-    token_ids: list[int]
-    logprobs: list[float] | UnsetType = UNSET
-    prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
 
 
 def router(site: Site) -> APIRouter:
@@ -149,8 +138,7 @@ class _GenerateShape(Shape):
 
     def whole(self, outputs: list[Output]) -> Generated | GeneratedChoices:
         choices = [
-            self._generated(index, output.text, output.token_ids, output.end, output)
-            for index, output in enumerate(outputs)
+            self._generated(index, output.end, output) for index, output in enumerate(outputs)
         ]
         if self._num_choices == 1:
             return choices[0]
@@ -160,46 +148,34 @@ class _GenerateShape(Shape):
         )
 
     def text(self, index: int, reply: TextReply) -> bytes:
-        return event(
-            GeneratedChunk(
-                index=self._index(index),
-                text=reply.text,
-                token_ids=reply.token_ids,
-                logprobs=self._logprobs(reply),
-                prompt_logprobs=self._prompt(reply),
-            )
-        )
+        return event(GeneratedChunk(**self._piece(index, reply)))
 
     def end(self, index: int, end: Finished) -> bytes:
-        return event(self._generated(index, "", [], end))
+        return event(self._generated(index, end, None))
 
-    def _generated(
-        self, index: int, text: str, ids: list[int], end: Finished, output: Output | None = None
-    ) -> Generated:
+    def _generated(self, index: int, end: Finished, output: Output | None) -> Generated:
         return Generated(
-            index=self._index(index),
-            text=text,
-            token_ids=ids,
-            logprobs=self._logprobs(output),
-            prompt_logprobs=self._prompt(output),
+            **self._piece(index, output),
             finish_reason=end.reason,
             stop_match=end.stop_match,
             usage=Usage.of([end]),
             timings=Timings.of([end]),
         )
 
-    def _index(self, index: int) -> int | UnsetType:
-        return index if self._num_choices > 1 else UNSET
-
-    def _logprobs(self, output: Output | TextReply | None) -> list[float] | UnsetType:
-        if not self._has_logprobs:
-            return UNSET
-        return (output.logprobs or []) if output else []
-
-    def _prompt(self, output: Output | TextReply | None) -> list[PromptLogprob] | UnsetType:
-        if not self._has_prompt:
-            return UNSET
-        return [PromptLogprob.of(token) for token in output.prompt] if output else []
+    def _piece(self, index: int, shown: Output | TextReply | None) -> dict[str, Any]:
+        """Return the fields of a chunk. shown: the output that it has."""
+        fields: dict[str, Any] = {
+            "text": shown.text if shown else "",
+            "token_ids": shown.token_ids if shown else [],
+        }
+        if self._num_choices > 1:
+            fields["index"] = index
+        if self._has_logprobs:
+            fields["logprobs"] = (shown.logprobs if shown else None) or []
+        if self._has_prompt:
+            prompt = shown.prompt if shown else ()
+            fields["prompt_logprobs"] = [PromptLogprob.of(token) for token in prompt]
+        return fields
 
 
 ROUTES: Final = Routes(router, (GenerateRequest, Generated, GeneratedChoices, GeneratedChunk))

@@ -96,56 +96,42 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         """Return the request with our names of its fields (`ALIASES`)."""
         return renamed(super().checked())
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """Return `defaults` with the values of the request. Raises InvalidSampling."""
-        return msgspec.structs.replace(defaults, **self.sampling_fields())
-
     def sampling_fields(self) -> dict[str, Any]:
-        """Return the fields of `SamplingParams` that the request gives, by name."""
+        """Return the fields of `SamplingParams` that the request gives, by name. Families add what
+        they name or mean otherwise. Raises InvalidRequest."""
         given = {
-            name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
+            name: tuple(value) if isinstance(value, list) else value
+            for name in _SAMPLING_FIELDS
+            if (value := getattr(self, name, None)) is not None
         }
-        if self.max_tokens:  # families that allow 0 add it
-            given["max_tokens"] = self.max_tokens
         if isinstance(self.stop, str):
             given["stop"] = (self.stop,)
-        elif self.stop is not None:
-            given["stop"] = tuple(self.stop)
-        if self.stop_token_ids is not None:
-            given["stop_token_ids"] = tuple(self.stop_token_ids)
         return given
 
     def params(
         self, defaults: SamplingParams, names: Mapping[str, str] | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
-        """Return `sampling` with the answer's form, and the request's names of the fields that a
-        refusal of the form can name.
+        """Return `defaults` with the values and the form of the request, and the request's names of
+        the fields that a refusal of the form can name.
 
         names: the family's names of fields, by their names in chat completions. Raises
         InvalidRequest.
         """
-        with naming(names or {}):
-            params = self.sampling(defaults)
+        names = names or {}
+        with naming(names):
+            params = msgspec.structs.replace(defaults, **self.sampling_fields())
             option, of_form = self.structured()
-            if option is None:
-                return params, {}
-            with naming(of_form):
-                params = msgspec.structs.replace(params, structured_outputs=option)
-        return params, in_turn(of_form, names or {})
+            if option is not None:
+                with naming(of_form):
+                    params = msgspec.structs.replace(params, structured_outputs=option)
+        return params, in_turn(of_form, names)
 
 
 _TOKEN_ID: Final = re.compile("[0-9]{1,10}")
-_SAMPLING_FIELDS: Final = (
-    "temperature",
-    "top_p",
-    "seed",
-    "top_k",
-    "min_p",
-    "ignore_eos",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "truncate_prompt_tokens",
+_SAMPLING_FIELDS: Final = tuple(
+    name for name in SamplingParams.__struct_fields__ if name != "structured_outputs"
 )
+"""A request's field of the same name has the same meaning; the form has several fields."""
 
 
 class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
@@ -188,13 +174,6 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
 
     def sampling_fields(self) -> dict[str, Any]:
         given = super().sampling_fields()
-        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens"):
-            if (value := getattr(self, name)) is not None:
-                given[name] = value
-        if self.allowed_token_ids is not None:
-            given["allowed_token_ids"] = tuple(self.allowed_token_ids)
-        if self.bad_words:
-            given["bad_words"] = tuple(self.bad_words)
         if self.logit_bias:
             if not all(_TOKEN_ID.fullmatch(token) for token in self.logit_bias):
                 raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias")
