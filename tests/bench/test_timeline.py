@@ -12,10 +12,11 @@ from minisgl.core import SamplingParams
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import PARTS
-from minisgl.scheduler.meter import LoopMeter, StepRecord
+from minisgl.scheduler.meter import LoopMeter
 from minisgl_bench.fakes import InstantExecutor, ListInbox, ListOutbox
 from minisgl_bench.studies import timeline
 from minisgl_gateway.watch.line_file import StepLog
+from minisgl_gateway.watch.steps import StepRecord
 
 
 def test_the_steps_of_a_real_loop_become_a_trace(
@@ -32,7 +33,9 @@ def test_the_steps_of_a_real_loop_become_a_trace(
         uid=0, ids=ids_to_bytes([4] * 9), sampling=SamplingParams(max_tokens=20, ignore_eos=True)
     )
     inbox = ListInbox([[message]], more=lambda: [] if loop.runnable else None)
-    run(loop, InstantExecutor(), inbox, ListOutbox(), meter=LoopMeter(on_step=[log]))
+    meter = LoopMeter()
+    meter.watchers.append(log)
+    run(loop, InstantExecutor(), inbox, ListOutbox(), meter=meter)
     log.close()
     assert timeline.main([str(path), "--out", str(tmp_path / "out")]) == 0
 

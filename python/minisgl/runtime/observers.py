@@ -19,7 +19,7 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.scheduler.io import Control, Report
 from minisgl.scheduler.loop import Inbox, Outbox
-from minisgl.scheduler.meter import LoopMeter, StepRecord
+from minisgl.scheduler.meter import LoopMeter
 from minisgl.utils.process import WorkerStatus
 
 TextOf = Callable[[list[int]], str]
@@ -43,12 +43,7 @@ class Seat:
 
 
 class LoopObserver:
-    """Observes nothing; a subclass overrides what it needs.
-
-    on_step: called with the record of each step; None if steps need no record.
-    """
-
-    on_step: Callable[[StepRecord], None] | None = None
+    """Observes nothing; a subclass overrides what it needs."""
 
     def attach(self, seat: Seat) -> None:
         """Called once, before the loop's parts are wrapped."""

@@ -74,7 +74,6 @@ class RankLoop:
             engine.tuning.step_times,
             rank=engine.comm.rank,
             on_report=[*listeners, *(observer.reported for observer in observers)],
-            on_step=[observer.on_step for observer in observers if observer.on_step],
             peak_memory_bytes=engine.device.peak_memory_bytes,
         )
         self._inbox: Inbox = inbox

@@ -48,14 +48,14 @@ class WatchedLoopMeter(LoopMeter):
     def launched(self, plan: Plan) -> None:
         self._pulse.turn()
         if not self._in_flight:
-            self._began = self._last
+            self._began = self.last
         self._in_flight.append(plan)
         super().launched(plan)
 
     def settled(self, plan: Plan, scheduler: Scheduler) -> None:
         self._pulse.turn()
         self._in_flight.popleft()
-        ended = self._last - self._turn_s[COMMIT] - self._turn_s[SEND]
+        ended = self.last - self.turn_s[COMMIT] - self.turn_s[SEND]
         if self._expected_s is not None:
             self._learn((ended - self._began) / self._expected_s)
             self._expected_s = None
@@ -83,7 +83,7 @@ class WatchedLoopMeter(LoopMeter):
         than was measured, which is no reason for a higher ratio.
         """
         longer = self._ratio + 0.1 * (ratio - self._ratio)
-        if self._turn_s[WAIT] < UNSEEN_END_S:
+        if self.turn_s[WAIT] < UNSEEN_END_S:
             longer = self._ratio
         self._ratio = min(ratio, longer, 1.0)
 

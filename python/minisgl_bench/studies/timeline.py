@@ -17,8 +17,8 @@ from rich.console import Console
 
 from minisgl.errors import ConfigError
 from minisgl.scheduler.loop import PARTS
-from minisgl.scheduler.meter import StepRecord
 from minisgl_bench.arguments import benchmark_parser, from_zero
+from minisgl_gateway.watch.steps import StepRecord
 
 FIRST_PARTS, LAST_PARTS = PARTS[:3], PARTS[3:]
 """The parts of the turn that launched a step, and of the turn that settled it."""

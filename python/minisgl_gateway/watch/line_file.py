@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.core.plan import Plan
 from minisgl.errors import ConfigError
 from minisgl.message import StatusReply
-from minisgl.scheduler.meter import StepRecord
 from minisgl.utils.files import forget
 from minisgl.utils.logger import get_logger
+from minisgl_gateway.watch.steps import StepRecord, StepWatcher
 
 logger = get_logger(__name__)
 
@@ -74,14 +75,15 @@ class LineFile:
             forget(self._file)
 
 
-class StepLog:
+class StepLog(StepWatcher):
     """``--log-steps``: one JSON line per step."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file cannot be written."""
+        super().__init__()
         self._file = LineFile("--log-steps", path)
 
-    def __call__(self, record: StepRecord) -> None:
+    def stepped(self, record: StepRecord, plan: Plan) -> None:
         self._file.write(record)
 
     def flush(self, report: StatusReply) -> None:

@@ -35,7 +35,9 @@ class Steps(LoopObserver):
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file cannot be written."""
         self._log = StepLog(path)
-        self.on_step = self._log
+
+    def attach(self, seat: Seat) -> None:
+        seat.meter.watchers.append(self._log)
 
     def reported(self, report: StatusReply) -> None:
         self._log.flush(report)
@@ -53,7 +55,7 @@ class Recording(LoopObserver):
 
     def attach(self, seat: Seat) -> None:
         send, epoch = partial(_send_frame, seat), seat.meter.epoch
-        seat.meter.watcher = XRay(send, epoch, self._recorder.frame, seat.text_of)
+        seat.meter.watchers.append(XRay(send, epoch, self._recorder.frame, seat.text_of))
 
     def inbox(self, inbox: Inbox) -> Inbox:
         return RecordedInbox(inbox, self._recorder)
@@ -135,11 +137,13 @@ class Watching(LoopObserver):
         if seat.engine.comm.rank:
             return True
         if message.seq is None:
-            meter = seat.meter
-            if not isinstance(meter.watcher, XRay):
-                send = partial(_send_frame, seat)
-                meter.watcher = XRay(send, meter.epoch, text_of=seat.text_of)
-            meter.watcher.watch(message.seconds)
+            watching = (each for each in seat.meter.watchers if isinstance(each, XRay))
+            if (xray := next(watching, None)) is None:
+                num_output_tokens = seat.scheduler().stats.num_output_tokens
+                send, epoch = partial(_send_frame, seat), seat.meter.epoch
+                xray = XRay(send, epoch, None, seat.text_of, num_output_tokens)
+                seat.meter.watchers.append(xray)
+            xray.watch(message.seconds)
             return True
         if self._report is None:
             step_times = seat.engine.tuning.step_times

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from minisgl.core.plan import Plan
 from minisgl.core.req import Req
 from minisgl.kvcache.radix import RadixPrefixCache
-from minisgl.scheduler.meter import StepRecord
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl_gateway.watch.steps import StepRecord, StepWatcher
 
 EVERY_S: Final = 0.1
 SHARE: Final = 0.002
@@ -118,9 +118,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int | None = None
 
 
-class XRay:
-    """A `minisgl.scheduler.meter.Watcher` that sends frames. Mutable: it keeps the steps since the
-    last frame."""
+class XRay(StepWatcher):
+    """Sends frames. Mutable: it keeps the steps since the last frame."""
 
     def __init__(
         self,
@@ -128,9 +127,12 @@ class XRay:
         epoch: float,
         record: Callable[[bytes], None] | None = None,
         text_of: Callable[[list[int]], str] | None = None,
+        num_output_tokens: int = 0,
     ) -> None:
         """epoch: see `LoopMeter`. record: gets all frames, even while no client watches. text_of:
-        returns the text of token ids; None if frames have no texts."""
+        returns the text of token ids; None if frames have no texts. num_output_tokens: of the
+        scheduler, until now."""
+        super().__init__(num_output_tokens)
         self._send, self._epoch, self._record = send, epoch, record
         self._steps: deque[tuple[StepRecord, Plan]] = deque(maxlen=MAX_STEPS)
         self._num_skipped = 0
@@ -146,7 +148,7 @@ class XRay:
             self._cache_due = 0.0
         self._until = now + seconds
 
-    def settled(self, record: StepRecord, plan: Plan) -> None:
+    def stepped(self, record: StepRecord, plan: Plan) -> None:
         self._num_skipped += len(self._steps) == MAX_STEPS
         self._steps.append((record, plan))  # encoded with the frame, whose time is bounded
 

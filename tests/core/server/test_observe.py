@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import msgspec
 import numpy as np
@@ -13,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as TheirHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.core import Finished, SamplingParams
+from minisgl.core import Finished, Plan, SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import PARTS
-from minisgl.scheduler.meter import LoopMeter, StepRecord
+from minisgl.scheduler.meter import LoopMeter
 from minisgl.scheduler.status_line import StatusLine
 from minisgl.server.api.metrics import MetricsPage
 from minisgl.server.clients import Origin
@@ -26,6 +27,7 @@ from minisgl.server.observe import LONG, Histogram, Observer
 from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
 from minisgl_gateway.watch.line_file import StepLog
 from minisgl_gateway.watch.other_names import OTHER_NAMES
+from minisgl_gateway.watch.steps import StepRecord
 
 
 def test_a_histogram_equals_the_librarys() -> None:
@@ -90,7 +92,8 @@ def serve(meter: LoopMeter, *, overlap: bool) -> tuple[Scheduler, float]:
 def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
     reports: list[StatusReply] = []
     log = StepLog(tmp_path / "steps")
-    meter = LoopMeter(rank=3, on_report=[reports.append], on_step=[log])
+    meter = LoopMeter(rank=3, on_report=[reports.append])
+    meter.watchers.append(log)
     scheduler, seconds = serve(meter, overlap=overlap)
     log.close()
     assert [report.rank for report in reports] == [3], "one when the work is done, none when idle"
@@ -128,9 +131,9 @@ def test_a_step_log_that_cannot_be_opened(tmp_path: Path) -> None:
 def test_a_full_disk_ends_only_the_step_log(
     num_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = StepLog(Path("/dev/full"))
+    log, plan = StepLog(Path("/dev/full")), create_autospec(Plan, instance=True)
     for step in range(num_steps):
-        log(StepRecord(**dict.fromkeys(StepRecord.__struct_fields__, step)))
+        log.stepped(StepRecord(**dict.fromkeys(StepRecord.__struct_fields__, step)), plan)
     log.flush(status(0))
     log.flush(status(0))
     log.close()

@@ -50,7 +50,8 @@ def record(
     keeper = Recorder(path)
     keeper.begin(config, overlap=True)
     meter = LoopMeter()
-    meter.watcher = XRay(lambda frame: None, meter.epoch, keeper.frame)
+    xray = XRay(lambda frame: None, meter.epoch, keeper.frame)
+    meter.watchers.append(xray)
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
     names = namespaces or [""] * len(prompts)
     arrivals: list[SchedulerMsg] = [
@@ -64,9 +65,9 @@ def record(
     outbox = RecordedOutbox(kept, keeper)
     run(scheduler, executor, RecordedInbox(inbox, keeper), outbox, meter=meter)
     assert not keeper._open, "what has ended is forgotten"
-    assert meter.watcher
-    meter.watcher._due = 0  # type: ignore[attr-defined]  # a watcher here is an XRay
-    meter.watcher.turn_ended(scheduler)  # the last steps
+    assert meter.watchers == [xray]
+    xray._due = 0
+    xray.turn_ended(scheduler)  # the last steps
     keeper.close()
 
 

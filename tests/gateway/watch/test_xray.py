@@ -46,7 +46,7 @@ def watch(
     meter = LoopMeter()
     watcher = XRay(send, meter.epoch, text_of=text_of)
     watcher.watch(watch_s)
-    meter.watcher = watcher
+    meter.watchers.append(watcher)
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
     arrivals: list[SchedulerMsg] = [
         UserMsg(uid=uid, ids=ids_to_bytes([7] * 12 + [uid] * 5), sampling=sampling)
@@ -60,7 +60,7 @@ def watch(
         ListOutbox(),
         meter=meter,
     )
-    assert (meter.watcher is None) == (watch_s < 0)
+    assert (not meter.watchers) == (watch_s < 0)
     if at_end:
         watcher._due = 0
         watcher.turn_ended(scheduler)
@@ -129,9 +129,13 @@ def test_tokens_from_before_the_watch_are_not_counted() -> None:
         run(scheduler, executor, inbox, ListOutbox(), meter=meter)
 
     ask(1, 20)
-    watcher = XRay(lambda data: frames.append(msgspec.json.decode(data, type=Frame)), meter.epoch)
+    watcher = XRay(
+        lambda data: frames.append(msgspec.json.decode(data, type=Frame)),
+        meter.epoch,
+        num_output_tokens=scheduler.stats.num_output_tokens,
+    )
     watcher.watch(60)
-    meter.watcher = watcher
+    meter.watchers.append(watcher)
     ask(2, 6)
     watcher._due = 0
     watcher.turn_ended(scheduler)
