@@ -23,7 +23,6 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 import torch
 
-from minisgl.benchmark.perf import card_memory, card_rates
 from minisgl.core import SamplingParams
 from minisgl.core.args import KVCacheDType
 from minisgl.core.event import Token
@@ -42,6 +41,7 @@ from minisgl_bench.arguments import (
     natural,
     take_word,
 )
+from minisgl_bench.card import card_memory, card_rates
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.fakes import ListInbox, ListOutbox
 from minisgl_bench.floor import Shape, floor_fields

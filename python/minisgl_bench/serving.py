@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from minisgl.benchmark.client import Target
-from minisgl.benchmark.record import Session
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.counters import describe_server, difference, scrape
 from minisgl_bench.floor import H200_MEMORY, floor_fields
 from minisgl_bench.lengths import lengths_of, ordinary_ids, temperature_of
 from minisgl_bench.report import machine_load, write_json
+from minisgl_bench.sessions import Session
 from minisgl_bench.shapes import SHAPES, shape_of
 from minisgl_bench.shards import run_whole
 from minisgl_bench.startup import first_token, running_server, start_parts

@@ -13,9 +13,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minisgl.benchmark.client import Client, Target
-from minisgl.benchmark.record import Record, Session
+from minisgl.benchmark.client import Target
+from minisgl.benchmark.record import Record
 from minisgl.errors import ConfigError
+from minisgl_bench.sessions import Client, Session
 from minisgl_bench.summary import Slo, summarize
 
 START_IN_S = 0.1  # seconds from the readiness of all processes to the first request

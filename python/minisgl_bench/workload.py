@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.benchmark.record import Ids, Session, Turn
 from minisgl.errors import ConfigError
+from minisgl_bench.sessions import Ids, Session, Turn
 
 FIRST_ID = 100  # in many vocabularies smaller ids are special tokens or raw bytes
 

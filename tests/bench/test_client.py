@@ -13,10 +13,12 @@ import pytest
 
 from helpers.virtual_time import VirtualLoop, run_virtually
 from minisgl.benchmark import client as client_module
-from minisgl.benchmark.client import Client, SseReader, Target
-from minisgl.benchmark.record import Record, Session
+from minisgl.benchmark.client import SseReader, Target
+from minisgl.benchmark.record import Record
 from minisgl.errors import ConfigError
+from minisgl_bench import sessions as sessions_module
 from minisgl_bench import workload
+from minisgl_bench.sessions import Client, Session
 from minisgl_bench.shards import run_sharded
 from minisgl_bench.studies import stub as stub_module
 from minisgl_bench.studies.stub import Script, StubServer
@@ -49,7 +51,7 @@ def ask(
 
     loop = VirtualLoop()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (client_module, stub_module):
+        for module in (client_module, sessions_module, stub_module):
             patch.setattr(module, "time", loop)
         return run_virtually(loop, main())
 

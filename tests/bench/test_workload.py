@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minisgl.benchmark.record import as_text
 from minisgl.errors import ConfigError
 from minisgl_bench import workload
+from minisgl_bench.sessions import as_text
 from minisgl_bench.workload import FIRST_ID
 
 

@@ -1,4 +1,4 @@
-"""A streaming client of OpenAI-compatible servers that measures; `shards` runs many of them.
+"""A streaming client of OpenAI-compatible servers that measures a request.
 
 The time of an arrival is when the read of its bytes returns, before they are parsed.
 
@@ -9,16 +9,14 @@ aiohttp, which is not worth an HTTP parser of our own.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
 import msgspec
 
-from minisgl.benchmark.record import Record, Session, Turn, as_text
+from minisgl.benchmark.record import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,7 @@ def _data_of(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-class _Answer:
+class Answer:
     """Fills a stream's record, and keeps its text and ids for the next turn. Mutable."""
 
     def __init__(self, record: Record) -> None:
@@ -152,109 +150,33 @@ class _Answer:
                     record.finish_at = at
 
 
-class Client:
-    """One process's requests. on_progress(requests, tokens): called when a request ends."""
+async def measure(
+    http: aiohttp.ClientSession, target: Target, body: bytes, record: Record, zero: float
+) -> Answer:
+    """Send a request, and fill its record. zero: the start of the run on `time.perf_counter`.
 
-    def __init__(self, target: Target, start_at: float, on_progress: Callable[[int, int], None]):
-        self._target = target
-        self._start_at = start_at
-        self._on_progress = on_progress
-        self._records: list[Record] = []
-
-    async def run(
-        self, sessions: Sequence[tuple[int, Session]], concurrency: int | None
-    ) -> list[Record]:
-        """Run numbered sessions: `concurrency` at once, or at their times if it is None."""
-        headers = (
-            {"Authorization": f"Bearer {self._target.api_key}"} if self._target.api_key else {}
-        )
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_read=self._target.timeout_s),
-            headers=headers,
-        ) as self._http:
-            await asyncio.sleep(self._start_at - time.perf_counter())
-            if concurrency is None:
-                await self._at_their_times(sessions)
+    Returns the answer; a failure is the record's `error`.
+    """
+    answer = Answer(record)
+    headers = {
+        "Content-Type": "application/json",
+        "X-Request-Id": f"bench-{record.session}-{record.turn}",
+    }
+    record.sent = time.perf_counter() - zero
+    try:
+        async with http.post(target.endpoint, data=body, headers=headers) as response:
+            if response.status != 200:
+                text = (await response.text())[:300]
+                record.error = f"HTTP {response.status}: {text}"
             else:
-                todo = iter(sessions)
-                await asyncio.gather(*(self._one_by_one(todo) for _ in range(concurrency)))
-        return self._records
-
-    async def _at_their_times(self, sessions: Sequence[tuple[int, Session]]) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for number, session in sorted(sessions, key=lambda item: item[1].at_s or 0.0):
-                due = session.at_s or 0.0
-                if (wait := self._start_at + due - time.perf_counter()) > 0:
-                    await asyncio.sleep(wait)
-                tasks.create_task(self._session(number, session))
-
-    async def _one_by_one(self, todo: Iterator[tuple[int, Session]]) -> None:
-        for number, session in todo:
-            await self._session(number, session)
-
-    async def _session(self, number: int, session: Session) -> None:
-        history: list[Any] = []
-        for index, turn in enumerate(session.turns):
-            if turn.think_s:
-                await asyncio.sleep(turn.think_s)
-            record = Record(session=number, turn=index, due=None if index else session.at_s)
-            answer = _Answer(record)
-            await self._request(answer, self._body(history, turn))
-            self._records.append(record)
-            self._on_progress(1, record.num_output or len(record.chunks))
-            if record.error is not None:
-                return
-            history += self._answered(answer)
-
-    async def _request(self, answer: _Answer, body: bytes) -> None:
-        record, zero = answer.record, self._start_at
-        headers = {
-            "Content-Type": "application/json",
-            "X-Request-Id": f"bench-{record.session}-{record.turn}",
-        }
-        record.sent = time.perf_counter() - zero
-        try:
-            async with self._http.post(
-                self._target.endpoint, data=body, headers=headers
-            ) as response:
-                if response.status != 200:
-                    text = (await response.text())[:300]
-                    record.error = f"HTTP {response.status}: {text}"
-                else:
-                    reader = SseReader()
-                    async for data in response.content.iter_any():
-                        at = time.perf_counter() - zero
-                        for event in reader.feed(data):
-                            answer.take(event, at)
-                    if not answer.done and record.finish_reason is None and not record.error:
-                        record.error = "the stream ended without [DONE] or a finish_reason"
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-            record.error = f"{type(error).__name__}: {error}"
-        record.ended = time.perf_counter() - zero
-
-    def _body(self, history: list[Any], turn: Turn) -> bytes:
-        """Add the turn to the history of its session. Returns the request's body."""
-        target = self._target
-        if target.api == "chat":
-            history.append({"role": "user", "content": as_text(turn.ids)})
-            prompt: dict[str, Any] = {"messages": history}
-        elif target.text:
-            history.append(as_text(turn.ids))
-            prompt = {"prompt" if target.api == "completions" else "text": " ".join(history)}
-        else:
-            history += turn.ids.tolist()
-            prompt = {"prompt" if target.api == "completions" else "input_ids": history}
-        body = {**prompt, "max_tokens": turn.max_tokens, "stream": True, "temperature": 0.0}
-        if target.api != "generate":
-            body["stream_options"] = {"include_usage": True}
-            if target.model is not None:
-                body["model"] = target.model
-        if target.ignore_eos:
-            body["ignore_eos"] = True
-        return msgspec.json.encode({**body, **target.extra})
-
-    def _answered(self, answer: _Answer) -> list[Any]:
-        if self._target.api == "chat":
-            return [{"role": "assistant", "content": "".join(answer.texts)}]
-        return ["".join(answer.texts)] if self._target.text else answer.token_ids
+                reader = SseReader()
+                async for data in response.content.iter_any():
+                    at = time.perf_counter() - zero
+                    for event in reader.feed(data):
+                        answer.take(event, at)
+                if not answer.done and record.finish_reason is None and not record.error:
+                    record.error = "the stream ended without [DONE] or a finish_reason"
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    record.ended = time.perf_counter() - zero
+    return answer

@@ -1,4 +1,4 @@
-"""Measures GPU times with CUDA events on the current stream, and the rates and memory of a GPU."""
+"""Measures GPU times with CUDA events on the current stream."""
 
 from __future__ import annotations
 
@@ -55,24 +55,3 @@ def interleaved_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         {name: events_s(run, counts[name]) for name, run in runs.items()} for _ in range(ROUNDS)
     ]
     return {name: statistics.median(times[name] for times in rounds) for name in runs}
-
-
-def card_memory() -> int:
-    """Return the bytes of this GPU."""
-    return int(torch.cuda.get_device_properties(0).total_memory)
-
-
-def card_rates() -> dict[str, float]:
-    """Measure copy bandwidth (read plus written) and a bf16 GEMM of 8,192 cubed on this GPU."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
-
-    def rate(amount: float, run: Callable[[], object]) -> float:
-        events_s(run, 3)
-        return amount / events_s(run, 10) / 1e12
-
-    return {
-        "copy_tb_s": round(rate(2 * source.nbytes, lambda: target.copy_(source)), 2),
-        "gemm_tflop_s": round(rate(2 * 8192**3, lambda: a @ b)),
-    }

@@ -1,47 +1,8 @@
-"""What the client sends, and what it saw of each request.
-
-Prompts are token ids. For a server that takes only text, each id is written as an English word, so
-prefixes that are equal as ids are equal as text.
-"""
+"""What the client saw of a request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
-
-Ids = npt.NDArray[np.int32]
-
-_COMMON_WORDS = """
-time year people way day man thing woman life child world school state family student group
-country problem hand part place case week company system program question work number night
-point home water room mother area money story fact month lot right study book eye job word
-business issue side kind head house service friend father power hour game line end member law
-"""
-
-
-def as_text(ids: Ids) -> str:
-    """Return a common word for each id, which most large vocabularies have as one token."""
-    words = _COMMON_WORDS.split()
-    return " ".join(words[i % len(words)] for i in ids.tolist())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A turn. ids: of the user's message. think_s: the pause before it is sent."""
-
-    ids: Ids
-    max_tokens: int
-    think_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """A session. at_s: when its first turn is sent, from the start; None: when a client is free."""
-
-    turns: tuple[Turn, ...]
-    at_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.perf import captured, card_rates, interleaved_s, need_gpu
+from minisgl.benchmark.perf import captured, interleaved_s, need_gpu
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.utils.logger import setup_logging
 from minisgl_bench.arguments import add_json, benchmark_parser, names_of, naturals
+from minisgl_bench.card import card_rates
 from minisgl_bench.floor import gemm_floor_s
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES as MODELS

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.perf import captured, card_rates, interleaved_s, need_gpu
+from minisgl.benchmark.perf import captured, interleaved_s, need_gpu
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl_bench.arguments import add_json, benchmark_parser, naturals
+from minisgl_bench.card import card_rates
 from minisgl_bench.report import machine_load, write_json
 
 ROWS = (1, 16, 64, 256)
