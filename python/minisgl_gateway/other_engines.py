@@ -151,3 +151,18 @@ def answer(flag: str) -> str:
         if flag in theirs:
             return f"that is {ours} here"
     return next((text for text, flags in NONE.items() if flag in flags), "")
+
+
+COMMANDS: Final = {
+    "ps": "a server is a process of its own, without a daemon: `pgrep -af minisgl` finds those of "
+    "this machine, and GET /v1/models of a server's address says what it serves",
+    "stop": "Ctrl-C in its terminal, or SIGTERM, stops a server",
+    "ls": "minisgl list shows the models that are downloaded",
+    "show": "GET /v1/models and POST /api/show of a running server describe its model",
+}
+"""Commands of Ollama that are not here -> what to do instead."""
+
+
+def instead_of(command: str) -> str:
+    """Return what to do instead of another program's command, or "" for an unknown one."""
+    return COMMANDS.get(command, "")

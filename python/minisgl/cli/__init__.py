@@ -8,21 +8,12 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from minisgl import plugins
 from minisgl.errors import ConfigError
 from minisgl.version import __version__
-
-ELSEWHERE: Final = {
-    "ps": "a server is a process of its own, without a daemon: `pgrep -af minisgl` finds those of "
-    "this machine, and GET /v1/models of a server's address says what it serves",
-    "stop": "Ctrl-C in its terminal, or SIGTERM, stops a server",
-    "ls": "minisgl list shows the models that are downloaded",
-    "show": "GET /v1/models and POST /api/show of a running server describe its model",
-}
-"""Commands of Ollama that are not here -> what to do instead."""
 
 HELP: Final = """\
 usage: minisgl COMMAND ...
@@ -74,14 +65,15 @@ def help_text() -> str:
 
 
 def _hint(command: str) -> str:
-    if command in ELSEWHERE:
-        return ELSEWHERE[command]
+    known: Callable[[str], str] | None = plugins.find("flag_hints", "other_commands")
+    if known and (hint := known(command)):
+        return hint
     names = [row.name for row in plugins.rows("commands")]
     if near := difflib.get_close_matches(command, names, n=1):
         return f"did you mean minisgl {near[0]}?"
     if "/" in command:
         return f"minisgl serve {command} serves it"
-    known = f"the commands are {', '.join(names)}"
+    listed = f"the commands are {', '.join(names)}"
     if plugins.row_of("commands", "chat"):
-        return known
-    return f"{known}; another one {plugins.absent('commands')}"
+        return listed
+    return f"{listed}; another one {plugins.absent('commands')}"

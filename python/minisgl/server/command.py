@@ -13,7 +13,6 @@ from minisgl import plugins
 from minisgl.errors import ConfigError, EngineError
 from minisgl.runtime.signals import Signals
 from minisgl.utils.files import forget
-from minisgl.utils.http import goes_through_proxy
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
@@ -78,51 +77,20 @@ def say(text: str) -> None:
 def ready_text(
     name: str, url: str, seconds: float, *, needs_key: bool = False, can_chat: bool = True
 ) -> str:
-    """Return the server's URL with commands to try it, which need only this package.
+    """Return the server's URL with commands to try it, which a row of the table `start_lines` may
+    write.
 
-    The commands work in any folder, and with proxy variables set. seconds: the time of the start.
-    needs_key: the commands use $KEY, which the user sets. can_chat: the model has a chat template;
-    without one the command completes a text.
+    seconds: the time of the start. needs_key: clients need an API key. can_chat: the model has a
+    chat template; without one the command completes a text.
     """
-    has_proxy = goes_through_proxy(url)
-    curl = "curl --noproxy '*'" if has_proxy else "curl"
-    options = ", trust_env=False" if has_proxy else ""
-    header = python_header = chat_key = first = ""
-    client_key = "none"
-    if needs_key:
-        first = "\n  KEY=...   # one of this server's keys\n"
-        client_key = "$KEY"
-        header = ' -H "Authorization: Bearer $KEY"'
-        chat_key = ' --api-key "$KEY"'
-        python_header = ', headers={"Authorization": "Bearer $KEY"}'
-    start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
+    said = f"\nServing {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). "
+    if more := plugins.find("start_lines", "ready"):
+        return said + str(more(url, needs_key=needs_key, can_chat=can_chat))
+    path, prompt = (
+        "chat/completions",
+        '"messages": [{"role": "user", "content": "What is 12 + 30?"}]',
+    )
     if not can_chat:
-        return f"""
-Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). The model
-has no usable chat template, so it completes texts and refuses chats. Try in another terminal
-{first}
-  {start % "completions"} \\
-    -d '{{"prompt": "A radix cache is", "max_tokens": 30}}'
-
-Every endpoint: {url}/docs
-"""
-    end = "EOF" if needs_key else "'EOF'"  # the shell fills in $KEY
-    python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
-    has_chat = plugins.row_of("commands", "chat")
-    chat = f"  {python} -m minisgl chat --url {url}{chat_key}\n\n" if has_chat else ""
-    return f"""
-Serving {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). Chat with it in a
-browser at {url}/, or try in another terminal
-{first}
-  {start % "chat/completions"} \\
-    -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
-
-{chat}  {python} - <<{end}
-  import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="{client_key}")
-  body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
-  answer = httpx.post("{url}/v1/chat/completions", json=body{options}{python_header}).json()
-  print(answer["choices"][0]["message"]["content"])
-  EOF
-
-Every endpoint: {url}/docs
-"""
+        path, prompt = "completions", '"prompt": "A radix cache is", "max_tokens": 30'
+    json = f"-H 'Content-Type: application/json' -d '{{{prompt}}}'"
+    return f"{said}Try\n\n  curl {url}/v1/{path} {json}\n"

@@ -53,6 +53,9 @@ def test_it_serves_its_own_routes_alone(alone: str) -> None:
                 assert answer.status_code == 200, (path, answer.text)
             assert [client.post(path, json=CHAT).status_code for path in ABSENT] == [404] * 4
         assert "Traceback" not in server.output["err"]
+        said = server.output["out"]
+        assert "curl http" in said
+        assert "browser" not in said, "it has no page"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers.shells import minisgl
-from minisgl.cli import ELSEWHERE, run_command
+from minisgl.cli import run_command
+from minisgl_gateway.other_engines import COMMANDS
 
 COMMIT = "0123456789012345678901234567890123456789"
 
@@ -102,9 +103,9 @@ def test_pull_of_what_is_there(home: Path) -> None:
     assert done.stdout == f"org/plain is in {snapshot}; minisgl serve org/plain serves it\n"
 
 
-@pytest.mark.parametrize("command", ELSEWHERE)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_ollamas_other_commands_have_hints(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command([command], 0.0) == 2
-    assert ELSEWHERE[command] in capsys.readouterr().err
+    assert COMMANDS[command] in capsys.readouterr().err

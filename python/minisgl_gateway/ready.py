@@ -1,0 +1,57 @@
+"""What a server prints when it is ready: how to try it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from minisgl.utils.http import goes_through_proxy
+
+
+def ready_text(url: str, *, needs_key: bool, can_chat: bool) -> str:
+    """Return what follows "Serving MODEL on URL": commands to try it, which need only this
+    distribution.
+
+    The commands work in any folder, and with proxy variables set. needs_key: they use $KEY, which
+    the user sets. can_chat: the model has a chat template; without one they complete a text.
+    """
+    has_proxy = goes_through_proxy(url)
+    curl = "curl --noproxy '*'" if has_proxy else "curl"
+    options = ", trust_env=False" if has_proxy else ""
+    header = python_header = chat_key = first = ""
+    client_key = "none"
+    if needs_key:
+        first = "\n  KEY=...   # one of this server's keys\n"
+        client_key = "$KEY"
+        header = ' -H "Authorization: Bearer $KEY"'
+        chat_key = ' --api-key "$KEY"'
+        python_header = ', headers={"Authorization": "Bearer $KEY"}'
+    start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
+    if not can_chat:
+        return f"""The model
+has no usable chat template, so it completes texts and refuses chats. Try in another terminal
+{first}
+  {start % "completions"} \\
+    -d '{{"prompt": "A radix cache is", "max_tokens": 30}}'
+
+Every endpoint: {url}/docs
+"""
+    end = "EOF" if needs_key else "'EOF'"  # the shell fills in $KEY
+    python = "python" if os.environ.get("VIRTUAL_ENV") == sys.prefix else sys.executable
+    return f"""Chat with it in a
+browser at {url}/, or try in another terminal
+{first}
+  {start % "chat/completions"} \\
+    -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
+
+  {python} -m minisgl chat --url {url}{chat_key}
+
+  {python} - <<{end}
+  import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="{client_key}")
+  body = {{"messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}
+  answer = httpx.post("{url}/v1/chat/completions", json=body{options}{python_header}).json()
+  print(answer["choices"][0]["message"]["content"])
+  EOF
+
+Every endpoint: {url}/docs
+"""
