@@ -19,6 +19,7 @@ from minisgl.server.address import bind, listen, url_of
 from minisgl.server.web.guards import Door, RequestIds
 from minisgl.server.web.http import HttpServer
 from minisgl_gateway.upstream.chat import UpstreamChat
+from minisgl_gateway.upstream.reading import SILENT_S
 from minisgl_gateway.upstream.serve import GatewayApp
 
 
@@ -52,9 +53,10 @@ class AppThread:
 
 
 def gateway_before(
-    url: str, key: str | None = None, further: Collection[str] = (), door: Door | None = None
-) -> AppThread:
-    chat = UpstreamChat(url, key, further)
+    url: str, key: str | None = None, further: Collection[str] = (), door: Door | None = None,
+    silent_s: float = SILENT_S,
+) -> AppThread:  # fmt: skip
+    chat = UpstreamChat(url, key, further, silent_s)
     return AppThread(RequestIds(GatewayApp(chat, door or Door()), Counter()))
 
 

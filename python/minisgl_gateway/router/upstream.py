@@ -37,6 +37,10 @@ JSON_LINES: Final = b"application/x-ndjson"
 MAX_UNREAD: Final = 256 * 2**10
 """So many bytes are kept for a slow client. Above it the replica has to wait."""
 
+MAX_HEAD: Final = 256 * 2**10
+MAX_CHUNK: Final = 64 * 2**20
+"""The most bytes of an answer's head and of one chunk, which are kept until they are whole."""
+
 _OF_ONE_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
      b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
@@ -209,7 +213,7 @@ class _Connection(asyncio.Protocol):
         self._has_head = self.is_complete = self._is_chunked = False
         self._ready: list[bytes] = []
         self._chunk: list[bytes] = []
-        self._num_ready = 0
+        self._num_ready = self._num_held = 0
         self._is_paused = False
 
     @property
@@ -273,7 +277,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._ended = f"the answer is not HTTP ({error})"
+            self._ended = self._ended or f"the answer is not HTTP ({error})"
             self._transport.abort()
         if self._num_ready > MAX_UNREAD and not self._is_paused and not self.is_complete:
             self._is_paused = True
@@ -283,6 +287,7 @@ class _Connection(asyncio.Protocol):
     # --- called by the parser --------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._hold(len(name) + len(value), MAX_HEAD, "head")
         self.headers.append((name.lower(), value))
         if name.lower() == b"transfer-encoding":
             self._is_chunked = True
@@ -290,16 +295,25 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._has_head = True
+        self._num_held = 0
 
     def on_body(self, body: bytes) -> None:
         if self._is_chunked:
+            self._hold(len(body), MAX_CHUNK, "chunk")
             self._chunk.append(body)
         else:
             self._add([body])
 
     def on_chunk_complete(self) -> None:
         self._add(self._chunk)
-        self._chunk = []
+        self._chunk, self._num_held = [], 0
+
+    def _hold(self, num_bytes: int, most: int, what: str) -> None:
+        """Count bytes of a head or a chunk. If it is too long, the connection ends."""
+        self._num_held += num_bytes
+        if self._num_held > most:
+            self._ended = f"a {what} of the answer exceeds {most} bytes"
+            raise ReplicaFailed(self._ended)  # so the parser stops
 
     def _add(self, pieces: list[bytes]) -> None:
         self._ready += pieces

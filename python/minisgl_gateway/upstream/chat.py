@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +25,7 @@ from minisgl_gateway.chat import Asked, Chat, Form, Model
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.leaving import while_connected
 from minisgl_gateway.router.upstream import Answer, ReplicaFailed, Unreachable, Upstream
+from minisgl_gateway.upstream.reading import SILENT_S, events, in_time, whole
 from minisgl_gateway.upstream.wire import (
     Reader,
     UpstreamFailed,
@@ -92,16 +93,23 @@ class _Count(msgspec.Struct):
 class UpstreamChat(Chat):
     """Mutable: it keeps connections, lists of models, and which omissions it has logged."""
 
-    def __init__(self, url: str, key: str | None, further: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        further: Collection[str] = (),
+        silent_s: float = SILENT_S,
+    ) -> None:
         """url: as for OpenAI's clients; without a path, /v1 is meant. key: instead of the clients'
-        own. further: fields that are not OpenAI's, and which the server takes. Raises ConfigError.
+        own. further: fields that are not OpenAI's, and which the server takes. silent_s: how long
+        it may send nothing. Raises ConfigError.
         """
         scheme, _, rest = url.rpartition("://")
         host, _, path = rest.rstrip("/").partition("/")
         root = f"/{path}".removesuffix("/v1").rstrip("/")
         self._base, self._root = (f"/{path}" if path else "/v1"), root
         self._upstream = Upstream(f"{scheme or 'http'}://{host}", flag="--upstream")
-        self._key, self._further = key, further
+        self._key, self._further, self._silent_s = key, further, silent_s
         self._lists: dict[str, tuple[float, list[Model]]] = {}
         self._omissions = OmissionLog()
 
@@ -145,21 +153,21 @@ class UpstreamChat(Chat):
             told.append(dict(answer.headers).get(WARNING.encode(), b"").decode("latin-1"))
             headers = {WARNING: text} if (text := "; ".join(filter(None, told))) else {}
             if asked.chat.stream and answer.is_stream:
-                return _Stream(answer, form, names, headers)
+                return _Stream(answer, form, names, headers, self._silent_s)
             reader = Reader()
-            piece = reader.read(await _whole(answer, request))
-            whole = form.whole(piece.parts, piece.logprobs, reader.end())
+            piece = reader.read(await self._body(answer, request))
+            body = form.whole(piece.parts, piece.logprobs, reader.end())
         except RequestError as error:
             rename(error, names)
             raise
-        return Response(msgspec.json.encode(whole), 200, headers, "application/json")
+        return Response(msgspec.json.encode(body), 200, headers, "application/json")
 
     async def count_tokens(self, request: Request, chat: ChatRequest) -> int:
         model = await self.model(request, chat.model)
         try:
             fields = tokenize_fields(chat, model.name)
             answer = await self._ask(request, f"{self._root}/tokenize", fields)
-            return msgspec.json.decode(await _whole(answer, request), type=_Count).count
+            return msgspec.json.decode(await self._body(answer, request), type=_Count).count
         except (RequestError, msgspec.DecodeError) as error:
             if isinstance(error, RequestError) and error.status not in (404, 405):
                 raise
@@ -201,7 +209,7 @@ class UpstreamChat(Chat):
             return found
         try:
             answer = await self._ask(request, f"{self._base}/models", None)
-            entries = msgspec.json.decode(await _whole(answer, request), type=_Entries)
+            entries = msgspec.json.decode(await self._body(answer, request), type=_Entries)
             found = [entry.model for entry in entries.data]
         except RequestError as error:
             if error.status not in (404, 405):
@@ -230,20 +238,22 @@ class UpstreamChat(Chat):
             body = msgspec.json.encode(fields)
         method = "POST" if fields is not None else "GET"
         try:
-            answer = await while_connected(
-                self._sent(method, target, headers, body), request.receive
-            )
+            sent = in_time(self._sent(method, target, headers, body), self._silent_s)
+            answer = await while_connected(sent, request.receive)
         except ReplicaFailed as error:
             raise UpstreamFailed(
                 f"the upstream {self.name} failed before it answered ({error}); try again later"
             ) from None
         if answer.status == 200:
             return answer
-        told = error_of(answer.status, await _whole(answer, request))
+        told = error_of(answer.status, await self._body(answer, request))
         after = dict(answer.headers).get(b"retry-after", b"")
         if after.isdigit():
             told.retry_after_s = int(after)
         raise told
+
+    async def _body(self, answer: Answer, request: Request) -> bytes:
+        return await whole(answer, request, self._silent_s)
 
     async def _sent(
         self, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes
@@ -261,25 +271,20 @@ class UpstreamChat(Chat):
 _OF_CHATS: Final = ("messages", "reasoning_effort", "top_logprobs", "chat_template_kwargs")
 
 
-async def _whole(answer: Answer, request: Request) -> bytes:
-    """Return the body, and close the answer. Raises UpstreamFailed and ClientDisconnect."""
-    try:
-        return await while_connected(answer.whole(), request.receive)
-    except ReplicaFailed as error:
-        raise UpstreamFailed(f"the upstream failed within its answer ({error})") from None
-    finally:
-        answer.close()
-
-
 class _Stream(Response):
     """Sends an upstream's stream in a `Form`. If it fails, the error is the last event. A client
     that reads slowly slows the upstream down, and one that leaves ends the upstream's request."""
 
     def __init__(
-        self, answer: Answer, form: Form, names: Mapping[str, str], headers: Mapping[str, str]
+        self,
+        answer: Answer,
+        form: Form,
+        names: Mapping[str, str],
+        headers: Mapping[str, str],
+        silent_s: float,
     ) -> None:
         super().__init__()
-        self._answer, self._form, self._names = answer, form, names
+        self._answer, self._form, self._names, self._silent_s = answer, form, names, silent_s
         self._more = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -297,39 +302,22 @@ class _Stream(Response):
         headers = [(b"content-type", self._form.media_type), *STREAM_HEADERS, *self._more]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         reader, is_begun = Reader(), False
-        events: list[bytes] = []  # of the chunks that have come together
+        ready: list[bytes] = []  # of the chunks that have come together
         try:
-            async for batch in _events(self._answer):
+            async for batch in events(self._answer, self._silent_s):
                 for data in batch:
                     piece = reader.read(data)
                     if not is_begun:
-                        events.append(self._form.opening(reader.num_prompt_tokens))
+                        ready.append(self._form.opening(reader.num_prompt_tokens))
                         is_begun = True
                     if piece.parts or piece.logprobs:
-                        events.append(self._form.text(piece.parts, piece.logprobs))
-                if events:
-                    await write(b"".join(events))
-                    events.clear()
+                        ready.append(self._form.text(piece.parts, piece.logprobs))
+                if ready:
+                    await write(b"".join(ready))
+                    ready.clear()
             last = self._form.end(reader.end())
         except (RequestError, EngineError) as error:
             if isinstance(error, RequestError):
                 rename(error, self._names)
-            last = b"".join(events) + self._form.failure(error_body(error)[1])
+            last = b"".join(ready) + self._form.failure(error_body(error)[1])
         await write(last, more=False)
-
-
-async def _events(answer: Answer) -> AsyncIterator[list[bytes]]:
-    """Yield the data of the events that have come together. Raises UpstreamFailed."""
-    rest = b""
-    try:
-        async for piece in answer:
-            *lines, rest = (rest + piece).split(b"\n")
-            yield _data(lines)
-    except ReplicaFailed as error:
-        raise UpstreamFailed(f"the upstream failed within its answer ({error})") from None
-    yield _data([rest])
-
-
-def _data(lines: Sequence[bytes]) -> list[bytes]:
-    found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-    return [data for data in found if data != b"[DONE]"]

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind, tls_context, url_of
-from minisgl.server.args import HOSTS, ORIGINS, listed
+from minisgl.server.args import HOSTS, ORIGINS, SECONDS, listed
 from minisgl.server.command import run_serving, say
 from minisgl.server.errors import Draining
 from minisgl.server.flags import Parser, flag_type
@@ -29,6 +29,7 @@ from minisgl_gateway.ollama import models as ollama_models
 from minisgl_gateway.ollama import routes as ollama
 from minisgl_gateway.responses import routes as responses
 from minisgl_gateway.upstream.chat import UpstreamChat
+from minisgl_gateway.upstream.reading import SILENT_S
 
 DEFAULT_PORT: Final = 1917
 
@@ -57,6 +58,10 @@ def gateway_parser() -> Parser:
         help="fields, with commas between them, that the upstream takes beside OpenAI's, such as "
         "top_k,min_p (default: all if it is minisgl serve, else none)",
     )  # fmt: skip
+    add(
+        "--upstream-timeout", type=flag_type(SECONDS), default=SILENT_S, metavar="S",
+        help="seconds for which the upstream may send nothing (default: %(default)s)",
+    )  # fmt: skip
     add_address(parser, DEFAULT_PORT)
     add(
         "--cors-origin", type=flag_type(ORIGINS), metavar="ORIGIN",
@@ -80,7 +85,7 @@ def gateway(argv: Sequence[str], began: float) -> int:
     def serve(signals: Signals) -> int:
         tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
         key = given.upstream_api_key or os.environ.get("MINISGL_UPSTREAM_API_KEY")
-        chat = UpstreamChat(given.upstream, key, given.upstream_fields)
+        chat = UpstreamChat(given.upstream, key, given.upstream_fields, given.upstream_timeout)
         with bind(given.host, given.port) as bound:
             door = door_of(given.host, given.cors_origin, given.allowed_host)
             app = GatewayApp(chat, door)

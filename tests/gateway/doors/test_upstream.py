@@ -18,6 +18,7 @@ import ollama
 import openai
 import pytest
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from helpers.gateway_thread import (
     AppThread,
@@ -28,6 +29,8 @@ from helpers.gateway_thread import (
 )
 from helpers.scripted_server import MODEL, ScriptedServer
 from helpers.waiting import ask_and_leave
+from minisgl_gateway.router import upstream as router_upstream
+from minisgl_gateway.upstream import reading
 from minisgl_gateway.upstream.serve import gateway as gateway_command
 
 MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
@@ -293,6 +296,67 @@ def test_a_stream_that_fails_ends_with_the_error(lines: tuple[str, ...], message
         *_, last = httpx.post(gateway.url + MESSAGES, json=body).text.strip().split("\n")
         error = json.loads(last.removeprefix("data: "))
         assert (error["type"], message in error["error"]["message"]) == ("error", True), last
+
+
+class Silent(Response):
+    """Sends nothing, or only a head and a piece, until the client leaves."""
+
+    def __init__(self, first: str = "") -> None:
+        super().__init__()
+        self._first = first.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._first:
+            headers = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def answered(answer: Response, *, stream: bool, silent_s: float = 60.0) -> tuple[int, str]:
+    """Return the status and the error's message that a client of Messages gets for an upstream's
+    answer."""
+    body = {"model": "m", "max_tokens": 5, "messages": said("a"), "stream": stream}
+    plain = PlainUpstream(lambda _: answer)
+    with plain, gateway_before(plain.url, silent_s=silent_s) as gateway:
+        told = httpx.post(gateway.url + MESSAGES, json=body)
+    *_, last = told.text.strip().split("\n")
+    return told.status_code, json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
+def test_an_answer_that_is_too_large_is_a_502(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_WHOLE", 2**20)
+    for answer in (JSONResponse("x" * 2**21), JSONResponse("x" * 2**21, 400)):
+        told = answered(answer, stream=False)
+        assert told == (502, "the upstream's answer exceeds 1 MiB")
+
+
+def test_a_stream_that_is_too_large_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_LINE", 2**18)
+    monkeypatch.setattr(reading, "MAX_STREAM", 2**20)
+    monkeypatch.setattr(router_upstream, "MAX_CHUNK", 2**19)
+    long, text = 'data: {"choices": [{"delta": {"content": "', chunk({"content": "x" * 2**17})
+    for lines, why in (
+        ([long, *["x" * 2**16] * 8], "a line of the upstream's stream exceeds 0.25 MiB"),
+        ([text] * 10, "the upstream's answer exceeds 1 MiB"),
+        (["\n" * 2**20], "a chunk of the answer exceeds 524288 bytes"),
+    ):
+        assert why in answered(streamed_from(iter(lines)), stream=True)[1]
+
+
+def test_a_head_that_is_too_large_is_a_502(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_upstream, "MAX_HEAD", 1000)
+    status, message = answered(JSONResponse({}, headers={"x-long": "x" * 2000}), stream=False)
+    assert (status, "a head of the answer exceeds 1000 bytes" in message) == (502, True), message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_upstream_that_is_silent_is_given_up(stream: bool) -> None:
+    answer = Silent(chunk({"content": "a"}) if stream else "")
+    status, message = answered(answer, stream=stream, silent_s=0.5)
+    assert status == (200 if stream else 502)
+    assert message.startswith("the upstream sent nothing for 0.5 s; ask for a stream")
 
 
 @pytest.mark.parametrize(
