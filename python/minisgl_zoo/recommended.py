@@ -27,99 +27,76 @@ class Recommended:
     source: str
 
 
-_CONFIG: Final = "generation_config.json of "
-_CARD: Final = "the model card of "
+def _said(family: str, names: str, source: str, **sampling: float) -> Recommended:
+    return Recommended(family=family, names=names, sampling=sampling, source=source)
+
+
+def _file(family: str, names: str, repo: str, **sampling: float) -> Recommended:
+    return _said(family, names, f"generation_config.json of {repo}", **sampling)
+
+
+def _card(family: str, names: str, repo: str, **sampling: float) -> Recommended:
+    return _said(family, names, f"the model card of {repo}", **sampling)
+
 
 RECOMMENDED: Final = (
-    Recommended(
-        family="DeepSeek-R1",
-        names=r"deepseek[-_ ]r1",
-        sampling={"temperature": 0.6, "top_p": 0.95},
-        source=_CONFIG + "deepseek-ai/DeepSeek-R1",
+    _file(
+        "DeepSeek-R1", r"deepseek[-_ ]r1", "deepseek-ai/DeepSeek-R1", temperature=0.6, top_p=0.95
     ),
-    Recommended(
-        family="SmolLM3",
-        names=r"smollm3",
-        sampling={"temperature": 0.6, "top_p": 0.95},
-        source=_CONFIG + "HuggingFaceTB/SmolLM3-3B",
+    _file("SmolLM3", r"smollm3", "HuggingFaceTB/SmolLM3-3B", temperature=0.6, top_p=0.95),
+    _card("SmolLM2", r"smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", temperature=0.2, top_p=0.9),
+    _file("Qwen3.5", r"qwen3[._]5", "Qwen/Qwen3.5-27B", temperature=0.6, top_p=0.95, top_k=20),
+    _file(
+        "Qwen3 without reasoning",
+        r"qwen3.*instruct",
+        "Qwen/Qwen3-4B-Instruct-2507",
+        temperature=0.7,
+        top_p=0.8,
+        top_k=20,
     ),
-    Recommended(
-        family="SmolLM2",
-        names=r"smollm2",
-        sampling={"temperature": 0.2, "top_p": 0.9},
-        source=_CARD + "HuggingFaceTB/SmolLM2-135M-Instruct",
+    _file("Qwen3", r"qwen3", "Qwen/Qwen3-0.6B", temperature=0.6, top_p=0.95, top_k=20),
+    _file(
+        "Qwen2.5",
+        r"qwen2\.5",
+        "Qwen/Qwen2.5-7B-Instruct",
+        temperature=0.7,
+        top_p=0.8,
+        top_k=20,
+        repetition_penalty=1.05,
     ),
-    Recommended(
-        family="Qwen3.5",
-        names=r"qwen3[._]5",
-        sampling={"temperature": 0.6, "top_p": 0.95, "top_k": 20},
-        source=_CONFIG + "Qwen/Qwen3.5-27B",
+    _card(
+        "Gemma",
+        r"gemma[-_ ]?[34]",
+        "google/gemma-4-31B-it, and what the Gemma team says of Gemma 3",
+        temperature=1.0,
+        top_p=0.95,
+        top_k=64,
     ),
-    Recommended(
-        family="Qwen3 without reasoning",
-        names=r"qwen3.*instruct",
-        sampling={"temperature": 0.7, "top_p": 0.8, "top_k": 20},
-        source=_CONFIG + "Qwen/Qwen3-4B-Instruct-2507",
+    _file(
+        "Llama 3", r"llama[-_ ]?3", "meta-llama/Llama-3.2-3B-Instruct", temperature=0.6, top_p=0.9
     ),
-    Recommended(
-        family="Qwen3",
-        names=r"qwen3",
-        sampling={"temperature": 0.6, "top_p": 0.95, "top_k": 20},
-        source=_CONFIG + "Qwen/Qwen3-0.6B",
+    _card(
+        "Mistral Nemo", r"mistral[-_ ]nemo", "mistralai/Mistral-Nemo-Instruct-2407", temperature=0.3
     ),
-    Recommended(
-        family="Qwen2.5",
-        names=r"qwen2\.5",
-        sampling={"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
-        source=_CONFIG + "Qwen/Qwen2.5-7B-Instruct",
+    _card("Phi-3", r"phi[-_ ]3", "microsoft/Phi-3-mini-4k-instruct", temperature=0.0),
+    _said(
+        "gpt-oss",
+        r"gpt[-_ ]?oss",
+        "the README of github.com/openai/gpt-oss",
+        temperature=1.0,
+        top_p=1.0,
     ),
-    Recommended(
-        family="Gemma",
-        names=r"gemma[-_ ]?[34]",
-        sampling={"temperature": 1.0, "top_p": 0.95, "top_k": 64},
-        source=_CARD + "google/gemma-4-31B-it, and what the Gemma team says of Gemma 3",
+    _file(
+        "MiniMax-M2",
+        r"minimax[-_ ]?m2",
+        "MiniMaxAI/MiniMax-M2",
+        temperature=1.0,
+        top_p=0.95,
+        top_k=40,
     ),
-    Recommended(
-        family="Llama 3",
-        names=r"llama[-_ ]?3",
-        sampling={"temperature": 0.6, "top_p": 0.9},
-        source=_CONFIG + "meta-llama/Llama-3.2-3B-Instruct",
-    ),
-    Recommended(
-        family="Mistral Nemo",
-        names=r"mistral[-_ ]nemo",
-        sampling={"temperature": 0.3},
-        source=_CARD + "mistralai/Mistral-Nemo-Instruct-2407",
-    ),
-    Recommended(
-        family="Phi-3",
-        names=r"phi[-_ ]3",
-        sampling={"temperature": 0.0},
-        source=_CARD + "microsoft/Phi-3-mini-4k-instruct",
-    ),
-    Recommended(
-        family="gpt-oss",
-        names=r"gpt[-_ ]?oss",
-        sampling={"temperature": 1.0, "top_p": 1.0},
-        source="the README of github.com/openai/gpt-oss",
-    ),
-    Recommended(
-        family="MiniMax-M2",
-        names=r"minimax[-_ ]?m2",
-        sampling={"temperature": 1.0, "top_p": 0.95, "top_k": 40},
-        source=_CONFIG + "MiniMaxAI/MiniMax-M2",
-    ),
-    Recommended(
-        family="GLM-4.5",
-        names=r"glm[-_ ]?4\.5",
-        sampling={"temperature": 0.6, "top_p": 0.95},
-        source="docs.z.ai, Chat Completion",
-    ),
-    Recommended(
-        family="GLM",
-        names=r"glm[-_ ]?(4\.[67]|5)",
-        sampling={"temperature": 1.0, "top_p": 0.95},
-        source="docs.z.ai, Chat Completion",
+    _said("GLM-4.5", r"glm[-_ ]?4\.5", "docs.z.ai, Chat Completion", temperature=0.6, top_p=0.95),
+    _said(
+        "GLM", r"glm[-_ ]?(4\.[67]|5)", "docs.z.ai, Chat Completion", temperature=1.0, top_p=0.95
     ),
 )
 """The first row that fits counts."""

@@ -11,6 +11,7 @@ import msgspec
 from minisgl.core.plan import Plan
 from minisgl.errors import ConfigError
 from minisgl.message import StatusReply
+from minisgl.runtime.observers import LoopObserver, Seat
 from minisgl.utils.files import forget
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.watch.steps import StepRecord, StepWatcher
@@ -75,19 +76,21 @@ class LineFile:
             forget(self._file)
 
 
-class StepLog(StepWatcher):
-    """``--log-steps``: one JSON line per step."""
+class StepLog(StepWatcher, LoopObserver):
+    """``--log-steps``: one JSON line per step. The file is complete when the loop is idle."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file cannot be written."""
         super().__init__()
         self._file = LineFile("--log-steps", path)
 
+    def attach(self, seat: Seat) -> None:
+        seat.meter.watchers.append(self)
+
     def stepped(self, record: StepRecord, plan: Plan) -> None:
         self._file.write(record)
 
-    def flush(self, report: StatusReply) -> None:
-        """Complete the file with each report, so that it is complete when the loop is idle."""
+    def reported(self, report: StatusReply) -> None:
         self._file.flush()
 
     def close(self) -> None:

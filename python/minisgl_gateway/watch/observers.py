@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,64 +9,22 @@ from minisgl import env
 from minisgl.core import Failed
 from minisgl.core.plan import Executor
 from minisgl.errors import MinisglError
-from minisgl.message import ProfileMsg, ProfileReply, StatusReply, WatchReply
+from minisgl.message import ProfileMsg, ProfileReply, WatchReply
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver, Seat
-from minisgl.scheduler import SchedulerConfig
 from minisgl.scheduler.io import Control
-from minisgl.scheduler.loop import Inbox, Outbox
+from minisgl.scheduler.loop import Outbox
 from minisgl_gateway.watch.cost import CostedExecutor, CostedOutbox, Ledger
 from minisgl_gateway.watch.energy import PowerMeter, meter_of
 from minisgl_gateway.watch.line_file import StepLog
 from minisgl_gateway.watch.profiler import StepProfiler
-from minisgl_gateway.watch.recorder import RecordedInbox, RecordedOutbox, Recorder
+from minisgl_gateway.watch.recorder import Recorder
 from minisgl_gateway.watch.replica_report import ReplicaReport
 from minisgl_gateway.watch.xray import XRay
 
 PROFILE_S: Final = 600.0
 """The longest time without heartbeats: torch holds the interpreter's lock while it writes a trace,
 which may have gigabytes."""
-
-
-class Steps(LoopObserver):
-    """`--log-steps`."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file cannot be written."""
-        self._log = StepLog(path)
-
-    def attach(self, seat: Seat) -> None:
-        seat.meter.watchers.append(self._log)
-
-    def reported(self, report: StatusReply) -> None:
-        self._log.flush(report)
-
-    def close(self) -> None:
-        self._log.close()
-
-
-class Recording(LoopObserver):
-    """`--record`: writes messages, events and frames."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file cannot be written."""
-        self._recorder = Recorder(path)
-
-    def attach(self, seat: Seat) -> None:
-        send, epoch = partial(_send_frame, seat), seat.meter.epoch
-        seat.meter.watchers.append(XRay(send, epoch, self._recorder.frame, seat.text_of))
-
-    def inbox(self, inbox: Inbox) -> Inbox:
-        return RecordedInbox(inbox, self._recorder)
-
-    def outbox(self, outbox: Outbox) -> Outbox:
-        return RecordedOutbox(outbox, self._recorder)
-
-    def begin(self, config: SchedulerConfig, *, overlap: bool) -> None:
-        self._recorder.begin(config, overlap=overlap)
-
-    def close(self) -> None:
-        self._recorder.close()
 
 
 class Costs(LoopObserver):
@@ -139,10 +96,7 @@ class Watching(LoopObserver):
         if message.seq is None:
             watching = (each for each in seat.meter.watchers if isinstance(each, XRay))
             if (xray := next(watching, None)) is None:
-                num_output_tokens = seat.scheduler().stats.num_output_tokens
-                send, epoch = partial(_send_frame, seat), seat.meter.epoch
-                xray = XRay(send, epoch, None, seat.text_of, num_output_tokens)
-                seat.meter.watchers.append(xray)
+                xray = XRay.at(seat, num_output_tokens=seat.scheduler().stats.num_output_tokens)
             xray.watch(message.seconds)
             return True
         if self._report is None:
@@ -152,18 +106,14 @@ class Watching(LoopObserver):
         return True
 
 
-def _send_frame(seat: Seat, frame: bytes) -> None:
-    seat.send(WatchReply(frame=frame))
-
-
-def steps_of(args: RuntimeArgs, rank: int) -> Steps | None:
+def steps_of(args: RuntimeArgs, rank: int) -> StepLog | None:
     """Return the observer of rank 0 with `--log-steps`."""
-    return Steps(Path(args.log_steps)) if args.log_steps and rank == 0 else None
+    return StepLog(Path(args.log_steps)) if args.log_steps and rank == 0 else None
 
 
-def recording_of(args: RuntimeArgs, rank: int) -> Recording | None:
+def recording_of(args: RuntimeArgs, rank: int) -> Recorder | None:
     """Return the observer of rank 0 with `--record`."""
-    return Recording(Path(args.record)) if args.record and rank == 0 else None
+    return Recorder(Path(args.record)) if args.record and rank == 0 else None
 
 
 def costs_of(args: RuntimeArgs, rank: int) -> Costs | None:

@@ -33,16 +33,18 @@ import numpy as np
 
 from minisgl.core.event import Event, Failed, Finished, Token
 from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg
+from minisgl.runtime.observers import LoopObserver, Seat
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.loop import Inbox, Outbox
 from minisgl_gateway.watch.line_file import LineFile
+from minisgl_gateway.watch.xray import XRay
 
 SEGMENT_BYTES: Final = 32 << 20
 BLOCK_TOKENS: Final = 16
 
 
-class Recorder:
-    """Mutable: it keeps the outputs of the requests that have not ended."""
+class Recorder(LoopObserver):
+    """`--record`. Mutable: it keeps the outputs of the requests that have not ended."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file cannot be written."""
@@ -50,6 +52,15 @@ class Recorder:
         self._key = secrets.token_bytes(16)
         self._began = time.perf_counter()
         self._open: dict[int, tuple[UserMsg, list[int]]] = {}  # by uid, with the output so far
+
+    def attach(self, seat: Seat) -> None:
+        XRay.at(seat, self.frame)
+
+    def inbox(self, inbox: Inbox) -> Inbox:
+        return RecordedInbox(inbox, self)
+
+    def outbox(self, outbox: Outbox) -> Outbox:
+        return RecordedOutbox(outbox, self)
 
     def frame(self, data: bytes) -> None:
         """Write an encoded frame. The file is then complete up to it."""

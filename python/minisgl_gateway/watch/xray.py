@@ -23,6 +23,8 @@ import numpy.typing as npt
 from minisgl.core.plan import Plan
 from minisgl.core.req import Req
 from minisgl.kvcache.radix import RadixPrefixCache
+from minisgl.message import WatchReply
+from minisgl.runtime.observers import Seat
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl_gateway.watch.steps import StepRecord, StepWatcher
 
@@ -140,6 +142,25 @@ class XRay(StepWatcher):
         self._encode = msgspec.json.Encoder().encode
         self._text_of = text_of
         self._texts: dict[bytes, str] = {}
+
+    @classmethod
+    def at(
+        cls,
+        seat: Seat,
+        record: Callable[[bytes], None] | None = None,
+        num_output_tokens: int = 0,
+    ) -> XRay:
+        """Add an X-ray to a rank's loop, and return it."""
+        send = seat.send
+        made = cls(
+            lambda frame: send(WatchReply(frame=frame)),
+            seat.meter.epoch,
+            record,
+            seat.text_of,
+            num_output_tokens,
+        )
+        seat.meter.watchers.append(made)
+        return made
 
     def watch(self, seconds: float) -> None:
         """Send frames for this many seconds from now."""

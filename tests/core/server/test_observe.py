@@ -134,8 +134,8 @@ def test_a_full_disk_ends_only_the_step_log(
     log, plan = StepLog(Path("/dev/full")), create_autospec(Plan, instance=True)
     for step in range(num_steps):
         log.stepped(StepRecord(**dict.fromkeys(StepRecord.__struct_fields__, step)), plan)
-    log.flush(status(0))
-    log.flush(status(0))
+    log.reported(status(0))
+    log.reported(status(0))
     log.close()
     told = [record.getMessage() for record in caplog.records]
     assert told == ["--log-steps ends: /dev/full: No space left on device"]
