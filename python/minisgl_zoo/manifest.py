@@ -12,10 +12,10 @@ _FAMILIES: Final = (
      "layer norm."),
     ("Cohere2", "cohere", "Cohere 2 (Command R7B, Command A): Cohere with windows in three of "
      "four layers. Only the layers with a window rotate."),
-    ("Cohere2Moe", "cohere2_moe", "Cohere 2 (mixtures): Cohere 2 with a mixture in all but the "
+    ("Cohere2Moe", "cohere", "Cohere 2 (mixtures): Cohere 2 with a mixture in all but the "
      "first layers, whose router has softmax or sigmoids, and with experts that every token "
      "takes."),
-    ("Ernie4_5_Moe", "ernie4_5_moe", "ERNIE 4.5 (mixtures): ERNIE 4.5 with a mixture in most "
+    ("Ernie4_5_Moe", "sigmoid_mixtures", "ERNIE 4.5 (mixtures): ERNIE 4.5 with a mixture in most "
      "layers, whose router has softmax and a correction, and experts that every token takes."),
     ("Exaone4", "exaone", "EXAONE 4: norms after attention and MLP, norms on heads. If some "
      "layers have a window, only those rotate."),
@@ -67,9 +67,9 @@ _FAMILIES: Final = (
     ("Lfm3", "lfm", "LFM3: gated short convolutions, attention within a window and attention to "
      "all take turns; each head's output has a gate; norms before and after both halves of a "
      "block."),
-    ("MiniMaxM2", "minimax_m2", "MiniMax-M2: a mixture with a sigmoid router in each layer; "
+    ("MiniMaxM2", "sigmoid_mixtures", "MiniMax-M2: a mixture with a sigmoid router in each layer; "
      "queries and keys are normed over all heads, and half of a head rotates."),
-    ("Ministral3", "ministral3", "Ministral 3: a Mistral with YaRN, whose queries are scaled by "
+    ("Ministral3", "plain", "Ministral 3: a Mistral with YaRN, whose queries are scaled by "
      "the logarithm of their position (as in Llama 4)."),
     ("MuseGlimmer", "muse_glimmer", "Muse-Glimmer (text): Gemma 2's order of norms; embedding, "
      "queries and keys are normed without a weight; attention's output has a gate; layers "

@@ -18,7 +18,7 @@ from minisgl.kernel.once import JitUnavailable
 from minisgl_kernels import hopper as kernels
 from minisgl_kernels.delta_hopper import DIM, INTERVAL, DeltaPrompts
 from minisgl_kernels.recurrent import TritonRecurrentBackend
-from minisgl_zoo.recurrent.backends import create_recurrent_backend
+from minisgl_zoo.recurrent.backend import create_recurrent_backend
 
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-9}
 STATE_TOLERANCE = 2**-9  # products of float16, which is rounded

@@ -147,7 +147,7 @@ class Runner:
         dtype = self.model.embedding.weight.dtype
         # Late, because the core's own tests run without the zoo.
         from minisgl_zoo.blocks.short_conv import ConvPoolSpec
-        from minisgl_zoo.recurrent.backends import create_recurrent_backend
+        from minisgl_zoo.recurrent.backend import create_recurrent_backend
         from minisgl_zoo.recurrent.pool import RecurrentPool
         from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
         from minisgl_zoo.recurrent.spec import RecurrentPoolSpec

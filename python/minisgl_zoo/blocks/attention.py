@@ -1,4 +1,5 @@
-"""Attention with a step that few families have: norms over all heads together, or sinks.
+"""Attention with a step that few families have: norms over all heads together, sinks, or queries
+that are scaled by their position.
 
 The backends' `forward_qkv` norms, rotates and stores in one kernel. A `SplitAttentionLayer` norms
 and rotates in plain torch, and the backend gets q, k and v.
@@ -114,3 +115,21 @@ class SinkAttention(Attention):
         super().__init__(at)
         self.sinks = HeadSinks(at.build, at.layer)
         self.attend.layer = replace(self.attend.layer, sinks=self.sinks)
+
+
+def position_scale(positions_T: Tensor, beta: float, length: int) -> Tensor:
+    """Return 1 + beta * log(1 + floor(p / length)) for each position p, [T, 1, 1] in float32."""
+    return (1 + beta * torch.log1p((positions_T // length).float()))[:, None, None]
+
+
+class ScaledQueries(SplitAttentionLayer):
+    """Queries are multiplied by the `position_scale` of their position."""
+
+    def __init__(self, layer: AttnLayer, rope: RotaryEmbedding, beta: float) -> None:
+        super().__init__(layer, rope=rope, q_norm=Identity(), k_norm=Identity())
+        self.beta = beta
+
+    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_TNH, k_TKH, v_TKH = super().split(qkv, positions_T)
+        scale = position_scale(positions_T, self.beta, self.rope.config.original_max_position)
+        return q_TNH * scale.to(q_TNH.dtype), k_TKH, v_TKH

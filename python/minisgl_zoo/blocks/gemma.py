@@ -1,4 +1,4 @@
-"""Gemma's norms, whose weights are stored minus 1, and its scaled embedding."""
+"""Gemma's norms, whose weights are stored minus 1 or are left out, and its scaled embedding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from minisgl.layers import RMSNorm, RMSNormFused
-from minisgl.layers.base import BuildContext
+from minisgl.layers.base import BaseOP, BuildContext
 from minisgl.layers.norm import _Norm
 from minisgl.models.blocks.decoder import Block
 from minisgl.models.spec import ModelSpec
@@ -31,6 +31,22 @@ class GemmaNorm(_PlusOne, RMSNorm):
 
 class GemmaNormFused(_PlusOne, RMSNormFused):
     """`RMSNormFused` that multiplies by 1 + the checkpoint's weight."""
+
+
+class UnitNorm(RMSNorm):
+    """RMS norm without a weight."""
+
+    def __init__(self, build: BuildContext, *, size: int, eps: float) -> None:
+        BaseOP.__init__(self)
+        self.ops, self.eps = build.ops, eps
+        self.weight = torch.empty(size, dtype=build.dtype, device="meta")
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.weight = torch.ones(self.weight.shape, dtype=self.weight.dtype, device=device)
+
+    @property
+    def num_buffer_bytes(self) -> int:
+        return self.weight.nbytes
 
 
 class GemmaBlock(Block):

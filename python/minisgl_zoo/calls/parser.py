@@ -1,16 +1,154 @@
-"""The parser of one answer: pieces of text in, parts out."""
+"""The parser of one answer: pieces of text in, parts out.
+
+An answer is content with tool calls in it, after reasoning; or it is several messages, each with a
+header (`MessageFormat`).
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from minisgl.core.answer import Part
-from minisgl_zoo.calls.content import read_content
+from minisgl.core.answer import Kind, Part
+from minisgl_zoo.calls.formats import CallFormat, MessageFormat
 from minisgl_zoo.calls.known import Calls, Marks, call_format, message_format, reasoning_marks
-from minisgl_zoo.calls.messages import read_messages
-from minisgl_zoo.calls.reader import Reader, Reading
+from minisgl_zoo.calls.reader import SPACE, Reader, Reading
+from minisgl_zoo.calls.syntax import ARGUMENT_KEYS, READERS, Types, read_arguments
+
+
+def read_content(reader: Reader, calls: CallFormat, types: Types) -> Reading[None]:
+    """Read content and tool calls. Text that begins like a call but is none is content. Hunyuan
+    also writes a section around an answer without calls."""
+    marks = [mark for mark in (calls.begin, *calls.section) if mark]
+    if calls.is_bare:
+        reader.record("")
+        yield from reader.skip_space()
+        if (yield from reader.peek()) == "{":
+            yield from _read_calls(reader, calls, types)
+        else:
+            reader.give_up()
+    while True:
+        _, mark = yield from reader.until(*marks, kind="content")
+        if not mark:
+            return
+        if mark == calls.begin:
+            reader.record(mark)
+            yield from _read_calls(reader, calls, types)
+        else:
+            yield from reader.skip_space()
+
+
+def _read_calls(reader: Reader, calls: CallFormat, types: Types) -> Reading[None]:
+    """Read the calls behind one `begin`: a call, or a list of calls."""
+    is_first = True
+    yield from reader.skip_space()
+    is_list = calls.syntax == "object" and (yield from reader.starts_with("["))
+    while True:
+        yield from reader.skip_space()
+        if not (yield from READERS[calls.syntax](reader, calls, types)):
+            reader.give_up(may_call=not is_first or _may_call(reader.taken or "", calls, types))
+            return
+        is_first = False
+        reader.record("")
+        yield from reader.skip_space()
+        if is_list and (yield from reader.starts_with(",")):
+            continue
+        if calls.is_bare and (yield from reader.starts_with(";")):
+            continue
+        break
+    reader.taken = None
+    if is_list:
+        yield from reader.starts_with("]")
+    if calls.end:
+        yield from reader.until(calls.end)
+    if calls.section[1]:
+        yield from reader.skip_space()
+        yield from reader.starts_with(calls.section[1])
+    yield from reader.skip_space()
+
+
+def _may_call(text: str, calls: CallFormat, types: Types) -> bool:
+    """Return whether a call may begin with `text`. An answer in JSON begins like a bare one."""
+    said = re.sub(r"\s", "", text)
+    if not calls.is_bare or said.startswith(calls.begin):
+        return True
+    keys = [f'{{"{key}":' for key in (*ARGUMENT_KEYS, calls.key, "type")]
+    starts = [f'{{"{calls.name_key}":"{name}"' for name in types] + keys
+    return any(start.startswith(said[: len(start)]) for start in starts)
+
+
+_BEGIN: Final = "<|message|>"
+
+
+def read_messages(
+    reader: Reader, form: MessageFormat, types: Types, set_reasoning: Callable[[bool], None]
+) -> Reading[None]:
+    """Read messages: calls, reasoning or content. A text without a message is content.
+
+    set_reasoning: called when reasoning begins and ends.
+    """
+    is_first, header = True, ""
+    while True:
+        reader.taken = ""
+        if not header:
+            header, mark = yield from reader.until(_BEGIN)
+            if not mark:
+                if is_first and not (reader.is_cut and _is_header(form, header)):
+                    reader.emit("content", header)
+                return
+        is_first = False
+        following = ""
+        if re.search(form.reasoning, header):
+            set_reasoning(True)
+            following = yield from _read_text(reader, form, "reasoning")
+            set_reasoning(False)
+        elif call := re.search(form.call, header):
+            if form.calls:
+                text, mark = yield from reader.until(*form.ends)
+                _emit_calls(reader, form.calls, text, types, is_cut=reader.is_cut and not mark)
+            else:
+                reader.emit("call", call[1])
+                yield from reader.skip_space()
+                yield from read_arguments(reader)
+                yield from reader.until(*form.ends)
+        else:
+            following = yield from _read_text(reader, form, "content")
+        header = following
+
+
+def _read_text(reader: Reader, form: MessageFormat, kind: Kind) -> Reading[str]:
+    """Emit a message's text. Returns the next header, if it follows without an end; else ""."""
+    marks = (*form.ends, form.bare) if form.bare else form.ends
+    while True:
+        piece, mark = yield from reader.until(*marks, kind=kind)
+        if not mark or mark != form.bare:
+            return ""
+        name = yield from reader.word()
+        if (yield from reader.starts_with(_BEGIN)):
+            return mark + name
+        reader.emit(kind, piece[len(piece.rstrip(SPACE)) :] + mark + name)
+
+
+def _is_header(form: MessageFormat, text: str) -> bool:
+    """Return whether `text`, at which an answer was cut, may be the begin of a header."""
+    begin = text.lstrip(SPACE)
+    return any(mark.startswith(begin[: len(mark)]) for mark in (*form.markers, "to="))
+
+
+def _emit_calls(
+    reader: Reader, calls: CallFormat, text: str, types: Types, *, is_cut: bool
+) -> None:
+    """Emit the calls of a whole message. One that is cut off is not continued by the next."""
+    inner = Reader()
+    inner.buffer, inner.has_ended, inner.is_cut = text, True, is_cut
+    for _ in read_content(inner, calls, types):
+        pass
+    for part in inner.parts:
+        reader.emit(*part)
+
 
 _NO_TYPES: Final[dict[str, dict[str, str]]] = {}
 

@@ -16,6 +16,7 @@ from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import ModelConfig
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import Family, LayerSpec
+from minisgl_zoo.blocks.attention import position_scale
 from minisgl_zoo.blocks.latent_attention import (
     LatentAttention,
     LatentBlock,
@@ -24,7 +25,6 @@ from minisgl_zoo.blocks.latent_attention import (
 )
 from minisgl_zoo.blocks.layer_kinds import plain, refuse, rope_fields
 from minisgl_zoo.blocks.routers import SoftmaxExperts, sigmoid_mixture
-from minisgl_zoo.families.ministral3 import position_scale
 from minisgl_zoo.families.sigmoid_mixtures import without_drafts
 
 BEST: dict[object, int | None] = {"greedy": None, "group_limited_greedy": 1}

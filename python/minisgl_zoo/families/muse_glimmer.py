@@ -12,8 +12,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING
 from minisgl.models.spec import Family, LayerSpec, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
-from minisgl_zoo.blocks.gemma import GemmaNorm
-from minisgl_zoo.blocks.gemma4_attention import UnitNorm
+from minisgl_zoo.blocks.gemma import GemmaNorm, UnitNorm
 from minisgl_zoo.blocks.layer_kinds import (
     layer_types,
     layers_of_types,

@@ -1,4 +1,5 @@
 """Families that differ from Llama in values only: biases, windows, rotations, norms, names.
+Ministral 3 also scales its queries by the logarithm of their position (as in Llama 4).
 
 `defaults` are the values of each family's config class in transformers.
 """
@@ -9,18 +10,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import ModelConfig
 from minisgl.models.families.dense import MISTRAL, QWEN2, qwen_window
 from minisgl.models.families.layer_types import FULL, SLIDING, windows
 from minisgl.models.families.mixtures import qwen_mixture
 from minisgl.models.spec import Family, LayerSpec, layers_of
-from minisgl_zoo.blocks.attention import WideNormAttention, WideNormBlock
+from minisgl_zoo.blocks.attention import ScaledQueries, WideNormAttention, WideNormBlock
 from minisgl_zoo.blocks.layer_kinds import (
     layer_types,
     layers_of_types,
     no_rotation,
     plain,
+    rope_fields,
     sliding_rope,
     windowed_layers,
     with_ropes,
@@ -28,6 +31,16 @@ from minisgl_zoo.blocks.layer_kinds import (
 from minisgl_zoo.blocks.sandwich import PostNormBlock, SandwichBlock
 from minisgl_zoo.blocks.views import interleaved
 from minisgl_zoo.view import CheckpointView, fused
+
+
+class Ministral3Block(Block):
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        self.attention.attend = ScaledQueries(
+            self.attention.attend.layer,
+            at.rope,
+            beta=rope_fields(at.spec.config).number("llama_4_scaling_beta"),
+        )
 
 
 class Olmo2Block(PostNormBlock):
@@ -160,6 +173,28 @@ INTERNLM3 = llama_like(
 MIMO = replace(QWEN2, view=without_mimo_drafts)
 MINISTRAL = llama_like(
     dict(MISTRAL.defaults), layers=ministral_layers, qkv_bias=False, o_bias=False
+)
+MINISTRAL3 = llama_like(
+    {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    layers=partial(windowed_layers, block=Ministral3Block),
+    qkv_bias=False,
+    o_bias=False,
 )
 OLMO2 = llama_like(
     {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},

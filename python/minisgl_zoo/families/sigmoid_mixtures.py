@@ -1,5 +1,6 @@
 """GLM-4.5 and the families with its mixture in all but their first layers: a router of sigmoids
-with a correction, and experts that every token takes.
+with a correction, and experts that every token takes. ERNIE 4.5's router has softmax instead, and
+MiniMax-M2 norms queries and keys over all heads, half of which rotate.
 
 `defaults` are the values of each family's config class in transformers.
 """
@@ -9,15 +10,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from minisgl.models.blocks.mixture import MoeSpec
+from torch import Tensor
+
+from minisgl.layers.moe import ExpertNames
+from minisgl.models.blocks.mixture import MoeSpec, expert_names, mixture_in_each_layer
 from minisgl.models.config import ModelConfig
 from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
-from minisgl.models.spec import Family, LayerSpec, ModelSpec
+from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
+from minisgl_zoo.blocks.attention import WideNormBlock
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, plain, refuse
-from minisgl_zoo.blocks.routers import CORRECTION, sigmoid_mixture
+from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
+from minisgl_zoo.blocks.views import interleaved_heads
 from minisgl_zoo.view import CheckpointView
 
 
@@ -200,5 +206,94 @@ SOLAROPEN = replace(
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,
         "max_position_embeddings": 131_072,
+    },
+)
+
+
+class ErnieExperts(SigmoidExperts):
+    """An expert's weight is its probability."""
+
+    sum_eps = 1e-12
+    correction_rows = (1,)
+
+    def weights(self, logits_TE: Tensor) -> Tensor:
+        return logits_TE.softmax(-1)
+
+
+def ernie4_5_moe(config: ModelConfig) -> ModelSpec:
+    fields, count = config.fields, config.num_layers
+    mixture = sigmoid_mixture(
+        config, experts="num_experts", shared="moe_num_shared_experts", layer=ErnieExperts
+    )
+    first = fields.integer("moe_layer_start_index", minimum=0)
+    last = fields.integer("moe_layer_end_index", minimum=-1)
+    every = fields.integer("moe_layer_interval")
+    if fields.number("moe_norm_min", 1e-12) > 1e-6:
+        raise fields.error("moe_norm_min", "at most 0.000001, which bounds no sum of weights")
+    refuse(fields, "use_bias", "mixtures of ERNIE 4.5 with biases are not served")
+    last = count - 1 if last == -1 else last
+    is_sparse = tuple(first <= i <= last and (i + 1) % every == 0 for i in range(count))
+    mixture = replace(mixture, is_sparse=is_sparse, renormalise=True)
+    return ModelSpec(config=config, layers=layers_of(config), moe=mixture)
+
+
+def without_ernie_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """Leave out multi-token prediction, and put the heads' entries in order."""
+    view.drop("model.mtp_")
+    return interleaved_heads(view, config)
+
+
+ERNIE4_5_MOE = Family(
+    spec=ernie4_5_moe,
+    view=without_ernie_drafts,
+    renames={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+    names={".mlp.moe_statics.": ".mlp.gate.", ".mlp.gate.moe_statics.": ".mlp.gate."},
+    defaults={
+        "num_key_value_heads": 4,
+        "intermediate_size": 12_288,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1536,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 131_072,
+    },
+)
+
+
+def minimax_m2(config: ModelConfig) -> ModelSpec:
+    # Released files say how many dims rotate.
+    rotary_dim = config.fields.integer("rotary_dim", config.rope.rotary_dim)
+    if rotary_dim > config.head_dim or rotary_dim % 2:
+        raise config.fields.error("rotary_dim", f"an even number up to {config.head_dim}")
+    rope = replace(config.rope, rotary_dim=rotary_dim)
+    return ModelSpec(
+        config=config,
+        layers=layers_of(config, rope=rope, block=WideNormBlock),
+        moe=mixture_in_each_layer(
+            config, minimax_names, layer=partial(SigmoidExperts, config=config)
+        ),
+    )
+
+
+def minimax_names(layer: int) -> ExpertNames:
+    return expert_names(f"model.layers.{layer}.mlp", projections=("w1", "w3", "w2"))
+
+
+MINIMAXM2 = Family(
+    spec=minimax_m2,
+    names={".block_sparse_moe.": ".mlp.", f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "rope_theta": 5e6,
+        "max_position_embeddings": 196_608,
     },
 )

@@ -17,8 +17,7 @@ from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
 from minisgl.layers.shard import HeadShare
 from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec
-from minisgl_zoo.recurrent.backend import DeltaLayer
-from minisgl_zoo.recurrent.backends import create_recurrent_backend
+from minisgl_zoo.recurrent.backend import DeltaLayer, create_recurrent_backend
 from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
 
 INTERVAL = 64

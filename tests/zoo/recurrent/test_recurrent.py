@@ -12,8 +12,11 @@ from minisgl import plugins
 from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Ops
 from minisgl_zoo.blocks.sandwich import Sandwich, create_sandwich
-from minisgl_zoo.recurrent.backend import TorchRecurrentBackend
-from minisgl_zoo.recurrent.backends import CpuRecurrentBackend, create_recurrent_backend
+from minisgl_zoo.recurrent.backend import (
+    CpuRecurrentBackend,
+    TorchRecurrentBackend,
+    create_recurrent_backend,
+)
 from minisgl_zoo.recurrent.gates import Gates, create_gates
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}

@@ -1,27 +1,194 @@
-"""Gemma 4's block and decoder. Each layer may have its own part of the token's embedding, and the
-`SandwichNorm` after a block scales its output.
+"""Gemma 4's block and decoder.
 
-Axes: T tokens of this step, S rows that sample, D hidden size, L layers, P width of a layer's part.
+Queries, keys and values are normed per head; one projection may serve as keys and as values, and
+later layers may read the keys and values of an earlier one. Each layer may have its own part of the
+token's embedding, and the `SandwichNorm` after a block scales its output. A mixture may run beside
+the MLP: its router has its own norm, each expert a scale.
+
+Axes: T tokens of this step, S rows that sample, D hidden size, N query heads, K key/value heads, H
+head dim (all local to the rank), L layers, P width of a layer's part.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from minisgl.attention import AttnLayer
 from minisgl.core import Batch
-from minisgl.layers import BuildContext, RMSNorm, VocabParallelEmbedding
-from minisgl.layers.base import BaseOP
-from minisgl.models.blocks.decoder import GatedMLP, LayerBuild
+from minisgl.layers import (
+    AttentionLayer,
+    BuildContext,
+    LinearQKVMerged,
+    RMSNorm,
+    RotaryEmbedding,
+    VocabParallelEmbedding,
+)
+from minisgl.layers.base import BaseOP, Identity
+from minisgl.layers.linear import Linear
+from minisgl.layers.moe import ExpertNames, MoELayer
+from minisgl.layers.shard import split_heads, times
+from minisgl.models.blocks.decoder import Attention, GatedMLP, LayerBuild
+from minisgl.models.blocks.mixture import MoeSpec, expert_names, read_experts
+from minisgl.models.config import ModelConfig
 from minisgl.models.spec import LayerSpec, ModelSpec
+from minisgl.moe import Experts
 from minisgl.quantization import Part
-from minisgl_zoo.blocks.gemma import GemmaDecoder
-from minisgl_zoo.blocks.gemma4_attention import Gemma4Attention
-from minisgl_zoo.blocks.gemma4_experts import Gemma4Experts
+from minisgl_zoo.blocks.gemma import GemmaDecoder, UnitNorm
 from minisgl_zoo.blocks.sandwich import NoNorm, SandwichBlock, SandwichNorm, without_all_reduce
+
+
+class NormedValues(AttentionLayer):
+    """Attention that also norms the values."""
+
+    norms_values = True
+
+    def __init__(
+        self,
+        layer: AttnLayer,
+        *,
+        rope: RotaryEmbedding,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        v_norm: UnitNorm,
+    ) -> None:
+        super().__init__(layer, rope=rope, q_norm=q_norm, k_norm=k_norm)
+        self.v_norm = v_norm
+
+    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_TNH, k_TKH, v_TKH = super().split(qkv, positions_T)
+        return q_TNH, k_TKH, self.v_norm.forward(v_TKH)
+
+
+class ReadsAnother(AttentionLayer):
+    """Attention of this layer's queries to the keys and values that another layer stores."""
+
+    def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
+        view = batch.pools[self.layer.pool]
+        if view.context.attn.takes_queries:
+            return super().forward(qkv, batch)
+        q_TNH = self.q_norm.forward(qkv.view(len(qkv), -1, self.layer.head_dim))
+        q_TNH, _ = self.rope.forward(q_TNH, q_TNH[:, :1], view.positions)
+        # Backends store their arguments; slot -1 makes them store nothing.
+        unread_TKH = q_TNH[:, : self.layer.num_kv_heads]
+        view = replace(view, slots=torch.full_like(view.slots, -1))
+        attended: Tensor = view.context.attn.forward(
+            q_TNH, unread_TKH, unread_TKH, self.layer, view
+        )
+        return attended.flatten(1)
+
+
+class Gemma4Attention(Attention):
+    """With the field attention_k_eq_v, layers without a window have one projection for keys and
+    values."""
+
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        spec, layer, build = at.spec, at.layer, at.build
+        config, prefix = spec.config, f"{layer.prefix}.self_attn"
+        attn_layer = self.attend.layer
+        q_norm = at.head_norm(RMSNorm, "q_norm")
+        if layer.shares is not None:
+            # A layer that reads the keys of another projects only queries.
+            self.qkv = query_projection(spec, layer, build)  # type: ignore[assignment] # has the same `forward`
+            self.attend = ReadsAnother(attn_layer, rope=at.rope, q_norm=q_norm, k_norm=Identity())
+            return
+        if layer.window is None and config.fields.flag("attention_k_eq_v", False):
+            self.qkv = LinearQKVMerged(
+                build,
+                in_size=config.hidden_size,
+                num_q_heads=layer.num_heads,
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+                bias=spec.qkv_bias,
+                names=(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.k_proj"),
+            )
+        self.attend = NormedValues(
+            attn_layer,
+            rope=at.rope,
+            q_norm=q_norm,
+            k_norm=at.head_norm(RMSNorm, "k_norm"),
+            v_norm=UnitNorm(build, size=layer.head_dim, eps=config.norm_eps),
+        )
+
+
+def query_projection(spec: ModelSpec, layer: LayerSpec, build: BuildContext) -> Linear:
+    """Return a projection for queries only. Released files also have tensors of keys and values,
+    which no layer reads; they are declared as unread."""
+    prefix = f"{layer.prefix}.self_attn"
+    heads = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)[build.comm.rank]
+    others = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    part = Part(
+        name=f"{prefix}.q_proj.weight",
+        shape=(layer.num_heads * layer.head_dim, spec.config.hidden_size),
+        axis=0,
+        share=times(heads.q, layer.head_dim),
+        unread=tuple(f"{prefix}.{name}" for name in others),
+    )
+    return Linear(build, part, bias=spec.qkv_bias)
+
+
+class RouterNorm(RMSNorm):
+    """RMS norm that also divides by the square root of the size. The weight stays float32, so that
+    there is one rounding instead of three."""
+
+    def __init__(self, build: BuildContext, *, size: int, name: str) -> None:
+        super().__init__(replace(build, dtype=torch.float32), size=size, eps=1e-6, name=name)
+
+    def init_buffers(self, device: torch.device) -> None:
+        self.weight *= self.weight.shape[0] ** -0.5
+
+
+class Gemma4Experts(MoELayer):
+    """A mixture whose router has its own norm, and whose experts have scales."""
+
+    per_expert_scale: Tensor
+
+    def __init__(
+        self, build: BuildContext, *args: Any, hidden_size: int, names: ExpertNames, **options: Any
+    ) -> None:
+        super().__init__(build, *args, hidden_size=hidden_size, names=names, **options)
+        prefix = names.router.removesuffix(".proj.weight")
+        num_experts = options["num_experts"]
+        self.declare(
+            "per_expert_scale",
+            torch.float32,
+            Part.whole(f"{prefix}.per_expert_scale", num_experts),
+        )
+        self.router_norm = RouterNorm(build, size=hidden_size, name=f"{prefix}.scale")
+
+    def beside(self, routed_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """Route by routed_TD, the output of `router_norm`. Returns the weighted sum of this rank's
+        experts, computed from x."""
+        return self._backend.forward(x_TD, self.router.linear(routed_TD), self.experts)
+
+    @property
+    def experts(self) -> Experts:
+        return replace(super().experts, scale=self.per_expert_scale)
+
+
+def experts_beside(config: ModelConfig) -> MoeSpec | None:
+    """Return the mixture that config.json describes, or None. Every layer has it."""
+    if not config.fields.flag("enable_moe_block", False):
+        return None
+    num_experts, top_k = read_experts(config, "num_experts", "gelu_tanh")
+    return MoeSpec(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner_size=config.fields.integer("moe_intermediate_size"),
+        renormalise=True,
+        is_sparse=(True,) * config.num_layers,
+        names=_names,
+        activation="gelu_tanh",
+        layer=Gemma4Experts,
+    )
+
+
+def _names(layer: int) -> ExpertNames:
+    return expert_names(f"model.layers.{layer}", router="router.proj")
 
 
 class LayerInput(BaseOP):
