@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from minisgl.core.sampling_checks import checked
+from minisgl.core.sampling_checks import INT32, MAX_TOP_LOGPROBS, checked
 from minisgl.errors import InvalidSampling
 
 MAX_CHOICES = 128
 """The most choices of one prompt. They have the same parameters, but for the seed."""
 
 
-class _RefusesUnknown(msgspec.StructMeta):
+Count = Annotated[int, Meta(ge=0, le=INT32)]
+"""A number or an id of tokens, which the device keeps as int32."""
+NumTop = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+class _Checked(msgspec.StructMeta):
     def __call__(cls, *args: Any, **fields: Any) -> Any:
-        """Make a record. Raises InvalidSampling for a field that does not exist."""
+        """Make a record, checked. Raises InvalidSampling."""
         known: tuple[str, ...] = cls.__struct_fields__
         if args or (unknown := [name for name in fields if name not in known]):
             wrong = "values without a name" if args else ", ".join(unknown)
             hint = "n is an argument of generate, chat and stream; " if wrong == "n" else ""
             says = f"SamplingParams has no field for {wrong}; {hint}the fields are "
             raise InvalidSampling(says + ", ".join(known))
-        return super().__call__(**fields)
+        given = {name: fields[name] for name in fields if fields[name] is not _DEFAULTS[name]}
+        return super().__call__(**checked(given))
 
 
 class SamplingParams(
     msgspec.Struct,
-    metaclass=_RefusesUnknown,
+    metaclass=_Checked,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """How one request samples and stops. The values are checked when the record is made.
+    """How one request samples and stops. The values are checked when the record is made, and only
+    then. Another process decodes them, which keeps the types and bounds of the fields, and trusts
+    the rest.
 
     The filters apply in this order, as in Hugging Face's `generate`: temperature, top-k, top-p,
     min-p. Each renormalises the probabilities that the one before has left. ``temperature=0`` is
@@ -78,40 +87,34 @@ class SamplingParams(
     """
 
     temperature: float = 1.0
-    top_k: int = 0
+    top_k: Count = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[Count, ...] = ()
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logprobs: bool = False
-    top_logprobs: int = 0
-    prompt_logprobs: int | None = None
+    top_logprobs: NumTop = 0
+    prompt_logprobs: NumTop | None = None
     echo: bool = False
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    allowed_token_ids: tuple[int, ...] | None = None
+    logit_bias: dict[Count, float] = {}
+    allowed_token_ids: tuple[Count, ...] | None = None
     bad_words: tuple[str, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    min_tokens: int = 0
+    bad_words_ids: tuple[Annotated[tuple[Count, ...], Meta(min_length=1)], ...] = ()
+    min_tokens: Count = 0
     structured_outputs: dict[str, Any] | None = None
 
-    def __post_init__(self) -> None:
-        given = {
-            name: value
-            for name, default in _DEFAULTS
-            if (value := getattr(self, name)) is not default
-        }
-        for name, value in checked(given).items():
-            if value is not given[name]:
-                msgspec.structs.force_setattr(self, name, value)
+    def but(self, **fields: Any) -> SamplingParams:
+        """Return the parameters with other values of these fields. Raises InvalidSampling."""
+        return SamplingParams(**(msgspec.structs.asdict(self) | fields))
 
     @property
     def has_penalties(self) -> bool:
@@ -144,4 +147,4 @@ class SamplingParams(
         return ids if most is None else ids[-4 * most :]
 
 
-_DEFAULTS = tuple((each.name, each.default) for each in msgspec.structs.fields(SamplingParams))
+_DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(SamplingParams)}

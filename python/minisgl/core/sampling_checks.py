@@ -23,7 +23,7 @@ MAX_STOP_TOKEN_IDS: Final = 256
 MAX_STOP_LENGTH: Final = 1024  # characters; the detokenizer holds back this much text at most
 KINDS: Final = ("json", "json_object", "regex", "choice", "grammar")
 """The entries of `structured_outputs`, of which a request has one."""
-_INT32: Final = 2**31 - 1
+INT32: Final = 2**31 - 1
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,11 +35,11 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     max_tokens = plain.get("max_tokens")
     if max_tokens == 0 and not shows_prompt:
         raise InvalidSampling(
-            f"max_tokens must be from 1 to {_INT32}; 0 is allowed with echo or prompt_logprobs",
+            f"max_tokens must be from 1 to {INT32}; 0 is allowed with echo or prompt_logprobs",
             param="max_tokens",
         )
     min_tokens = plain.get("min_tokens", 0)
-    if not 0 <= min_tokens <= (_INT32 if max_tokens is None else max_tokens):
+    if not 0 <= min_tokens <= (INT32 if max_tokens is None else max_tokens):
         raise InvalidSampling(
             f"min_tokens must be from 0 to max_tokens, got {min_tokens}", param="min_tokens"
         )
@@ -91,7 +91,7 @@ def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
 
-_TOP_K = _whole(-1, _INT32, f"be from 1 to {_INT32}, or 0 or -1 for no limit")
+_TOP_K = _whole(-1, INT32, f"be from 1 to {INT32}, or 0 or -1 for no limit")
 
 
 def _top_k(name: str, value: Any) -> Any:
@@ -118,7 +118,7 @@ def _tuple(name: str, values: Any, items: str, kind: type, most: int) -> Any:
 
 def _stop_token_ids(name: str, values: Any) -> tuple[int, ...]:
     ids = tuple(map(int, _tuple(name, values, "token ids", Integral, MAX_STOP_TOKEN_IDS)))
-    if any(not 0 <= token <= _INT32 for token in ids):
+    if any(not 0 <= token <= INT32 for token in ids):
         raise InvalidSampling(f"{name} must be token ids, got {brief(list(ids))}", param=name)
     return ids
 
@@ -151,7 +151,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "top_p": _real(5e-324, 1, "be above 0 and at most 1"),
     "min_p": _real(0, 1),
     "seed": _or_none(_whole(-(2**63), 2**64 - 1, "fit 64 bits")),
-    "max_tokens": _or_none(_whole(0, _INT32, f"be from 1 to {_INT32}")),
+    "max_tokens": _or_none(_whole(0, INT32, f"be from 1 to {INT32}")),
     "ignore_eos": _switch,
     "stop_token_ids": _stop_token_ids,
     "stop": _stop,
@@ -161,7 +161,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "top_logprobs": _whole(0, MAX_TOP_LOGPROBS),
     "prompt_logprobs": _or_none(_whole(0, MAX_TOP_LOGPROBS)),
     "echo": _switch,
-    "truncate_prompt_tokens": _or_none(_whole(1, _INT32, "be at least 1")),
+    "truncate_prompt_tokens": _or_none(_whole(1, INT32, "be at least 1")),
     "repetition_penalty": _real(0.01, 10),
     "frequency_penalty": _real(-2, 2),
     "presence_penalty": _real(-2, 2),

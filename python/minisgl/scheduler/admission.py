@@ -64,7 +64,13 @@ def admissible_max_tokens(
             f"the queue is full with {counted(num_waiting, 'request')}; try again later, or raise "
             "--max-queued-requests"
         )
-    return limit - num_prompt if asked is None else asked
+    max_tokens = limit - num_prompt if asked is None else asked
+    if sampling.min_tokens > max_tokens:
+        raise InvalidSampling(
+            f"min_tokens must be from 0 to max_tokens, got {sampling.min_tokens}",
+            param="min_tokens",
+        )
+    return max_tokens
 
 
 def _check_logit_ids(sampling: SamplingParams, vocab_size: int, eos_ids: Collection[int]) -> None:

@@ -119,11 +119,11 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         """
         names = names or {}
         with naming(names):
-            params = msgspec.structs.replace(defaults, **self.sampling_fields())
+            params = defaults.but(**self.sampling_fields())
             option, of_form = self.structured()
             if option is not None:
                 with naming(of_form):
-                    params = msgspec.structs.replace(params, structured_outputs=option)
+                    params = params.but(structured_outputs=option)
         return params, in_turn(of_form, names)
 
 
