@@ -167,19 +167,6 @@ class ServerArgs(RuntimeArgs):
         metavar="FILE",
         unset="in the file of the certificate",
     )
-    restart: bool = option(
-        False,
-        SWITCH,
-        "running",
-        "after a worker has died or hangs, start the engine again behind the same port; until then "
-        "requests get HTTP 503",
-    )
-    max_restarts: int = option(
-        3,
-        whole(1),
-        "running",
-        "the most restarts within an hour; the server ends at the next failure",
-    )
     drain_timeout: float = option(
         8.0,
         SECONDS,

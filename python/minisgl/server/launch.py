@@ -7,9 +7,9 @@
     tokenizer(s)                               | load tokenizer          | text <-> ids |
 
 The API server runs in this process (`minisgl.server.server`). If a worker dies, the exit code is 1,
-or with `--restart` all workers start again. After Ctrl-C, SIGTERM or SIGHUP the exit code is 0.
-SIGTERM first lets running requests finish, for `--drain-timeout`; a second Ctrl-C or SIGTERM ends
-everything at once.
+or all workers start again (row `restarting` of `servers`). After Ctrl-C, SIGTERM or SIGHUP the exit
+code is 0. SIGTERM first lets running requests finish, for `--drain-timeout`; a second Ctrl-C or
+SIGTERM ends everything at once.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def _serve(
         with held():  # an import may swallow what a signal handler raises
             from minisgl.server.server import Server
 
-            server = Server(workers, bound, model, args, keys, tls, start_workers)
+            server_of = plugins.find("servers", "restarting")
+            make = server_of(args, start_workers) if server_of else Server
+            server: Server = make(workers, bound, model, args, keys, tls)
         workers.wait_ready()
         signals.check()
         freeze_start_objects()

@@ -12,13 +12,10 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from minisgl import plugins
-from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
+from minisgl.errors import EngineError, WorkerHung
 from minisgl.message.frontend import UserReply
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Peer, Workers
@@ -27,7 +24,6 @@ from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
 from minisgl.server.command import finish_open
-from minisgl.server.errors import Restarting
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer, PromptWatcher
@@ -39,11 +35,6 @@ from minisgl.utils.start import StartClock, describe_start
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 logger = get_logger(__name__)
-
-RESTARTS_WITHIN_S: Final = 3600.0
-"""The time in which at most `--max-restarts` are allowed."""
-
-KILL_AGAIN_S: Final = 0.05
 
 
 class Server:
@@ -57,16 +48,10 @@ class Server:
         args: ServerArgs,
         keys: Keys | None = None,
         tls: ssl.SSLContext | None = None,
-        start_workers: Callable[[], None] | None = None,
     ) -> None:
-        """start_workers: called to start the workers again after a failure (`--restart`)."""
         self._workers = workers
         self._socket = bound
         self._num_tokenizers = max(args.num_tokenizer, 1)
-        self._start_workers = start_workers if args.restart else None
-        self._max_restarts = args.max_restarts
-        self._restarts: deque[float] = deque()
-        self._restart: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         made = [row.load()(args, model.name) for row in plugins.rows("prompt_watchers")]
         watchers: list[PromptWatcher] = [watcher for watcher in made if watcher]
@@ -110,14 +95,15 @@ class Server:
         finally:
             if self._drain:
                 self._drain.cancel()
-            while self._restart and not self._restart.done():
-                self._workers.kill()  # ends the wait for them
-                await asyncio.wait([self._restart], timeout=KILL_AGAIN_S)
+            await self._settle()
             self._disconnect(self._loop)
             self._frontend.observer.close()
             self._loop = None
         if self._failure:
             raise self._failure
+
+    async def _settle(self) -> None:
+        """Called when HTTP has ended. A subclass waits here for what it has begun."""
 
     def _open_queues(self) -> tuple[list[PushQueue], AsyncPullQueue[UserReply]]:
         endpoints = self._workers.endpoints
@@ -228,56 +214,7 @@ class Server:
             self._fail(EngineError(f"the API server failed ({type(error).__name__}: {error})"))
 
     def _fail(self, error: EngineError) -> None:
-        if self._http.should_exit or (self._restart and not self._restart.done()):
-            return
-        if isinstance(error, WorkerDied | WorkerHung) and self._may_restart():
-            self._restart = asyncio.create_task(self._start_again(error))
+        if self._http.should_exit:
             return
         self._failure = error
         self._end(error)
-
-    def _may_restart(self) -> bool:
-        if self._start_workers is None or self._frontend.is_draining:
-            return False
-        now = time.monotonic()
-        while self._restarts and now - self._restarts[0] > RESTARTS_WITHIN_S:
-            self._restarts.popleft()
-        if len(self._restarts) >= self._max_restarts:
-            logger.error("there were %d restarts within an hour already", len(self._restarts))
-            return False
-        self._restarts.append(now)
-        return True
-
-    async def _start_again(self, error: EngineError) -> None:
-        """Fail the open requests, then start new workers. Until then requests get a 503."""
-        assert self._loop
-        begun = time.monotonic()
-        self._frontend.fail_all(error)
-        expected_s = sum(self._frontend.observer.start_s.values())
-        self._frontend.failure = Restarting(error, expected_s)
-        self._disconnect(self._loop)
-        logger.error("%s; starting it again", error)
-        try:
-            await asyncio.to_thread(self._replace_workers, str(error))
-            if not self._http.should_exit:
-                self._queues = self._open_queues()
-        except (ConfigError, EngineError) as failed:
-            if self._http.should_exit:  # `serve` has killed the new workers
-                return
-            self._failure = EngineError(f"{error}; it did not start again: {failed}")
-            self._end(self._failure)
-            return
-        if self._http.should_exit:
-            return
-        self._frontend.reconnect(*self._queues, self._context_length)
-        self._connect(self._loop)
-        self._frontend.observer.num_restarts += 1
-        logger.info("started again after %.1f s", time.monotonic() - begun)
-
-    def _replace_workers(self, reason: str) -> None:
-        """Start new workers and wait until they are ready. Raises StartupFailed."""
-        assert self._start_workers
-        self._workers.end(reason)
-        self._workers.reset()
-        self._start_workers()
-        self._workers.wait_ready()

@@ -10,6 +10,7 @@ from typing import Any, Final
 from minisgl.core.args import SWITCH, options_of
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
+from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.deploy.local import with_share_of_memory
 
 NOT_ON_RAY: Final = frozenset(
@@ -77,7 +78,7 @@ def deploy_options(given: Mapping[str, Any]) -> DeployOptions:
 
 
 def _server_args(given: Mapping[str, Any]) -> ServerArgs:
-    known = options_of(ServerArgs)
+    known = options_of(GatewayArgs)
     fields = {}
     for name, value in given.items():
         if name in NOT_ON_RAY:
@@ -95,7 +96,7 @@ def _server_args(given: Mapping[str, Any]) -> ServerArgs:
             except ValueError:
                 raise ConfigError(f"{name} must be {rule.words}, got {value!r}") from None
         fields[name] = value
-    args = ServerArgs(**fields)
+    args = GatewayArgs(**fields)
     if wrong := args.conflict():
         raise ConfigError(wrong)
     return args

@@ -31,7 +31,7 @@ from minisgl.errors import ConfigError, EngineError
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 from minisgl.utils.zmq import Endpoints
-from minisgl_gateway.nodes.args import NodeArgs, is_interface
+from minisgl_gateway.args import GatewayArgs, is_interface
 from minisgl_gateway.nodes.link import (
     HELLO_S,
     Accepted,
@@ -49,7 +49,7 @@ RETRY_S: Final = 0.3
 ANSWER_S: Final = 20.0  # node 0 waits `HELLO_S` for each silent connection, else answers at once
 
 
-def gather_nodes(args: NodeArgs, settings: dict[str, str]) -> list[NodeLink]:
+def gather_nodes(args: GatewayArgs, settings: dict[str, str]) -> list[NodeLink]:
     """On node 0: wait for all other nodes. Returns their links in the order of the nodes.
 
     Raises ConfigError if this node cannot listen.
@@ -74,7 +74,7 @@ def gather_nodes(args: NodeArgs, settings: dict[str, str]) -> list[NodeLink]:
 
 
 def _admit(
-    args: NodeArgs,
+    args: GatewayArgs,
     settings: dict[str, str],
     connected: socket.socket,
     links: dict[int, NodeLink],
@@ -102,7 +102,7 @@ def _admit(
     link.close()
 
 
-def join_node_0(args: NodeArgs, settings: dict[str, str]) -> NodeLink:
+def join_node_0(args: GatewayArgs, settings: dict[str, str]) -> NodeLink:
     """On another node: wait for node 0 and all other nodes. Returns the link to node 0.
 
     Raises ConfigError if node 0 refuses this node or a port of its ranks is taken, EngineError if
@@ -137,7 +137,7 @@ def join_node_0(args: NodeArgs, settings: dict[str, str]) -> NodeLink:
     return link
 
 
-def with_network(endpoints: Endpoints, args: NodeArgs, links: list[NodeLink]) -> Endpoints:
+def with_network(endpoints: Endpoints, args: GatewayArgs, links: list[NodeLink]) -> Endpoints:
     """Return `endpoints` with TCP addresses for communication between nodes.
 
     links: on node 0 the links to all other nodes, in order; on another node the link to node 0.

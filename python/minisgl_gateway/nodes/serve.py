@@ -11,21 +11,21 @@ from minisgl.server.launch import workers_until_end
 from minisgl.server.model import find_checkpoint
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
-from minisgl_gateway.nodes.args import NodeArgs
+from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.nodes.join import gather_nodes, join_node_0, with_network
 from minisgl_gateway.nodes.settings import given_of_node_0, settings_of
 
 logger = get_logger(__name__)
 
 
-def gather(args: NodeArgs, folder: Path, workers: Workers) -> None:
+def gather(args: GatewayArgs, folder: Path, workers: Workers) -> None:
     """On node 0, before the workers start: wait for the other nodes."""
     links = gather_nodes(args, settings_of(args, folder))
     workers.nodes = links
     workers.endpoints = with_network(workers.endpoints, args, links)
 
 
-def serve_node(args: NodeArgs, signals: Signals) -> int:
+def serve_node(args: GatewayArgs, signals: Signals) -> int:
     """Run this node's ranks for as long as node 0 serves. Returns the exit code."""
     if flags := given_of_node_0(args):
         logger.info("only node 0 uses %s; this node does not", ", ".join(flags))

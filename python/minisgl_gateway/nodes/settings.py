@@ -10,7 +10,7 @@ from typing import Final
 from minisgl import env, plugins
 from minisgl.core.args import flag_of, options_of
 from minisgl.version import __version__
-from minisgl_gateway.nodes.args import NodeArgs
+from minisgl_gateway.args import GatewayArgs
 
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
 
@@ -29,11 +29,11 @@ OF_NODE_0: Final = frozenset(
 """Options that only the node with HTTP uses. All nodes must agree on the others."""
 
 
-def settings_of(args: NodeArgs, folder: Path) -> dict[str, str]:
+def settings_of(args: GatewayArgs, folder: Path) -> dict[str, str]:
     """Return the settings of this node that must equal node 0's, by the names that users know."""
     flags = {
         flag_of(name): str(getattr(args, name))
-        for name in options_of(NodeArgs)
+        for name in options_of(GatewayArgs)
         if name not in OWN | OF_NODE_0
     }
     return flags | {
@@ -48,11 +48,11 @@ def settings_of(args: NodeArgs, folder: Path) -> dict[str, str]:
     }
 
 
-def given_of_node_0(args: NodeArgs) -> list[str]:
+def given_of_node_0(args: GatewayArgs) -> list[str]:
     """Return the given flags that only node 0 uses, as a user types them."""
     return [
         flag_of(name)
-        for name, (default, _) in options_of(NodeArgs).items()
+        for name, (default, _) in options_of(GatewayArgs).items()
         if name in OF_NODE_0 and getattr(args, name) != default
     ]
 

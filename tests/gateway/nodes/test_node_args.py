@@ -6,18 +6,18 @@ import pytest
 
 from minisgl.core.args import options_of
 from minisgl.server.flags import parse_args
-from minisgl_gateway.nodes.args import NodeArgs
+from minisgl_gateway.args import GatewayArgs
 
 NODES = ("--tp", "4", "--nnodes", "2", "--dist-init-addr", "h:2000")
 
 
 def test_they_are_flags_of_the_server() -> None:
     args = parse_args([*NODES, "--node-rank", "1"])
-    assert isinstance(args, NodeArgs)
+    assert isinstance(args, GatewayArgs)
     assert (args.nnodes, args.node_rank, args.dist_init_addr) == (2, 1, "h:2000")
     assert (list(args.local_ranks), args.num_local) == ([2, 3], 2)
-    assert list(NodeArgs(tp=3).local_ranks) == [0, 1, 2]
-    for name, (default, option) in options_of(NodeArgs).items():
+    assert list(GatewayArgs(tp=3).local_ranks) == [0, 1, 2]
+    for name, (default, option) in options_of(GatewayArgs).items():
         assert default is None or option.rule.accepts(default), name
 
 

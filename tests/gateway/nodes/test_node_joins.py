@@ -20,7 +20,7 @@ from minisgl.builtin import model_path
 from minisgl.core.args import flag_of, options_of
 from minisgl.errors import ConfigError, EngineError
 from minisgl.utils.zmq import Endpoints
-from minisgl_gateway.nodes.args import NodeArgs
+from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.nodes.join import ANSWER_S, gather_nodes, join_node_0, with_network
 from minisgl_gateway.nodes.link import Gone, Hello, NodeLink, NodeMsg
 from minisgl_gateway.nodes.settings import OF_NODE_0, OWN, given_of_node_0, settings_of
@@ -28,16 +28,16 @@ from minisgl_gateway.nodes.settings import OF_NODE_0, OWN, given_of_node_0, sett
 LOOPBACK = "127.0.0.1"
 
 
-def node_args(nnodes: int = 2) -> NodeArgs:
+def node_args(nnodes: int = 2) -> GatewayArgs:
     port = free_ports(1 + nnodes)
-    return NodeArgs(tp=nnodes, nnodes=nnodes, dist_init_addr=f"{LOOPBACK}:{port}")
+    return GatewayArgs(tp=nnodes, nnodes=nnodes, dist_init_addr=f"{LOOPBACK}:{port}")
 
 
-def gather(pool: Background, args: NodeArgs) -> Future[list[NodeLink]]:
+def gather(pool: Background, args: GatewayArgs) -> Future[list[NodeLink]]:
     return pool.submit(gather_nodes, args, settings_of(args, model_path()))
 
 
-def join(pool: Background, args: NodeArgs, node: int, **other: Any) -> Future[NodeLink]:
+def join(pool: Background, args: GatewayArgs, node: int, **other: Any) -> Future[NodeLink]:
     """other: flags that this node has; folder: its checkpoint; settings: changes to them."""
     folder, changes = other.pop("folder", model_path()), other.pop("settings", {})
     args = dataclasses.replace(args, node_rank=node, **other)
@@ -131,8 +131,8 @@ def test_flags_that_only_node_0_uses() -> None:
 def test_flags_that_may_differ_between_nodes() -> None:
     """All others must agree, also a new one unless it is named."""
     assert not OWN & OF_NODE_0
-    assert options_of(NodeArgs).keys() >= OWN | OF_NODE_0
-    agreed = {flag_of(name) for name in options_of(NodeArgs).keys() - OWN - OF_NODE_0}
+    assert options_of(GatewayArgs).keys() >= OWN | OF_NODE_0
+    agreed = {flag_of(name) for name in options_of(GatewayArgs).keys() - OWN - OF_NODE_0}
     assert agreed == {name for name in settings_of(node_args(), model_path()) if name[:2] == "--"}
 
 
@@ -162,14 +162,14 @@ def test_an_address_of_another_machine() -> None:
 def test_a_name_of_no_interface(ip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     info = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, 2000))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [info])
-    args = NodeArgs(tp=2, nnodes=2, dist_init_addr="name:2000")
+    args = GatewayArgs(tp=2, nnodes=2, dist_init_addr="name:2000")
     for call in (gather_nodes, join_node_0):
         with pytest.raises(ConfigError, match=f"name is {ip}, but must be .* of one interface"):
             call(args, {})
 
 
 def test_the_ports_are_those_that_the_command_line_refuses() -> None:
-    args = NodeArgs(tp=6, nnodes=3, dist_init_addr=f"{LOOPBACK}:2000")
+    args = GatewayArgs(tp=6, nnodes=3, dist_init_addr=f"{LOOPBACK}:2000")
     with socket.create_server((LOOPBACK, 0)) as server:
         ends = [socket.create_connection(server.getsockname()) for _ in range(2)]
         links = [NodeLink("a node", end) for end in ends]

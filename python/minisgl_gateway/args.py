@@ -1,5 +1,5 @@
-"""The flags of a server on several machines, and what follows from them: each node's ranks and
-ports. So wrong flags are refused before any process starts."""
+"""The flags that `serve` has of this package: of several machines, with the ranks and ports of a
+node, and of restarts. Wrong ones are refused before any process starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import option, text, whole
+from minisgl.core.args import SWITCH, option, text, whole
 from minisgl.server.args import ServerArgs
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
@@ -43,8 +43,8 @@ _ADDRESS: Final = text(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeArgs(ServerArgs):
-    """The options of a server on one machine or several (the row `server` of `options`).
+class GatewayArgs(ServerArgs):
+    """The options of a server (the row `server` of `options`), on one machine or several.
 
     `minisgl_gateway.nodes.join` says what the ports are for.
     """
@@ -70,6 +70,19 @@ class NodeArgs(ServerArgs):
         "where the machines meet: an IPv4 address or name of node 0's interface, and the first of "
         "1 + --tp free ports",
         metavar="HOST:PORT",
+    )
+    restart: bool = option(
+        False,
+        SWITCH,
+        "running",
+        "after a worker has died or hangs, start the engine again behind the same port; until then "
+        "requests get HTTP 503",
+    )
+    max_restarts: int = option(
+        3,
+        whole(1),
+        "running",
+        "the most restarts within an hour; the server ends at the next failure",
     )
 
     @property

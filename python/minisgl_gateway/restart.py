@@ -1,0 +1,102 @@
+"""`--restart`: after a worker has died or hangs, the engine starts again behind the same port."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
+from minisgl.server.args import ServerArgs
+from minisgl.server.errors import Restarting
+from minisgl.server.server import Server
+from minisgl.utils.logger import get_logger
+from minisgl_gateway.args import GatewayArgs
+
+logger = get_logger(__name__)
+
+RESTARTS_WITHIN_S: Final = 3600.0
+"""The time in which at most `--max-restarts` are allowed."""
+
+KILL_AGAIN_S: Final = 0.05
+
+
+def server_of(args: ServerArgs, start_workers: Callable[[], None]) -> Callable[..., Server]:
+    """Return what makes the server of these options. start_workers: starts its workers again."""
+    if isinstance(args, GatewayArgs) and args.restart:
+        return partial(RestartingServer, start_workers, args.max_restarts)
+    return Server
+
+
+class RestartingServer(Server):
+    """A server that starts its workers again. Mutable: it counts the restarts."""
+
+    def __init__(self, start_workers: Callable[[], None], max_restarts: int, *parts: Any) -> None:
+        """parts: the arguments of `Server`."""
+        super().__init__(*parts)
+        self._start_workers = start_workers
+        self._max_restarts = max_restarts
+        self._restarts: deque[float] = deque()
+        self._restart: asyncio.Task[None] | None = None
+
+    async def _settle(self) -> None:
+        while self._restart and not self._restart.done():
+            self._workers.kill()  # ends the wait for them
+            await asyncio.wait([self._restart], timeout=KILL_AGAIN_S)
+
+    def _fail(self, error: EngineError) -> None:
+        if self._restart and not self._restart.done():
+            return
+        is_over = self._http.should_exit or not isinstance(error, WorkerDied | WorkerHung)
+        if is_over or not self._may_restart():
+            super()._fail(error)
+            return
+        self._restart = asyncio.create_task(self._start_again(error))
+
+    def _may_restart(self) -> bool:
+        if self._frontend.is_draining:
+            return False
+        now = time.monotonic()
+        while self._restarts and now - self._restarts[0] > RESTARTS_WITHIN_S:
+            self._restarts.popleft()
+        if len(self._restarts) >= self._max_restarts:
+            logger.error("there were %d restarts within an hour already", len(self._restarts))
+            return False
+        self._restarts.append(now)
+        return True
+
+    async def _start_again(self, error: EngineError) -> None:
+        """Fail the open requests, then start new workers. Until then requests get a 503."""
+        assert self._loop
+        begun = time.monotonic()
+        self._frontend.fail_all(error)
+        expected_s = sum(self._frontend.observer.start_s.values())
+        self._frontend.failure = Restarting(error, expected_s)
+        self._disconnect(self._loop)
+        logger.error("%s; starting it again", error)
+        try:
+            await asyncio.to_thread(self._replace_workers, str(error))
+            if not self._http.should_exit:
+                self._queues = self._open_queues()
+        except (ConfigError, EngineError) as failed:
+            if self._http.should_exit:  # `serve` has killed the new workers
+                return
+            self._failure = EngineError(f"{error}; it did not start again: {failed}")
+            self._end(self._failure)
+            return
+        if self._http.should_exit:
+            return
+        self._frontend.reconnect(*self._queues, self._context_length)
+        self._connect(self._loop)
+        self._frontend.observer.num_restarts += 1
+        logger.info("started again after %.1f s", time.monotonic() - begun)
+
+    def _replace_workers(self, reason: str) -> None:
+        """Start new workers and wait until they are ready. Raises StartupFailed."""
+        self._workers.end(reason)
+        self._workers.reset()
+        self._start_workers()
+        self._workers.wait_ready()
