@@ -86,10 +86,16 @@ def sockets() -> Iterator[Path]:
         yield Path(folder)
 
 
+def _is_here(name: str) -> bool:
+    """Return whether a package is here, or a module of it."""
+    package, _, module = name.partition(".")
+    return find_spec(package) is not None and (not module or find_spec(name) is not None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in item.iter_markers("needs"):
-            if find_spec(marker.args[0]) is None:
+            if not _is_here(marker.args[0]):
                 item.add_marker(pytest.mark.skip(reason=f"{marker.args[0]} is not here"))
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from scripts.core_alone import copy_core, copy_tests, environment
+
 IMPORTS = """
 import importlib, pkgutil, sys
 import minisgl
@@ -73,24 +72,34 @@ for values in (
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has the core, and none of the other packages."""
     folder = tmp_path_factory.mktemp("alone")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "python/minisgl", folder / "minisgl", ignore=ignored)
+    copy_core(folder)
     return folder
 
 
 def run(alone: Path, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    # Without site-packages' own path file, which leads to the checkout in an editable install.
-    blocked = (
-        "import sys; sys.meta_path[:] = "
-        "[f for f in sys.meta_path if 'editable' not in repr(f).lower()]; "
-        "sys.path[:] = [p for p in sys.path if not p.endswith('/python') and 'tests' not in p]; "
-    )
-    (alone / "sitecustomize.py").write_text(blocked)
-    env = {**os.environ, "PYTHONPATH": str(alone)}
     return subprocess.run(
         [sys.executable, *words],
-        cwd=alone, env=env, capture_output=True, text=True, timeout=150, input=text,
+        cwd=alone, env=environment(alone), capture_output=True, text=True, timeout=150, input=text,
     )  # fmt: skip
+
+
+PARTS = (
+    "tests/core/kvcache tests/core/scheduler tests/core/moe",
+    "tests/core/tokenizer",
+    "tests/core/runtime tests/core/server/test_frontend.py",
+)
+"""What CI runs twice: rooms whose tests take seconds, and a served chat."""
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_its_own_tests_pass(part: str, tmp_path: Path) -> None:
+    packages = copy_tests(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *part.split()],
+        cwd=tmp_path, env=environment(packages), capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout
 
 
 def test_every_module_imports(alone: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisgl_gateway.keys.ring import KeyRing
 
 SECRET, OTHER = "sk-first-0123456789", "sk-second-0123456789"
 FILE = f"""
@@ -29,3 +33,10 @@ def key_file(folder: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o600)
     return path
+
+
+def key_ring(file: Path) -> KeyRing:
+    """Return the keys of a file. Its package may be absent where the core's tests run alone."""
+    from minisgl_gateway.keys.ring import KeyRing
+
+    return KeyRing(None, str(file))

@@ -48,15 +48,13 @@ from minisgl.message.frontend import (
 )
 from minisgl.server.address import bind, listen, url_of
 from minisgl.server.api_server import create_app
+from minisgl.server.clients import Keys
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer
 from minisgl.server.web.guards import Door
 from minisgl.server.web.http import HttpServer
 from minisgl.utils.zmq import AsyncPullQueue, Endpoints, PullQueue, PushQueue
-from minisgl_gateway.keys.ring import KeyRing
-from minisgl_gateway.router.replica_state import ReplicaState
-from minisgl_zoo.calls.known import abilities
 
 Answer = Callable[[TokenizeMsg, threading.Event], Iterator[UserReply]]
 
@@ -64,17 +62,18 @@ MODEL = "scripted"
 OTHER_NAME = "also-scripted"
 
 STATE = msgspec.json.encode(
-    ReplicaState(
-        page_size=1,
-        num_pages=100,
-        num_free_pages=100,
-        num_waiting=0,
-        num_running=0,
-        max_running=8,
-        queued_tokens=0,
-        prefill_tokens_per_s=1000,
-    )
+    {
+        "page_size": 1,
+        "num_pages": 100,
+        "num_free_pages": 100,
+        "num_waiting": 0,
+        "num_running": 0,
+        "max_running": 8,
+        "queued_tokens": 0,
+        "prefill_tokens_per_s": 1000.0,
+    }
 )
+"""Of a replica, as a router reads it."""
 
 
 def text_of(message: TokenizeMsg | EncodeMsg) -> str:
@@ -102,7 +101,7 @@ class ScriptedServer:
         max_queued: int | None = None,
         stalled: Callable[[], str | None] | None = None,
         door: Door | None = None,
-        keys: KeyRing | None = None,
+        keys: Keys | None = None,
         tls: ssl.SSLContext | None = None,
         answer: Answer | None = None,
         names: tuple[str, ...] = (MODEL, OTHER_NAME),
@@ -158,10 +157,12 @@ class ScriptedServer:
     def templated(self, template: str) -> Iterator[None]:
         """Let the API server see `template` as the model's chat template."""
         kept = self._model.__dict__
-        before = {name: kept[name] for name in ("template", "abilities") if name in kept}
-        kept |= {"template": template, "abilities": abilities(template)}
+        known = ("template", "abilities")  # the second is found anew
+        before = {name: kept.pop(name) for name in known if name in kept}
+        kept["template"] = template
         yield
-        del kept["template"], kept["abilities"]
+        for name in known:
+            kept.pop(name, None)
         kept |= before
 
     def fail(self, error: EngineError) -> None:

@@ -103,7 +103,10 @@ def test_the_reference(num_rows: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize(
+    "quantization",
+    [None, *(pytest.param(x, marks=pytest.mark.needs("minisgl_zoo")) for x in ("int8", "int4"))],
+)
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_a_cpus_kernels(
     num_rows: int, quantization: Any, is_tied: bool, fast: CpuOps, tmp_path: Path
@@ -120,6 +123,7 @@ def test_a_cpus_kernels(
     check(logits, x.double() @ close_rows(logits.shape[1], x.dtype).double().T)
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_softcap(fast: CpuOps, tmp_path: Path) -> None:
     save(tmp_path, is_tied=True, softcap=True)
     with torch.inference_mode():

@@ -41,7 +41,14 @@ BY_NUMBER: dict[str, tuple[int, dict[str, Any]]] = {
     if "moe" in name or ("mixtral" in name and "on-4" not in name)  # that has three experts
 }
 
+OF_THE_CORE = ("llama", "mixtral", "qwen2", "qwen3-moe")
+"""The beginnings of the names of cases that the core builds without another package."""
+
 LENGTHS = (37, 3, 20)  # the first in chunks
+
+
+def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if name.startswith(OF_THE_CORE) else (pytest.mark.needs("minisgl_zoo"),)
 
 
 def tokens(ranks: list[Engine], vocab_size: int, sampling: SamplingParams) -> list[list[int]]:
@@ -61,7 +68,7 @@ def tokens(ranks: list[Engine], vocab_size: int, sampling: SamplingParams) -> li
 @pytest.mark.parametrize(
     ("name", "size", "options"),
     [
-        pytest.param(name, *case, id=name + "-by-number" * bool(case[1]))
+        pytest.param(name, *case, id=name + "-by-number" * bool(case[1]), marks=marks_of(name))
         for cases in (OF_FAMILIES, BY_NUMBER)
         for name, case in cases.items()
     ],

@@ -39,6 +39,7 @@ def make_requests(count: int, rng: random.Random) -> list[Request]:
     ]
 
 
+@pytest.mark.needs("minisgl_bench.page_guard")
 @pytest.mark.parametrize(
     ("page_size", "num_pages", "max_running", "max_graph_rows", "max_prefill"),
     [(4, 100, 12, 256, 40), (1, 500, 12, 5, 100), (16, 24, 7, 1, 64), (16, 12, 1, 256, 1)],

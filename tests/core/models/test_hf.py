@@ -83,6 +83,7 @@ def test_socks_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_checkpoint("org/name")
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_file_is_called_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GGUF file that does not exist was "no folder", or asked of the hub."""
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,6 @@ from minisgl.attention import registry
 from minisgl.core.args import flag_of, options_of
 from minisgl.server.args import ServerArgs, server_options
 from minisgl.server.flags import parse_args
-from minisgl_gateway import other_engines
 
 
 def test_defaults_and_every_flag() -> None:
@@ -141,7 +140,10 @@ def test_the_model_is_an_argument_or_a_flag() -> None:
         assert parse_args(line.split()).model == "m"
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_flags_of_other_engines_map_to_flags_that_exist() -> None:
+    from minisgl_gateway import other_engines
+
     ours = {flag_of(name) for name in options_of(server_options())} | {"minisgl"}
     assert {line.split()[0] for line in other_engines.OURS} <= ours
     tables = (other_engines.OURS, other_engines.NONE)

@@ -14,14 +14,12 @@ import httpx
 import pytest
 
 from helpers.api_requests import CHAT, TEXT
-from helpers.key_files import FILE, OTHER, SECRET, key_file
-from helpers.router_thread import RouterThread
+from helpers.key_files import FILE, OTHER, SECRET, key_file, key_ring
 from helpers.scripted_server import ScriptedServer
 from minisgl.errors import InvalidRequest
 from minisgl.server.web import body as body_module
 from minisgl.server.web import body as module
 from minisgl.server.web.body import FREE_BYTES, Bodies
-from minisgl_gateway.keys.ring import KeyRing
 
 KIB = 2**10
 
@@ -87,6 +85,13 @@ def test_a_body_waits_for_room() -> None:
     asyncio.run(run())
 
 
+def routed(stack: ExitStack, urls: list[str], key: str | None = None) -> str:
+    """Return the address of a router, whose package may be absent."""
+    from helpers.router_thread import RouterThread
+
+    return stack.enter_context(RouterThread(urls, key=key)).url
+
+
 def drip(client: socket.socket, until: Callable[[], object]) -> None:
     while not until():
         try:
@@ -96,13 +101,15 @@ def drip(client: socket.socket, until: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("is_routed", [False, True])
+@pytest.mark.parametrize(
+    "is_routed", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_gateway"))]
+)
 def test_a_body_that_drips_has_an_end(is_routed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "WHOLE_S", 0.5)
     with ExitStack() as stack:
         url = stack.enter_context(ScriptedServer()).url
         if is_routed:
-            url = stack.enter_context(RouterThread([url])).url
+            url = routed(stack, [url])
         client = stack.enter_context(sending(url, 1000, sent=b"{"))
         client.setblocking(False)
         began = time.monotonic()
@@ -128,6 +135,7 @@ def test_a_length_above_the_limit_is_refused_before_the_body(server: ScriptedSer
     assert error["code"] == "body_too_large"
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize("is_routed", [False, True])
 def test_unfinished_bodies_have_a_budget(
     is_routed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -135,11 +143,11 @@ def test_unfinished_bodies_have_a_budget(
     """One key takes half of it at most. Short bodies and other keys go on."""
     monkeypatch.setattr(module, "ROOM_S", 0.3)
     monkeypatch.setattr(module, "MOST_BYTES", 1000 * KIB)
-    keys = KeyRing(None, str(key_file(tmp_path, FILE.replace("= 3", "= 100"))))
+    keys = key_ring(key_file(tmp_path, FILE.replace("= 3", "= 100")))
     with ExitStack() as stack:
         url = stack.enter_context(ScriptedServer(keys=keys)).url
         if is_routed:
-            url = stack.enter_context(RouterThread([url], key=OTHER)).url
+            url = routed(stack, [url], key=OTHER)
         first = f"authorization: Bearer {SECRET}"
         stack.enter_context(sending(url, 400 * KIB, first, sent=b"{"))
         time.sleep(0.2)  # it is read; a body that came later would be refused as well
@@ -160,14 +168,15 @@ def test_unfinished_bodies_have_a_budget(
             assert http.post(f"{url}{TEXT}", content=long, headers=headers).status_code == 200
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize("is_routed", [False, True])
 def test_keys_and_limits_are_checked_before_the_body(is_routed: bool, tmp_path: Path) -> None:
-    keys = KeyRing(None, str(key_file(tmp_path, FILE)))
+    keys = key_ring(key_file(tmp_path, FILE))
     with ExitStack() as stack:
         server = stack.enter_context(ScriptedServer(keys=keys))
         url = server.url
         if is_routed:
-            url = stack.enter_context(RouterThread([url], key=OTHER)).url
+            url = routed(stack, [url], key=OTHER)
         for key in ("", "authorization: Bearer unknown"):
             with sending(url, 2**24, *filter(None, [key])) as client:
                 head, error = answer_of(client)

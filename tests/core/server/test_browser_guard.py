@@ -13,10 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers.key_files import FILE, OTHER, key_file
+from helpers.key_files import FILE, OTHER, key_file, key_ring
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.server.web.guards import MAX_TOLD, VIA, Door, door_of
-from minisgl_gateway.keys.ring import KeyRing
 
 EVIL = "http://evil.example"
 FOREIGN: dict[str, dict[str, str]] = {
@@ -77,7 +76,7 @@ def assert_refused(answer: httpx.Response, code: str) -> str:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    ring = KeyRing(None, str(key_file(tmp_path_factory.mktemp("keys"), FILE)))
+    ring = key_ring(key_file(tmp_path_factory.mktemp("keys"), FILE))
     with ScriptedServer(keys=ring) as server:
         yield server
 
@@ -197,7 +196,7 @@ def test_the_names_of_the_flags_are_served(tmp_path: Path) -> None:
     with ScriptedServer(door=door_of("0.0.0.0", None, "*")) as server:
         assert ask(server, host="any.example") == 200
         assert ask(server, host="any.example", origin=EVIL) == 403
-    ring = KeyRing(None, str(key_file(tmp_path, FILE)))
+    ring = key_ring(key_file(tmp_path, FILE))
     with ScriptedServer(keys=ring, door=door) as server:
         assert ask(server, host="gpu-box", x_api_key=OTHER) == 200
         assert ask(server, host="evil.example", x_api_key=OTHER) == 403, "no flag is ignored"

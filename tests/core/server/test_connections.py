@@ -17,13 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers.key_files import FILE, SECRET, key_file
+from helpers.key_files import FILE, SECRET, key_file, key_ring
 from helpers.scripted_server import ScriptedServer
 from minisgl.server.address import tls_context
 from minisgl.server.web import connections as module
 from minisgl.server.web import http as http_module
 from minisgl.server.web.connections import EXTRA, Connections, client_address
-from minisgl_gateway.keys.ring import KeyRing
 
 MOST = 6
 
@@ -167,7 +166,7 @@ def test_a_process_with_few_descriptors_answers_beside_silent_connections(tmp_pa
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[ScriptedServer]:
-    with ScriptedServer(keys=KeyRing(None, str(key_file(tmp_path, FILE)))) as server:
+    with ScriptedServer(keys=key_ring(key_file(tmp_path, FILE))) as server:
         yield server
 
 

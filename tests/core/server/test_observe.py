@@ -25,9 +25,6 @@ from minisgl.server.api.metrics import MetricsPage
 from minisgl.server.clients import Origin
 from minisgl.server.observe import LONG, Histogram, Observer
 from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
-from minisgl_gateway.watch.line_file import StepLog
-from minisgl_gateway.watch.other_names import OTHER_NAMES
-from minisgl_gateway.watch.steps import StepRecord
 
 
 def test_a_histogram_equals_the_librarys() -> None:
@@ -88,8 +85,12 @@ def serve(meter: LoopMeter, *, overlap: bool) -> tuple[Scheduler, float]:
     return scheduler, time.perf_counter() - start
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
+    from minisgl_gateway.watch.line_file import StepLog
+    from minisgl_gateway.watch.steps import StepRecord
+
     reports: list[StatusReply] = []
     log = StepLog(tmp_path / "steps")
     meter = LoopMeter(rank=3, on_report=[reports.append])
@@ -122,16 +123,19 @@ def test_the_meter_of_a_loop(overlap: bool, tmp_path: Path) -> None:
             assert in_steps_s == pytest.approx(total_s, rel=1e-3, abs=1e-6 * len(records)), part
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_step_log_that_cannot_be_opened(tmp_path: Path) -> None:
+    from minisgl_gateway.watch.line_file import StepLog
+
     with pytest.raises(ConfigError, match=r"--log-steps .*nowhere/steps: No such file"):
         StepLog(tmp_path / "nowhere" / "steps")
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize("num_steps", [1, 1000])  # in the file's buffer, and beyond it
 def test_a_full_disk_ends_only_the_step_log(
     num_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log, plan = StepLog(Path("/dev/full")), create_autospec(Plan, instance=True)
     for step in range(num_steps):
         log.stepped(StepRecord(**dict.fromkeys(StepRecord.__struct_fields__, step)), plan)
     log.reported(status(0))
@@ -220,7 +224,10 @@ def test_a_metrics_format_of_no_known_version(version: str) -> None:
     assert b"minisgl_build_info" in page.body
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_metrics_of_equal_meaning_have_other_engines_names_too() -> None:
+    from minisgl_gateway.watch.other_names import OTHER_NAMES
+
     """Each has our values, and stands in docs/observability.md."""
     observer = Observer()
     observer.time_to_first_token.observe(0.3)

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from helpers.running_server import RunningServer, assert_nothing_left
 from minisgl.llm import LLM, SamplingParams
-from minisgl_bench.counters import scrape
 
 MODEL = "minisgl-builtin"
 FLAGS = ("--tp", "2", "--dtype", "float32", "--num-pages", "64", "--max-prefill-length", "32")
@@ -47,7 +47,9 @@ def wait_until_not_ready(client: openai.OpenAI) -> None:
 def check_metrics(server: RunningServer) -> None:
     deadline = time.monotonic() + 60  # a rank reports once a second, and when it is idle
     while True:
-        samples = scrape(server.url)
+        page = httpx.get(f"{server.url}/metrics").text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in page if line and line[0] != "#")
+        samples = {name: float(value) for name, value in pairs}
         steps = [samples.get(f'minisgl_steps_total{{rank="{rank}"}}') for rank in range(2)]
         if steps[0] is not None and steps[0] == steps[1]:
             break

@@ -26,7 +26,6 @@ from minisgl.message import (
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg
 from minisgl.tokenizer import PromptEncoder, load_tokenizer, work
 from minisgl.tokenizer.work import LONG, SHORT, Work
-from minisgl_gateway import codec_answers as codec
 
 WAIT_S = 60
 SAMPLING = SamplingParams(max_tokens=4, seed=1)
@@ -187,12 +186,15 @@ def test_a_thread_that_hangs_is_noticed(
         pass
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize("prompt", [TextPrompt(text="<" * 200_000), chat("<" * 200_000)])
 def test_a_text_with_too_many_tokens_is_not_encoded_whole(
     encoder: PromptEncoder, prompt: Any, is_plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a context of 500, twice that; the first look is at 16 characters for each token."""
+    from minisgl_gateway import codec_answers as codec
+
     monkeypatch.setattr(codec, "MIN_TOKENS", 10)
     seen: list[int] = []
     encode = type(encoder.tokenizer).encode
@@ -214,8 +216,11 @@ def assert_too_long(reply: CodecReply, got: str, most: int) -> None:
     assert f"at most {most:,} are encoded or decoded in one request" in reply.failed.message
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_the_bound_of_texts_without_the_model(encoder: PromptEncoder) -> None:
     """It is twice the context, and at least 65,536: for texts, chats and ids."""
+    from minisgl_gateway import codec_answers as codec
+
     for context, most in ((10, 65_536), (40_000, 80_000)):
         for prompt in (TextPrompt(text="<" * (most + 1)), chat("<" * (most + 1))):
             asked = EncodeMsg(seq=1, prompt=prompt, is_plain=True, context_length=context)
