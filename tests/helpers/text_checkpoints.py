@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 CORPUS = [
@@ -31,6 +32,15 @@ SAMPLES = [
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 KINDS = ["byte_level", "sentencepiece", "metaspace", "gemma"]
+STREAMED = [
+    "byte_level",
+    "metaspace",
+    *(
+        pytest.param(kind, marks=pytest.mark.needs("minisgl_zoo"))
+        for kind in ("sentencepiece", "gemma")
+    ),
+]
+"""The same kinds. The core's stream of the last two shows runs of bytes otherwise."""
 
 
 def make(folder: Path, kind: str, *, config: dict[str, Any] | None = None) -> Path:

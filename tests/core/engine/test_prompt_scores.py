@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,13 @@ from helpers.engine_runs import (
     make_scheduler,
     prompts,
 )
+from helpers.packages import HAS_ZOO
 from minisgl.core import Finished, SamplingParams, Token
 from minisgl.core.event import PromptLogprobs
 from minisgl.engine import Engine, prompt_scores
 from minisgl_bench.fakes import ListOutbox
 
 TOLERANCE = 1e-4  # of float32 computations in another order
-
-
-HAS_PENALTIES = find_spec("minisgl_zoo") is not None
 
 
 @pytest.fixture(scope="module", params=["torch", "cpu"])
@@ -57,7 +54,7 @@ def mixed_requests(max_tokens: int = 16) -> list[Request]:
                 seed=index,
                 max_tokens=max_tokens,
                 logprobs=index % 4 > 1,
-                presence_penalty=float(HAS_PENALTIES and index % 5 == 0),
+                presence_penalty=float(HAS_ZOO and index % 5 == 0),
                 prompt_logprobs=(None, 0, 3)[index % 3],
             ),
         )

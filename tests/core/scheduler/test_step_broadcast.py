@@ -15,7 +15,7 @@ import pytest
 
 from helpers.books import check_books
 from minisgl.core import Plan, SamplingParams
-from minisgl.core.plan import Executor, Flight, Scored
+from minisgl.core.plan import Executor, Flight, History, Scored
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
@@ -165,7 +165,7 @@ def run_ranks(turns: Sequence[Sequence[SchedulerMsg]], *, overlap: bool) -> int:
 ASK = UserMsg(
     uid=0,
     ids=ids_to_bytes([4] * 12),
-    sampling=SamplingParams(max_tokens=4, seed=0, logprobs=True, top_logprobs=1, min_tokens=1),
+    sampling=SamplingParams(max_tokens=4, seed=0, logprobs=True, top_logprobs=1),
 )
 
 
@@ -272,7 +272,8 @@ def test_not_every_plan_is_checked() -> None:
 def test_the_digest_sees_every_field(field: str) -> None:
     plan = first_plan()
     plan.stored = [(0, 4)]  # which a plan of one full group never has
-    plan.late_rows = [0]
+    plan.late_rows = plan.option_rows = [0]
+    plan.histories = [History(0, 12, (), b"")]
     plan.scored = [Scored(0, np.array([5], np.int32), 0)]
     before = digest(plan)
     assert digest(dataclasses.replace(plan)) == before

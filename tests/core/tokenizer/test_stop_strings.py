@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.text_checkpoints import CORPUS, KINDS
+from helpers.text_checkpoints import CORPUS, STREAMED
 from helpers.token_events import acceptance, ending, ids_of, text_of, tokens_of
 from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.message import StopMsg, TextReply
@@ -70,6 +70,7 @@ class TestStopStrings:
         assert isinstance(end[-1], Finished)
         assert end[-1].reason == "length"
 
+    @pytest.mark.needs("minisgl_zoo")
     def test_held_bytes_complete_a_stop_string_at_the_end(
         self, by_kind: dict[str, Tokenizer]
     ) -> None:
@@ -115,7 +116,7 @@ def _cut(text: str, stops: tuple[str, ...]) -> str:
 STOPS = ["the", " ", "o", "\n", "é", "你好", "\ufffd", "q", "wor", "ll", "😀", "own fox", "\u200d"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STREAMED)
 def test_replies_join_to_the_decoded_text_up_to_the_stop_string(
     kind: str, by_kind: dict[str, Tokenizer]
 ) -> None:

@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.text_checkpoints import CORPUS, KINDS, SAMPLES, make
+from helpers.text_checkpoints import CORPUS, KINDS, SAMPLES, STREAMED, make
 from minisgl.builtin import model_path
 from minisgl.tokenizer import Tokenizer, load_tokenizer
 
@@ -44,7 +44,7 @@ def _streamed(tokenizer: Tokenizer, ids: list[int], skip: bool) -> list[str]:
     return [*map(stream.feed, ids), stream.flush()]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "words", "never", *UNKNOWN_DECODERS])
+@pytest.mark.parametrize("kind", [*STREAMED, "words", "never", *UNKNOWN_DECODERS])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_equals_decoding_all_at_once(kind: str, by_kind: dict[str, Tokenizer], data: Any) -> None:
@@ -61,7 +61,7 @@ def test_equals_decoding_all_at_once(kind: str, by_kind: dict[str, Tokenizer], d
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=24), skip=st.booleans())
-@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+@pytest.mark.parametrize("kind", [STREAMED[0], STREAMED[2]])
 def test_invalid_utf8(kind: str, by_kind: dict[str, Tokenizer], data: bytes, skip: bool) -> None:
     """Single-byte tokens in any order, among them every way in which UTF-8 can break."""
     tokenizer = by_kind[kind]
@@ -98,6 +98,7 @@ def test_byte_level_text_comes_with_the_token_that_completes_it(
     assert _streamed(tokenizer, ids, True) == ["", "", "", "🦜", "a", ""]
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_runs_of_bytes_come_when_they_end(by_kind: dict[str, Tokenizer]) -> None:
     tokenizer = by_kind["sentencepiece"]
     ids = tokenizer.encode("🦜", add_special_tokens=False)
