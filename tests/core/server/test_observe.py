@@ -136,6 +136,10 @@ def test_a_step_log_that_cannot_be_opened(tmp_path: Path) -> None:
 def test_a_full_disk_ends_only_the_step_log(
     num_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from minisgl_gateway.watch.line_file import StepLog
+    from minisgl_gateway.watch.steps import StepRecord
+
+    log, plan = StepLog(Path("/dev/full")), create_autospec(Plan, instance=True)
     for step in range(num_steps):
         log.stepped(StepRecord(**dict.fromkeys(StepRecord.__struct_fields__, step)), plan)
     log.reported(status(0))
