@@ -1,4 +1,4 @@
-"""The environment variables that Mini-SGLang reads. No other module reads them.
+"""The environment variables that the core reads. No other module of it reads them.
 
 MINISGL_DISABLE_OVERLAP_SCHEDULING=1  settle each step before the next is planned
 MINISGL_CHECK_PLANS=1                 compare the plans of all ranks in every step, not in each 64th
@@ -10,9 +10,6 @@ MINISGL_CACHE_DIR                     the folder for compiled kernels
 MINISGL_DISABLE_JIT=1                 compile nothing: use the plain-torch kernels
 MINISGL_CPU_ISA                       the instruction set of the C++ kernels: one of CPU_ISAS
                                       (default: all that the CPU has)
-MINISGL_SHELL_MAX_TOKENS              settings of `minisgl chat` unless --set gives them; also
-                                      _TEMPERATURE, _TOP_K and _TOP_P
-MINISGL_POWERCAP                      where the CPUs' energy is read (default: /sys/class/powercap)
 """
 
 from __future__ import annotations
@@ -83,23 +80,6 @@ def cache_dir() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "minisgl"
-
-
-def powercap() -> Path:
-    return Path(os.environ.get("MINISGL_POWERCAP") or "/sys/class/powercap")
-
-
-def shell_settings() -> list[tuple[str, str]]:
-    """Return the names and values of the settings of a chat that the environment has."""
-    names = ("max_tokens", "temperature", "top_k", "top_p")
-    found = ((name, os.environ.get(f"MINISGL_SHELL_{name.upper()}", "")) for name in names)
-    return [(name, value) for name, value in found if value]
-
-
-def chat_history() -> Path:
-    """The file with the lines typed in `minisgl chat`; not created here."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "minisgl" / "chat_history"
 
 
 def triton_cache_dir() -> Path:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from minisgl import env, plugins
+from minisgl import plugins
 from minisgl.core.args import flag_of
 from minisgl.errors import MinisglError
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
+from minisgl_gateway import env
 from minisgl_gateway.shell import Settings, run_question, run_shell
 
 NOT_OF_A_CHAT: Final = (

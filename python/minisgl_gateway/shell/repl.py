@@ -18,6 +18,7 @@ from rich.console import Console
 from minisgl.errors import MinisglError
 from minisgl.utils.files import forget
 from minisgl.utils.text import counted
+from minisgl_gateway import env
 from minisgl_gateway.shell.client import Chat, ChatError
 from minisgl_gateway.shell.settings import Settings
 from minisgl_gateway.shell.words import WordWriter
@@ -223,9 +224,7 @@ def _history(console: Console) -> History:
     """Return the history of earlier chats: a file that only this user can read, or memory."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    from minisgl.env import chat_history
-
-    path = chat_history()
+    path = env.chat_history()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

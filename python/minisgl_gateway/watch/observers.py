@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from minisgl import env
 from minisgl.core import Failed
 from minisgl.core.plan import Executor
 from minisgl.errors import MinisglError
@@ -14,6 +13,7 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver, Seat
 from minisgl.scheduler.io import Control
 from minisgl.scheduler.loop import Outbox
+from minisgl_gateway import env
 from minisgl_gateway.watch.cost import CostedExecutor, CostedOutbox, Ledger
 from minisgl_gateway.watch.energy import PowerMeter, meter_of
 from minisgl_gateway.watch.line_file import StepLog

@@ -101,9 +101,8 @@ def test_nodes_that_are_refused(pool: Background, tmp_path: Path) -> None:
 
 
 OWN_VARIABLES = {
-    *("MINISGL_LOG_LEVEL", "MINISGL_LOG_FORMAT", "MINISGL_CACHE_DIR", "MINISGL_POWERCAP"),
+    *("MINISGL_LOG_LEVEL", "MINISGL_LOG_FORMAT", "MINISGL_CACHE_DIR"),
     "MINISGL_CPU_ISA",  # nodes may have different CPUs
-    "MINISGL_SHELL_MAX_TOKENS",
 }
 
 
