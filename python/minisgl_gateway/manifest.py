@@ -63,6 +63,7 @@ ROWS: Final = [
     Row("metrics", "other_names", "minisgl_gateway.watch.other_names:under_other_names"),
     Row("flag_hints", "other_engines", "minisgl_gateway.other_engines:answer"),
     Row("flag_hints", "other_commands", "minisgl_gateway.other_engines:instead_of"),
+    Row("flag_hints", "fields", "minisgl_gateway.field_hints:hint"),
     Row("options", "server", "minisgl_gateway.args:GatewayArgs"),
     Row("servers", "restarting", "minisgl_gateway.restart:server_of"),
     Row("nodes", "gather", "minisgl_gateway.nodes.serve:gather"),

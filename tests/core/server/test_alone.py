@@ -52,6 +52,8 @@ def test_it_serves_its_own_routes_alone(alone: str) -> None:
                 answer = client.request(method, path, json=body)
                 assert answer.status_code == 200, (path, answer.text)
             assert [client.post(path, json=CHAT).status_code for path in ABSENT] == [404] * 4
+            wrong = client.post("/v1/completions", json={"prompt": "a", "temprature": 1}).json()
+            assert "temprature is not known here; GET /openapi.json" in wrong["error"]["message"]
         assert "Traceback" not in server.output["err"]
         said = server.output["out"]
         assert "curl http" in said

@@ -31,6 +31,7 @@ def namespace(**member: Any) -> dict[str, Any]:
     return {"type": "namespace", "name": "n", "tools": [{"type": "function"} | member]}
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize(
     ("path", "body", "param", "says"),
     [
