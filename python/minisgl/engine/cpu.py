@@ -105,7 +105,7 @@ class CpuDevice(Device):
         return isinstance(error, MemoryError) or any(text in str(error) for text in said)
 
     def describe(self) -> str:
-        # For a single rank, `engine.startup.threads` logs the number of threads.
+        # For a single rank, `engine.startup.measure` logs the number of threads.
         threads = f", {counted(self._num_threads, 'thread')} a rank"
         return "CPU" + (threads if self._num_sharing > 1 else "")
 

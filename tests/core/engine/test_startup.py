@@ -21,7 +21,7 @@ from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import Tuning
 from minisgl.engine.graph import BESIDE_PROMPTS, PROMPT_TOKENS
 from minisgl.engine.startup import graphs, measure, start_engine
-from minisgl.engine.startup.threads import NUM_ROUNDS, fastest_threads
+from minisgl.engine.startup.measure import MOST_ROUNDS, fastest_threads
 from minisgl.runtime.engine_worker import _Progress
 
 
@@ -235,7 +235,7 @@ def test_noise_does_not_choose_the_threads(one_ms: float, all_ms: float, right: 
         )
         num_decodes.add(machine.num_decodes)
     assert choices == {right} or right is None
-    assert num_decodes <= ({2, 6} if all_ms > 20 else {6 + 4 * NUM_ROUNDS})
+    assert num_decodes <= ({2, 6} if all_ms > 20 else {6 + 4 * MOST_ROUNDS})
 
 
 @pytest.mark.parametrize(

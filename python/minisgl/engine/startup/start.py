@@ -10,8 +10,7 @@ from minisgl.engine.connect import closing_on_error
 from minisgl.engine.device import Tuning
 from minisgl.engine.engine import Engine
 from minisgl.engine.startup.graphs import capture_decodes, capture_prompts, choose_prompt_graphs
-from minisgl.engine.startup.measure import measure_step_times
-from minisgl.engine.startup.threads import choose_threads
+from minisgl.engine.startup.measure import choose_threads, measure_step_times
 from minisgl.engine.startup.warm_up import compile_kernels, load_kernels
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
