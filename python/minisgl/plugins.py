@@ -43,6 +43,7 @@ TABLES: Final = {
     "moe": "minisgl_kernels",
     "runners": "minisgl_kernels",
     "all_reduce": "minisgl_kernels",
+    "memory": "minisgl_kernels",
     "commands": "minisgl_gateway",
     "servers": "minisgl_gateway",
     "options": "minisgl_gateway",

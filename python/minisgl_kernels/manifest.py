@@ -29,4 +29,5 @@ ROWS: Final = [
     Row("runners", "recorded", "minisgl_kernels.recorded_steps:create_runner", when={"ops": "cpu"}),
     Row("all_reduce", "compile", "minisgl_kernels.all_reduce:all_reduce_cubin"),
     Row("all_reduce", "connect", "minisgl_kernels.peer:connect_peers"),
+    Row("memory", "interleave", "minisgl_kernels.numa:interleave"),
 ]

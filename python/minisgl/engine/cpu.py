@@ -22,7 +22,6 @@ from torch import Tensor
 
 from minisgl import plugins
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
-from minisgl.engine.numa import interleave
 from minisgl.utils.container import container_bytes, container_cores, container_free_bytes
 from minisgl.utils.text import counted
 
@@ -67,7 +66,7 @@ class CpuDevice(Device):
         share = max(min(torch.get_num_threads(), container_cores()) // num_sharing, 1)
         self.max_threads = share if num_threads is None else 0
         self._num_threads = num_threads or share
-        if NODE_1.exists():
+        if NODE_1.exists() and (interleave := plugins.find("memory", "interleave")):
             interleave()  # before the stream's thread starts: threads inherit it
         if self._num_threads != torch.get_num_threads():
             self.set_threads(self._num_threads)
