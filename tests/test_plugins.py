@@ -38,7 +38,7 @@ import sys
 from minisgl import plugins
 from minisgl.models import get_model_class
 
-print(get_model_class("ACMEForCausalLM").architectures, "acme_other" in sys.modules)
+print(get_model_class("ACMEForCausalLM").defaults, "acme_other" in sys.modules)
 """
 
 
@@ -48,7 +48,7 @@ def stranger(folder: Path, manifest: str) -> dict[str, str]:
     (folder / "acme_families.py").write_text(
         "from dataclasses import replace\n"
         "from minisgl.models.families.dense import LLAMA\n"
-        "FAMILY = replace(LLAMA, architectures=('AcmeForCausalLM',))\n"
+        "FAMILY = replace(LLAMA, defaults={'acme': 1})\n"
         "def read_acme4(values, where, aliases):\n"
         "    return values['group'], where[-11:], aliases('lm_head')\n"
     )
@@ -67,7 +67,7 @@ def run(script: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 def test_a_strangers_family_is_found_by_his_entry_point(tmp_path: Path) -> None:
     done = run(SCRIPT, stranger(tmp_path, ACME))
-    assert done.stdout.strip() == "('AcmeForCausalLM',) False", done.stderr
+    assert done.stdout.strip() == "{'acme': 1} False", done.stderr
 
 
 def test_a_strangers_weight_format_reads_its_checkpoints(tmp_path: Path) -> None:

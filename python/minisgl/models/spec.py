@@ -272,7 +272,7 @@ class BaseLLMModel(BaseOP, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How to read the config.json of some architectures.
+    """How to read the config.json of an architecture, whose name the manifest has.
 
     defaults: the values of fields that are not in the file, as in Hugging Face's config class.
     renames: the family's own name of a field -> the name here. activations: a `hidden_act` that
@@ -286,7 +286,6 @@ class Family:
     """
 
     spec: Callable[[ModelConfig], ModelSpec]
-    architectures: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, Activation] = field(default_factory=dict)

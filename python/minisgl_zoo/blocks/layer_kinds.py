@@ -1,53 +1,16 @@
-"""The spec of a family that differs from Llama in values only, and layers that differ in
-windows and rotations."""
+"""Layers that differ in windows, rotations and mixtures, as config.json says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from minisgl.layers.frequencies import RotaryConfig
-from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import Fields, ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config, windows
+from minisgl.models.families.dense import FULL, SLIDING, types_in_config, windows
 from minisgl.models.loading.rotation import rotary_config
-from minisgl.models.registry import get_model_class
-from minisgl.models.spec import LayerSpec, ModelSpec, layers_of
-
-
-def plain(
-    config: ModelConfig,
-    *,
-    layers: Callable[[ModelConfig], tuple[LayerSpec, ...]] = layers_of,
-    moe: Callable[[ModelConfig], MoeSpec | None] | None = None,
-    qkv_bias: str | bool = "attention_bias",
-    o_bias: str | bool = "attention_bias",
-    mlp_bias: str | bool = False,
-    qk_norm: str | bool = False,
-    **fields: Any,
-) -> ModelSpec:
-    """Return the spec of these layers and this mixture. qkv_bias, o_bias, mlp_bias, qk_norm: the
-    value, or the name of a flag in config.json, which is false unless the family's defaults say
-    otherwise. fields: further fields of `ModelSpec`."""
-
-    defaults = get_model_class(config.architecture).defaults
-
-    def flag(name: str | bool) -> bool:
-        if isinstance(name, bool):
-            return name
-        return config.fields.flag(name, defaults.get(name, False))
-
-    return ModelSpec(
-        config=config,
-        layers=layers(config),
-        moe=moe(config) if moe else None,
-        qkv_bias=flag(qkv_bias),
-        o_bias=flag(o_bias),
-        mlp_bias=flag(mlp_bias),
-        qk_norm=flag(qk_norm),
-        **fields,
-    )
+from minisgl.models.spec import LayerSpec, layers_of
 
 
 def refuse(fields: Fields, name: str, why: str) -> None:
@@ -65,13 +28,6 @@ def layer_types(config: ModelConfig, period: int | None = None) -> tuple[str, ..
     return types_in_config(config, (FULL, SLIDING)) or tuple(
         SLIDING if period and (index + 1) % period else FULL for index in range(config.num_layers)
     )
-
-
-def windowed_layers(config: ModelConfig, **fields: Any) -> tuple[LayerSpec, ...]:
-    """Return layers that all have the window of the field `sliding_window`, unless it is null.
-    fields: see `layers_of`."""
-    window = config.fields.optional_integer("sliding_window")
-    return layers_of(config, (window,) * config.num_layers, **fields)
 
 
 def layers_of_types(

@@ -22,7 +22,7 @@ from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL, types_in_config
+from minisgl.models.families.dense import FULL, types_in_config
 from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec, layers_of
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift

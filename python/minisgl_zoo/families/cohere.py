@@ -18,13 +18,12 @@ from minisgl.layers import BuildContext, RMSNormFused
 from minisgl.layers.moe import MoELayer, UngatedExpert
 from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
+from minisgl.models.families.dense import FULL, SLIDING, plain, types_in_config
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.layer_kinds import (
     layer_types,
     layers_of_types,
     no_rotation,
-    plain,
     sparse_layers,
     with_ropes,
 )

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL
+from minisgl.models.families.dense import FULL, plain
 from minisgl.models.spec import Family, LayerSpec, layers_of
-from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, plain
+from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation
 from minisgl_zoo.blocks.routers import CORRECTION, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import PostNormBlock
 

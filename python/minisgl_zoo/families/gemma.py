@@ -13,12 +13,12 @@ from functools import partial
 from minisgl.attention.base import KV_SHARING, SOFTCAP
 from minisgl.models.blocks.decoder import Attention, LayerBuild
 from minisgl.models.config import Fields, ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING
+from minisgl.models.families.dense import FULL, SLIDING, plain
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.gemma import GemmaBlock, GemmaDecoder, GemmaNorm
 from minisgl_zoo.blocks.gemma4 import Gemma4Block, Gemma4Decoder, experts_beside
-from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, plain, refuse, sliding_rope
+from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, refuse, sliding_rope
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 
 

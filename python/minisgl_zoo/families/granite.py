@@ -19,10 +19,10 @@ from minisgl.layers.moe import ExpertNames, UngatedExpert
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec, expert_names, mixture_in_each_layer
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
+from minisgl.models.families.dense import FULL, SLIDING, plain, types_in_config
 from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SinkAttention
-from minisgl_zoo.blocks.layer_kinds import layers_of_types, no_rotation, plain, with_ropes
+from minisgl_zoo.blocks.layer_kinds import layers_of_types, no_rotation, with_ropes
 from minisgl_zoo.blocks.mamba2 import Mamba2, as_mamba, letter_of
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.view import CheckpointView

@@ -16,9 +16,10 @@ from minisgl.layers.moe import UngatedExpert
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec, mixture_in_each_layer, names_in_mlp
 from minisgl.models.config import Fields, ModelConfig
+from minisgl.models.families.dense import plain
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
-from minisgl_zoo.blocks.layer_kinds import plain, rope_fields
+from minisgl_zoo.blocks.layer_kinds import rope_fields
 
 TOP_K = "num_experts_per_tok"
 

@@ -14,6 +14,7 @@ from minisgl.attention.base import LATENTS
 from minisgl.models.blocks.decoder import LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import ModelConfig
+from minisgl.models.families.dense import plain
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import Family, LayerSpec
 from minisgl_zoo.blocks.attention import position_scale
@@ -23,7 +24,7 @@ from minisgl_zoo.blocks.latent_attention import (
     LatentSizes,
     latent_layers,
 )
-from minisgl_zoo.blocks.layer_kinds import plain, refuse, rope_fields
+from minisgl_zoo.blocks.layer_kinds import refuse, rope_fields
 from minisgl_zoo.blocks.routers import SoftmaxExperts, sigmoid_mixture
 from minisgl_zoo.families.sigmoid_mixtures import without_drafts
 

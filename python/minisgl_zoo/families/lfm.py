@@ -13,10 +13,10 @@ from typing import Any
 from minisgl.models.blocks.decoder import Attention, Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
+from minisgl.models.families.dense import FULL, SLIDING, plain, types_in_config
 from minisgl.models.spec import Family, LayerSpec, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
-from minisgl_zoo.blocks.layer_kinds import layers_of_types, plain, refuse, sliding_rope
+from minisgl_zoo.blocks.layer_kinds import layers_of_types, refuse, sliding_rope
 from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.short_conv import CONV, ShortConv, conv_layers, with_convs

@@ -9,7 +9,7 @@ from minisgl.layers import BuildContext, RMSNorm
 from minisgl.layers.attention import AttentionLayer
 from minisgl.models.blocks.decoder import LayerBuild
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING
+from minisgl.models.families.dense import FULL, SLIDING
 from minisgl.models.spec import Family, LayerSpec, ModelSpec
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.gemma import GemmaNorm, UnitNorm

@@ -13,8 +13,16 @@ from typing import Any
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.dense import MISTRAL, QWEN2, qwen_window
-from minisgl.models.families.layer_types import FULL, SLIDING, windows
+from minisgl.models.families.dense import (
+    FULL,
+    MISTRAL,
+    QWEN2,
+    SLIDING,
+    plain,
+    qwen_window,
+    windowed_layers,
+    windows,
+)
 from minisgl.models.families.mixtures import qwen_mixture
 from minisgl.models.spec import Family, LayerSpec, layers_of
 from minisgl_zoo.blocks.attention import ScaledQueries, WideNormAttention, WideNormBlock
@@ -22,10 +30,8 @@ from minisgl_zoo.blocks.layer_kinds import (
     layer_types,
     layers_of_types,
     no_rotation,
-    plain,
     rope_fields,
     sliding_rope,
-    windowed_layers,
     with_ropes,
 )
 from minisgl_zoo.blocks.sandwich import PostNormBlock, SandwichBlock

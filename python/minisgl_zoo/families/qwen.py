@@ -12,19 +12,13 @@ from functools import partial
 from minisgl.models.blocks.decoder import Block
 from minisgl.models.blocks.mixture import MoeSpec
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
+from minisgl.models.families.dense import FULL, SLIDING, plain, types_in_config
 from minisgl.models.families.mixtures import QWEN3_MOE, qwen_mixture
 from minisgl.models.spec import Family, LayerSpec, layers_of
 from minisgl_zoo.blocks.delta_net import GatedDeltaNet
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.gemma import GemmaNorm, GemmaNormFused
-from minisgl_zoo.blocks.layer_kinds import (
-    layer_types,
-    layers_of_types,
-    plain,
-    sliding_rope,
-    sparse_layers,
-)
+from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, sliding_rope, sparse_layers
 from minisgl_zoo.blocks.views import TransposedExperts
 from minisgl_zoo.recurrent.spec import DeltaSpec
 from minisgl_zoo.view import CheckpointView, text_only

@@ -15,11 +15,11 @@ from torch import Tensor
 from minisgl.layers.moe import ExpertNames
 from minisgl.models.blocks.mixture import MoeSpec, expert_names, mixture_in_each_layer
 from minisgl.models.config import ModelConfig
-from minisgl.models.families.layer_types import FULL, SLIDING, types_in_config
+from minisgl.models.families.dense import FULL, SLIDING, plain, types_in_config
 from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import WideNormBlock
 from minisgl_zoo.blocks.gated_attention import GatedAttention
-from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, plain, refuse
+from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, refuse
 from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder

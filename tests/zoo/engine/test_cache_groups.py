@@ -19,7 +19,7 @@ from helpers.model_harness import Runner, Sequence, make_reference
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.models import ModelConfig, ModelSpec
-from minisgl.models.families.dense import QWEN3, qwen3
+from minisgl.models.families.dense import QWEN3
 
 WINDOW, CHUNK, PAGE_SIZE = 13, 16, 4
 MOST_PAGES = 9  # (13 + 16) / 4, and a page that is begun at both ends
@@ -109,7 +109,7 @@ def test_pages_are_bounded_by_the_window(
 
 def toy_spec(config: ModelConfig) -> ModelSpec:
     """Layers of three kinds: full of two shapes, and a window."""
-    spec = qwen3(config)
+    spec = QWEN3.spec(config)
     narrow = {"head_dim": 12, "rope": replace(config.rope, rotary_dim=12)}
     first, second, third = spec.layers
     layers = (

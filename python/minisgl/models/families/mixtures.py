@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minisgl.models.blocks.mixture import (
@@ -15,20 +16,15 @@ from minisgl.models.blocks.mixture import (
 from minisgl.models.families.dense import (
     QWEN_WINDOW,
     mistral,
-    qwen3,
+    plain,
+    qwen_layers,
     qwen_window,
-    qwen_windows,
 )
-from minisgl.models.spec import Family, ModelSpec, layers_of
+from minisgl.models.spec import Family, LayerSpec, layers_of
 
 if TYPE_CHECKING:
     from minisgl.layers.moe import ExpertNames
     from minisgl.models.config import ModelConfig
-
-
-def _mixtral(config: ModelConfig) -> ModelSpec:
-    """A Mistral whose layers all have a mixture."""
-    return replace(mistral(config), moe=mixture_in_each_layer(config, _mixtral_names))
 
 
 def _mixtral_names(layer: int) -> ExpertNames:
@@ -39,27 +35,25 @@ def _mixtral_names(layer: int) -> ExpertNames:
     return replace(old, router_alias=new.router, all_gate_up=new.all_gate_up, all_down=new.all_down)
 
 
-def _qwen2_moe(config: ModelConfig) -> ModelSpec:
-    """Qwen2 with a mixture in most layers, and an expert that every token takes. Without the field
-    `layer_types`, every other layer below `max_window_layers` has the window, as in Hugging
-    Face."""
-    fields, window = config.fields, qwen_window(config)
-    first = fields.integer("max_window_layers", minimum=0)
-    windows = tuple(window if i % 2 == 0 and i < first else None for i in range(config.num_layers))
-    if fields.values.get("layer_types") is not None:
-        windows = qwen_windows(config)
-    return ModelSpec(
-        config=config,
-        layers=layers_of(config, windows),
-        qkv_bias=fields.flag("qkv_bias", True),
-        moe=qwen_mixture(config, shared_size=fields.integer("shared_expert_intermediate_size")),
-    )
+def _qwen2_moe_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Without the field `layer_types`, every other layer below `max_window_layers` has the window,
+    as in Hugging Face."""
+    if config.fields.values.get("layer_types") is not None:
+        return qwen_layers(config)
+    window = qwen_window(config)
+    first = config.fields.integer("max_window_layers", minimum=0)
+    windows = [window if i % 2 == 0 and i < first else None for i in range(config.num_layers)]
+    return layers_of(config, windows)
 
 
-def _qwen3_moe(config: ModelConfig) -> ModelSpec:
-    """Qwen3 with a mixture in most layers."""
-    layers = layers_of(config, (qwen_window(config),) * config.num_layers)
-    return replace(qwen3(config), layers=layers, moe=qwen_mixture(config))
+def _qwen2_moe_mixture(config: ModelConfig) -> MoeSpec:
+    """An expert that every token takes, beside the others."""
+    size = config.fields.integer("shared_expert_intermediate_size")
+    return qwen_mixture(config, shared_size=size)
+
+
+def _qwen3_moe_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    return layers_of(config, (qwen_window(config),) * config.num_layers)
 
 
 def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
@@ -85,8 +79,7 @@ def qwen_mixture(config: ModelConfig, shared_size: int = 0) -> MoeSpec:
 
 
 MIXTRAL = Family(
-    architectures=("MixtralForCausalLM",),
-    spec=_mixtral,
+    spec=partial(mistral, moe=partial(mixture_in_each_layer, names=_mixtral_names)),
     defaults={
         "num_key_value_heads": 8,
         "num_local_experts": 8,
@@ -96,9 +89,15 @@ MIXTRAL = Family(
     },
 )
 QWEN2_MOE = Family(
-    architectures=("Qwen2MoeForCausalLM",),
-    spec=_qwen2_moe,
+    spec=partial(
+        plain,
+        layers=_qwen2_moe_layers,
+        moe=_qwen2_moe_mixture,
+        qkv_bias="qkv_bias",
+        o_bias=False,
+    ),
     defaults={
+        "qkv_bias": True,
         **QWEN_WINDOW,
         "num_key_value_heads": 16,
         "intermediate_size": 5632,
@@ -109,8 +108,7 @@ QWEN2_MOE = Family(
     },
 )
 QWEN3_MOE = Family(
-    architectures=("Qwen3MoeForCausalLM",),
-    spec=_qwen3_moe,
+    spec=partial(plain, layers=_qwen3_moe_layers, moe=qwen_mixture, qk_norm=True),
     defaults={
         **QWEN_WINDOW,
         "num_key_value_heads": 4,
