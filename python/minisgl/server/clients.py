@@ -30,7 +30,6 @@ class Key(Protocol):
     """A key that may use the server, and what it has used."""
 
     name: str
-    is_admin: bool
     num_requests: int
     num_refused: int
     num_prompt_tokens: int
@@ -42,6 +41,9 @@ class Key(Protocol):
 
     def namespace(self, salt: str) -> str:
         """Return the namespace of the prefix cache for requests with this `cache_salt`."""
+
+    def check(self, priority: int) -> None:
+        """Raise RequestError for a priority that the key may not ask for."""
 
     def begin(self, prompt: Prompt, params: SamplingParams, *, counts_prompt: bool = True) -> Job:
         """Return a prompt of this key that will be sent. Its `end` must be called.

@@ -33,7 +33,7 @@ from minisgl.message import (
 from minisgl.message.frontend import UserReply
 from minisgl.server.call import Call, RequestReply
 from minisgl.server.clients import Job, Key, Origin
-from minisgl.server.errors import Draining, encodable, refusal
+from minisgl.server.errors import Draining, encodable
 from minisgl.server.observe import Observer
 from minisgl.server.round_trip import RoundTripReply, RoundTrips
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
@@ -166,13 +166,8 @@ class Frontend:
                 f"{self._max_queued} wait; send at most {self._max_queued} in one call",
                 param="prompt",
             )
-        if key and priority < 0 and not key.is_admin:
-            raise refusal(
-                f"a priority below 0 goes before the requests of all keys, so it needs a key with "
-                f"admin rights, and {key.name!r} has none: ask for 0 or more",
-                status=403,
-                code="not_permitted",
-            )
+        if key:
+            key.check(priority)
 
     async def run(self) -> None:
         """Deliver replies until cancelled."""

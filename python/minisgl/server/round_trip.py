@@ -42,21 +42,10 @@ class RoundTrips:
         num_answers = len(self._tokenizers) * self.num_ranks
         message = PingMsg(seq=self.new_seq())
         try:
-            answers = await self._ask(message, self._tokenizers, num_answers, timeout_s)
+            answers = await self.ask(message, num_answers, timeout_s, self._tokenizers)
         except EngineError:
             return False
         return len(answers) == num_answers
-
-    async def ask(
-        self, message: Question, num_answers: int, timeout_s: float
-    ) -> list[RoundTripReply]:
-        """Send a message with a `new_seq` to one tokenizer, and return the answers that come in
-        time, at most `num_answers`.
-
-        Raises EngineError if a worker is gone, InvalidRequest for a value that no message can hold.
-        """
-        tokenizer = self._tokenizers[(message.seq or 0) % len(self._tokenizers)]
-        return await self._ask(message, [tokenizer], num_answers, timeout_s)
 
     def tell(self, message: WatchMsg) -> None:
         """Send a message that nobody answers to the first tokenizer."""
@@ -74,23 +63,28 @@ class RoundTrips:
         for waiting in self._waiting.values():
             waiting.put_nowait(error)
 
-    async def _ask(
+    async def ask(
         self,
         message: Question,
-        tokenizers: Sequence[PushQueue],
         num_answers: int,
         timeout_s: float,
+        tokenizers: Sequence[PushQueue] = (),
     ) -> list[RoundTripReply]:
+        """Send a message with a `new_seq`, and return the answers that come in time, at most
+        `num_answers`.
+
+        tokenizers: get the message; none is one of them. Raises EngineError if a worker is gone,
+        InvalidRequest for a value that no message can hold.
+        """
         if self._failure:
             raise self._failure
         seq = message.seq
         assert seq is not None
-        arrived: asyncio.Queue[RoundTripReply | EngineError] = asyncio.Queue()
-        self._waiting[seq] = arrived
+        arrived = self._waiting[seq] = asyncio.Queue()
         answers: list[RoundTripReply] = []
         try:
             with encodable():
-                for tokenizer in tokenizers:
+                for tokenizer in tokenizers or [self._tokenizers[seq % len(self._tokenizers)]]:
                     tokenizer.put([message])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):

@@ -32,6 +32,7 @@ from msgspec import Meta
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import ConfigError
 from minisgl.message import KeyShare, Prompt, TextReply
+from minisgl.server.errors import refusal
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.limits import Limits, RateLimited
 from minisgl_gateway.keys.shares import Share, Shares
@@ -105,6 +106,16 @@ class Key:
     def number(self) -> int:
         """From 1; by it keys take turns in the workers."""
         return self._share.number
+
+    def check(self, priority: int) -> None:
+        """Raise InvalidRequest (403) for a priority that the key may not ask for."""
+        if priority < 0 and not self.is_admin:
+            raise refusal(
+                f"a priority below 0 goes before the requests of all keys, so it needs a key with "
+                f"admin rights, and {self.name!r} has none: ask for 0 or more",
+                status=403,
+                code="not_permitted",
+            )
 
     def use(self) -> KeyUse | None:
         """Return the key's limits and use, for a router; None if it has no limits."""

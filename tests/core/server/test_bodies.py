@@ -71,13 +71,13 @@ def test_a_body_waits_for_room() -> None:
         bodies = Bodies()
         bodies.most = 100
         with bodies.reading("a") as one, bodies.reading("a") as free:
-            await one.need(FREE_BYTES + 40)
-            await free.need(FREE_BYTES)
+            await one(FREE_BYTES + 40)
+            await free(FREE_BYTES)
             other = asyncio.create_task(bodies.take("a", 40))
             await asyncio.sleep(0.01)
             assert not other.done()
             with bodies.reading("b") as small:
-                await small.need(FREE_BYTES + 20)
+                await small(FREE_BYTES + 20)
         await other
         bodies.give_back("a", 40)
         await bodies.take("b", 50)

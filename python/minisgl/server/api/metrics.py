@@ -56,6 +56,15 @@ _RANK_COUNTERS: Final = {
 }
 
 
+_HISTOGRAMS: Final = {
+    "time_to_first_token": "From a request to its first text",
+    "inter_token": "Between two pieces of a request's text",
+    "request": "From a request to its end",
+    "queue": "From acceptance to the first launch",
+}
+"""Histograms of `Observer`, by name."""
+
+
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
     page = MetricsPage(site.frontend.observer, site.model.name, site.keys)
@@ -109,17 +118,8 @@ class MetricsPage(Collector):
             "minisgl_requests", "Requests that ended, by reason", "reason", observer.ends
         )
         yield counter_by("minisgl_errors", "Errors that clients got", "code", observer.errors)
-        for name, help_, histogram in (
-            (
-                "time_to_first_token",
-                "From a request to its first text",
-                observer.time_to_first_token,
-            ),
-            ("inter_token", "Between two pieces of a request's text", observer.inter_token),
-            ("request", "From a request to its end", observer.request),
-            ("queue", "From acceptance to the first launch", observer.queue),
-        ):
-            yield _histogram(f"minisgl_{name}_seconds", help_, histogram)
+        for name, help_ in _HISTOGRAMS.items():
+            yield _histogram(f"minisgl_{name}_seconds", help_, getattr(observer, name))
 
     def _of_ranks(self) -> Iterator[Metric]:
         running = GaugeMetricFamily(

@@ -6,8 +6,9 @@ import asyncio
 import codecs
 import re
 from collections import Counter
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -72,9 +73,9 @@ async def read_bytes(request: Request, bodies: Bodies, owner: str) -> bytes:
     """
     declared = request.headers.get("content-length", "")
     num_declared = int(declared) if declared.isdecimal() else 0
-    with bodies.reading(owner) as reading:
+    with bodies.reading(owner) as need:
         _check_length(num_declared)
-        await reading.need(num_declared)
+        await need(num_declared)
         body, stream, loop = bytearray(), aiter(request.stream()), asyncio.get_running_loop()
         end = loop.time() + WHOLE_S
         while True:
@@ -95,7 +96,7 @@ async def read_bytes(request: Request, bodies: Bodies, owner: str) -> bytes:
             if chunk is None:
                 return bytes(body)
             _check_length(len(body) + len(chunk))
-            await reading.need(len(body) + len(chunk))
+            await need(len(body) + len(chunk))
             body += chunk
 
 
@@ -173,9 +174,23 @@ class Bodies:
         self._taken: Counter[str] = Counter()
         self._given_back = asyncio.Event()
 
-    def reading(self, owner: str) -> Reading:
-        """Return a body that begins. Use it in a `with` block, which ends when the body does."""
-        return Reading(self, owner)
+    @contextmanager
+    def reading(self, owner: str) -> Iterator[Callable[[int], Awaitable[None]]]:
+        """Yield what waits until there is room for so many bytes of a body, which ends when the
+        block does. It raises InvalidRequest (503) if there is none in time."""
+        num_taken = 0
+
+        async def need(num_bytes: int) -> None:
+            nonlocal num_taken
+            if (more := num_bytes - FREE_BYTES - num_taken) > 0:
+                await self.take(owner, more)
+                num_taken += more
+
+        try:
+            yield need
+        finally:
+            if num_taken:
+                self.give_back(owner, num_taken)
 
     async def take(self, owner: str, num_bytes: int) -> None:
         """Wait for room, and take it. Raises InvalidRequest (503) if there is none in time."""
@@ -203,28 +218,3 @@ class Bodies:
             del self._taken[owner]
         self._given_back.set()  # wakes all that wait
         self._given_back.clear()
-
-
-class Reading:
-    """A body that is read. Mutable."""
-
-    def __init__(self, bodies: Bodies, owner: str) -> None:
-        self._bodies, self._owner, self._num_taken = bodies, owner, 0
-
-    async def need(self, num_bytes: int) -> None:
-        """Wait until there is room for `num_bytes` of this body. Raises InvalidRequest (503)."""
-        if (more := num_bytes - FREE_BYTES - self._num_taken) > 0:
-            await self._bodies.take(self._owner, more)
-            self._num_taken += more
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._num_taken:
-            self._bodies.give_back(self._owner, self._num_taken)
