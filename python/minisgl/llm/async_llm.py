@@ -13,7 +13,6 @@ from minisgl.core import SamplingParams
 from minisgl.llm.llm import LLM, ChatArgs, Messages, Prompt
 from minisgl.llm.output import Delta, RequestOutput
 from minisgl.llm.prompts import as_conversations
-from minisgl.llm.stream import Reader
 
 
 class AsyncLLM:
@@ -92,8 +91,7 @@ class AsyncLLM:
         def on_news(num_tokens: int, num_ended: int) -> None:
             waker.wake(has_news)
 
-        call = self._llm._submit_stream(prompt, params, cache_salt, chat, on_news, is_chat)
-        reader = Reader(self._llm._session, call)
+        reader = self._llm._read(prompt, params, cache_salt, chat, on_news, is_chat)
         try:
             while True:
                 has_news.clear()
@@ -104,7 +102,7 @@ class AsyncLLM:
                     break
                 else:
                     await has_news.wait()
-            yield call.outputs()[0]
+            yield reader.output()
         finally:
             reader.leave()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +35,7 @@ from minisgl.llm.output import RequestOutput
 from minisgl.llm.progress import Bar, progress_bar
 from minisgl.llm.prompts import chat_records, is_conversation, params_of_each, prompt_records
 from minisgl.llm.session import Call, LLMEngine, OnNews, Session
-from minisgl.llm.stream import Stream
+from minisgl.llm.stream import Reader, Stream
 from minisgl.message import Prompt as PromptRecord
 from minisgl.message import UserMsg
 from minisgl.runtime.args import RuntimeArgs
@@ -201,8 +201,9 @@ class LLM:
         Raises the same errors as `generate`.
         """
         chat = (chat_template_kwargs or {}, tools, tool_choice)
-        submit = partial(self._submit_stream, prompt, sampling_params, cache_salt, chat)
-        return Stream(self._session, submit)
+        news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        reader = self._read(prompt, sampling_params, cache_salt, chat, lambda *_: news.put(None))
+        return Stream(reader, news)
 
     def close(self) -> None:
         """Release memory, threads and processes, and end open calls with a ConfigError.
@@ -250,7 +251,7 @@ class LLM:
                 ]
         return self._session.submit(messages, on_news, n)
 
-    def _submit_stream(
+    def _read(
         self,
         prompt: Any,
         params: SamplingParams | None,
@@ -258,7 +259,7 @@ class LLM:
         chat: ChatArgs,
         on_news: OnNews,
         is_chat: bool = False,
-    ) -> Call:
+    ) -> Reader:
         """Send one prompt to the loop: a text, ids or a conversation. is_chat: it must be a
         conversation. Raises InvalidRequest."""
         is_chat = is_chat or is_conversation(prompt)
@@ -271,7 +272,8 @@ class LLM:
                 f"a stream has one prompt, got {count}; call stream for each, or generate",
                 param="prompts",
             )
-        return self._submit(self._encode(records, 1), params, 1, cache_salt, on_news)
+        call = self._submit(self._encode(records, 1), params, 1, cache_salt, on_news)
+        return Reader(self._session, call)
 
     def _bar(self, what: str) -> AbstractContextManager[Bar]:
         return progress_bar(what) if self._progress else nullcontext(Bar())

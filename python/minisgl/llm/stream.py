@@ -7,10 +7,10 @@ is new.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from minisgl.llm.output import Delta, RequestOutput, fields, parts
-from minisgl.llm.session import Call, OnNews, Session
+from minisgl.llm.session import Call, Session
 
 
 class Left(Exception):
@@ -31,6 +31,10 @@ class Reader:
         with self._session.changed:
             return self._delta(), self._call.is_over
 
+    def output(self) -> RequestOutput:
+        """Return the output of the request, which is over. Raises its error."""
+        return self._call.outputs()[0]
+
     def leave(self) -> None:
         """Abort the request if it is not over."""
         if not self._call.is_over:
@@ -49,14 +53,11 @@ class Reader:
 class Stream(Iterator[Delta | RequestOutput]):
     """The iterator that `LLM.stream` returns. Mutable."""
 
-    def __init__(self, session: Session, submit: Callable[[OnNews], Call]) -> None:
-        """submit: sends the request, which then tells its news to the argument."""
-        self._is_over = True  # nothing to close, if `submit` raises
-        # The lambda must not hold `self`: a stream that its reader drops is deleted, which ends it.
-        news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._news, self._call = news, submit(lambda *_: news.put(None))
+    def __init__(self, reader: Reader, news: queue.SimpleQueue[None]) -> None:
+        """news: gets an item when the reader has news. What fills it must not hold this object: a
+        stream that its user drops is deleted, which ends the request."""
+        self._reader, self._news = reader, news
         self._is_over = False
-        self._reader = Reader(session, self._call)
 
     def __next__(self) -> Delta | RequestOutput:
         try:
@@ -66,7 +67,7 @@ class Stream(Iterator[Delta | RequestOutput]):
                     return delta
                 if is_over:
                     self._is_over = True
-                    return self._call.outputs()[0]
+                    return self._reader.output()
                 self._news.get()
         except KeyboardInterrupt:
             self.close()
