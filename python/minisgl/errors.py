@@ -109,10 +109,14 @@ class ServerBusy(RequestError):
 
 
 class EngineError(MinisglError, RuntimeError):
-    """A worker cannot continue. Its requests fail with this error."""
+    """A worker cannot continue. Its requests fail with this error.
+
+    is_passing: the server starts the workers again.
+    """
 
     code: str = "engine_error"
     status: int = 500
+    is_passing: bool = False
 
 
 class WorkerDied(EngineError):

@@ -15,6 +15,7 @@ ROWS: Final = [
         "commands", "run", "minisgl_gateway.shell.command:run",
         about="[MODEL] [QUESTION]  print one answer; a pipe can ask, too",
     ),
+    Row("servers", "tls", "minisgl_gateway.tls:tls_context"),
     Row("servers", "shell", "minisgl_gateway.shell.command:serve_with_shell"),
     Row(
         "commands", "pull", "minisgl_gateway.downloads:pull",

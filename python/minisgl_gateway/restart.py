@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
 from minisgl.server.args import ServerArgs
-from minisgl.server.errors import Restarting
 from minisgl.server.server import Server
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.args import GatewayArgs
@@ -29,6 +28,25 @@ def server_of(args: ServerArgs, start_workers: Callable[[], None]) -> Callable[.
     if isinstance(args, GatewayArgs) and args.restart:
         return partial(RestartingServer, start_workers, args.max_restarts)
     return Server
+
+
+class Restarting(EngineError):
+    """The engine starts again after a failure.
+
+    retry_after_s: the rest of the time that the first start took, at least 1.
+    """
+
+    code = "restarting"
+    is_passing = True
+    status = 503
+
+    def __init__(self, cause: EngineError, expected_s: float) -> None:
+        super().__init__(f"{cause}, so it starts again; try again later")
+        self._ready_at = time.monotonic() + expected_s
+
+    @property
+    def retry_after_s(self) -> float:
+        return max(self._ready_at - time.monotonic(), 1.0)
 
 
 class RestartingServer(Server):

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from minisgl import plugins
 from minisgl.errors import EngineError
 from minisgl.server.clients import Keys
-from minisgl.server.errors import Draining, Restarting
+from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
 from minisgl.server.site import DocumentedAPI, Routes, Site
@@ -54,7 +54,7 @@ def create_app(
     @app.get("/health")
     async def health() -> Response:
         """Whether the server's processes are alive, or are starting again."""
-        if frontend.failure and not isinstance(frontend.failure, Restarting):
+        if frontend.failure and not frontend.failure.is_passing:
             raise frontend.failure
         return body.response({"status": "ok"})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 
 from minisgl.errors import EngineError, InvalidRequest, RequestError
@@ -20,24 +19,6 @@ class DeadlineExceeded(EngineError):
             f"the request was not answered within its timeout of {timeout_s:g} s; try again later, "
             "or with a longer timeout or fewer tokens"
         )
-
-
-class Restarting(EngineError):
-    """The engine starts again after a failure.
-
-    retry_after_s: the rest of the time that the first start took, at least 1.
-    """
-
-    code = "restarting"
-    status = 503
-
-    def __init__(self, cause: EngineError, expected_s: float) -> None:
-        super().__init__(f"{cause}, so it starts again; try again later")
-        self._ready_at = time.monotonic() + expected_s
-
-    @property
-    def retry_after_s(self) -> float:
-        return max(self._ready_at - time.monotonic(), 1.0)
 
 
 class Draining(EngineError):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +27,7 @@ from typing import Any
 from minisgl import env, plugins
 from minisgl.runtime.signals import Signals, held
 from minisgl.runtime.workers import Workers
-from minisgl.server.address import bind, tls_context, url_of
+from minisgl.server.address import bind, url_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
 from minisgl.server.command import ready_text, run_serving, say
@@ -115,7 +116,9 @@ def _serve(
 ) -> int:
     """Serve until asked to stop, and return the exit code. lines: shows the log until it is ready
     (a row of the table `start_lines`)."""
-    tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
+    tls: ssl.SSLContext | None = None
+    if args.ssl_certfile:
+        tls = plugins.need("servers", "tls", "--ssl-certfile")(args.ssl_certfile, args.ssl_keyfile)
     keys = _keys(args)
     on_line = lines.show if lines else None
     with bind(args.host, args.http_port) as bound, workers_until_end(signals, on_line) as workers:

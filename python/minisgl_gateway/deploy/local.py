@@ -22,7 +22,7 @@ from typing import Final
 from minisgl import env
 from minisgl.errors import ConfigError, StartupFailed
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, tls_context
+from minisgl.server.address import bind
 from minisgl.server.args import ServerArgs
 from minisgl.server.command import run_serving
 from minisgl.server.model import find_checkpoint
@@ -33,6 +33,7 @@ from minisgl.utils.logger import get_logger
 from minisgl_gateway.deploy.child import ServerProcess
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.serve import Router
+from minisgl_gateway.tls import tls_context
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, tls_context, url_of
+from minisgl.server.address import bind, url_of
 from minisgl.server.args import HOSTS, ORIGINS
 from minisgl.server.command import run_serving, say
 from minisgl.server.flags import Parser, flag_type
@@ -22,6 +22,7 @@ from minisgl.utils.logger import get_logger
 from minisgl_gateway.front import FrontServer, add_address, add_serving, flags_given
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.proxy import RouterApp
+from minisgl_gateway.tls import tls_context
 
 logger = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, tls_context, url_of
+from minisgl.server.address import bind, url_of
 from minisgl.server.args import HOSTS, ORIGINS, SECONDS, listed
 from minisgl.server.command import run_serving, say
 from minisgl.server.errors import Draining
@@ -28,6 +28,7 @@ from minisgl_gateway.front import FrontServer, add_address, add_serving, flags_g
 from minisgl_gateway.ollama import models as ollama_models
 from minisgl_gateway.ollama import routes as ollama
 from minisgl_gateway.responses import routes as responses
+from minisgl_gateway.tls import tls_context
 from minisgl_gateway.upstream.chat import UpstreamChat
 from minisgl_gateway.upstream.reading import SILENT_S
 

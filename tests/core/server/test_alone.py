@@ -64,6 +64,7 @@ def test_it_serves_its_own_routes_alone(alone: str) -> None:
     ("flags", "says"),
     [
         (("--api-key", "k"), "--api-key needs minisgl_gateway, which is not installed here"),
+        (("--ssl-certfile", "F"), "--ssl-certfile needs minisgl_gateway, which is not install"),
         (("--api-key", "k", "--dry-run"), "--api-key needs minisgl_gateway, which is not inst"),
         (("--api-key-file", "F"), "--api-key-file needs minisgl_gateway, which is not insta"),
         (("--log-requests",), "--log-requests needs minisgl_gateway, which is not installed he"),

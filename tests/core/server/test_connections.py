@@ -19,7 +19,7 @@ import pytest
 
 from helpers.key_files import FILE, SECRET, key_file, key_ring
 from helpers.scripted_server import ScriptedServer
-from minisgl.server.address import tls_context
+from minisgl import plugins
 from minisgl.server.web import connections as module
 from minisgl.server.web import http as http_module
 from minisgl.server.web.connections import EXTRA, Connections, client_address
@@ -93,12 +93,14 @@ def closed(client: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize(
+    "is_tls", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_gateway"))]
+)
 def test_silent_connections_give_way(
     few: None, is_tls: bool, certificate: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a handshake a connection waits as well."""
-    tls = tls_context(*certificate) if is_tls else None
+    tls = plugins.need("servers", "tls", "HTTPS")(*certificate) if is_tls else None
     with ExitStack() as stack:
         server = stack.enter_context(ScriptedServer(tls=tls))
         silent = [connect(server, stack) for _ in range(3 * MOST)]

@@ -17,10 +17,10 @@ import pytest
 from helpers.key_files import FILE, OTHER, SECRET, key_file
 from helpers.scripted_server import ScriptedServer
 from minisgl.errors import ConfigError
-from minisgl.server.address import tls_context
 from minisgl.server.command import ready_text
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.shell.client import Chat, ChatError
+from minisgl_gateway.tls import tls_context
 
 
 @pytest.fixture
