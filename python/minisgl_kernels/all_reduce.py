@@ -6,8 +6,8 @@ import ctypes
 
 import torch
 
-from minisgl.kernel.jit import load_cubin
 from minisgl_kernels import CSRC
+from minisgl_kernels.cubin import load_cubin
 
 THREADS = 128
 """The threads of a block, each with a pack. So the 10 KB of a row of Qwen3-32B are spread over 5

@@ -13,8 +13,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from minisgl.kernel.jit import load_cubin
 from minisgl_kernels import CSRC
+from minisgl_kernels.cubin import load_cubin
 from minisgl_kernels.hopper import TYPES, Kernels, load_gemm, multiply_source
 from minisgl_zoo.recurrent.delta_rule import DeltaStep
 

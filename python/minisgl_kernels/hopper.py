@@ -10,10 +10,11 @@ from typing import Generic, TypeVar
 
 import torch
 
-from minisgl.kernel.jit import CUDA, build_in_thread, load_cubin, load_library
+from minisgl.kernel.jit import CUDA, build_in_thread, load_library
 from minisgl.kernel.once import JitUnavailable
 from minisgl.utils.logger import get_logger
 from minisgl_kernels import CSRC
+from minisgl_kernels.cubin import load_cubin
 
 logger = get_logger(__name__)
 

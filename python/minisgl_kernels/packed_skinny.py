@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from minisgl.kernel.jit import load_cubin
 from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton.moe import Gate
 from minisgl_kernels import CSRC
+from minisgl_kernels.cubin import load_cubin
 from minisgl_kernels.hopper import SHARED_BYTES, Kernels
 from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
 from minisgl_zoo.weights.quantised import Packed

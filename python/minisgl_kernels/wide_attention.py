@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from minisgl.kernel.jit import load_cubin
 from minisgl_kernels import CSRC
+from minisgl_kernels.cubin import load_cubin
 from minisgl_kernels.hopper import TYPES, Kernels, multiply_source
 
 if TYPE_CHECKING:

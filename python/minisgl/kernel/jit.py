@@ -1,11 +1,8 @@
-"""Compiles C++ and CUDA when they are first used; all processes use one cache.
+"""Compiles C++ when it is first used; all processes use one cache.
 
 tvm-ffi builds and loads; this module decides what to build, and `once` whether it must be built.
 The name of a built file has a hash of everything that it depends on (sources, flags, compiler,
-processor or GPU), so a stale file is never loaded.
-
-The machine's compiler compiles C++. NVRTC, which comes with a CUDA build of torch, compiles CUDA,
-so no CUDA toolkit is needed.
+processor), so a stale file is never loaded.
 
 `python -m minisgl.kernel.build --ahead` compiles the C++ for common instruction sets into the
 folder `PREBUILT`. A wheel that is built then contains them, so an installation needs no compiler:
@@ -15,13 +12,12 @@ the first file in the order of `instruction_sets` that the processor can run is 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl import env
-from minisgl.kernel.once import JitUnavailable, build_once, gist
+from minisgl.kernel.once import JitUnavailable, build_once
 from minisgl.utils.arch import cpu_flags, cpu_limit, instruction_sets
 from minisgl.utils.logger import get_logger
 
@@ -94,53 +90,14 @@ def build_in_thread(build: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def load_cubin(
-    csrc: Path,
-    name: str,
-    arch: str,
-    defines: Iterable[str] = (),
-    headers: Iterable[str] = (),
-    generated: str = "",
-) -> bytes:
-    """Compile `csrc`/NAME.cu for GPUs of `arch` ("sm_90"). Returns a cubin.
-
-    defines: macros as NAME=VALUE. headers: files beside it, in the order of their text before its
-    own; they and the source include nothing, because there may be no CUDA headers. generated: text
-    between them. Raises JitUnavailable.
-    """
-    _refuse_if_disabled()
-    try:
-        from cuda.bindings import nvrtc
-
-        version = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:
-        raise JitUnavailable(
-            f"no NVRTC, which comes with CUDA builds of torch: {gist(str(error))}"
-        ) from error
-    from tvm_ffi.cpp.nvrtc import nvrtc_compile
-
-    texts = [(csrc / file).read_text() for file in (*headers, f"{name}.cu")]
-    source = "".join((*texts[:-1], generated, texts[-1]))
-    options = ["-std=c++17", *(f"-D{define}" for define in defines)]
-
-    def compile_cubin(folder: Path) -> Path:
-        cubin = folder / name
-        cubin.write_bytes(nvrtc_compile(source, name=f"{name}.cu", arch=arch, extra_opts=options))
-        return cubin
-
-    key = hashlib.sha256(repr((source, options, version)).encode()).hexdigest()[:16]
-    path = env.cache_dir() / f"{name}-{arch}-{key}.cubin"
-    build_once(path, f"{name}.cu for {arch}", compile_cubin, logging.DEBUG)
-    return path.read_bytes()
-
-
-def _refuse_if_disabled() -> None:
+def refuse_if_disabled() -> None:
+    """Raise JitUnavailable if the operator wants nothing compiled."""
     if env.jit_disabled():
         raise JitUnavailable("MINISGL_DISABLE_JIT=1")
 
 
 def _build_library(library: Library) -> Path:
-    _refuse_if_disabled()
+    refuse_if_disabled()
     if library == CPU and (shipped := _shipped(_sources(CPU))):
         return shipped
     path = _library_path(library, _compiler())
@@ -168,7 +125,7 @@ def _shipped(sources: str) -> Path | None:
 def build_ahead() -> list[Path]:
     """Compile the C++ kernels for each instruction set into `PREBUILT`, for a wheel. Returns the
     files. Raises JitUnavailable."""
-    _refuse_if_disabled()
+    refuse_if_disabled()
     _compiler()
     made = []
     for name, each in instruction_sets().items():

@@ -15,8 +15,7 @@ import torch
 
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
-from minisgl.kernel import build, jit
-from minisgl.kernel.once import JitUnavailable
+from minisgl.kernel import build
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
@@ -83,15 +82,6 @@ def test_build_command_builds_nothing_when_asked_otherwise(
     captured = capsys.readouterr()
     assert (exit_info.value.code, says in captured.out + captured.err) == (code, True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_nvrtc_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(JitUnavailable, match=r"no NVRTC, .*: import of cuda"):
-        jit.load_cubin(Path("csrc"), "all_reduce", "sm_90")
-    monkeypatch.setenv("MINISGL_DISABLE_JIT", "1")
-    with pytest.raises(JitUnavailable, match="MINISGL_DISABLE_JIT=1"):
-        jit.load_cubin(Path("csrc"), "all_reduce", "sm_90")
 
 
 def test_radix_imports_no_torch() -> None:
