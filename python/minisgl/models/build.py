@@ -11,13 +11,14 @@ import torch
 from minisgl import plugins
 from minisgl.errors import ConfigError
 from minisgl.layers import BuildContext
+from minisgl.layers.shard import vocab_share
 from minisgl.models.blocks.decoder import Decoder
 from minisgl.models.config import ModelConfig
 from minisgl.models.loading.reading import read_config
-from minisgl.models.loading.tied import untied_if_different
 from minisgl.models.loading.weight import Checkpoint, Progress, join_names, load_weight
 from minisgl.models.registry import get_model_class, spec_of
-from minisgl.models.spec import BaseLLMModel, ModelSpec
+from minisgl.models.spec import EMBEDDING, LM_HEAD, BaseLLMModel, ModelSpec
+from minisgl.quantization import Part
 from minisgl.utils.hf import GGUF_WEIGHTS, other_format
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
@@ -84,7 +85,7 @@ def load_model(
     if checkpoint:
         config = replace(config, formats=config.formats.of_files(checkpoint.names))
     if checkpoint and config.tie_word_embeddings:
-        config = untied_if_different(checkpoint, config, comm)
+        config = _untied_if_different(checkpoint, config, comm)
     model = build_model(
         config,
         dtype=dtype,
@@ -101,6 +102,39 @@ def load_model(
     if config.formats.names and comm.rank == 0:
         config.formats.log(model)
     return model
+
+
+def _untied_if_different(
+    checkpoint: Checkpoint, config: ModelConfig, comm: DistributedCommunicator
+) -> ModelConfig:
+    """Return `config`, with untied embeddings if the checkpoint's LM head differs from its
+    embedding.
+
+    Each rank compares its own rows, and all ranks return the same.
+    """
+    names = (EMBEDDING, LM_HEAD)
+    if not checkpoint.names.issuperset(names):
+        return config
+    shape = (config.vocab_size, config.hidden_size)
+    share = vocab_share(config.vocab_size, comm.size, comm.rank)
+    shapes = {checkpoint.shape(name) for name in names}
+    are_equal = len(shapes) == 1
+    if shapes == {shape}:  # loading refuses any other
+        tables = [
+            checkpoint.share(name, Part(name=name, shape=shape, axis=0, share=share))
+            for name in names
+        ]
+        are_equal = torch.equal(*tables)
+    if comm.all_min(int(are_equal)):
+        return config
+    logger.warning(
+        "%s ties the embeddings, but %s differs from %s in the checkpoint: using both, as "
+        "Hugging Face does",
+        config.fields.where,
+        LM_HEAD,
+        EMBEDDING,
+    )
+    return replace(config, tie_word_embeddings=False)
 
 
 def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:

@@ -21,8 +21,7 @@ from torch import Tensor
 from minisgl.errors import ConfigError
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.registry import create_ops
-from minisgl.moe import TorchMoeBackend, create_moe_backend
-from minisgl.moe.cpu import CppMoeBackend
+from minisgl.moe import BaseMoeBackend, Experts, TorchMoeBackend, create_moe_backend
 from minisgl_bench.arguments import add_json, benchmark_parser, names_of, natural, naturals
 from minisgl_bench.floor import H200_BANDWIDTH, H200_FLOPS, touched_experts
 from minisgl_bench.report import machine_load, write_json
@@ -97,6 +96,17 @@ def floor_s(shape: Shape, tokens: int, itemsize: int = 2) -> float:
 
 
 # --- a CPU: beside the loop over experts -------------------------------------------------------
+
+
+class CppMoeBackend(BaseMoeBackend):
+    """All experts in C++, however many tokens they get."""
+
+    ops: CpuOps
+
+    def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
+        return self.ops.experts(
+            x_TD, experts.gate_up_LGD, experts.down_LDF, weights_TK, ids_TK, experts.first
+        )
 
 
 def _on_cpu(
