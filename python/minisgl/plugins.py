@@ -29,6 +29,7 @@ TABLES: Final = {
     "families": "minisgl_zoo",
     "weights": "minisgl_bench",
     "wrappers": "minisgl_zoo",
+    "rotations": "minisgl_zoo",
     "weight_formats": "minisgl_zoo",
     "gguf": "minisgl_zoo",
     "cache_groups": "minisgl_zoo",

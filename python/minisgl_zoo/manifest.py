@@ -166,6 +166,8 @@ ROWS: Final = [
         "minisgl_zoo.weights.online_formats:online_formats",
         when={"made": "while loading"},
     ),
+    Row("rotations", "longrope", "minisgl_zoo.rotations:longrope", ("su",)),  # su: its first name
+    Row("rotations", "proportional", "minisgl_zoo.rotations:proportional"),
     Row("wrappers", "text", "minisgl_zoo.wrapper:text_values"),
     Row("wrappers", "view", "minisgl_zoo.view:open_view"),
     Row("gguf", "folder", "minisgl_zoo.gguf.folder:gguf_folder"),

@@ -19,20 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
-
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryConfig:
     """Fields are named as in Hugging Face's `rope_parameters`; each type reads some of them.
 
-    rope_type: one of ROPE_TYPES, or "none" for layers without rotation. rotary_dim: the dims of a
-    head that rotate, an even number. max_position: `max_position_embeddings`.
-    original_max_position: the length before stretching; `max_position` if config.json has none.
+    rope_type: one of ROPE_TYPES, or that of a subclass. rotary_dim: the dims of a head that rotate,
+    an even number. max_position: `max_position_embeddings`. original_max_position: the length
+    before stretching; `max_position` if config.json has none.
     """
 
     rope_type: str = "default"
@@ -49,9 +43,6 @@ class RotaryConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    proportion: float = 1.0
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
 
     @property
     def max_context(self) -> int:
@@ -69,17 +60,23 @@ class RotaryConfig:
 
     @property
     def default_context(self) -> int:
-        """The positions to serve unless more are asked for: with `longrope` those before
-        stretching, because a longer context changes the rotation of every position."""
-        if self.rope_type == "longrope":
-            return min(self.original_max_position, self.max_context)
+        """The positions to serve unless more are asked for."""
         return self.max_context
+
+    def frequencies(self, num_positions: int) -> tuple[Tensor, float]:
+        """Return (radians per position of each pair of dims, float32 [R/2]; the factor of cosines
+        and sines). num_positions: those that are served."""
+        return FREQUENCIES[self.rope_type](self, num_positions)
 
 
 def plain(theta: float, rotary_dim: int) -> Tensor:
     """Return the frequencies of RoFormer, radians per position, float32 [rotary_dim / 2]."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     return torch.as_tensor(1.0 / (theta**exponents))
+
+
+def _default(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
+    return plain(config.theta, config.rotary_dim), 1.0
 
 
 def _linear(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
@@ -138,54 +135,11 @@ def _yarn_scale(config: RotaryConfig) -> float:
     return mscale(1.0)
 
 
-def _longrope(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """A factor for each pair of dims, and a temperature (LongRoPE, Ding et al. 2024). One list of
-    factors is for the original length, one for longer contexts. As with `dynamic`, the length that
-    the engine serves decides for all positions; by default it is the original one."""
-    is_long = num_positions > config.original_max_position
-    if is_long:
-        logger.info(
-            "longrope: serving %d positions, more than the %d of training, so every position uses "
-            "the long factors (Hugging Face does so only for sequences that grow beyond it)",
-            num_positions,
-            config.original_max_position,
-        )
-    factors = torch.tensor(config.long_factor if is_long else config.short_factor)
-    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
-    inv_freq = 1.0 / (factors * config.theta**exponents)
-    if config.attention_factor is not None:
-        return inv_freq, config.attention_factor
-    if config.factor <= 1:
-        return inv_freq, 1.0
-    return inv_freq, math.sqrt(1 + math.log(config.factor) / math.log(config.original_max_position))
-
-
-def _proportional(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """Some of the pairs rotate, with the frequencies that they have if all rotate (Gemma 4)."""
-    inv_freq = plain(config.theta, config.rotary_dim) / config.factor
-    inv_freq[int(config.proportion * config.rotary_dim // 2) :] = 0
-    return inv_freq, 1.0
-
-
-def _none(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """No rotation: cosines of 1 and sines of 0, so that kernels need no special case."""
-    return torch.zeros(config.rotary_dim // 2), 1.0
-
-
-STRETCHED: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
+FREQUENCIES: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
+    "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
-    "longrope": _longrope,
-    "proportional": _proportional,
-    "none": _none,
 }
-
-
-def frequencies(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    """Return (radians per position of each pair of dims, float32 [R/2]; the factor of cosines and
-    sines)."""
-    if config.rope_type == "default":
-        return plain(config.theta, config.rotary_dim), 1.0
-    return STRETCHED[config.rope_type](config, num_positions)
+ROPE_TYPES = tuple(FREQUENCIES)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minisgl.layers.base import BuildContext, StateLessOP
-from minisgl.layers.frequencies import RotaryConfig, frequencies
+from minisgl.layers.frequencies import RotaryConfig
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
@@ -30,7 +30,7 @@ class RotaryEmbedding(StateLessOP):
 
     def init_buffers(self, device: torch.device) -> None:
         num_positions = len(self.cos_sin)
-        inv_freq, scale = frequencies(self.config, num_positions)
+        inv_freq, scale = self.config.frequencies(num_positions)
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inv_freq
         self.cos_sin = (torch.cat((angles.cos(), angles.sin()), dim=-1) * scale).to(device)
 

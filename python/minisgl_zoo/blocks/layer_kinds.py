@@ -11,6 +11,7 @@ from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.families.dense import FULL, SLIDING, types_in_config, windows
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import LayerSpec, layers_of
+from minisgl_zoo.rotations import NoRotation
 
 
 def refuse(fields: Fields, name: str, why: str) -> None:
@@ -72,7 +73,24 @@ def rope_fields(config: ModelConfig) -> Fields:
 
 def no_rotation(config: ModelConfig) -> RotaryConfig:
     """Return the `RotaryConfig` of layers that do not rotate (NoPE)."""
-    return replace(config.rope, rope_type="none")
+    rope = config.rope
+    return NoRotation(
+        rope_type="none",
+        theta=rope.theta,
+        rotary_dim=rope.rotary_dim,
+        max_position=rope.max_position,
+        original_max_position=rope.original_max_position,
+    )
+
+
+def default_rope(rope: RotaryConfig, theta: float) -> RotaryConfig:
+    """Return a rotation of the same dims with the base `theta`, which is not stretched."""
+    return RotaryConfig(
+        theta=theta,
+        rotary_dim=rope.rotary_dim,
+        max_position=rope.max_position,
+        original_max_position=rope.original_max_position,
+    )
 
 
 def sliding_rope(config: ModelConfig, theta: float) -> RotaryConfig:
@@ -80,4 +98,4 @@ def sliding_rope(config: ModelConfig, theta: float) -> RotaryConfig:
     an object it has the base `theta` and is not stretched."""
     if isinstance(rope_fields(config).values.get(SLIDING), dict):
         return rotary_config(config.fields, config.head_dim, SLIDING)
-    return replace(config.rope, rope_type="default", theta=theta, factor=1.0)
+    return default_rope(config.rope, theta)

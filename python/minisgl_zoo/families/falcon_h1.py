@@ -18,12 +18,12 @@ from minisgl.core import Batch
 from minisgl.layers import BaseOP
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.config import ModelConfig
-from minisgl.models.loading.rotation import positive_numbers
 from minisgl.models.spec import CacheLayout, Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.mamba2 import Mamba2, as_mamba, mamba_sizes
 from minisgl_zoo.blocks.sandwich import NoNorm
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.blocks.views import ScaledView
+from minisgl_zoo.rotations import positive_numbers
 from minisgl_zoo.view import CheckpointView
 
 

@@ -19,7 +19,7 @@ from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.families.dense import plain
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
-from minisgl_zoo.blocks.layer_kinds import rope_fields
+from minisgl_zoo.blocks.layer_kinds import default_rope, rope_fields
 
 TOP_K = "num_experts_per_tok"
 
@@ -52,7 +52,7 @@ def hunyuan(config: ModelConfig, moe: Callable[[ModelConfig], MoeSpec] | None = 
         if alpha > 1e6:  # 1,000 in released files
             raise settings.error("alpha", "at most 1000000")
         theta = rope.theta * alpha ** (rope.rotary_dim / (rope.rotary_dim - 2))
-        config = replace(config, rope=replace(rope, rope_type="default", theta=theta, factor=1.0))
+        config = replace(config, rope=default_rope(rope, theta))
     return plain(config, layers=partial(layers_of, block=HunyuanBlock), moe=moe)
 
 

@@ -15,7 +15,6 @@ from transformers.models.phi.modeling_phi import apply_rotary_pos_emb
 from minisgl.distributed import SingleRank
 from minisgl.kernel.ops import Ops
 from minisgl.layers import BuildContext, RotaryConfig, get_rope
-from minisgl.layers.frequencies import ROPE_TYPES, STRETCHED, frequencies
 from minisgl.models.loading.reading import read_config
 
 BUILD = BuildContext(ops=Ops(), comm=SingleRank(), dtype=torch.float32)
@@ -56,10 +55,6 @@ def configs(
     return theirs, read_config(tmp_path).rope
 
 
-def test_each_type_that_is_accepted_has_frequencies() -> None:
-    assert {*ROPE_TYPES, "none"} == {"default", *STRETCHED}
-
-
 @pytest.mark.parametrize("name", TYPES)
 def test_tables_are_those_of_transformers(name: str, tmp_path: Any) -> None:
     theirs, ours = configs(tmp_path, TYPES[name])
@@ -75,24 +70,7 @@ def test_original_length_outside_of_the_rope_settings_wins(tmp_path: Any) -> Non
     theirs, ours = configs(tmp_path, YARN, original_max_position_embeddings=300)
     assert ours.original_max_position == 300
     expected, _ = ROPE_INIT_FUNCTIONS["yarn"](theirs)
-    torch.testing.assert_close(frequencies(ours, 2048)[0], expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("length", [64, 65])
-def test_longrope_takes_the_factors_of_the_length_served(length: int, tmp_path: Any) -> None:
-    rope = {
-        "rope_type": "longrope",
-        "short_factor": [1.0 + 0.05 * i for i in range(24)],
-        "long_factor": [2.0 + 0.5 * i for i in range(24)],
-        "original_max_position_embeddings": 64,
-    }
-    theirs, ours = configs(tmp_path, rope)
-    assert ours.max_context == 2048
-    inv_freq, scale = frequencies(ours, length)
-    expected, expected_scale = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=length)
-    torch.testing.assert_close(inv_freq, expected, rtol=1e-6, atol=0)
-    assert scale == pytest.approx(expected_scale)
-    assert scale > 1
+    torch.testing.assert_close(ours.frequencies(2048)[0], expected, rtol=1e-6, atol=0)
 
 
 def test_dynamic_beyond_the_trained_length_is_fixed_for_the_length_served(
@@ -106,14 +84,14 @@ def test_dynamic_beyond_the_trained_length_is_fixed_for_the_length_served(
         get_rope(BUILD, ours, 5000)
     assert "serving 5000 positions, more than the 2048" in caplog.text
     expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](theirs, seq_len=5000)
-    torch.testing.assert_close(frequencies(ours, 5000)[0], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ours.frequencies(5000)[0], expected, rtol=1e-6, atol=0)
 
 
 def test_partial_rotary_factor_rotates_the_first_dims(tmp_path: Any) -> None:
     theirs, ours = configs(tmp_path, {**TYPES["linear"], "partial_rotary_factor": 0.5})
     assert ours.rotary_dim == 24
     expected, _ = ROPE_INIT_FUNCTIONS["linear"](theirs)
-    torch.testing.assert_close(frequencies(ours, 2048)[0], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ours.frequencies(2048)[0], expected, rtol=1e-6, atol=0)
 
     rope = get_rope(BUILD, ours, 64)
     rope.init_buffers(torch.device("cpu"))
