@@ -311,3 +311,17 @@ def test_a_prompt_does_not_wait_for_the_page_with_its_last_token() -> None:
     assert spans(scheduler.plan()) == [(0, 0, 32)]
     add(scheduler, 1, [1] * 36)
     assert spans(scheduler.plan()) == [(1, 32, 36), (0, 32, 60)]
+
+
+def test_the_stall_bound_counts_the_pairs_of_all_chunks_of_a_step() -> None:
+    times = StepTimes(prompt_us=((1, 10.0), (64, 10.0)), attend_ns=1000.0)
+    config = make(max_stall_s=1e-3, step_times=times).config
+
+    def left(*sizes: int) -> int:
+        """Return what still fits behind 100 tokens, after chunks of these sizes behind as many."""
+        budget = prompt_budget(config, num_decodes=1)
+        for size in sizes:
+            budget.take(100, size)
+        return budget.fitting(100, 64)
+
+    assert left(2, 2) == left(4) < left(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.books import check_books
@@ -12,13 +13,15 @@ from minisgl.core import (
     Accepted,
     Failed,
     Finished,
+    SamplingParams,
     StepFailed,
     StepResult,
     Token,
 )
-from minisgl.errors import EngineError
+from minisgl.errors import EngineError, InvalidSampling
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg
 from minisgl.scheduler import Scheduler
+from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.io import Message
 from minisgl.scheduler.queue_wait import QueueWait
 
@@ -317,3 +320,16 @@ def test_a_request_gets_as_many_likely_tokens_as_it_asks_for() -> None:
     outcome = StepResult(next_ids=[5, 5], logprobs={0: -0.1, 1: -0.1}, tops={0: top, 1: top})
     events = scheduler.commit(plan, outcome)
     assert [len(event.top) for event in events if isinstance(event, Token)] == [1, 3]
+
+
+def test_min_tokens_needs_an_allowed_token_that_does_not_end_the_answer() -> None:
+    config, prompt = make().config, np.array([1], np.int32)
+
+    def admit(**fields: Any) -> int:
+        sampling = SamplingParams(allowed_token_ids=(EOS,), min_tokens=1, **fields)
+        return admissible_max_tokens(config, prompt, sampling, num_waiting=0)
+
+    for ends in ({}, {"ignore_eos": True, "stop_token_ids": (EOS,)}):
+        with pytest.raises(InvalidSampling, match="has only tokens that end the answer"):
+            admit(**ends)
+    assert admit(ignore_eos=True, max_tokens=3) == 3
