@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -98,6 +99,12 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
         store.get("large", "alice")
     with pytest.raises(InvalidRequest):
         store.get("r19", "bob")
+    item: Any = SimpleNamespace(id="item")
+    store.put("with", "alice", [], message, [item])
+    assert store.item("item", "alice", "input[0].id") is item
+    with pytest.raises(InvalidRequest, match="there is no item"):
+        store.item("item", "bob", "input[0].id")
+    store.delete("with", "alice")
     store.get(f"r{kept[0]}", "alice")
     store.put("new", "alice", [message], message)
     assert store.get(f"r{kept[0]}", "alice").messages == [message]

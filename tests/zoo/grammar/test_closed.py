@@ -60,6 +60,27 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ),
     # References.
     (
+        {
+            "$defs": {
+                "outer": {"properties": {"x": {}}, "allOf": [{"$ref": "#/$defs/inner"}]},
+                "inner": {"properties": {"y": {}}},
+            },
+            "properties": {"z": {}},
+            "allOf": [{"$ref": "#/$defs/outer"}],
+        },
+        [{"x": 1, "y": 1, "z": 1}],
+        [{"y": 1, "w": 1}],
+    ),
+    (
+        {
+            "$defs": {"a/b~c": {"properties": {"y": {}}}},
+            "properties": {"x": {}},
+            "allOf": [{"$ref": "#/$defs/a~1b~0c"}],
+        },
+        [{"x": 1, "y": 1}],
+        [{"y": 1, "w": 1}],
+    ),
+    (
         {"$defs": {"base": BASE}, "properties": {"b": {"$ref": "#/$defs/base"}}},
         [{"b": {"id": 1}}],
         [{"b": {"id": 1, "z": 1}}],
