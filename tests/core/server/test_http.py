@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from helpers.api_requests import chat
 from helpers.scripted_server import ScriptedServer
+from minisgl.server.web.guards import RequestIds
 
 
 def test_head_is_get_without_a_body(http: httpx.Client) -> None:
@@ -108,3 +112,16 @@ def test_the_documented_schema_is_closed(http: httpx.Client) -> None:
         "$ref": "#/components/schemas/ChatRequest"
     }
     assert http.get("/docs").status_code == 200
+
+
+def test_the_id_of_a_request_is_open_until_its_end() -> None:
+    """A router asks for the open ones, and a server has any number of requests."""
+    open_ids, seen = Counter[str](), list[dict[str, int]]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(dict(open_ids))
+
+    ids: Any = RequestIds(app, open_ids)
+    scope = {"type": "http", "method": "GET", "headers": [(b"x-request-id", b"mine")]}
+    asyncio.run(ids(scope, None, None))
+    assert (seen, dict(open_ids)) == ([{"mine": 1}], {})
