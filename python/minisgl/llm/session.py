@@ -167,7 +167,7 @@ class Session:
             try:
                 self._wait(call)
             except BaseException:
-                self._is_closed = True
+                self._shut()
                 raise
             raise
 
@@ -177,12 +177,19 @@ class Session:
             return
         with self.changed:
             if self._is_closed:
+                return  # after a second Ctrl-C the thread may hang
+            self._shut()
+            self.changed.wait_for(lambda: not self._is_running)
+
+    def _shut(self) -> None:
+        """Let the thread end the open calls and release the engine, or do so if there is none."""
+        with self.changed:
+            if self._is_closed:
                 return
             self._is_closed = True
+            self.changed.notify_all()
             if not self._is_running:
                 self._end(_closed())
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: not self._is_running)
 
     def _wait(self, call: Call) -> None:
         with self.changed:

@@ -238,6 +238,22 @@ def test_an_interrupt_ends_one_call(llm: LLM) -> None:
     llm._session.changed = changed
 
 
+def test_a_second_interrupt_closes_an_engine_at_rest() -> None:
+    """It comes when the loop has just ended the call."""
+    llm = LLM(progress=False, num_pages=64)
+    waits = iter((KeyboardInterrupt, KeyboardInterrupt))
+
+    def wait(call: object) -> None:
+        wait_idle(llm)
+        raise next(waits)
+
+    llm._session._wait = wait
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", GREEDY)
+    assert not hasattr(llm._engine.engine, "model")  # its memory is released
+    llm.close()
+
+
 def test_choices(llm: LLM) -> None:
     hot = SamplingParams(temperature=1.5, max_tokens=8, seed=7, ignore_eos=True)
     choices = llm.generate(["Once", "Twice"], hot, n=3)
