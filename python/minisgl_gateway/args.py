@@ -1,5 +1,7 @@
-"""The flags that `serve` has of this package: of several machines, with the ranks and ports of a
-node, and of restarts. Wrong ones are refused before any process starts."""
+"""The flags that `serve` has of this package, and the ranks and ports of each node.
+
+Wrong ones are refused before any process starts.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from minisgl.core.args import SWITCH, option, text, whole
+from minisgl.runtime.args import RuntimeArgs
 from minisgl.server.args import ServerArgs
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
@@ -42,6 +46,20 @@ _ADDRESS: Final = text(
 )
 
 
+def _is_collector(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port of letters, or an IPv6 address without its end
+        return False
+    return is_url and not any(character.isspace() for character in url)
+
+
+_COLLECTOR: Final = text(
+    "the URL of an OTLP/HTTP collector, such as http://localhost:4318", _is_collector
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayArgs(ServerArgs):
     """The options of a server (the row `server` of `options`), on one machine or several.
@@ -49,6 +67,15 @@ class GatewayArgs(ServerArgs):
     `minisgl_gateway.nodes.join` says what the ports are for.
     """
 
+    dp: int = option(
+        1,
+        whole(1, 64),
+        "many devices",
+        "data parallelism: N whole servers on this machine behind one port, each with --tp GPUs of "
+        "its own; on a CPU they share cores and memory; requests go by prefix and load, and a "
+        "server that dies is replaced. For several machines: pip install 'minisgl[ray]' "
+        "(docs/replicas.md)",
+    )
     nnodes: int = option(
         1,
         whole(1, 1024),
@@ -71,6 +98,38 @@ class GatewayArgs(ServerArgs):
         "1 + --tp free ports",
         metavar="HOST:PORT",
     )
+    log_steps: str | None = option(
+        None,
+        text("a file's name"),
+        "running",
+        "write a JSON line per step of the engine to FILE, which is emptied first: times of each "
+        "part, rows, tokens",
+        metavar="FILE",
+    )
+    record: str | None = option(
+        None,
+        text("a file's name"),
+        "running",
+        "keep a record of arrivals, steps and ends in FILE, which is emptied first, and FILE.1, at "
+        "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE sends "
+        "the same load to a server",
+        metavar="FILE",
+    )
+    xray_text: bool = option(
+        False,
+        SWITCH,
+        "running",
+        "the page's X-ray shows the first words of each prefix in the prefix cache, of all users' "
+        "prompts, and --record FILE keeps them",
+    )
+    profile_dir: str = option(
+        "minisgl-profiles",
+        text("a folder's name"),
+        "running",
+        "folder for the traces of POST /start_profile and /stop_profile, made when the first is "
+        "written",
+        metavar="DIR",
+    )
     restart: bool = option(
         False,
         SWITCH,
@@ -83,6 +142,20 @@ class GatewayArgs(ServerArgs):
         whole(1),
         "running",
         "the most restarts within an hour; the server ends at the next failure",
+    )
+    log_requests: bool = option(
+        False,
+        SWITCH,
+        "running",
+        "log a line for each request that ends: its X-Request-Id, times and tokens",
+    )
+    otlp_endpoint: str | None = option(
+        None,
+        _COLLECTOR,
+        "running",
+        "send a span for each request to this OpenTelemetry collector over HTTP, such as "
+        "http://localhost:4318; needs pip install 'minisgl[otel]'",
+        metavar="URL",
     )
 
     @property
@@ -118,14 +191,11 @@ class GatewayArgs(ServerArgs):
     def conflict(self) -> str | None:
         if wrong := ServerArgs.conflict(self):
             return wrong
+        if self.dp > 1 and (other := self._not_with_dp()):
+            return f"--dp {self.dp} does not go with {other}"
         if self.nnodes == 1:
             if self.node_rank or self.dist_init_addr:
                 return "--node-rank and --dist-init-addr need --nnodes 2 or more"
-        elif self.dp > 1:
-            return (
-                f"--dp {self.dp} does not go with --nnodes: start a server on each machine, and "
-                "minisgl route before them"
-            )
         elif self.restart:
             return "--restart works on one machine, so it does not go with --nnodes"
         elif self.node_rank >= self.nnodes:
@@ -147,3 +217,24 @@ class GatewayArgs(ServerArgs):
                 "choose another"
             )
         return None
+
+    def _not_with_dp(self) -> str | None:
+        """Return the first option that only one server can have, with the reason, or None."""
+        if self.nnodes > 1:
+            return "--nnodes: start a server on each machine, and minisgl route before them"
+        if self.shell:
+            return "a chat: it needs one server"
+        if self.dry_run:
+            return "--dry-run, which looks at one server"
+        if self.log_steps or self.record:
+            return "--log-steps and --record, which write one server's file"
+        return None
+
+    @property
+    def served_by(self) -> str:
+        return "replicas" if self.dp > 1 else "shell" if self.shell else "own"
+
+
+def ours(args: RuntimeArgs) -> GatewayArgs:
+    """Return the options, those of this package at their defaults if a program gave none."""
+    return args if isinstance(args, GatewayArgs) else GatewayArgs()

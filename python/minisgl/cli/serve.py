@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 from minisgl import plugins
-from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import parse_args
 from minisgl.server.launch import launch_server
@@ -17,18 +15,12 @@ ServeSo = Callable[[ServerArgs, float], int]
 
 
 def serve(argv: Sequence[str], began: float) -> int:
-    """Serve a model: one server, with `--shell` beside a chat, or with `--dp` several replicas.
+    """Serve a model: one server, with `--shell` beside a chat, or as a row of `servers` does.
     Returns the exit code."""
     args = parse_args(argv)
     serve_so: ServeSo | None = None
-    try:
-        if args.shell:
-            serve_so = plugins.find("servers", "shell")
-        elif args.dp > 1:
-            serve_so = plugins.need("servers", "replicas", "--dp")
-    except ConfigError as error:
-        print(f"minisgl serve: {error}", file=sys.stderr)
-        return 2
+    if args.served_by != "own":
+        serve_so = plugins.find("servers", args.served_by)
     if serve_so:
         return serve_so(args, began)
     return launch_server(args, foreground=run_shell if args.shell else None, began=began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import SWITCH, EngineConfig, Rule, option, text, whole
+from minisgl.core.args import SWITCH, EngineConfig, Rule, option, whole
 
 _POSITIVE: Final = Rule(
     words="a number above 0",
@@ -62,52 +62,11 @@ class RuntimeArgs(EngineConfig):
         "open request",
         metavar="S",
     )
-    dp: int = option(
-        1,
-        whole(1, 64),
-        "many devices",
-        "data parallelism: N whole servers on this machine behind one port, each with --tp GPUs of "
-        "its own; on a CPU they share cores and memory; requests go by prefix and load, and a "
-        "server that dies is replaced. For several machines: pip install 'minisgl[ray]' "
-        "(docs/replicas.md)",
-    )
     dry_run: bool = option(
         False,
         SWITCH,
         "running",
         "check config.json, the tokenizer and which tensors the weights' files hold, print where "
         "the memory would go, and exit",
-    )
-    log_steps: str | None = option(
-        None,
-        text("a file's name"),
-        "running",
-        "write a JSON line per step of the engine to FILE, which is emptied first: times of each "
-        "part, rows, tokens",
-        metavar="FILE",
-    )
-    record: str | None = option(
-        None,
-        text("a file's name"),
-        "running",
-        "keep a record of arrivals, steps and ends in FILE, which is emptied first, and FILE.1, at "
-        "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE sends "
-        "the same load to a server",
-        metavar="FILE",
-    )
-    xray_text: bool = option(
-        False,
-        SWITCH,
-        "running",
-        "the page's X-ray shows the first words of each prefix in the prefix cache, of all users' "
-        "prompts, and --record FILE keeps them",
-    )
-    profile_dir: str = option(
-        "minisgl-profiles",
-        text("a folder's name"),
-        "running",
-        "folder for the traces of POST /start_profile and /stop_profile, made when the first is "
-        "written",
-        metavar="DIR",
     )
     offline: bool = False

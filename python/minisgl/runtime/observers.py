@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minisgl import plugins
-from minisgl.core.args import flag_of
 from minisgl.core.plan import Executor
 from minisgl.engine import Engine
 from minisgl.message import StatusReply
@@ -29,15 +28,16 @@ TextOf = Callable[[list[int]], str]
 class Seat:
     """What an observer of a rank's loop may use.
 
-    send: sends a record to the API process. text_of: returns the text of token ids; None unless
-    `--xray-text` is given. scheduler: returns the rank's, once the loop runs. status: the process's
+    send: sends a record to the API process. text_of: returns the text of token ids. args: the
+    options. scheduler: returns the rank's, once the loop runs. status: the process's
     heartbeats.
     """
 
     engine: Engine
     meter: LoopMeter
     send: Callable[[Report], None]
-    text_of: TextOf | None
+    text_of: TextOf
+    args: RuntimeArgs
     scheduler: Callable[[], Scheduler]
     status: WorkerStatus
 
@@ -78,15 +78,9 @@ class LoopObserver:
 Create = Callable[[RuntimeArgs, int], LoopObserver | None]
 """A row of the table `loop_observers`."""
 
-BY_OPTION = ("log_steps", "record")
-"""Options that a row of their name implements."""
-
 
 def create_observers(args: RuntimeArgs) -> list[LoopObserver]:
     """Return the observers of a rank's loop. Raises ConfigError."""
-    for name in BY_OPTION:
-        if getattr(args, name):
-            plugins.need("loop_observers", name, flag_of(name))
     creates: list[Create] = [row.load() for row in plugins.rows("loop_observers")]
     made = [create(args, args.rank) for create in creates]
     return [observer for observer in made if observer]

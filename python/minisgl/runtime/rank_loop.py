@@ -56,7 +56,7 @@ class RankLoop:
         text_of: TextOf,
         observers: Sequence[LoopObserver],
     ) -> None:
-        """text_of: returns the text of token ids, for observers with `--xray-text`."""
+        """text_of: returns the text of token ids, for observers."""
         self._args, self._engine, self._observers = args, engine, observers
         self._overlap = not env.overlap_disabled()
         self._closing = ExitStack()
@@ -82,7 +82,8 @@ class RankLoop:
             engine=engine,
             meter=self.meter,
             send=outbox.pass_on,
-            text_of=text_of if args.xray_text else None,
+            text_of=text_of,
+            args=args,
             scheduler=lambda: self._scheduler,
             status=status,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 from minisgl import plugins
 from minisgl.core.args import SWITCH, Rule, one_of, option, row_of, text, whole
@@ -16,15 +15,6 @@ DEFAULT_PORT: Final = 1919
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 MaxTokensPolicy = Literal["refuse", "clamp"]
-
-
-def _is_collector(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port of letters, or an IPv6 address without its end
-        return False
-    return is_url and not any(character.isspace() for character in url)
 
 
 SECONDS: Final = Rule(
@@ -62,9 +52,6 @@ HOSTS: Final = text(
     is_hosts,
 )
 _NAME: Final = text("a printable name", lambda name: bool(name.strip()) and name.isprintable())
-_COLLECTOR: Final = text(
-    "the URL of an OTLP/HTTP collector, such as http://localhost:4318", _is_collector
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,27 +177,11 @@ class ServerArgs(RuntimeArgs):
         "one line of text, or one JSON object, per log entry",
         unset="$MINISGL_LOG_FORMAT or text",
     )
-    log_requests: bool = option(
-        False,
-        SWITCH,
-        "running",
-        "log a line for each request that ends: its X-Request-Id, times and tokens",
-    )
-    otlp_endpoint: str | None = option(
-        None,
-        _COLLECTOR,
-        "running",
-        "send a span for each request to this OpenTelemetry collector over HTTP, such as "
-        "http://localhost:4318; needs pip install 'minisgl[otel]'",
-        metavar="URL",
-    )
 
     def conflict(self) -> str | None:
         """Return a sentence if two options contradict each other, else None."""
         if self.dry_run and self.shell:
             return "--dry-run serves nothing, so it does not go with --shell"
-        if self.dp > 1 and (other := self._not_with_dp()):
-            return f"--dp {self.dp} does not go with {other}"
         if self.ssl_keyfile and not self.ssl_certfile:
             return "--ssl-keyfile needs --ssl-certfile, the certificate of the key"
         if self.shell and (self.api_key or self.api_key_file or self.ssl_certfile):
@@ -219,15 +190,10 @@ class ServerArgs(RuntimeArgs):
             )
         return None
 
-    def _not_with_dp(self) -> str | None:
-        """Return the first option that only one server can have, with the reason, or None."""
-        if self.shell:
-            return "a chat: it needs one server"
-        if self.dry_run:
-            return "--dry-run, which looks at one server"
-        if self.log_steps or self.record:
-            return "--log-steps and --record, which write one server's file"
-        return None
+    @property
+    def served_by(self) -> str:
+        """The row of `servers` that serves; "own" is `minisgl.server.launch`."""
+        return "shell" if self.shell else "own"
 
     @property
     def http_port(self) -> int:

@@ -79,12 +79,8 @@ def launch_server(
 
 
 def _keys(args: ServerArgs) -> Keys | None:
-    """Return the API keys of the options. Raises ConfigError, also for an option that no package
-    here can honour: a server must not start without what it was asked for."""
-    if args.otlp_endpoint:
-        plugins.need("prompt_watchers", "otlp", "--otlp-endpoint")
-    if args.log_requests:
-        plugins.need("prompt_watchers", "requests", "--log-requests")
+    """Return the API keys of the options. Raises ConfigError, also if no package here checks keys:
+    a server must not start without what it was asked for."""
     if args.api_key is None and args.api_key_file is None:
         return None
     flag = "--api-key" if args.api_key is not None else "--api-key-file"

@@ -17,7 +17,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from minisgl import env
 from minisgl.errors import ConfigError, StartupFailed
@@ -30,6 +30,7 @@ from minisgl.server.web.guards import door_of
 from minisgl.utils.container import num_cores
 from minisgl.utils.gpus import num_gpus
 from minisgl.utils.logger import get_logger
+from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.deploy.child import ServerProcess
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.serve import Router
@@ -48,7 +49,10 @@ MAX_PAUSE_S: Final = 60.0
 before."""
 
 
-def serve_replicas(args: ServerArgs, began: float) -> int:
+A = TypeVar("A", bound=ServerArgs)
+
+
+def serve_replicas(args: GatewayArgs, began: float) -> int:
     """Serve until a request to stop, and return the exit code. Called in the main thread. Each
     server counts its own start, from later than `began`."""
 
@@ -85,7 +89,7 @@ class _Servers:
     key: the router's API key, for requests for their states; None if they need none.
     """
 
-    def __init__(self, args: ServerArgs) -> None:
+    def __init__(self, args: GatewayArgs) -> None:
         if args.model:
             # The servers get the folder: given the id, they would all download the model at once.
             found = find_checkpoint(args)
@@ -149,7 +153,7 @@ class _Servers:
 
 
 @contextlib.contextmanager
-def _servers(args: ServerArgs) -> Iterator[_Servers]:
+def _servers(args: GatewayArgs) -> Iterator[_Servers]:
     """Yield servers that end with the block."""
     servers = _Servers(args)
     try:
@@ -158,7 +162,7 @@ def _servers(args: ServerArgs) -> Iterator[_Servers]:
         servers.end()
 
 
-def _devices(args: ServerArgs) -> list[str]:
+def _devices(args: GatewayArgs) -> list[str]:
     """Return $CUDA_VISIBLE_DEVICES for each server; no items if they use no GPU.
 
     Raises ConfigError.
@@ -176,7 +180,7 @@ def _devices(args: ServerArgs) -> list[str]:
     return [",".join(devices[i * args.tp : (i + 1) * args.tp]) for i in range(args.dp)]
 
 
-def with_share_of_memory(args: ServerArgs, num: int) -> ServerArgs:
+def with_share_of_memory(args: A, num: int) -> A:
     """Return the options of one of `num` servers, each with an equal part of a CPU's memory."""
     if args.num_pages is not None:
         return args

@@ -14,6 +14,7 @@ from minisgl.runtime.observers import LoopObserver, Seat
 from minisgl.scheduler.io import Control
 from minisgl.scheduler.loop import Outbox
 from minisgl_gateway import env
+from minisgl_gateway.args import ours
 from minisgl_gateway.watch.cost import CostedExecutor, CostedOutbox, Ledger
 from minisgl_gateway.watch.energy import PowerMeter, meter_of
 from minisgl_gateway.watch.line_file import StepLog
@@ -108,12 +109,14 @@ class Watching(LoopObserver):
 
 def steps_of(args: RuntimeArgs, rank: int) -> StepLog | None:
     """Return the observer of rank 0 with `--log-steps`."""
-    return StepLog(Path(args.log_steps)) if args.log_steps and rank == 0 else None
+    path = ours(args).log_steps
+    return StepLog(Path(path)) if path and rank == 0 else None
 
 
 def recording_of(args: RuntimeArgs, rank: int) -> Recorder | None:
     """Return the observer of rank 0 with `--record`."""
-    return Recorder(Path(args.record)) if args.record and rank == 0 else None
+    path = ours(args).record
+    return Recorder(Path(path)) if path and rank == 0 else None
 
 
 def costs_of(args: RuntimeArgs, rank: int) -> Costs | None:
@@ -123,7 +126,7 @@ def costs_of(args: RuntimeArgs, rank: int) -> Costs | None:
 
 def profiles_of(args: RuntimeArgs, rank: int) -> Profiles:
     """Return the observer of each rank."""
-    return Profiles(Path(args.profile_dir))
+    return Profiles(Path(ours(args).profile_dir))
 
 
 def watching_of(args: RuntimeArgs, rank: int) -> Watching:

@@ -6,6 +6,7 @@ from minisgl.core import Finished
 from minisgl.server.args import ServerArgs
 from minisgl.server.observe import EndedPrompt
 from minisgl.utils.logger import get_logger, log_fields
+from minisgl_gateway.args import ours
 
 logger = get_logger(__name__)
 
@@ -22,7 +23,7 @@ class RequestLog:
 
 def request_log(args: ServerArgs, model: str) -> RequestLog | None:
     """Return the watcher if the options ask for it. model: its name, which is not used."""
-    return RequestLog() if args.log_requests else None
+    return RequestLog() if ours(args).log_requests else None
 
 
 def _ms(seconds: float) -> float:

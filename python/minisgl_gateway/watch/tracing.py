@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
 from minisgl.server.observe import PromptWatcher
+from minisgl_gateway.args import ours
 
 TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
 
@@ -30,4 +31,5 @@ def create_tracer(endpoint: str, model: str) -> PromptWatcher:
 
 def tracer_of(args: ServerArgs, model: str) -> PromptWatcher | None:
     """Return the tracer of `--otlp-endpoint`, if it is given. Raises ConfigError."""
-    return create_tracer(args.otlp_endpoint, model) if args.otlp_endpoint else None
+    endpoint = ours(args).otlp_endpoint
+    return create_tracer(endpoint, model) if endpoint else None

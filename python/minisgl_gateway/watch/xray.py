@@ -26,6 +26,7 @@ from minisgl.kvcache.radix import RadixPrefixCache
 from minisgl.message import WatchReply
 from minisgl.runtime.observers import Seat
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl_gateway.args import ours
 from minisgl_gateway.watch.steps import StepRecord, StepWatcher
 
 EVERY_S: Final = 0.1
@@ -156,7 +157,7 @@ class XRay(StepWatcher):
             lambda frame: send(WatchReply(frame=frame)),
             seat.meter.epoch,
             record,
-            seat.text_of,
+            seat.text_of if ours(seat.args).xray_text else None,
             num_output_tokens,
         )
         seat.meter.watchers.append(made)

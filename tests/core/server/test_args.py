@@ -37,12 +37,11 @@ def test_defaults_and_every_flag() -> None:
         )
     )
     # They exclude others of these; the last three are none.
-    same = {"shell", "memory_ratio", "dp", "offline", "rank", "store"}
+    same = {"shell", "memory_ratio", "offline", "rank", "store"}
     for field in dataclasses.fields(ServerArgs):
         assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
     assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25
     assert parse_args(["--shell"]).shell
-    assert parse_args(["--dp", "2"]).dp == 2
     assert pickle.loads(pickle.dumps(args)) == args
 
 
@@ -51,12 +50,6 @@ def test_defaults_and_every_flag() -> None:
     [
         ("--port 70000", "--port: must be a whole number from 0 to 65535, got '70000'"),
         ("--port x", "from 0 to 65535"),
-        ("--otlp-endpoint localhost:4318", "must be the URL of an OTLP/HTTP collector"),
-        ("--otlp-endpoint ftp://x", "such as http://localhost:4318, got 'ftp://x'"),
-        ("--otlp-endpoint http://", "http://localhost:4318"),
-        ("--otlp-endpoint http://[::1", "got 'http://[::1'"),
-        ("--otlp-endpoint http://localhost:abc", "such as http://localhost:4318"),
-        ("--otlp-endpoint http://localhost:99999", "such as http://localhost:4318"),
         ("--page-size 0", "from 1 to 1024"),
         ("--num-tokenizer -1", "from 0 to 64"),
         ("--max-seq-len 1", "at least 2"),

@@ -20,9 +20,9 @@ import pytest
 from minisgl.core import SamplingParams
 from minisgl.engine.cpu import CpuDevice
 from minisgl.errors import ConfigError, StartupFailed
-from minisgl.server.args import ServerArgs
 from minisgl.server.flags import parse_args
 from minisgl.server.model import ServedModel
+from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.deploy import local
 from minisgl_gateway.deploy.local import _devices, with_share_of_memory
 
@@ -75,9 +75,9 @@ def test_a_missing_model_ends_the_command(launch: Any, tmp_path: Path) -> None:
 PARENT = """
 import signal
 from minisgl_gateway.deploy.child import ServerProcess
-from minisgl.server.args import ServerArgs
+from minisgl_gateway.args import GatewayArgs
 if __name__ == "__main__":
-    server = ServerProcess("a server", ServerArgs(host="127.0.0.1", port=0, num_pages=64))
+    server = ServerProcess("a server", GatewayArgs(host="127.0.0.1", port=0, num_pages=64))
     print(server.wait_ready(), flush=True)
     signal.pause()
 """
@@ -116,10 +116,10 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
     found = ServedModel(
         folder=Path("/hub/snapshots/0f1e"), names=("a/b",), defaults=SamplingParams()
     )
-    started: list[ServerArgs] = []
+    started: list[GatewayArgs] = []
     monkeypatch.setattr(local, "find_checkpoint", lambda args: found)
     monkeypatch.setattr(local, "ServerProcess", lambda name, args, env: started.append(args))
-    local._Servers(ServerArgs(model="a/b", dp=2, device="cpu"))
+    local._Servers(GatewayArgs(model="a/b", dp=2, device="cpu"))
     asked = [(args.model, args.served_model_name) for args in started]
     assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
 
@@ -127,11 +127,11 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
 def test_servers_have_threads_folders_and_keys_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    started: list[tuple[str, ServerArgs, dict[str, str]]] = []
+    started: list[tuple[str, GatewayArgs, dict[str, str]]] = []
     monkeypatch.setattr(local, "ServerProcess", lambda *given: started.append(given))
     monkeypatch.setattr(local, "num_cores", lambda: 6)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    args = ServerArgs(device="cpu", dp=2, api_key="a", profile_dir="p")
+    args = GatewayArgs(device="cpu", dp=2, api_key="a", profile_dir="p")
     servers = local._Servers(args)
     assert [variables for *_, variables in started] == [{"OMP_NUM_THREADS": "3"}] * 2
     assert [given.profile_dir for _, given, _ in started] == ["p/replica-0", "p/replica-1"]
@@ -175,7 +175,7 @@ def test_pauses_between_failed_starts_double_until_a_start_succeeds(
 
     monkeypatch.setattr(local, "ServerProcess", Ended)
     monkeypatch.setattr(local.asyncio, "sleep", sleep)
-    servers = local._Servers(ServerArgs(device="cpu", dp=1))
+    servers = local._Servers(GatewayArgs(device="cpu", dp=1))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(servers.keep(0, cast(Any, SimpleNamespace(change=change))))
     assert pauses == [1, 2, 1, 1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -185,11 +185,11 @@ def test_pauses_between_failed_starts_double_until_a_start_succeeds(
 def test_servers_divide_memory_and_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert with_share_of_memory(ServerArgs(), 4).memory_ratio == CpuDevice.default_memory_ratio / 4
-    assert with_share_of_memory(ServerArgs(memory_ratio=0.8), 2).memory_ratio == 0.4
-    assert with_share_of_memory(ServerArgs(num_pages=9), 2) == ServerArgs(num_pages=9)
-    assert _devices(ServerArgs(device="cpu", dp=2)) == []
-    args = ServerArgs(device="cuda", dp=2, tp=2)
+    assert with_share_of_memory(GatewayArgs(), 4).memory_ratio == CpuDevice.default_memory_ratio / 4
+    assert with_share_of_memory(GatewayArgs(memory_ratio=0.8), 2).memory_ratio == 0.4
+    assert with_share_of_memory(GatewayArgs(num_pages=9), 2) == GatewayArgs(num_pages=9)
+    assert _devices(GatewayArgs(device="cpu", dp=2)) == []
+    args = GatewayArgs(device="cuda", dp=2, tp=2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert _devices(args) == ["0,1", "2,3"]
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "4,5,6,7")

@@ -124,7 +124,7 @@ def test_variables_that_must_be_equal_on_all_nodes(
 def test_flags_that_only_node_0_uses() -> None:
     assert given_of_node_0(node_args()) == []
     given = dataclasses.replace(node_args(), port=1919, log_steps="f", log_level="info", model="m")
-    assert given_of_node_0(given) == ["--log-steps", "--port"]
+    assert given_of_node_0(given) == ["--port", "--log-steps"]
 
 
 def test_flags_that_may_differ_between_nodes() -> None:

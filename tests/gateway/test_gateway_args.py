@@ -1,4 +1,4 @@
-"""The flags of several machines: wrong ones are refused before any process starts."""
+"""The flags of the gateway: wrong ones are refused before any process starts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def test_they_are_flags_of_the_server() -> None:
         ("--nnodes 2 --dist-init-addr 255.255.255.255:2000", "of one interface"),
         ("--nnodes 2 --dist-init-addr h:65001", "a port from 1 to 64999"),
         ("--tp 2 --nnodes 2 --dist-init-addr h:2000 --dry-run", "does not go with --nnodes"),
+        ("--otlp-endpoint localhost:4318", "must be the URL of an OTLP/HTTP collector"),
+        ("--otlp-endpoint ftp://x", "such as http://localhost:4318, got 'ftp://x'"),
+        ("--otlp-endpoint http://", "http://localhost:4318"),
+        ("--otlp-endpoint http://[::1", "got 'http://[::1'"),
+        ("--otlp-endpoint http://localhost:abc", "such as http://localhost:4318"),
+        ("--otlp-endpoint http://localhost:99999", "such as http://localhost:4318"),
         ("--restart --tp 2 --nnodes 2 --dist-init-addr h:2000", "works on one machine"),
     ],
 )
