@@ -27,7 +27,7 @@ from minisgl_zoo.weights.scaled import Scaled
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 OUT, IN = 96, 384
-ROWS = (1, 2, 5, 13, 100)
+ROWS = (1, 2, 5, 8, 13, 100)
 CASES = [
     "int8 row", "int8 matrix", "int8 group 64", "fp8 row", "fp8 block", "fp8 matrix",
     "int4 32", "int4 128", "int4 row", "int4 32 zero", "uint8 128 zero", "mxfp4",

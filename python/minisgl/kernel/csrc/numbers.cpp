@@ -166,7 +166,8 @@ void multiply(const Product& product, const Weight& weight, const typename K::X*
       }
     };
   };
-  product.run<K, true>(weight.numbers, rows, block, num_threads, start);
+  constexpr bool PADDED = TILE > 4;  // less to compile, where tiles have many rows
+  product.run<K, PADDED>(weight.numbers, rows, block, num_threads, start);
 }
 
 // Input `input` of a panel's output `lane`, of integers.

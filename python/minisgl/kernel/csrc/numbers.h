@@ -27,6 +27,7 @@ INLINE void store_until(int16_t* p, int i, int n, VI v) {
 struct Int16Pairs {
   using Sum = VI;
   using X = int16_t;
+  static constexpr int ROWS = WIDER;
 #if defined(__AVX2__)
   static constexpr int PARTS = 1;
 #else
@@ -113,7 +114,7 @@ struct Bits4 : Int16Pairs {
   };
   static INLINE Fetched fetch(const uint8_t* at) {
     Fetched fetched;
-    std::memcpy(&fetched, at, sizeof(fetched));
+    for (int v = 0; v < NV; v++) std::memcpy(&fetched.words[v], at + v * sizeof(VI), sizeof(VI));
     return fetched;
   }
 };

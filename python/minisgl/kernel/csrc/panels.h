@@ -19,12 +19,14 @@
 
 constexpr int PANEL = 16;
 constexpr int NV = PANEL / W;  // vectors of a panel's sums
-// Rows that meet a weight while it is in a register: with two panels their sums take 2 * TILE * NV
-// registers. AVX-512 has 32 registers, AVX2 has 16, NEON has 32.
+// Rows that meet a weight while it is in a register, TILE with two panels, of which each has TILE * NV
+// sums, WIDER with one. AVX-512 has 32 registers, AVX2 has 16, NEON has 32.
 #if defined(__AVX512F__)
-constexpr int TILE = 12;
+constexpr int TILE = 12, WIDER = TILE;
+#elif defined(__AVX2__)
+constexpr int TILE = 2, WIDER = 4;
 #else
-constexpr int TILE = 2;
+constexpr int TILE = 2, WIDER = TILE;
 #endif
 // AVX-512 widens a vector of weights in the time of a load, others do not: there, more rows than
 // FEW meet weights that were widened before, one panel and WIDE_TILE rows at a time.
@@ -52,13 +54,14 @@ INLINE void keep_in_register(V& vector) {
 }
 
 // How a kind of numbers multiplies. X: what a row of inputs is converted to, once for all panels.
-// PARTS: how many products a step takes.
+// PARTS: how many products a step takes. ROWS: those of a tile, TILE or WIDER.
 struct FloatPairs {
   using Sum = VF;
   using X = float;
   using Inputs = VF;
   using Vector = VF;
   static constexpr int PARTS = 2;  // even and odd inputs
+  static constexpr int ROWS = TILE;
   struct Weights {
     Vector parts[PARTS][NV];
   };
@@ -72,7 +75,7 @@ struct Bf16Pairs {
   using X = bf16;
   using Inputs = __m512bh;
   using Vector = __m512bh;
-  static constexpr int PARTS = 1;
+  static constexpr int PARTS = 1, ROWS = TILE;
   struct Weights {
     Vector parts[PARTS][NV];
   };
@@ -96,7 +99,7 @@ struct Bf16Pairs {
   using X = bf16;
   using Inputs = bfloat16x8_t;
   using Vector = bfloat16x8_t;
-  static constexpr int PARTS = 1;
+  static constexpr int PARTS = 1, ROWS = TILE;
   struct Weights {
     Vector parts[PARTS][NV];
   };
@@ -146,6 +149,7 @@ INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P]
                       typename K::Sum (&sums)[P][M][NV]) {
   for (int64_t s = 0; s < steps; s += K::STEPS) {
     typename K::Fetched fetched[P];
+#pragma GCC unroll 2
     for (int p = 0; p < P; p++) {
       __builtin_prefetch(ahead[p].at + s / K::STEPS * ahead[p].pace);
       fetched[p] = K::fetch(panels[p] + s / K::STEPS * K::FETCH_BYTES);
@@ -153,6 +157,7 @@ INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P]
 #pragma GCC unroll 4
     for (int k = 0; k < K::STEPS; k++) {
       typename K::Weights w[P];
+#pragma GCC unroll 2
       for (int p = 0; p < P; p++) w[p] = K::widen(fetched[p], k);
 #pragma GCC unroll 2
       for (int part = 0; part < K::PARTS; part++)

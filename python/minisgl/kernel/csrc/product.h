@@ -87,28 +87,34 @@ struct Product {
   }
 
  private:
-  // Each tile of rows fetches and widens the weights.
+  // Each tile of rows fetches and widens the weights, of two panels at once or, where its sums would
+  // not fit the registers, of one after the other.
   template <class K, bool PADDED, class F>
   INLINE void in_registers(const uint8_t* weight, const int64_t (&panel)[2],
                            const typename K::X* x, int begin, int end, int64_t block,
                            const F& finish) const {
-    each_tile<PADDED, TILE>(begin, end, [&](auto count, int m, int num_rows) {
-      constexpr int M = decltype(count)::value;
+    each_tile<PADDED, K::ROWS>(begin, end, [&](auto count, int m, int num_rows) {
+      constexpr int M = decltype(count)::value, P = M <= TILE ? 2 : 1;
       VF totals[2][M][NV] = {};
-      for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
-        typename K::Sum sums[2][M][NV] = {};
-        const int64_t last = std::min(from + block, inputs);
-        const int share[2] = {m - begin, num_rows};
-        for (int64_t now = from, until; now < last; now = until) {
-          until = now < turn<K>() ? std::min(last, turn<K>()) : last;
-          const uint8_t* const at[2] = {bytes<K>(weight, panel[0], now),
-                                        bytes<K>(weight, panel[1], now)};
-          const Ahead asked[2] = {ahead<K>(weight, panel[0], now, share, end - begin),
-                                  ahead<K>(weight, panel[1], now, share, end - begin)};
-          add_steps<K>(at, asked, x + m * inputs + now, inputs, (until - now) / 2, sums);
+      const int share[2] = {m - begin, num_rows};
+      for (int first = 0; first < 2; first += P)
+        for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
+          typename K::Sum sums[P][M][NV] = {};
+          const int64_t last = std::min(from + block, inputs);
+          for (int64_t now = from, until; now < last; now = until) {
+            until = now < turn<K>() ? std::min(last, turn<K>()) : last;
+            const uint8_t* at[P];
+            Ahead asked[P];
+#pragma GCC unroll 2
+            for (int p = 0; p < P; p++) {
+              at[p] = bytes<K>(weight, panel[first + p], now);
+              asked[p] = ahead<K>(weight, panel[first + p], now, share, end - begin);
+            }
+            add_steps<K>(at, asked, x + m * inputs + now, inputs, (until - now) / 2, sums);
+          }
+#pragma GCC unroll 2
+          for (int p = 0; p < P; p++) finish(first + p, b, m, M, sums[p], totals[first + p]);
         }
-        for (int p = 0; p < 2; p++) finish(p, b, m, M, sums[p], totals[p]);
-      }
       store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
     });
   }
