@@ -68,6 +68,25 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, float]:
     return {name: round(float(value), 4) for name, value in named.items()}
 
 
+def token_times(record: Record) -> tuple[list[float], str]:
+    """Return the arrival of each output token, and how the tokens were counted.
+
+    "ids": the chunks name their tokens. "usage": only the total is known. Each chunk counts as
+    one token, and an end without text as one if the total is larger; the others arrived with
+    one of these. "chunks": the total is unknown, and each chunk counts as one.
+    """
+    if any(count for _, count in record.chunks):
+        return [at for at, count in record.chunks for _ in range(count)], "ids"
+    times = [at for at, _ in record.chunks]
+    if record.num_output is None:
+        return times, "chunks"
+    if record.num_output > len(times) and record.finish_at is not None:
+        times.append(record.finish_at)
+    # Their chunk is unknown, but their ITL is 0 in any chunk.
+    missing = max(record.num_output - len(times), 0)
+    return times[:1] + times[:1] * missing + times[1:], "usage"
+
+
 def request_values(times: Sequence[float], record: Record) -> dict[str, float]:
     """Return a finished request's TTFT, TPOT, largest ITL and E2E, in milliseconds."""
     gaps = np.diff(times)
@@ -88,7 +107,7 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
     counted: dict[str, int] = {}
     num_output = 0
     for record in records:
-        times, how = record.token_times()
+        times, how = token_times(record)
         if record.error is None and not times:
             errors["no output"] += 1
         if record.error is not None or not times:

@@ -22,6 +22,7 @@ from minisgl_bench.sessions import Client, Session
 from minisgl_bench.shards import run_sharded
 from minisgl_bench.studies import stub as stub_module
 from minisgl_bench.studies.stub import Script, StubServer
+from minisgl_bench.summary import token_times
 
 EVENTS = b': keep-alive\n\ndata: {"a": 1}\n\nevent: x\ndata: 1\ndata: 2\nid: 3\n\ndata:[DONE]\n\n'
 DATA = [b'{"a": 1}', b"1\n2", b"[DONE]"]
@@ -70,7 +71,7 @@ def test_times_agree_with_what_the_server_really_sent(
     for record in records:
         assert record.error is None
         sent = stub.sent[f"bench-{record.session}-0"]
-        times, how = record.token_times()
+        times, how = token_times(record)
         assert how == "usage"
         assert len(times) == 20
         assert record.num_prompt is not None
@@ -83,7 +84,7 @@ def test_tokens_that_come_together_are_counted_by_ids_and_by_usage() -> None:
     for token_ids, expected in ((True, "ids"), (False, "usage")):
         script = Script(itl_s=0.002, tokens_per_chunk=4, token_ids=token_ids)
         (record,), _ = ask(script, requests(1, 10))
-        times, how = record.token_times()
+        times, how = token_times(record)
         assert how == expected
         assert len(times) == 10
         gaps = np.diff(times)
@@ -93,7 +94,7 @@ def test_tokens_that_come_together_are_counted_by_ids_and_by_usage() -> None:
 
 def test_a_stream_without_usage_counts_chunks() -> None:
     (record,), _ = ask(Script(usage=False), requests(1, 5))
-    assert record.token_times()[1] == "chunks"
+    assert token_times(record)[1] == "chunks"
     assert record.num_output is None
 
 

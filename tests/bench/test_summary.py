@@ -5,7 +5,7 @@ import pytest
 
 from minisgl.benchmark.record import Record
 from minisgl.errors import ConfigError
-from minisgl_bench.summary import Slo, distribution, request_values, summarize
+from minisgl_bench.summary import Slo, distribution, request_values, summarize, token_times
 
 
 def record(arrivals: list[float], counts: list[int], **fields: object) -> Record:
@@ -15,12 +15,12 @@ def record(arrivals: list[float], counts: list[int], **fields: object) -> Record
 
 
 def test_chunks_with_ids_count_every_token_at_its_arrival() -> None:
-    times, how = record([1.0, 1.5, 2.0], [1, 3, 1]).token_times()
+    times, how = token_times(record([1.0, 1.5, 2.0], [1, 3, 1]))
     assert (times, how) == ([1.0, 1.5, 1.5, 1.5, 2.0], "ids")
 
 
 def test_without_ids_the_usage_says_how_many_tokens_came_together() -> None:
-    times, how = record([1.0, 1.5, 2.0], [0, 0, 0], num_output=5).token_times()
+    times, how = token_times(record([1.0, 1.5, 2.0], [0, 0, 0], num_output=5))
     assert how == "usage"
     assert len(times) == 5
     # The gaps that were seen are all there, and the tokens that came along have none.
@@ -29,15 +29,15 @@ def test_without_ids_the_usage_says_how_many_tokens_came_together() -> None:
 
 def test_an_end_without_text_is_a_token_only_if_the_usage_says_so() -> None:
     silent = record([1.0, 1.5], [0, 0], num_output=3, finish_at=2.5)
-    assert silent.token_times()[0] == [1.0, 1.5, 2.5]
+    assert token_times(silent)[0] == [1.0, 1.5, 2.5]
     empty = record([1.0, 1.5], [0, 0], num_output=2, finish_at=2.5)
-    assert empty.token_times()[0] == [1.0, 1.5]
+    assert token_times(empty)[0] == [1.0, 1.5]
     nothing_to_show = record([], [], num_output=1, finish_at=2.5)
-    assert nothing_to_show.token_times()[0] == [2.5]
+    assert token_times(nothing_to_show)[0] == [2.5]
 
 
 def test_without_usage_chunks_are_counted_and_a_note_says_so() -> None:
-    assert record([1.0, 1.5], [0, 0]).token_times() == ([1.0, 1.5], "chunks")
+    assert token_times(record([1.0, 1.5], [0, 0])) == ([1.0, 1.5], "chunks")
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 1001])

@@ -28,21 +28,3 @@ class Record:
     num_cached: int | None = None
     server_ttft_s: float | None = None
     error: str | None = None
-
-    def token_times(self) -> tuple[list[float], str]:
-        """Return the arrival of each output token, and how the tokens were counted.
-
-        "ids": the chunks name their tokens. "usage": only the total is known. Each chunk counts as
-        one token, and an end without text as one if the total is larger; the others arrived with
-        one of these. "chunks": the total is unknown, and each chunk counts as one.
-        """
-        if any(count for _, count in self.chunks):
-            return [at for at, count in self.chunks for _ in range(count)], "ids"
-        times = [at for at, _ in self.chunks]
-        if self.num_output is None:
-            return times, "chunks"
-        if self.num_output > len(times) and self.finish_at is not None:
-            times.append(self.finish_at)
-        # Their chunk is unknown, but their ITL is 0 in any chunk.
-        missing = max(self.num_output - len(times), 0)
-        return times[:1] + times[:1] * missing + times[1:], "usage"
