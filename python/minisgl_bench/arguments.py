@@ -11,22 +11,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from minisgl.server.flags import integer
-from minisgl.utils.http import server_root
-
-__all__ = [
-    "above_zero",
-    "add_json",
-    "add_word",
-    "benchmark_parser",
-    "from_zero",
-    "integer",
-    "json_object",
-    "names_of",
-    "natural",
-    "naturals",
-    "server_root",
-    "take_word",
-]
 
 natural: Final = integer(1)
 T = TypeVar("T")

@@ -30,13 +30,13 @@ from minisgl.llm import LLM
 from minisgl.llm.engines import OwnEngine
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import run
+from minisgl.server.flags import integer
 from minisgl.utils.logger import setup_logging
 from minisgl_bench.arguments import (
     above_zero,
     add_json,
     add_word,
     benchmark_parser,
-    integer,
     names_of,
     natural,
     take_word,

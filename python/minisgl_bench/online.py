@@ -20,6 +20,8 @@ from rich.table import Table
 
 from minisgl.benchmark.client import Target
 from minisgl.errors import ConfigError
+from minisgl.server.flags import integer
+from minisgl.utils.http import server_root
 from minisgl_bench import workload as workloads
 from minisgl_bench.arguments import (
     above_zero,
@@ -27,10 +29,8 @@ from minisgl_bench.arguments import (
     add_word,
     benchmark_parser,
     from_zero,
-    integer,
     json_object,
     natural,
-    server_root,
     take_word,
 )
 from minisgl_bench.counters import describe_server, difference, scrape

@@ -24,7 +24,8 @@ from minisgl.benchmark.perf import events_s
 from minisgl.distributed import DistributedInfo
 from minisgl.distributed.gloo import GlooCommunicator, meet
 from minisgl.distributed.ranks import create_communicator
-from minisgl_bench.arguments import add_json, benchmark_parser, integer, natural
+from minisgl.server.flags import integer
+from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.report import machine_load, write_json
 
 MIN_BYTES, MAX_BYTES = 8 << 10, 16 << 20

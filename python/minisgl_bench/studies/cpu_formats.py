@@ -28,8 +28,16 @@ from minisgl.kernel.cpu import huge_empty
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES
-from minisgl_bench.studies.cpu_engines import Generate, of_files, ours, transformers_engine
-from minisgl_bench.studies.cpu_serving import PROMPT, Served, neighbour, served
+from minisgl_bench.studies.cpu_engines import (
+    PROMPT,
+    Generate,
+    Served,
+    neighbour,
+    of_files,
+    ours,
+    served,
+    transformers_engine,
+)
 
 PAIRS: Final = (
     ("bf16", "floor"),

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +24,10 @@ from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
+from minisgl_bench.floor import Shape
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES as MODELS
+from minisgl_bench.shapes import shape_of
 
 CPU = torch.device("cpu")
 ROUND_S = (
@@ -34,42 +35,13 @@ ROUND_S = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    name: str
-    hidden: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-
-    @classmethod
-    def of(cls, name: str, values: Mapping[str, Any]) -> Shape:
-        """values: the content of a config.json."""
-        return cls(
-            name=name,
-            hidden=values["hidden_size"],
-            num_q_heads=values["num_attention_heads"],
-            num_kv_heads=values["num_key_value_heads"],
-            head_dim=values["head_dim"],
-            intermediate=values["intermediate_size"],
-            vocab=values["vocab_size"],
-        )
-
-
-SHAPES = (
-    Shape.of("0.6B", MODELS["qwen3-0.6b"]),
-    Shape(
-        name="tiny",
-        hidden=256,
-        num_q_heads=4,
-        num_kv_heads=2,
-        head_dim=64,
-        intermediate=768,
-        vocab=2048,
+SHAPES = {
+    "0.6B": shape_of(MODELS["qwen3-0.6b"]),
+    "tiny": Shape(
+        hidden_size=256, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=64,
+        intermediate_size=768, vocab_size=2048,
     ),
-)
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +138,12 @@ def attention_step(
     )
     layer = AttnLayer(
         layer_id=0,
-        num_q_heads=shape.num_q_heads,
+        num_q_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         scale=shape.head_dim**-0.5,
     )
-    q = torch.randn(num_tokens, shape.num_q_heads, shape.head_dim).to(dtype)
+    q = torch.randn(num_tokens, shape.num_heads, shape.head_dim).to(dtype)
     k = torch.randn(num_tokens, shape.num_kv_heads, shape.head_dim).to(dtype)
     return q, k, torch.randn_like(k), layer, batch
 
@@ -209,19 +181,19 @@ def gather_then_sdpa(
 def attention(rounds: int) -> Iterator[Comparison]:
     backend = create_attention_backend("auto", Ops())
     cases = (
-        (SHAPES[0], "decode 8 x 1,024", [(1023, 1024)] * 8),
-        (SHAPES[0], "decode 1 x 1,024", [(1023, 1024)]),
-        (SHAPES[0], "decode 1 x 8,192", [(8191, 8192)]),
-        (SHAPES[0], "extend 512 over 1,024", [(1024, 1536)]),
-        (SHAPES[0], "extend 16 over 1,024", [(1024, 1040)]),
-        (SHAPES[0], "prefill 1,024", [(0, 1024)]),
-        (SHAPES[1], "decode 1 x 128", [(127, 128)]),
-        (SHAPES[1], "decode 8 x 128", [(127, 128)] * 8),
-        (SHAPES[1], "prefill 128", [(0, 128)]),
+        ("0.6B", "decode 8 x 1,024", [(1023, 1024)] * 8),
+        ("0.6B", "decode 1 x 1,024", [(1023, 1024)]),
+        ("0.6B", "decode 1 x 8,192", [(8191, 8192)]),
+        ("0.6B", "extend 512 over 1,024", [(1024, 1536)]),
+        ("0.6B", "extend 16 over 1,024", [(1024, 1040)]),
+        ("0.6B", "prefill 1,024", [(0, 1024)]),
+        ("tiny", "decode 1 x 128", [(127, 128)]),
+        ("tiny", "decode 8 x 128", [(127, 128)] * 8),
+        ("tiny", "prefill 128", [(0, 128)]),
     )
     for dtype in (torch.bfloat16, torch.float32):
         for shape, name, rows in cases:
-            step = attention_step(shape, dtype, rows, backend)
+            step = attention_step(SHAPES[shape], dtype, rows, backend)
             length = rows[0][1]
             out = backend.forward(*step)
             for repeat in (False, True):
@@ -229,7 +201,7 @@ def attention(rounds: int) -> Iterator[Comparison]:
                 error = ((out - other).abs().max() / other.abs().max()).item()
                 assert error < (2e-6 if dtype == torch.float32 else 2e-2), f"{name}: {error}"
                 yield compare(
-                    f"{shape.name} attention {name}, SDPA "
+                    f"{shape} attention {name}, SDPA "
                     + ("on repeated heads" if repeat else "with enable_gqa"),
                     dtype,
                     partial(backend.forward, *step),
@@ -245,16 +217,16 @@ def op_calls(
     shape: Shape, dtype: torch.dtype, num_tokens: int
 ) -> dict[str, Callable[[Ops], object]]:
     """Return a call of each op, with data of its own, by name."""
-    heads = shape.num_q_heads + 2 * shape.num_kv_heads
-    x = torch.randn(num_tokens, shape.hidden).to(dtype)
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    x = torch.randn(num_tokens, shape.hidden_size).to(dtype)
     residual = torch.randn_like(x)
-    weight = torch.randn(shape.hidden).to(dtype)
+    weight = torch.randn(shape.hidden_size).to(dtype)
     qkv = torch.randn(num_tokens, heads * shape.head_dim).to(dtype)
-    q_end = shape.num_q_heads * shape.head_dim
+    q_end = shape.num_heads * shape.head_dim
     k_end = q_end + shape.num_kv_heads * shape.head_dim
     q = qkv[:, :q_end].view(num_tokens, -1, shape.head_dim)
     k = qkv[:, q_end:k_end].view(num_tokens, -1, shape.head_dim)
-    gate_up = torch.randn(num_tokens, 2 * shape.intermediate).to(dtype)
+    gate_up = torch.randn(num_tokens, 2 * shape.intermediate_size).to(dtype)
     cos_sin = torch.randn(4096, shape.head_dim)
     positions = torch.randint(0, 4096, (num_tokens,), dtype=torch.int32)
     return {
@@ -268,7 +240,7 @@ def op_calls(
 
 def sample_calls(shape: Shape, num_rows: int) -> dict[str, Callable[[Ops], object]]:
     """Return calls of sampling on bfloat16 logits spread like a model's, by name."""
-    logits = (torch.randn(num_rows, shape.vocab) * 3).bfloat16()
+    logits = (torch.randn(num_rows, shape.vocab_size) * 3).bfloat16()
     seeds, output_idxs = torch.arange(num_rows), torch.arange(num_rows)
     temperatures = torch.full((num_rows,), 0.7)
     plain = BatchSamplingArgs(
@@ -291,12 +263,12 @@ def sample_calls(shape: Shape, num_rows: int) -> dict[str, Callable[[Ops], objec
 
 def ops(rounds: int) -> Iterator[Comparison]:
     fast, reference = create_ops(CPU), Ops()
-    for shape in SHAPES:
+    for shape_name, shape in SHAPES.items():
         for dtype in (torch.bfloat16, torch.float32):
             for num_tokens in (1, 8, 256):
                 for name, call in op_calls(shape, dtype, num_tokens).items():
                     yield compare(
-                        f"{shape.name} {name}, T = {num_tokens}",
+                        f"{shape_name} {name}, T = {num_tokens}",
                         dtype,
                         partial(call, fast),
                         partial(call, reference),
@@ -305,7 +277,7 @@ def ops(rounds: int) -> Iterator[Comparison]:
         for num_rows in (1, 8):
             for name, call in sample_calls(shape, num_rows).items():
                 yield compare(
-                    f"{shape.name} {name}, S = {num_rows}",
+                    f"{shape_name} {name}, S = {num_rows}",
                     torch.bfloat16,
                     partial(call, fast),
                     partial(call, reference),

@@ -23,8 +23,9 @@ from minisgl.core.plan import Executor, StepOutcome
 from minisgl.message import ExitMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
+from minisgl.server.flags import integer
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
-from minisgl_bench.arguments import add_json, benchmark_parser, integer, natural
+from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.fakes import InstantExecutor, PacedExecutor, spin_until
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.studies.prefix_tree import measure_share, measure_tree

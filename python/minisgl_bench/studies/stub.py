@@ -20,7 +20,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from minisgl_bench.arguments import benchmark_parser, from_zero, integer, natural
+from minisgl.server.flags import integer
+from minisgl_bench.arguments import benchmark_parser, from_zero, natural
 
 MODEL = "stub"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from minisgl_gateway.watch import watchers as module
-from minisgl_gateway.watch.watchers import LEASE_S, Watchers
+from minisgl_gateway.watch import xray_route as module
+from minisgl_gateway.watch.xray_route import LEASE_S, Watchers
 
 
 def test_frames_are_asked_for_until_the_last_watcher_leaves(
