@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -74,12 +75,22 @@ def mistral4_mixture(config: ModelConfig) -> MoeSpec:
 
 latent = partial(plain, layers=latent_layers, attention=(LATENTS,), qkv_bias=False, o_bias=False)
 
+SIZES: dict[str, Any] = {
+    "head_dim": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""What most families with this attention default to."""
+
 DEEPSEEKV3 = Family(
     spec=partial(latent, moe=sigmoid_mixture),
     view=without_drafts,
     defaults={
+        **SIZES,
         "num_key_value_heads": 128,
-        "head_dim": 64,
         "n_routed_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
@@ -87,11 +98,6 @@ DEEPSEEKV3 = Family(
         "n_group": 8,
         "topk_group": 4,
         "routed_scaling_factor": 2.5,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
         "max_position_embeddings": 4096,
     },
 )
@@ -99,33 +105,26 @@ DEEPSEEKV2 = Family(
     spec=partial(latent, moe=v2_mixture),
     view=without_drafts,
     defaults={
-        "head_dim": 64,
+        **SIZES,
         "first_k_dense_replace": 0,
         "n_routed_experts": 64,
         "n_shared_experts": 2,
         "moe_intermediate_size": 1407,
         "topk_method": "greedy",
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
         "max_position_embeddings": 2048,
     },
 )
 GLM4MOELITE = replace(
     DEEPSEEKV3,
     defaults={
+        **SIZES,
         "num_key_value_heads": 20,
-        "head_dim": 64,
         "n_routed_experts": 64,
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1536,
         "routed_scaling_factor": 1.8,
         "q_lora_rank": 768,
-        "kv_lora_rank": 512,
         "qk_nope_head_dim": 192,
-        "qk_rope_head_dim": 64,
         "v_head_dim": 256,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 202_752,
@@ -165,13 +164,8 @@ MISTRAL4 = Family(
 YOUTU = Family(
     spec=latent,
     defaults={
+        **SIZES,
         "num_key_value_heads": 16,
-        "head_dim": 64,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": True,
     },
