@@ -29,6 +29,9 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl_gateway.args import ours
 from minisgl_gateway.watch.steps import StepRecord, StepWatcher
 
+Take = Callable[[bytes], None]
+"""Gets an encoded frame."""
+
 EVERY_S: Final = 0.1
 SHARE: Final = 0.002
 CACHE_SHARE: Final = 0.001  # 7 ms for 6,600 nodes, so every 7 s; 0.1 ms for 60 nodes
@@ -126,9 +129,9 @@ class XRay(StepWatcher):
 
     def __init__(
         self,
-        send: Callable[[bytes], None],
+        send: Take,
         epoch: float,
-        record: Callable[[bytes], None] | None = None,
+        record: Take | None = None,
         text_of: Callable[[list[int]], str] | None = None,
         num_output_tokens: int = 0,
     ) -> None:
@@ -145,21 +148,14 @@ class XRay(StepWatcher):
         self._texts: dict[bytes, str] = {}
 
     @classmethod
-    def at(
-        cls,
-        seat: Seat,
-        record: Callable[[bytes], None] | None = None,
-        num_output_tokens: int = 0,
-    ) -> XRay:
+    def at(cls, seat: Seat, record: Take | None = None, num_output_tokens: int = 0) -> XRay:
         """Add an X-ray to a rank's loop, and return it."""
-        send = seat.send
-        made = cls(
-            lambda frame: send(WatchReply(frame=frame)),
-            seat.meter.epoch,
-            record,
-            seat.text_of if ours(seat.args).xray_text else None,
-            num_output_tokens,
-        )
+
+        def send(frame: bytes) -> None:
+            seat.send(WatchReply(frame=frame))
+
+        text_of = seat.text_of if ours(seat.args).xray_text else None
+        made = cls(send, seat.meter.epoch, record, text_of, num_output_tokens)
         seat.meter.watchers.append(made)
         return made
 
