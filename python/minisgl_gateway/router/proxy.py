@@ -50,8 +50,7 @@ OF_THE_MODEL: Final = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
      "/api/chat", "/api/generate")
 )  # fmt: skip
-"""A request to one of these paths has a prompt, whose cached prefix decides which replica gets
-it."""
+"""Requests to these paths have a prompt, whose cached prefix decides which replica gets them."""
 OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
 """These concern one engine, so they go to the replica that the request names."""
 STORED: Final = "/v1/responses/"
