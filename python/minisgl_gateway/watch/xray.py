@@ -29,8 +29,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl_gateway.args import ours
 from minisgl_gateway.watch.steps import StepRecord, StepWatcher
 
-Take = Callable[[bytes], None]
-"""Gets an encoded frame."""
+Take = Callable[[bytes], None]  # gets an encoded frame
 
 EVERY_S: Final = 0.1
 SHARE: Final = 0.002
