@@ -189,7 +189,7 @@ class GatewayArgs(ServerArgs):
         return [self.meeting_point[1], self.store_port, *map(self.broadcast_port, others)]
 
     def conflict(self) -> str | None:
-        if wrong := ServerArgs.conflict(self):
+        if wrong := ServerArgs.conflict(self):  # super() fails in a dataclass with slots
             return wrong
         if self.dp > 1 and (other := self._not_with_dp()):
             return f"--dp {self.dp} does not go with {other}"
