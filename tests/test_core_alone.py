@@ -126,6 +126,7 @@ def test_checkpoints_of_the_zoo_are_refused_by_its_name(alone: Path) -> None:
     ("flags", "says"),
     [
         ("--log-steps steps", "if it is a flag of minisgl, it needs minisgl_gateway, which is not"),
+        ("--model a/b --model-source modelscope", "--model-source modelscope needs minisgl_zoo"),
         ("--quantization int8", "--quantization int8 needs minisgl_zoo, which is not installed"),
         ("--dummy-weight", "--dummy-weight needs minisgl_bench, which is not installed here"),
         ("--nnodes 2", "--nnodes; if it is a flag of minisgl, it needs minisgl_gateway, which is"),

@@ -31,6 +31,7 @@ TABLES: Final = {
     "wrappers": "minisgl_zoo",
     "rotations": "minisgl_zoo",
     "weight_formats": "minisgl_zoo",
+    "hubs": "minisgl_zoo",
     "gguf": "minisgl_zoo",
     "cache_groups": "minisgl_zoo",
     "kv_formats": "minisgl_zoo",

@@ -170,6 +170,7 @@ ROWS: Final = [
     Row("rotations", "proportional", "minisgl_zoo.rotations:proportional"),
     Row("wrappers", "text", "minisgl_zoo.wrapper:text_values"),
     Row("wrappers", "view", "minisgl_zoo.view:open_view"),
+    Row("hubs", "modelscope", "minisgl_zoo.modelscope:download"),
     Row("gguf", "folder", "minisgl_zoo.gguf.folder:gguf_folder"),
     Row("gguf", "named", "minisgl_zoo.gguf.hub:named_checkpoint"),
     Row("gguf", "usual", "minisgl_zoo.gguf.hub:usual_checkpoint"),

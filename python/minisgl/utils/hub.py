@@ -1,4 +1,4 @@
-"""Downloads a checkpoint from Hugging Face or ModelScope into the cache of their library."""
+"""Downloads a checkpoint from Hugging Face, or another hub, into the cache of its library."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ _REACH_S: Final = 5.0
 # Some repositories have copies of the weights in other formats.
 _IGNORED_FILES: Final = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
 
+Download = Callable[[str, list[str], list[str]], str]
+"""A row of the table `hubs`: from a model's id, and the patterns of files to take and to leave, to
+its folder. Raises ConfigError."""
+
 
 def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weights: bool) -> Path:
     """Return the folder of the model with this id. Downloads it if the cache lacks it.
@@ -37,13 +41,16 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
     if not _MODEL_ID.fullmatch(model):
         raise ConfigError(f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B")
     patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
-    folder = Path((_from_huggingface if has_ggufs else _from_modelscope)(model, patterns))
+    download: Download = _from_huggingface
+    if source != "huggingface":
+        download = plugins.need("hubs", source, f"--model-source {source}")
+    folder = Path(download(model, patterns, _IGNORED_FILES))
     lacks_weights = weights and not any(folder.glob("*.safetensors"))
     usual: Callable[[str], Path | None] | None = plugins.find("gguf", "usual")
     return (usual(model) if usual and has_ggufs and lacks_weights else None) or folder
 
 
-def _from_huggingface(model: str, patterns: list[str]) -> str:
+def _from_huggingface(model: str, patterns: list[str], ignored: list[str]) -> str:
     from huggingface_hub import snapshot_download
 
     offline = why_offline()
@@ -51,7 +58,7 @@ def _from_huggingface(model: str, patterns: list[str]) -> str:
         folder = snapshot_download(
             model,
             allow_patterns=patterns,
-            ignore_patterns=_IGNORED_FILES,
+            ignore_patterns=ignored,
             local_files_only=bool(offline),
         )
     return str(folder)
@@ -121,20 +128,3 @@ def hub_errors(model: str, offline: str = "") -> Iterator[None]:
         otherwise = f"{type(error).__name__}: {error}; start again to continue the download"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
         raise ConfigError(f"{model} cannot be downloaded: {hint}") from error
-
-
-def _from_modelscope(model: str, patterns: list[str]) -> str:
-    try:
-        from modelscope import snapshot_download
-    except ImportError as error:
-        raise ConfigError(
-            "models from ModelScope need the package modelscope: pip install 'minisgl[modelscope]'"
-        ) from error
-    try:
-        folder = snapshot_download(model, allow_patterns=patterns, ignore_patterns=_IGNORED_FILES)
-    except Exception as error:  # its errors have no common base
-        raise ConfigError(
-            f"{model} cannot be downloaded from ModelScope: {type(error).__name__}: {error}; check "
-            "the id and the network, or pass a local folder"
-        ) from error
-    return str(folder)

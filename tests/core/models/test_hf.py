@@ -165,6 +165,7 @@ def test_download_takes_only_what_is_used(
     assert {"*.json", "*.jinja"} <= set(asked["allow_patterns"])
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_modelscope_is_named_when_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ConfigError, match=r"pip install 'minisgl\[modelscope\]'"):
