@@ -1,6 +1,6 @@
 """Checks the sampling options that forbid or favour tokens, and finds the tokens of `bad_words`.
 
-A check returns the value as Python's own type, as in `minisgl.core.sampling_checks`. It raises
+A check returns the value as Python's own type, as in `minisgl.core.sampling`. It raises
 InvalidSampling, which names the field, the given value and the allowed ones.
 """
 

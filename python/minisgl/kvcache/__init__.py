@@ -7,9 +7,8 @@ half imports no torch; import `minisgl.kvcache.pool` for the tensors. Read next:
 """
 
 from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
-from minisgl.kvcache.manager import CacheManager
+from minisgl.kvcache.manager import CacheManager, create_cache_manager, create_prefix_cache
 from minisgl.kvcache.radix import RadixPrefixCache
-from minisgl.kvcache.registry import create_cache_manager, create_prefix_cache
 
 __all__ = [
     "BaseCacheHandle",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl.core.sampling_checks import KINDS
+from minisgl.core.sampling import KINDS
 from minisgl.errors import InvalidSampling
 from minisgl.utils.text import brief, is_unicode, num_levels
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core import Finished, FinishReason
-from minisgl.core.sampling_checks import MAX_TOP_LOGPROBS
+from minisgl.core.sampling import MAX_TOP_LOGPROBS
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt, TextReply
 from minisgl.server.api.answers import OpenAIShape, TextLogprobs, Timings, Usage

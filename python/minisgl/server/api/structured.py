@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from minisgl.core.sampling_checks import KINDS
+from minisgl.core.sampling import KINDS
 from minisgl.errors import InvalidRequest
 from minisgl.server.strict import Json, field_error, ignored, only
 
