@@ -33,7 +33,7 @@ from minisgl.errors import RequestError
 from minisgl.message import ChatPrompt, TokenizeMsg
 from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_tokenizer
-from minisgl.tokenizer.work import user_msg
+from minisgl.tokenizer.worker import user_msg
 
 SECRET: Final = "pelargonium"
 """The content of the file that the agent is to read: only a tool call can find it."""

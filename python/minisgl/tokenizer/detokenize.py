@@ -26,8 +26,7 @@ from minisgl import plugins
 from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.core.event import PromptLogprobs
 from minisgl.message import StopMsg, TextReply
-from minisgl.tokenizer.output import Output, cut, prompt_output
-from minisgl.tokenizer.stop import StopMatcher
+from minisgl.tokenizer.output import Output, StopMatcher, cut, prompt_output
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
 

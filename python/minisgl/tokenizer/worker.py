@@ -2,26 +2,61 @@
 
 ``--num-tokenizer 0`` runs one such process with both roles; N > 0 runs N that tokenize and one
 that detokenizes. The process sleeps until a message comes, takes all that have arrived, and sends
-the text of all running requests as one frame. `minisgl.tokenizer.work` encodes prompts. A message
-that causes an error fails its request only.
+the text of all running requests as one frame. A message that causes an error fails its request
+only.
+
+Nobody waits for all the work of another's API key. A request of one kind waits only for its own
+kind, and the keys take turns in each::
+
+    short texts, ids   the worker's loop, one a turn, as it takes less time than a thread
+    chats              a thread, because a process of its own renders them
+    long ones          two threads; the library of tokenizers releases Python's lock
+    grammars           two threads, after the prompt, because two processes compile them
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
+from msgspec.structs import replace
+
+from minisgl import plugins
 from minisgl.core import Event, Failed
 from minisgl.errors import EngineError
-from minisgl.message import AbortMsg, DetokenizeMsg
-from minisgl.message.frontend import CodecReply, FrontendMsg, PongMsg, UserReply
+from minisgl.message import (
+    AbortMsg,
+    ChatPrompt,
+    DetokenizeMsg,
+    ProfileMsg,
+    SchedulerMsg,
+    TextPrompt,
+    TokenizeMsg,
+    TokenPrompt,
+    UserMsg,
+    WatchMsg,
+)
+from minisgl.message.frontend import (
+    CodecMsg,
+    CodecReply,
+    DecodeMsg,
+    EncodeMsg,
+    FrontendMsg,
+    PongMsg,
+    UserReply,
+)
 from minisgl.tokenizer.detokenize import Detokenizer
-from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
-from minisgl.tokenizer.work import JOB_S, Work
 from minisgl.utils.process import WorkerStatus
+from minisgl.utils.turns import TurnQueue, TurnThreads
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue, wait
 
 NATIVE_S: Final = 60.0
@@ -29,6 +64,25 @@ NATIVE_S: Final = 60.0
 
 LOOK_S: Final = 10.0
 """How often an idle worker looks whether one of its threads hangs."""
+
+SHORT: Final = 8 * 1024
+"""Characters of a short text: at most some milliseconds."""
+
+LONG: Final = 32 * 1024
+"""Characters from which a chat is a long one; also the tokens of a long list of ids."""
+
+LONG_THREADS: Final = 2
+"""Long texts at a time, of different keys. 15 MiB of one character take 2.2 GB of memory."""
+
+GRAMMAR_THREADS: Final = 2
+"""As many as `minisgl_zoo.grammar.trial` has helpers."""
+
+JOB_S: Final = 300.0
+"""The longest time of a thread's work. It is bounded by seconds of CPU time, so this is a hang."""
+
+Codec = Callable[[PromptEncoder, CodecMsg], CodecReply]
+"""The row `codec` of the table `tokenizers`: encodes or decodes; an error is in the reply."""
+Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +161,170 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
             work.step()  # one short prompt a turn, so that streams wait for one at most
             for answer in work.take():
                 (to_api if isinstance(answer, Failed | CodecReply) else to_scheduler).put([answer])
+
+
+class Work:
+    """Mutable. news: a file descriptor that is readable when `take` has answers."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder = encoder
+        self._codec: Codec | None = plugins.find("tokenizers", "codec")
+        self._short: TurnQueue[Callable[[], None]] = TurnQueue()
+        self._chats = TurnThreads("chats")
+        self._long = TurnThreads("long texts", LONG_THREADS)
+        self._grammars = TurnThreads("grammars", GRAMMAR_THREADS)
+        self._open: dict[int, TokenizeMsg] = {}  # by uid; what waits has the uid alone
+        self.news, self._done_fd = os.pipe()
+        os.set_blocking(self.news, False)
+        self._done: SimpleQueue[Answer] = SimpleQueue()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a thread makes no progress."""
+        threads = (self._chats, self._long, self._grammars)
+        return max(each.longest_s() for each in threads) > JOB_S
+
+    def add(self, message: FrontendMsg) -> None:
+        """Work on a request. Other messages have a turn of their own among the short ones."""
+        threads: TurnThreads | None = None
+        if isinstance(message, TokenizeMsg):
+            self._open[message.uid] = message
+            task, threads = partial(self._encode, message.uid), self._threads_for(message)
+        elif isinstance(message, EncodeMsg | DecodeMsg):
+            task, threads = partial(self._code, message), self._threads_for(message)
+        else:
+            task = partial(self._answer, message)
+        if threads:
+            threads.submit(_key(message), task)
+        else:
+            self._short.put(_key(message), task)
+
+    def cancel(self, uid: int) -> bool:
+        """Drop a request. Returns False if it was answered, or is unknown."""
+        return self._open.pop(uid, None) is not None
+
+    def __bool__(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._short)
+
+    def step(self) -> None:
+        """Work on the next short request."""
+        if found := self._short.take():
+            found[1]()
+
+    def take(self) -> list[Answer]:
+        """Return the answers since the last call."""
+        answers: list[Answer] = []
+        try:
+            num_done = len(os.read(self.news, 4096))
+        except BlockingIOError:
+            return answers
+        for _ in range(num_done):
+            answer = self._done.get()
+            if not isinstance(answer, UserMsg | Failed) or self.cancel(answer.uid):
+                answers.append(answer)  # a request that was cancelled is not open
+        return answers
+
+    def _threads_for(self, message: TokenizeMsg | CodecMsg) -> TurnThreads | None:
+        """Return the threads that encode the message; None if the loop does."""
+        if isinstance(message, DecodeMsg):
+            return self._long if len(message.ids) // 4 > SHORT else None
+        match message.prompt:
+            case TextPrompt(text=text):
+                is_long = len(text) > SHORT
+            case TokenPrompt(ids=ids):
+                is_long = len(ids) // 4 > LONG
+            case ChatPrompt() as chat:
+                given = [chat.messages, chat.tools, chat.template_args]
+                return self._long if _is_longer(given, LONG) else self._chats
+        if isinstance(message, TokenizeMsg) and not is_long:
+            is_long = sum(map(len, message.sampling.bad_words)) > SHORT
+        return self._long if is_long else None
+
+    def _encode(self, uid: int) -> None:
+        if not (message := self._open.get(uid)):
+            return
+        with self._failing(message):
+            encoded = self._encoder.encode(message.prompt, message.context_length)
+            if has_grammar(message):
+                self._grammars.submit(_key(message), partial(self._finish, uid, encoded))
+            else:
+                self._finish(uid, encoded)
+
+    def _finish(self, uid: int, encoded: Encoded) -> None:
+        if message := self._open.get(uid):
+            with self._failing(message):
+                self._answer(user_msg(self._encoder, encoded, message))
+
+    def _code(self, message: CodecMsg) -> None:
+        assert self._codec, "the package whose route asks is installed"
+        with self._failing(message):
+            self._answer(self._codec(self._encoder, message))
+
+    @contextlib.contextmanager
+    def _failing(self, message: TokenizeMsg | CodecMsg) -> Iterator[None]:
+        """Fail a request for an error, and for a panic of a library."""
+        try:
+            yield
+        except SystemExit:  # SIGTERM, in the loop
+            raise
+        except BaseException as raised:
+            error = raised
+            if not isinstance(error, Exception):
+                error = EngineError(f"a library fails with this text: {raised}")
+            if isinstance(message, TokenizeMsg):
+                self._answer(Failed.of(message.uid, error))
+            else:
+                self._answer(CodecReply(seq=message.seq, failed=Failed.of(message.seq, error)))
+
+    def _answer(self, answer: Answer) -> None:
+        self._done.put(answer)
+        os.write(self._done_fd, b".")
+
+
+def user_msg(encoder: PromptEncoder, encoded: Encoded, message: TokenizeMsg) -> UserMsg:
+    """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
+    compiled."""
+    sampling = message.sampling
+    request = encoder.request(encoded, sampling, message.namespace, message.uid, message.priority)
+    if message.is_clamped and sampling.max_tokens and message.context_length:
+        left = max(message.context_length - len(request.ids) // 4, 1)
+        clamped = replace(request.sampling, max_tokens=min(sampling.max_tokens, left))
+        request = replace(request, sampling=clamped)
+    return replace(request, share=message.share, returns_ids=message.returns_ids)
+
+
+def has_grammar(message: TokenizeMsg) -> bool:
+    """Whether the request has a grammar that must be checked."""
+    if message.sampling.structured_outputs is not None:
+        return True
+    prompt = message.prompt
+    return isinstance(prompt, ChatPrompt) and (
+        prompt.tool_choice != "auto" or prompt.thinking_budget is not None
+    )
+
+
+def _key(message: FrontendMsg) -> Hashable:
+    """Return the number of the request's API key. Without keys each request is a key of its own;
+    a message that is no request has another one."""
+    if isinstance(message, TokenizeMsg):
+        return message.share.key or ("uid", message.uid)
+    if isinstance(message, EncodeMsg | DecodeMsg):
+        return message.key or ("seq", message.seq)
+    return None
+
+
+def _is_longer(value: Any, most: int) -> bool:
+    """Return whether a JSON value has more characters than `most`; each value counts as one."""
+    left, values = most, [value]
+    while values and left >= 0:
+        match values.pop():
+            case str(text):
+                left -= len(text)
+            case dict() as items:
+                left -= sum(map(len, items)) + len(items)
+                values += items.values()
+            case list() as items:
+                left -= len(items)
+                values += items
+    return left < 0

@@ -10,8 +10,7 @@ from minisgl.core import Accepted, Finished, Token
 from minisgl.core.answer import Part
 from minisgl.core.event import PromptLogprobs
 from minisgl.message import TextReply
-from minisgl.tokenizer.output import Output
-from minisgl.tokenizer.stop import StopMatcher
+from minisgl.tokenizer.output import Output, StopMatcher
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl_zoo.calls import AnswerForm, AnswerParser
 from minisgl_zoo.calls.known import special_texts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.tokenizer.stop import StopMatcher
+from minisgl.tokenizer.output import StopMatcher
 
 
 def _oracle(text: str, stops: list[str]) -> tuple[str, str | None]:

@@ -20,7 +20,7 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.tokenizer import PromptEncoder, load_tokenizer
-from minisgl.tokenizer.work import Work
+from minisgl.tokenizer.worker import Work
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
 SAMPLING = SamplingParams(max_tokens=3, seed=7)

@@ -24,8 +24,8 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg
-from minisgl.tokenizer import PromptEncoder, load_tokenizer, work
-from minisgl.tokenizer.work import LONG, SHORT, Work
+from minisgl.tokenizer import PromptEncoder, load_tokenizer, worker
+from minisgl.tokenizer.worker import LONG, SHORT, Work
 
 WAIT_S = 60
 SAMPLING = SamplingParams(max_tokens=4, seed=1)
@@ -178,7 +178,7 @@ def test_a_thread_that_hangs_is_noticed(
     work_.add(message(1, LONG_STOP))
     assert gate.begun.acquire(timeout=WAIT_S)
     assert not work_.is_late
-    monkeypatch.setattr(work, "JOB_S", 0.0)
+    monkeypatch.setattr(worker, "JOB_S", 0.0)
     assert work_.is_late
     gate.go_on.set()
     assert answers(work_, 1) == [1]
@@ -281,4 +281,4 @@ def test_what_is_long(encoder: PromptEncoder) -> None:
         (deep, False),
         ([0] * (LONG + 1), True),
     ):
-        assert work._is_longer(value, LONG) is is_long
+        assert worker._is_longer(value, LONG) is is_long
