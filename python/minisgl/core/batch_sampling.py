@@ -1,15 +1,15 @@
-"""The sampling parameters of a step's rows, declared once for the host and the device.
+"""The sampling parameters of a step's rows, on the host and on the device.
 
-A parameter is a field of `BatchSamplingArgs` that `column` makes. The request tables, the arrays of
-a step, their upload and the device tensors follow from it. docs/extending.md lists
+A parameter is a line of `SAMPLING_COLUMNS` and a field of `BatchSamplingArgs`. The request tables,
+the arrays of a step, their upload and the device tensors follow from these. docs/extending.md lists
 the other places that a new parameter touches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,54 +18,45 @@ from minisgl.core.sampling import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST_TOP_P = float(np.finfo(np.float32).tiny)
+LEAST_TOP_P: Final = float(np.finfo(np.float32).tiny)
 """A smaller top-p would be 0 in float32 and keep no token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SamplingColumn:
-    """How a parameter is kept in the request tables.
-
-    value: returns the parameter of a request that draws. neutral: the value without effect, which
-    greedy rows and padding rows have. is_filter: the device needs the column only in steps with a
-    row whose filters have an effect.
-    """
+    """How a parameter is kept in the request tables."""
 
     dtype: type[np.number[Any]]
-    neutral: float
-    value: Callable[[SamplingParams], float]
-    is_filter: bool
+    neutral: float  # the value without effect, which greedy rows and padding rows have
+    value: Callable[[SamplingParams], float]  # the parameter of a request that draws
+    is_filter: bool = False
+    """The device needs the column only in steps with a row whose filters have an effect."""
 
 
-def column(
-    dtype: type[np.number[Any]],
-    neutral: float,
-    value: Callable[[SamplingParams], float],
-    *,
-    is_filter: bool = False,
-) -> Any:
-    """Declare a field of `BatchSamplingArgs`. It is None in steps that do not need it."""
-    declared = SamplingColumn(dtype=dtype, neutral=neutral, value=value, is_filter=is_filter)
-    return field(default=None, metadata={"column": declared})
+SAMPLING_COLUMNS: Final[Mapping[str, SamplingColumn]] = {
+    "temperatures": SamplingColumn(np.float32, 0, lambda params: params.temperature),
+    "top_ks": SamplingColumn(np.int32, 0, lambda params: params.top_k, is_filter=True),
+    "top_ps": SamplingColumn(
+        np.float32, 1, lambda params: max(params.top_p, LEAST_TOP_P), is_filter=True
+    ),
+    "min_ps": SamplingColumn(np.float32, 0, lambda params: params.min_p, is_filter=True),
+    "seeds": SamplingColumn(np.int64, 0, lambda params: _signed(params.seed or 0)),
+}
+FILTERS: Final = frozenset(name for name, each in SAMPLING_COLUMNS.items() if each.is_filter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSamplingArgs:
-    """The sampling parameters of S rows on the device: one tensor [S] per parameter.
+    """The sampling parameters of S rows on the device: one tensor [S] per parameter, None in steps
+    that do not need it."""
 
-    all_greedy: no row draws; every tensor is None. temperatures: 0 is greedy. top_ks: 0 keeps all
-    tokens. seeds: the 64 bits of the seed. output_idxs: int64, the index of the output token.
-    """
-
-    all_greedy: bool
-    temperatures: Tensor | None = column(np.float32, 0, lambda params: params.temperature)
-    top_ks: Tensor | None = column(np.int32, 0, lambda params: params.top_k, is_filter=True)
-    top_ps: Tensor | None = column(
-        np.float32, 1, lambda params: max(params.top_p, LEAST_TOP_P), is_filter=True
-    )
-    min_ps: Tensor | None = column(np.float32, 0, lambda params: params.min_p, is_filter=True)
-    seeds: Tensor | None = column(np.int64, 0, lambda params: _signed(params.seed or 0))
-    output_idxs: Tensor | None = None
+    all_greedy: bool  # no row draws; every tensor is None
+    temperatures: Tensor | None = None  # 0 is greedy
+    top_ks: Tensor | None = None  # 0 keeps all tokens
+    top_ps: Tensor | None = None
+    min_ps: Tensor | None = None
+    seeds: Tensor | None = None  # the 64 bits of the seed
+    output_idxs: Tensor | None = None  # int64, the index of the output token
 
     def take(self, rows: range) -> BatchSamplingArgs:
         """Return the arguments of consecutive rows, as views."""
@@ -74,14 +65,6 @@ class BatchSamplingArgs:
         return replace(
             self, **{name: x_S[span] for name, x_S in tensors.items() if x_S is not None}
         )
-
-
-SAMPLING_COLUMNS: dict[str, SamplingColumn] = {
-    each.name: each.metadata["column"]
-    for each in fields(BatchSamplingArgs)
-    if "column" in each.metadata
-}
-FILTERS = frozenset(name for name, each in SAMPLING_COLUMNS.items() if each.is_filter)
 
 
 def sampling_row(params: SamplingParams) -> tuple[float, ...]:
