@@ -221,8 +221,9 @@ class Work:
             return answers
         for _ in range(num_done):
             answer = self._done.get()
-            if not isinstance(answer, UserMsg | Failed) or self.cancel(answer.uid):
-                answers.append(answer)  # a request that was cancelled is not open
+            if isinstance(answer, UserMsg | Failed) and not self._open.pop(answer.uid, None):
+                continue  # the request was cancelled
+            answers.append(answer)
         return answers
 
     def _threads_for(self, message: TokenizeMsg | CodecMsg) -> TurnThreads | None:
