@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 
 from minisgl.core import SamplingParams
-from minisgl.core.groups import CacheGroup
 from minisgl.core.plan import Plan
 from minisgl.core.req import IdArray, Mask
 from minisgl.core.step_times import StepTimes
@@ -43,6 +42,7 @@ from minisgl_bench.fakes import FakeExecutor, ListOutbox
 from minisgl_bench.recording import records_of
 from minisgl_gateway.watch.recorder import BLOCK_TOKENS
 from minisgl_gateway.watch.xray import MAX_ROWS, Step
+from minisgl_zoo.cache_groups.groups import GROUPS
 
 VOCAB_SIZE: Final = 1 << 24  # large, so that hardly any drawn token is a stop token
 
@@ -128,7 +128,9 @@ def _config(fields: dict[str, Any]) -> SchedulerConfig:
         | {
             "vocab_size": VOCAB_SIZE,
             "eos_ids": frozenset(),
-            "groups": tuple(msgspec.convert(fields["groups"], list[CacheGroup])),
+            "groups": tuple(
+                msgspec.convert(group, GROUPS[group["kind"]]) for group in fields["groups"]
+            ),
             "step_times": times and msgspec.convert(times, StepTimes),
         }
     )

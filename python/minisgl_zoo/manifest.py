@@ -177,6 +177,7 @@ ROWS: Final = [
     Row("gguf", "checkpoint", "minisgl_zoo.gguf.checkpoint:GgufCheckpoint"),
     Row("gguf", "formats", "minisgl_zoo.gguf.formats:gguf_formats"),
     Row("gguf", "has_mxfp4", "minisgl_zoo.gguf.formats:has_mxfp4"),
+    Row("cache_groups", "window", "minisgl_zoo.cache_groups.groups:WindowGroup"),
     Row("cache_groups", "manager", "minisgl_zoo.cache_groups.manager:create_manager"),
     Row("kv_formats", "pool", "minisgl_zoo.kv8.pool:quantised_layer"),
     Row("kv_formats", "scales", "minisgl_zoo.kv8.scales:load_kv_scales"),

@@ -164,10 +164,14 @@ def random_groups(
 
     intervals: in pages, of the states; () for one or none.
     """
+    from minisgl_zoo.cache_groups.groups import RowsGroup, StateGroup, WindowGroup
+
     page_size, chunk = config.page_size, config.max_prefill_tokens
-    groups = [CacheGroup(num_pages=config.num_pages)] if rng.random() < 0.7 else []
+    groups: list[CacheGroup] = (
+        [CacheGroup(num_pages=config.num_pages)] if rng.random() < 0.7 else []
+    )
     for _ in range(rng.choice([1, 1, 2]) - (len(groups) and rng.random() < 0.3)):
-        group = CacheGroup(kind="window", window=rng.choice([1, 2, 5, 16, 17, 40]))
+        group = WindowGroup(window=rng.choice([1, 2, 5, 16, 17, 40]))
         least = group.most_pages(1 << 20, chunk, page_size)
         num_pages = least + rng.randrange(3 * least) if rng.random() < 0.7 else rng.randint(3, 40)
         groups.append(replace(group, num_pages=num_pages))
@@ -175,14 +179,14 @@ def random_groups(
         intervals = [rng.choice([1, 1, 2, 4])]
     for interval in (page_size * pages for pages in intervals):
         if rng.random() < 0.5:
-            rows = CacheGroup(kind="rows", interval=interval)
+            rows: CacheGroup = RowsGroup(interval=interval)
             least = rows.most_pages(1 << 20, chunk, page_size)
             groups.append(replace(rows, num_pages=least + rng.randrange(2 * least)))
         elif not any(group.kind == "full" or group.window >= interval for group in groups):
-            rows = CacheGroup(kind="window", window=interval)
+            rows = WindowGroup(window=interval)
             least = rows.most_pages(1 << 20, chunk, page_size)
             groups.append(replace(rows, num_pages=least + rng.randrange(2 * least)))
-        groups.append(CacheGroup(kind="state", interval=interval, num_pages=rng.randint(2, 19)))
+        groups.append(StateGroup(interval=interval, num_pages=rng.randint(2, 19)))
     return replace(config, num_pages=0, groups=tuple(groups))
 
 

@@ -223,6 +223,6 @@ def create_cache_manager(
     """Return the cache manager for these groups. chunk: the most prompt tokens in a step."""
     if len(groups) == 1 and groups[0].kind == "full":
         return CacheManager(groups[0].num_pages, create_prefix_cache(kind, page_size))
-    make = plugins.need("cache_groups", "manager", "a model with windows or states")
+    make = plugins.need("cache_groups", "manager", "a model with cache groups")
     manager: CacheManager = make(groups, kind, page_size, chunk)
     return manager

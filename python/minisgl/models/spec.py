@@ -101,7 +101,9 @@ class LayerSpec:
     def groups(self) -> tuple[CacheGroup, ...]:
         if self.recurrent:
             return self.recurrent.groups
-        return (FULL if self.window is None else CacheGroup(kind="window", window=self.window),)
+        if self.window is None:
+            return (FULL,)
+        return (plugins.need("cache_groups", "window", "a model with windows")(window=self.window),)
 
     @property
     def width(self) -> int:
@@ -244,8 +246,6 @@ class BaseLLMModel(BaseOP, ABC):
         super().__init__()
         self.spec = spec
         self.layout = CacheLayout.of(spec.layers)
-        if self.layout.groups != (FULL,):  # said here, before weights are loaded
-            plugins.need("cache_groups", "manager", "a model with windows or states")
 
     @property
     def config(self) -> ModelConfig:

@@ -26,6 +26,7 @@ from minisgl.models.families.dense import FULL, types_in_config
 from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec, layers_of
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
+from minisgl_zoo.cache_groups.groups import WindowGroup
 from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
 
 
@@ -94,7 +95,7 @@ class ConvSpec:
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        return (CacheGroup(kind="window", window=self.taps),)
+        return (WindowGroup(window=self.taps),)
 
     def width(self, layer: LayerSpec) -> int:
         """See `LayerSpec.width`: b, c, x and their product. The float32 sum takes no more."""

@@ -80,7 +80,7 @@ class GroupedCacheManager(CacheManager):
         if later > num_tokens:
             return None
         tree.lock(end)
-        firsts = [tail.first_page(num_tokens) for tail in self._tails]
+        firsts = [tail.group.first_page(num_tokens, self.page_size) for tail in self._tails]
         tails = []
         for tail, first in zip(self._tails, firsts, strict=True):
             pages = tree.tail_pages(resume, tail)
@@ -159,8 +159,8 @@ class GroupedCacheManager(CacheManager):
                     tail.count_use(pages[holding.num_cached // self.page_size - 1])
         wanted = []
         for tail, pages in zip(self._tails, holding.tails, strict=True):
-            self._let_go_before(holding, tail, tail.first_page(start))
-            wanted.append(tail.new_pages(len(pages), start, end))
+            self._let_go_before(holding, tail, tail.group.first_page(start, self.page_size))
+            wanted.append(tail.group.new_pages(len(pages), start, end, self.page_size))
             if len(wanted[-1]) > tail.num_available:
                 return False
         if self._tree.full:

@@ -23,9 +23,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.core.groups import CacheGroup
 from minisgl.kvcache.manager import PageAllocator
 from minisgl.kvcache.radix import _Node
+from minisgl_zoo.cache_groups.groups import TailGroup
 
 NO_PAGE = -1
 MOST_USES = 4
@@ -66,7 +66,7 @@ class Tail:
     """The pages of one window, state or rows group. Mutable. `column` is its index in
     `_Node.tails`."""
 
-    def __init__(self, index: int, column: int, group: CacheGroup, page_size: int) -> None:
+    def __init__(self, index: int, column: int, group: TailGroup, page_size: int) -> None:
         self.index, self.column, self.group = index, column, group
         self._page_size = page_size
         self.allocator = PageAllocator(group.num_pages)
@@ -75,27 +75,6 @@ class Tail:
         self._heap: list[tuple[tuple[int, int], int, Entry]] = []  # idle pages, and outdated items
         self._floor = 0
         self._clock = 0
-
-    def first_page(self, position: int) -> int:
-        """Return the lowest page index that a query at `position`, or a later one, reads."""
-        group = self.group
-        if group.kind == "window":
-            return max(position - group.window + 1, 0) // self._page_size
-        since = group.newest(position) // self._page_size
-        return since if group.kind == "rows" else max(since - 1, 0)
-
-    def new_pages(self, num_listed: int, start: int, end: int) -> range:
-        """Return the page indices that a row which computes [start, end) takes. num_listed: the
-        indices below it were considered by earlier rows."""
-        group = self.group
-        after = -(-end // self._page_size)
-        if group.kind == "window":
-            return range(num_listed, after)
-        newest = group.newest(end)
-        last = newest // self._page_size
-        if group.kind == "state":
-            return range(last - (newest > start), last)
-        return range(max(last, num_listed), after)
 
     @property
     def num_available(self) -> int:

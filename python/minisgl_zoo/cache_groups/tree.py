@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from minisgl.core.groups import CacheGroup
 from minisgl.core.req import IdArray
 from minisgl.kvcache.radix import RadixHandle, RadixPrefixCache, _Node
+from minisgl_zoo.cache_groups.groups import TailGroup
 from minisgl_zoo.cache_groups.tails import NO_PAGE, Entry, Tail
 
 
@@ -38,10 +39,13 @@ class GroupedPrefixCache(RadixPrefixCache):
     ) -> None:
         """groups: at most one is full, the first. shares: whether requests share prefixes."""
         super().__init__(page_size, common_prefix)
-        assert all(group.kind != "full" for group in groups[1:]), groups
+        first, *others = groups
         self.shares = shares
-        self.full = groups[0] if groups[0].kind == "full" else None
-        tails = [(index, group) for index, group in enumerate(groups) if group.kind != "full"]
+        self.full = first if first.kind == "full" else None
+        tails = [
+            (index, group) for index, group in enumerate(groups) if isinstance(group, TailGroup)
+        ]
+        assert len(tails) == len(others) + (self.full is None), groups
         self.tails = [
             Tail(index, column, group, page_size) for column, (index, group) in enumerate(tails)
         ]
@@ -77,7 +81,7 @@ class GroupedPrefixCache(RadixPrefixCache):
         while index > 0:
             missing = NO_PAGE
             for tail, column in zip(self.tails, columns, strict=True):
-                first = tail.first_page(index * page_size)
+                first = tail.group.first_page(index * page_size, page_size)
                 at = index - 1
                 while at >= first and column[at] >= 0:
                     at -= 1

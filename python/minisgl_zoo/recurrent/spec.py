@@ -17,12 +17,13 @@ from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
 from minisgl.layers.shard import HeadShare
 from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec
+from minisgl_zoo.cache_groups.groups import RowsGroup, StateGroup
 from minisgl_zoo.recurrent.backend import DeltaLayer, create_recurrent_backend
 from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
 
 INTERVAL = 64
 """Tokens between two states that are written (decision 0024)."""
-GROUPS = (CacheGroup(kind="rows", interval=INTERVAL), CacheGroup(kind="state", interval=INTERVAL))
+GROUPS = (RowsGroup(interval=INTERVAL), StateGroup(interval=INTERVAL))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

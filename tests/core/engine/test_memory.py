@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minisgl.builtin import model_path
-from minisgl.core.groups import FULL, REQUEST_TOKENS, CacheGroup
+from minisgl.core.groups import FULL, REQUEST_TOKENS
 from minisgl.engine import Engine, EngineConfig
 from minisgl.engine.connect import connect
 from minisgl.engine.memory import MemoryPlan, plan_engine_memory, plan_memory
@@ -29,6 +29,13 @@ def recurrent_groups() -> tuple[Any, ...]:
     from minisgl_zoo.recurrent.spec import GROUPS
 
     return GROUPS
+
+
+def window_group() -> Any:
+    """Return the zoo's group of layers with a window."""
+    from minisgl_zoo.cache_groups.groups import WindowGroup
+
+    return WindowGroup(window=64)
 
 
 def plan(num_pages: int | None = None, **changes: Any) -> MemoryPlan:
@@ -55,12 +62,13 @@ def test_pool_is_no_larger_than_it_can_be_filled() -> None:
     assert plan(max_running=2).num_pages == 2 * 63  # 63 pages hold 1,000 tokens
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_a_limit_holds_for_all_pools_together_and_is_said() -> None:
     limited = plan(kv_limit_bytes=100 * MIB)
     assert limited.num_pages == 100
     assert re.search(r"KV cache, at most +100\.0 MiB  a quarter .* --memory-ratio", str(limited))
     window = {
-        "groups": (FULL, CacheGroup(kind="window", window=64)),
+        "groups": (FULL, window_group()),
         "group_page_bytes": (MIB, MIB),
     }
     assert plan(**window, kv_limit_bytes=2 * GIB).kv_bytes <= 2 * GIB
@@ -123,7 +131,7 @@ def test_requests_shorter_than_an_interval_need_no_states() -> None:
 def test_requests_at_full_length_are_those_that_fit_at_once() -> None:
     """One computes a chunk of 512 tokens. The others hold a window and two pages, or the rows of a
     whole interval: the plan has three quarters of that for each."""
-    window = CacheGroup(kind="window", window=64)
+    window = window_group()
     sizes = {"group_page_bytes": (MIB, 7 * MIB), "max_seq_len": 512, "max_running": 64}
     assert plan(groups=(FULL, window), num_pages=64 * 32, **sizes).num_requests == 64
     assert plan(groups=(FULL, window), num_pages=10 * 32, **sizes).num_requests == 10

@@ -42,7 +42,9 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
 
 @pytest.mark.needs("minisgl_zoo")
 def test_the_first_decode_frees_the_state_before_the_prompts() -> None:
-    states = CacheGroup(kind="state", interval=8, num_pages=9)
+    from minisgl_zoo.cache_groups.groups import StateGroup
+
+    states = StateGroup(interval=8, num_pages=9)
     groups = (CacheGroup(num_pages=50), states)
     scheduler = make(num_pages=0, groups=groups, max_prefill_tokens=12)
     add(scheduler, 0, [1] * 18)

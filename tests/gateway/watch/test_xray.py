@@ -10,13 +10,13 @@ import pytest
 
 from helpers.books import check_books
 from minisgl.core import SamplingParams
-from minisgl.core.groups import CacheGroup
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.meter import LoopMeter
 from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
 from minisgl_gateway.watch import xray as module
 from minisgl_gateway.watch.xray import CACHED, FIRST_UID, FREE, SHARED, Frame, XRay
+from minisgl_zoo.cache_groups.groups import WindowGroup
 
 CONFIG = SchedulerConfig(
     num_pages=64, page_size=4, max_seq_len=60, vocab_size=50, eos_ids=frozenset(),
@@ -144,7 +144,7 @@ def test_tokens_from_before_the_watch_are_not_counted() -> None:
 
 def test_a_model_without_a_full_group_shows_free_pages_only() -> None:
     """The map of pages is that of the full group."""
-    window = CacheGroup(kind="window", window=8, num_pages=16)
+    window = WindowGroup(window=8, num_pages=16)
     scheduler = Scheduler(replace(CONFIG, num_pages=0, groups=(window,)))
     executor = FakeExecutor(page_size=4, max_running=8, vocab_size=50, groups=(window,))
     message = UserMsg(uid=1, ids=ids_to_bytes([7] * 12), sampling=SamplingParams(max_tokens=3))

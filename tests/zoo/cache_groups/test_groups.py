@@ -16,8 +16,9 @@ from minisgl.core.plan import NewPage
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache import CacheManager
+from minisgl_zoo.cache_groups.groups import GROUPS as CLASSES
+from minisgl_zoo.cache_groups.groups import RowsGroup, StateGroup, TailGroup, WindowGroup
 from minisgl_zoo.cache_groups.manager import GroupedCacheManager
-from minisgl_zoo.cache_groups.tails import Tail
 from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
 
 PAGE_SIZE = 2
@@ -45,33 +46,33 @@ def compute(cache: CacheManager, req: Req, end: int, step: int) -> list[NewPage]
 
 
 def test_where_a_group_reads() -> None:
-    window = Tail(0, 0, CacheGroup(kind="window", window=5), 2)
-    assert [window.first_page(position) for position in (0, 4, 5, 6, 7)] == [0, 0, 0, 1, 1]
-    state = Tail(0, 0, CacheGroup(kind="state", interval=4), 2)
-    assert [state.first_page(position) for position in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 3]
+    window = WindowGroup(window=5)
+    assert [window.first_page(position, 2) for position in (0, 4, 5, 6, 7)] == [0, 0, 0, 1, 1]
+    state = StateGroup(interval=4)
+    assert [state.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 3]
     # Up to position 9: the state at 8 is the newest, and the page of index 4 ends at no multiple.
-    assert list(state.new_pages(0, 0, 9)) == [3]
-    assert list(state.new_pages(6, 11, 12)) == [5]
-    assert [list(state.new_pages(6, start, start + 1)) for start in (8, 9, 10)] == [[], [], []]
-    rows = Tail(0, 0, CacheGroup(kind="rows", interval=4), 2)
-    assert [rows.first_page(position) for position in (0, 3, 4, 7, 8)] == [0, 0, 2, 2, 4]
-    assert list(rows.new_pages(0, 0, 11)) == [4, 5]
-    assert list(rows.new_pages(5, 10, 11)) == [5]
-    assert list(rows.new_pages(0, 0, 12)) == []
+    assert list(state.new_pages(0, 0, 9, 2)) == [3]
+    assert list(state.new_pages(6, 11, 12, 2)) == [5]
+    assert [list(state.new_pages(6, start, start + 1, 2)) for start in (8, 9, 10)] == [[], [], []]
+    rows = RowsGroup(interval=4)
+    assert [rows.first_page(position, 2) for position in (0, 3, 4, 7, 8)] == [0, 0, 2, 2, 4]
+    assert list(rows.new_pages(0, 0, 11, 2)) == [4, 5]
+    assert list(rows.new_pages(5, 10, 11, 2)) == [5]
+    assert list(rows.new_pages(0, 0, 12, 2)) == []
 
 
 def test_a_group_that_no_request_fits_is_refused() -> None:
     with pytest.raises(ConfigError, match="a state group needs at least 2 pages, got 1"):
-        CacheGroup(kind="state", interval=4, num_pages=1).most_tokens(8, 2)
-    rows = CacheGroup(kind="rows", interval=4, num_pages=3)
+        StateGroup(interval=4, num_pages=1).most_tokens(8, 2)
+    rows = RowsGroup(interval=4, num_pages=3)
     assert rows.most_tokens(8, 2) == 6  # 4 pages hold the rows that a chunk reads and writes
-    window = CacheGroup(kind="window", window=5, num_pages=7)
+    window = WindowGroup(window=5, num_pages=7)
     assert window.most_tokens(8, 2) == 14  # 8 pages hold a window, a chunk and a page begun
-    assert CacheGroup(kind="window", window=5, num_pages=8).most_tokens(8, 2) is None
+    assert WindowGroup(window=5, num_pages=8).most_tokens(8, 2) is None
 
 
 def test_window_pages_are_given_back_behind_the_window() -> None:
-    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="window", window=5, num_pages=50))
+    cache = make(CacheGroup(num_pages=50), WindowGroup(window=5, num_pages=50))
     req = request(list(range(100)))
     assert cache.attach(req, req.prompt[:99], 0) == 0
     for step, end in enumerate(range(8, 80, 8)):
@@ -86,7 +87,7 @@ def test_window_pages_are_given_back_behind_the_window() -> None:
 
 
 def test_a_match_needs_the_pages_that_come_next_are_read_from() -> None:
-    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="window", window=5, num_pages=12))
+    cache = make(CacheGroup(num_pages=50), WindowGroup(window=5, num_pages=12))
     ids = list(range(40))
     req = request(ids)
     assert cache.attach(req, req.prompt, 0) == 0
@@ -112,7 +113,7 @@ def test_a_match_needs_the_pages_that_come_next_are_read_from() -> None:
 
 
 def test_a_state_is_read_in_a_later_step_than_it_is_written() -> None:
-    cache = make(CacheGroup(num_pages=50), CacheGroup(kind="state", interval=4, num_pages=9))
+    cache = make(CacheGroup(num_pages=50), StateGroup(interval=4, num_pages=9))
     first, second = request(list(range(10))), request(list(range(10)), uid=1)
     assert cache.attach(first, first.prompt[:9], 3) == 0
     compute(cache, first, 10, 3)
@@ -124,7 +125,7 @@ def test_a_state_is_read_in_a_later_step_than_it_is_written() -> None:
 
 @pytest.mark.parametrize("interval", [PAGE_SIZE, 2 * PAGE_SIZE])
 def test_prompts_that_part_save_a_state_there(interval: int) -> None:
-    state = CacheGroup(kind="state", interval=interval, num_pages=9)
+    state = StateGroup(interval=interval, num_pages=9)
     cache = make(CacheGroup(num_pages=50), state)
     first = request(list(range(30)))
     cache.attach(first, first.prompt[:29], 0)
@@ -142,7 +143,7 @@ def test_prompts_that_part_save_a_state_there(interval: int) -> None:
 
 
 def test_chunks_end_where_every_group_has_a_state() -> None:
-    states = (CacheGroup(kind="state", interval=n * PAGE_SIZE, num_pages=9) for n in (2, 3))
+    states = (StateGroup(interval=n * PAGE_SIZE, num_pages=9) for n in (2, 3))
     cache = make(CacheGroup(num_pages=50), *states)
     req = request(list(range(40)))
     assert cache.attach(req, req.prompt[:39], 0) == 0
@@ -152,25 +153,25 @@ def test_chunks_end_where_every_group_has_a_state() -> None:
 
 GROUPS: dict[str, tuple[CacheGroup, ...]] = {
     "full and window": (
-        CacheGroup(num_pages=30), CacheGroup(kind="window", window=5, num_pages=14)
+        CacheGroup(num_pages=30), WindowGroup(window=5, num_pages=14)
     ),
-    "window alone": (CacheGroup(kind="window", window=4, num_pages=20),),
+    "window alone": (WindowGroup(window=4, num_pages=20),),
     "two windows": (
-        CacheGroup(kind="window", window=3, num_pages=16),
-        CacheGroup(kind="window", window=9, num_pages=24),
+        WindowGroup(window=3, num_pages=16),
+        WindowGroup(window=9, num_pages=24),
     ),
     "full, window and state": (
-        CacheGroup(num_pages=40), CacheGroup(kind="window", window=4, num_pages=20),
-        CacheGroup(kind="state", interval=4, num_pages=10),
+        CacheGroup(num_pages=40), WindowGroup(window=4, num_pages=20),
+        StateGroup(interval=4, num_pages=10),
     ),
     "full, rows and state": (
-        CacheGroup(num_pages=40), CacheGroup(kind="rows", interval=4, num_pages=20),
-        CacheGroup(kind="state", interval=4, num_pages=10),
+        CacheGroup(num_pages=40), RowsGroup(interval=4, num_pages=20),
+        StateGroup(interval=4, num_pages=10),
     ),
     "two intervals": (
-        CacheGroup(num_pages=40), CacheGroup(kind="rows", interval=4, num_pages=20),
-        CacheGroup(kind="state", interval=4, num_pages=10),
-        CacheGroup(kind="state", interval=6, num_pages=10),
+        CacheGroup(num_pages=40), RowsGroup(interval=4, num_pages=20),
+        StateGroup(interval=4, num_pages=10),
+        StateGroup(interval=6, num_pages=10),
     ),
 }  # fmt: skip
 
@@ -243,8 +244,8 @@ def run_operations(rng: random.Random, groups: tuple[CacheGroup, ...], num_opera
             req.num_computed = num_tokens
             tables = ([req.pages] if groups[0].kind == "full" else []) + req.handle.tails
             for group, pages, written in zip(groups, tables, wrote, strict=True):
-                tail = Tail(0, 0, group, PAGE_SIZE)
-                first = 0 if group.kind == "full" else tail.first_page(num_tokens)
+                is_tail = isinstance(group, TailGroup)
+                first = group.first_page(num_tokens, PAGE_SIZE) if is_tail else 0
                 for index in range(first, num_tokens // PAGE_SIZE):
                     if group.kind == "state" and (index + 1) * PAGE_SIZE < num_tokens:
                         continue
@@ -279,7 +280,7 @@ def run_operations(rng: random.Random, groups: tuple[CacheGroup, ...], num_opera
 
 
 def test_there_is_room_only_if_others_can_grow_in_each_group() -> None:
-    window = CacheGroup(kind="window", window=5, num_pages=20)
+    window = WindowGroup(window=5, num_pages=20)
     cache = make(CacheGroup(num_pages=100), window)
     req = request(list(range(8)))
     assert cache.attach(req, req.prompt[:7], 0) == 0
@@ -289,7 +290,7 @@ def test_there_is_room_only_if_others_can_grow_in_each_group() -> None:
 
 
 def test_a_request_alone_starts_in_the_fewest_pages() -> None:
-    groups = [CacheGroup(kind=kind, interval=4) for kind in ("rows", "state")]
+    groups = [CLASSES[kind](interval=4) for kind in ("rows", "state")]
     least = [replace(x, num_pages=x.most_pages(1000, 8, PAGE_SIZE)) for x in groups]
     assert all(group.most_tokens(8, PAGE_SIZE) is None for group in least)
     cache = make(CacheGroup(num_pages=50), *least)
@@ -302,7 +303,7 @@ def test_a_request_alone_starts_in_the_fewest_pages() -> None:
 
 
 def test_no_node_without_pages_is_left_by_a_failed_step() -> None:
-    cache = make(CacheGroup(kind="state", interval=2, num_pages=2))
+    cache = make(StateGroup(interval=2, num_pages=2))
     req = request([1] * 6)
     assert cache.attach(req, req.prompt[:5], 0) == 0
     for step, end in enumerate((2, 4, 6)):  # three nodes; the third state takes the first's page
@@ -320,8 +321,8 @@ def test_the_peak_of_decoding_requests_is_what_they_hold(kind: Any) -> None:
     rng = random.Random(7)
     for _ in range(40):
         interval = PAGE_SIZE * rng.choice([1, 2, 4])
-        group = CacheGroup(kind=kind, interval=interval, num_pages=1000)
-        others = [CacheGroup(kind="state", interval=interval, num_pages=1000)]
+        group = CLASSES[kind](interval=interval, num_pages=1000)
+        others = [StateGroup(interval=interval, num_pages=1000)]
         cache = make(CacheGroup(num_pages=1000), *(others if kind == "rows" else []), group)
         tail = cache._tails[-1]
         reqs = [request([uid] * rng.randint(2 * interval, 40), uid) for uid in range(8)]
@@ -343,8 +344,8 @@ def test_the_peak_of_decoding_requests_is_what_they_hold(kind: Any) -> None:
 
 def test_requests_start_only_if_states_last_an_interval() -> None:
     """In step with each other, all write a state at once; apart, a few."""
-    state = CacheGroup(kind="state", interval=64, num_pages=40)
-    rows = CacheGroup(kind="rows", interval=64, num_pages=60 * 64 // PAGE_SIZE)
+    state = StateGroup(interval=64, num_pages=40)
+    rows = RowsGroup(interval=64, num_pages=60 * 64 // PAGE_SIZE)
     cache = make(CacheGroup(num_pages=10_000), state, rows)
     req = request([1] * 100)
     assert cache.attach(req, req.prompt[:1], 0) == 0

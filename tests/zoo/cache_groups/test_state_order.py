@@ -8,6 +8,7 @@ from helpers.books import check_pages
 from minisgl.core import Req, SamplingParams
 from minisgl.core.groups import CacheGroup
 from minisgl.kernel.radix import load_common_prefix
+from minisgl_zoo.cache_groups.groups import StateGroup
 from minisgl_zoo.cache_groups.manager import GroupedCacheManager
 from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
 
@@ -18,7 +19,7 @@ STEPS = iter(range(10_000))
 def make() -> GroupedCacheManager:
     groups = (
         CacheGroup(num_pages=500),
-        CacheGroup(kind="state", interval=PAGE_SIZE, num_pages=NUM_STATES),
+        StateGroup(interval=PAGE_SIZE, num_pages=NUM_STATES),
     )
     tree = GroupedPrefixCache(PAGE_SIZE, load_common_prefix(), groups, shares=True)
     return GroupedCacheManager(tree, CHUNK)

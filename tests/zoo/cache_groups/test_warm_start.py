@@ -12,6 +12,7 @@ from minisgl.errors import EngineError
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl_bench.fakes import InstantExecutor
+from minisgl_zoo.cache_groups.groups import RowsGroup, StateGroup
 
 INTERVAL, PAGE_SIZE, MATCH = 64, 16, 4096
 
@@ -19,8 +20,8 @@ INTERVAL, PAGE_SIZE, MATCH = 64, 16, 4096
 def make_scheduler() -> Scheduler:
     groups = (
         CacheGroup(num_pages=2000),
-        CacheGroup(kind="rows", interval=INTERVAL, num_pages=64),
-        CacheGroup(kind="state", interval=INTERVAL, num_pages=64),
+        RowsGroup(interval=INTERVAL, num_pages=64),
+        StateGroup(interval=INTERVAL, num_pages=64),
     )
     return Scheduler(
         SchedulerConfig(
@@ -51,7 +52,6 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("gap", [0, 16, 48])
-@pytest.mark.needs("minisgl_zoo")
 def test_a_cached_prompt_computes_the_tokens_after_the_state(gap: int) -> None:
     scheduler, stem = make_scheduler(), ids(MATCH + gap, 0)
     assert computed(scheduler, stem + ids(1, 1)) == MATCH + gap + 1
@@ -59,14 +59,12 @@ def test_a_cached_prompt_computes_the_tokens_after_the_state(gap: int) -> None:
     assert computed(scheduler, stem + ids(70, 3)) == gap + 70
 
 
-@pytest.mark.needs("minisgl_zoo")
 def test_only_the_second_prompt_computes_a_new_branch() -> None:
     scheduler, stem = make_scheduler(), ids(MATCH, 0)
     costs = [computed(scheduler, stem + ids(300, seed)) for seed in (1, 2, 3, 4)]
     assert costs == [MATCH + 300, MATCH + 300, 300, 300]
 
 
-@pytest.mark.needs("minisgl_zoo")
 def test_a_state_of_a_failed_step_is_not_found() -> None:
     """The pages of its tokens are of an earlier step, and stay."""
     scheduler, stem = make_scheduler(), ids(MATCH, 0)
@@ -83,7 +81,6 @@ def test_a_state_of_a_failed_step_is_not_found() -> None:
     assert computed(scheduler, stem + ids(300, 4)) == 300
 
 
-@pytest.mark.needs("minisgl_zoo")
 def test_eight_choices_compute_their_prompt_once() -> None:
     rest = 20  # since the last state: rows are a request's own
     prompt = ids(MATCH + rest, 0)
