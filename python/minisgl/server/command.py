@@ -13,6 +13,7 @@ from minisgl import plugins
 from minisgl.errors import ConfigError, EngineError
 from minisgl.runtime.signals import Signals
 from minisgl.utils.files import forget
+from minisgl.utils.http import goes_through_proxy
 from minisgl.utils.logger import get_logger, setup_logging
 
 logger = get_logger(__name__)
@@ -86,11 +87,9 @@ def ready_text(
     said = f"\nServing {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). "
     if more := plugins.find("start_lines", "ready"):
         return said + str(more(url, needs_key=needs_key, can_chat=can_chat))
-    path, prompt = (
-        "chat/completions",
-        '"messages": [{"role": "user", "content": "What is 12 + 30?"}]',
-    )
-    if not can_chat:
-        path, prompt = "completions", '"prompt": "A radix cache is", "max_tokens": 30'
+    curl = "curl --noproxy '*'" if goes_through_proxy(url) else "curl"
+    path, prompt = "completions", '"prompt": "A radix cache is", "max_tokens": 30'
+    if can_chat:
+        path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
     json = f"-H 'Content-Type: application/json' -d '{{{prompt}}}'"
-    return f"{said}Try\n\n  curl {url}/v1/{path} {json}\n"
+    return f"{said}Try\n\n  {curl} {url}/v1/{path} {json}\n"

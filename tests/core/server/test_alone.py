@@ -56,7 +56,7 @@ def test_it_serves_its_own_routes_alone(alone: str) -> None:
             assert "temprature is not known here; GET /openapi.json" in wrong["error"]["message"]
         assert "Traceback" not in server.output["err"]
         said = server.output["out"]
-        assert "curl http" in said
+        assert "/v1/chat/completions -H" in said
         assert "browser" not in said, "it has no page"
 
 
