@@ -322,6 +322,7 @@ def test_a_request_gets_as_many_likely_tokens_as_it_asks_for() -> None:
     assert [len(event.top) for event in events if isinstance(event, Token)] == [1, 3]
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_min_tokens_needs_an_allowed_token_that_does_not_end_the_answer() -> None:
     config, prompt = make().config, np.array([1], np.int32)
 

@@ -295,6 +295,20 @@ def test_a_call_that_the_queue_can_never_hold() -> None:
         assert http.post(TEXT, json={"prompt": ["a", "b"]}).status_code == 200
 
 
+def test_more_open_prompts_than_may_wait_on_their_way() -> None:
+    """As many may be on the way to the queue as in it."""
+    body = {"prompt": "one !hang", "stream": True}
+    with (
+        ScriptedServer(max_queued=1) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        http.stream("POST", TEXT, json=body) as first,
+        http.stream("POST", TEXT, json=body) as second,
+    ):
+        assert (first.status_code, second.status_code) == (200, 200)
+        error = refused(http.post(TEXT, json={"prompt": "a"}), 429)
+        assert error["message"] == "2 prompts are open already; try again later"
+
+
 def test_many_choices_of_a_large_prompt(http: httpx.Client, server: ScriptedServer) -> None:
     before = len(server.received)
     error = refused(http.post(TEXT, json={"prompt": "a" * 2**20, "n": 65}))

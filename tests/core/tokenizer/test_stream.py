@@ -98,6 +98,17 @@ def test_byte_level_text_comes_with_the_token_that_completes_it(
     assert _streamed(tokenizer, ids, True) == ["", "", "", "🦜", "a", ""]
 
 
+@pytest.mark.parametrize("kind", STREAMED)
+@pytest.mark.parametrize("text", [" a", "  a", "    ", "a  b"])
+def test_spaces_at_the_start(text: str, kind: str, by_kind: dict[str, Tokenizer]) -> None:
+    """Decoders drop at most one."""
+    tokenizer = by_kind[kind]
+    space = tokenizer.encode("a b", add_special_tokens=False)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    for tokens in (ids, [*ids, *space], [ids[0], *ids]):
+        assert "".join(_streamed(tokenizer, tokens, True)) == tokenizer.decode(tokens)
+
+
 @pytest.mark.needs("minisgl_zoo")
 def test_runs_of_bytes_come_when_they_end(by_kind: dict[str, Tokenizer]) -> None:
     tokenizer = by_kind["sentencepiece"]
