@@ -247,7 +247,7 @@ def test_a_panic_of_a_library_fails_one_request(
     with monkeypatch.context() as patch:
         patch.setattr(PromptEncoder, "request", fail)
         worked.add(message(1, "a", sampling=regex))
-        assert steps(worked) == []
+        worked.step()  # a thread answers
         assert failure(worked) == (1, 500, "a library fails with this text: index out of bounds")
     with monkeypatch.context() as patch:
         patch.setattr(PromptEncoder, "encode", fail)
