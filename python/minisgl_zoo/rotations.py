@@ -1,4 +1,4 @@
-"""Rotations that no family of the core has, as `minisgl.layers.frequencies` has the others."""
+"""Rotations that no family of the core has, as `minisgl.layers.rotary` has the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from minisgl.layers.frequencies import RotaryConfig, plain
+from minisgl.layers.rotary import RotaryConfig, plain
 from minisgl.models.config import Fields
 from minisgl.models.loading.rotation import stretched, unstretched
 from minisgl.utils.logger import get_logger

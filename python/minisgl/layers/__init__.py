@@ -16,10 +16,9 @@ from minisgl.layers.base import (
     StateLessOP,
 )
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from minisgl.layers.frequencies import RotaryConfig
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
-from minisgl.layers.rotary import RotaryEmbedding, get_rope
+from minisgl.layers.rotary import RotaryConfig, RotaryEmbedding, get_rope
 
 __all__ = [
     "AttentionLayer",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.kernel.ops import Activation
-    from minisgl.layers.frequencies import RotaryConfig
+    from minisgl.layers.rotary import RotaryConfig
     from minisgl.quantization import Formats
 
 

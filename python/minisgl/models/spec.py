@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minisgl.core import Batch, Context
     from minisgl.kernel.ops import Activation
     from minisgl.layers import BuildContext, RMSNormFused
-    from minisgl.layers.frequencies import RotaryConfig
+    from minisgl.layers.rotary import RotaryConfig
     from minisgl.layers.shard import HeadShare
     from minisgl.models.blocks.mixture import MoeSpec
     from minisgl.models.config import ModelConfig

@@ -1,4 +1,5 @@
-"""The interface of the backends of a mixture of experts, and its plain-torch specification.
+"""The interface of the backends of a mixture of experts, its plain-torch specification, and its
+backend on a CPU.
 
 Axes: T tokens, E experts, L those of them that this rank holds, K experts of a token, D hidden
 size, F intermediate size of an expert (this rank's share), G = 2F, gate then up.
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from minisgl.kernel.cpu import CpuOps
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation, Ops
@@ -136,3 +139,24 @@ def _expert(x_MD: Tensor, experts: Experts, index: int) -> Tensor:
     else:
         act = gate_up.linear(x_MD, up_bias, gate=activation)
     return experts.down[index].linear(act, down_bias)
+
+
+FEW_TOKENS = {2: 3, 4: 16}
+"""Bytes of a number -> the most tokens that an expert may get, on average, in C++. With more tokens
+the loop over experts is faster, because torch's GEMMs keep tiles of weights and tokens in the
+caches (benchmarks/results/moe-cpu.json)."""
+
+
+class CpuMoeBackend(TorchMoeBackend):
+    """In C++ (`kernel/csrc/moe.cpp`) if each expert gets few tokens."""
+
+    ops: CpuOps
+
+    def routed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, experts: Experts) -> Tensor:
+        are_few = ids_TK.numel() <= FEW_TOKENS[x_TD.dtype.itemsize] * experts.total
+        is_compiled = experts.is_plain or experts.is_squared  # squared experts have no biases
+        if not (are_few and is_compiled):
+            return super().routed(x_TD, weights_TK, ids_TK, experts)
+        return self.ops.experts(
+            x_TD, experts.gate_up_LGD, experts.down_LDF, weights_TK, ids_TK, experts.first
+        )

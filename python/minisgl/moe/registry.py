@@ -9,8 +9,7 @@ import torch
 
 from minisgl import plugins
 from minisgl.kernel.cpu import CpuOps
-from minisgl.moe.base import BaseMoeBackend, TorchMoeBackend
-from minisgl.moe.cpu import CpuMoeBackend
+from minisgl.moe.base import BaseMoeBackend, CpuMoeBackend, TorchMoeBackend
 from minisgl.quantization import PlainWeight, Weight
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ On a GPU it times router, routing and experts of one rank with random routing, a
 the weights of several layers, so that no cache holds them. The floor of T tokens is the larger of
 arithmetic (6 D F flops for each of their K experts) and bytes: each expert that is expected to be
 touched, E * (1 - (1 - K / E)^T) of them, is read once. On a CPU it times our C++ and the
-plain-torch loop in turn; `minisgl.moe.cpu` uses the faster one. `--tune` measures tiles and
-writes the table of `minisgl.moe.fused`.
+plain-torch loop in turn; `minisgl.moe.base.CpuMoeBackend` uses the faster one. `--tune` measures
+tiles and writes the table of `minisgl.moe.fused`.
 """
 
 from __future__ import annotations

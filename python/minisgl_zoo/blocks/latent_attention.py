@@ -20,8 +20,8 @@ from minisgl.attention import AttnLayer
 from minisgl.core import Batch
 from minisgl.layers import LinearRowParallel, RMSNorm, RMSNormFused
 from minisgl.layers.base import BaseOP
-from minisgl.layers.frequencies import RotaryConfig
 from minisgl.layers.linear import Linear
+from minisgl.layers.rotary import RotaryConfig
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.config import ModelConfig

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from minisgl.layers.frequencies import RotaryConfig
+from minisgl.layers.rotary import RotaryConfig
 from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.families.dense import FULL, SLIDING, types_in_config, windows
 from minisgl.models.loading.rotation import rotary_config

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from minisgl.attention.base import SINKS
 from minisgl.core import Batch
-from minisgl.layers.frequencies import RotaryConfig
 from minisgl.layers.moe import ExpertNames, UngatedExpert
+from minisgl.layers.rotary import RotaryConfig
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec, expert_names, mixture_in_each_layer
 from minisgl.models.config import ModelConfig

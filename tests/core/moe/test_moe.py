@@ -10,7 +10,7 @@ from helpers.moe_cases import ACTIVATIONS, TOLERANCE, exact, make_case
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.moe import BaseMoeBackend, TorchMoeBackend, create_moe_backend
-from minisgl.moe.cpu import CpuMoeBackend
+from minisgl.moe.base import CpuMoeBackend
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from minisgl import plugins
 from minisgl.errors import ConfigError
-from minisgl.layers.frequencies import ROPE_TYPES, RotaryConfig
+from minisgl.layers.rotary import ROPE_TYPES, RotaryConfig
 from minisgl.models.config import Fields
 
 OTHER_ROPE_NAMES = {"mrope": "default"}
