@@ -117,14 +117,14 @@ def log_loss(model: TensorOwner) -> None:
 
 
 def slow_int4_advice(model: TensorOwner) -> str | None:
-    """Return a sentence if this CPU's kernels multiply int4 slower than int8, else None."""
+    """Return a sentence if this CPU multiplies rows slower by int4 than by int8, else None."""
     flags = cpu_flags()
     is_on_cpu = any(isinstance(node, QuantisedWeight) and node.panels for node in model.walk())
     if not is_on_cpu or "avx2" not in flags or "avx512bw" in flags:
         return None
     return (
-        "this CPU has no AVX-512, and then int4 computes slower than int8: it saves memory alone; "
-        "--quantization int8 is faster and more exact"
+        "this CPU has no AVX-512, and then int4 computes slower than int8, but for one request's "
+        "decode steps: --quantization int8 is faster with several requests and more exact"
     )
 
 
