@@ -26,7 +26,11 @@ class LoopThread(Generic[T]):
     async def _hold(self) -> None:
         self._loop, self._left = asyncio.get_running_loop(), asyncio.Event()
         clock, self._ahead = self._loop.time, 0.0
-        self._loop.time = lambda: clock() + self._ahead  # type: ignore[method-assign] # only the clock is ours
+
+        def now() -> float:
+            return clock() + self._ahead
+
+        self._loop.time = now  # type: ignore[method-assign] # only the clock is ours
         async with self._context as value:
             self._entered.set_result(value)
             await self._left.wait()
