@@ -84,11 +84,11 @@ def run(alone: Path, *words: str, text: str = "") -> subprocess.CompletedProcess
 
 
 PARTS = (
-    "tests/core/kvcache tests/core/scheduler",
-    "tests/core/moe tests/core/tokenizer/test_stop.py tests/core/tokenizer/test_detokenize.py "
-    "tests/core/tokenizer/test_stream.py tests/core/server/test_call.py",
+    "tests/core/kvcache tests/core/scheduler/test_planning.py",
+    "tests/core/scheduler/test_scheduler.py",
+    "tests/core/tokenizer/test_detokenize.py tests/core/server/test_call.py",
 )
-"""The rooms whose tests CI runs here as well. `scripts/core_alone.py` runs all."""
+"""The tests that CI runs here as well, in seconds. `scripts/core_alone.py` runs all."""
 
 
 @pytest.mark.parametrize("part", PARTS)
