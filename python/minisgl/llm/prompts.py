@@ -68,8 +68,8 @@ def chat_records(
 
 
 def params_of_each(params: Any, num_prompts: int, n: Any, cache_salt: Any) -> list[SamplingParams]:
-    """Return the sampling parameters of each prompt. Raises InvalidRequest for a call with a wrong
-    argument beside its prompts."""
+    """Return the sampling parameters of each prompt, checked. Raises InvalidRequest for a call with
+    a wrong argument beside its prompts, and InvalidSampling."""
     if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
         raise InvalidRequest(
             f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
@@ -91,7 +91,9 @@ def params_of_each(params: Any, num_prompts: int, n: Any, cache_salt: Any) -> li
         )
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {brief(n)}", param="n")
-    return list(params)
+    # Again, because msgspec's `replace` checks nothing.
+    checked = {id(item): item.but() for item in params}
+    return [checked[id(item)] for item in params]
 
 
 def as_batch(prompts: Any) -> list[Any]:

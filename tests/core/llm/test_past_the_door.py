@@ -11,7 +11,7 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import sampling
-from minisgl.errors import MinisglError
+from minisgl.errors import InvalidSampling, MinisglError
 from minisgl.message import UserMsg, ids_to_bytes
 
 DRAW = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True, seed=1)
@@ -47,7 +47,7 @@ def crossed(params: SamplingParams) -> UserMsg:
 
 
 def test_what_crosses_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "checked", lambda _: pytest.fail("checked again"))
+    monkeypatch.setattr(sampling, "_checked", lambda _: pytest.fail("checked again"))
     message = crossed(DRAW)
     assert message.sampling == DRAW
     assert message.sampling.with_seed(1).seed == 2
@@ -65,3 +65,10 @@ def test_no_request_past_the_door_ends_the_loop(wrong: dict[str, Any], llm: LLM)
     llm._session.wait(call)
     assert call.error is None or isinstance(call.error, MinisglError)
     assert len(llm.generate("a", DRAW)[0].token_ids) == 4
+
+
+def test_what_replace_has_made_is_checked_by_the_call(llm: LLM) -> None:
+    """`msgspec.structs.replace` makes a record without a check."""
+    wrong = msgspec.structs.replace(DRAW, temperature=-1.0)
+    with pytest.raises(InvalidSampling, match="temperature must be"):
+        llm.generate("a", wrong)
