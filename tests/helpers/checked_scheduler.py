@@ -33,10 +33,16 @@ class FakeMasker:
     def __init__(self) -> None:
         self._output: list[int] = []
 
-    def mask(self, output: Sequence[int]) -> Mask:
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
         assert list(output[: len(self._output)]) == self._output
         self._output = list(output)
-        return fake_mask(output)
+        for index, draft in enumerate(drafts):
+            mask = fake_mask([*output, *drafts[:index]])
+            assert int(mask[draft // 32]) >> draft % 32 & 1, "the mask before forbids it"
+        return fake_mask([*output, *drafts])
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        return ()
 
 
 class CheckedScheduler(Scheduler):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from helpers.checked_scheduler import CheckedScheduler, DamagedExecutor, FakeMasker, fake_mask
+from helpers.drafters import ScriptedDrafts
 from minisgl.core import (
     Accepted,
     Event,
@@ -230,18 +231,27 @@ def check_prompt_logprobs(case: Case, events: Sequence[Event], *, whole: bool) -
 
 
 def run_once(
-    rng: random.Random, *, fail: bool, grouped: bool = False, intervals: Sequence[int] = ()
+    rng: random.Random,
+    *,
+    fail: bool,
+    grouped: bool = False,
+    intervals: Sequence[int] = (),
+    drafts: bool = False,
 ) -> None:
-    """grouped, intervals: see `random_groups`."""
+    """grouped, intervals: see `random_groups`. drafts: some are right, see `ScriptedDrafts`."""
     config = random_config(rng)
     if grouped:
         config = random_groups(rng, config, intervals)
+    drafts = drafts and not any(group.interval for group in config.cache_groups)
     cases = random_cases(rng, config)
     overlap = rng.random() < 0.7
     fail_steps = {rng.randint(0, 30): rng.randint(1, 3) for _ in range(3)} if fail else None
+    answers = [case.expected(config)[0] for case in cases] if drafts else []
+    scripted = ScriptedDrafts(rng, answers, config.vocab_size)
     scheduler = CheckedScheduler(
         config,
         create_masker=lambda message: FakeMasker() if cases[message.uid].is_masked else None,
+        create_drafts=(lambda *_: scripted) if drafts else None,
     )
     executor = DamagedExecutor(
         damaged_steps={rng.randint(0, 30): rng.randint(0, 9) for _ in range(3)} if fail else {},

@@ -15,11 +15,12 @@ from minisgl.core import (
 )
 from minisgl.message import NO_KEY, KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.drafting import CreateDrafts
 
 EOS = 99
 
 
-def make(**changes: Any) -> Scheduler:
+def make(*, create_drafts: CreateDrafts | None = None, **changes: Any) -> Scheduler:
     settings: dict[str, Any] = {
         "num_pages": 64,
         "page_size": 4,
@@ -29,7 +30,7 @@ def make(**changes: Any) -> Scheduler:
         "max_prefill_tokens": 32,
         "max_running": 8,
     }
-    return Scheduler(SchedulerConfig(**(settings | changes)))
+    return Scheduler(SchedulerConfig(**(settings | changes)), create_drafts=create_drafts)
 
 
 def add(

@@ -177,6 +177,18 @@ _RATIO = Rule(
 )
 
 
+def _are_drafters(names: str) -> bool:
+    known = {row.name for row in plugins.rows("drafters")}
+    return names in ("auto", "off") or known.issuperset(names.split(","))
+
+
+_DRAFTS = text(
+    "auto, off, or drafters joined by commas: "
+    + (", ".join(row.name for row in plugins.rows("drafters")) or plugins.absent("drafters")),
+    _are_drafters,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The options of an engine, checked, and the place of its rank. Raises ConfigError.
@@ -222,6 +234,14 @@ class EngineConfig:
         None, whole(1), "scheduling",
         "prompt tokens computed in one step at most; --max-stall-ms allows fewer beside running "
         "streams", unset="the size with the best rate: 8192 on a GPU, 256 on a CPU",
+    )
+    drafts: str = option(
+        "auto", _DRAFTS, "scheduling",
+        "guess next tokens and let a step confirm several of them, where that is predicted to be "
+        "faster: grammar guesses what a schema or grammar forces, tree what followed in an earlier "
+        "request, ngram what followed the same three tokens before. Answers do not change. auto is "
+        "all of them on a CPU, and off on a GPU",
+        metavar="NAMES",
     )
     max_running_requests: int = option(
         256, whole(1), "scheduling", "requests computed together at most"

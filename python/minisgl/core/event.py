@@ -82,8 +82,9 @@ class Finished(_Event, frozen=True, kw_only=True):
     decode_s: from there to the end. num_reasoning_tokens: output tokens of reasoning, counted by
     the detokenizer. prefix_differs_at: the first position at which the prompt's token differs from
     that of the best cached branch; None if no branch has another token there. num_chunks: steps in
-    which prompt tokens were computed. cost: device seconds and joules
-    (`minisgl_gateway.watch.cost`), None if no energy can be read.
+    which prompt tokens were computed. num_drafted, num_accepted: drafts that steps have computed,
+    and those of them that became output tokens (`minisgl.scheduler.drafting`). cost: device seconds
+    and joules (`minisgl_gateway.watch.cost`), None if no energy can be read.
     """
 
     reason: FinishReason
@@ -95,6 +96,8 @@ class Finished(_Event, frozen=True, kw_only=True):
     prefix_differs_at: int | None = None
     num_chunks: int = 0
     num_retractions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     queued_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

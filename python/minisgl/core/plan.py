@@ -89,6 +89,7 @@ class Plan:
     ends: list[int]
     token_ids: IdArray  # of row 0, then row 1, ...; `PROMISED` for ids that the host lacks
     num_decodes: int  # rows [0, num_decodes) compute one token; all before it are computed
+    num_drafts: int = 0  # the last of these rows compute drafts (`minisgl.scheduler.drafting`)
     sample_rows: list[int]  # rows whose last position yields a token, ascending
     output_idxs: list[int]  # for each of `sample_rows`, the token's index in the output
 

@@ -59,13 +59,18 @@ class Masker(Protocol):
     Each rank makes its own masker from the request, so all ranks have the same masks.
     """
 
-    def mask(self, output: Sequence[int]) -> Mask:
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
         """Return the mask for the token after the committed output ids; it allows at least one.
 
-        output: equals or continues the output of the last call. Raises RequestError if it cannot
-        make a mask. That fails a request without output; one with output ends as at its length
-        limit. Either every rank raises it or none.
+        output: equals or continues the output of the last call. drafts: tokens that may come after
+        it, each allowed by the mask before; the next call need not have them. Raises RequestError
+        if it cannot make a mask. That fails a request without output; one with output ends as at
+        its length limit. Either every rank raises it or none.
         """
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        """Return likely next tokens: the usual ones of the text that must come next. `output` is
+        that of `mask`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -80,6 +85,8 @@ class Req:
     stop_ids: frozenset[int]  # output ids that end the request
     namespace: str = ""  # requests share pages of the prefix cache only within one namespace
     masker: Masker | None = None  # its rows are sampled late (`minisgl.scheduler.loop`)
+    prediction: IdArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Ids that the output may repeat, a source of drafts."""
 
     # --- progress
     output: list[int] = field(default_factory=list)  # committed ids
@@ -108,6 +115,8 @@ class Req:
     prefix_differs_at: int | None = None  # see `Finished`
     num_chunks: int = 0  # steps in which prompt tokens were computed
     num_retractions: int = 0
+    num_drafted: int = 0  # drafts that steps have computed
+    num_accepted: int = 0  # those of them that became output tokens
     accepted_at: float = 0.0  # this and the next two: seconds on the scheduler's clock
     launched_at: float = 0.0
     first_token_at: float = 0.0
@@ -118,6 +127,7 @@ class Req:
     """Prompt tokens that the prefix cache had, or that another request was computing, when the
     scheduler last looked; None if it has not looked."""
     prefix_source: Req | None = None  # that other request
+    drafts: Any = None  # what the drafters know of it
 
     @property
     def num_prompt(self) -> int:

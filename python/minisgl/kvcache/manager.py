@@ -148,6 +148,12 @@ class CacheManager:
         aligned = end - end % self.page_size
         return aligned if end < req.num_known and aligned > start else end
 
+    def num_free_tokens(self, req: Req, end: int) -> int:
+        """Return how many tokens from position `end` on have pages of `req`, or free ones. No page
+        would be evicted for them."""
+        num_pages = len(req.pages) + self._allocator.num_free
+        return num_pages * self.page_size - end
+
     def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
         """Append all pages of a request that has just got its table row."""
         row = req.table_idx

@@ -11,7 +11,12 @@ from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
 from minisgl.message import UserMsg
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.scheduling import Grammars, create_grammars, scheduler_config
+from minisgl.runtime.scheduling import (
+    Grammars,
+    create_grammars,
+    draft_maker,
+    scheduler_config,
+)
 from minisgl.scheduler import Scheduler, run
 from minisgl.tokenizer.tokenizer import load_tokenizer
 
@@ -27,10 +32,14 @@ class OwnEngine:
     ) -> None:
         """Load the model. progress: called with (loaded, total) bytes. Raises ConfigError."""
         self._folder = args.folder
-        self.engine = start_engine(args, progress=progress)
+        self.engine = start_engine(args, progress=progress, measure_steps=args.drafts != "off")
         try:
             config = scheduler_config(args, self.engine, eos_ids)
-            self.scheduler = Scheduler(config, create_masker=self._masker)
+            self.scheduler = Scheduler(
+                config,
+                create_masker=self._masker,
+                create_drafts=draft_maker(args.drafts, self.engine),
+            )
         except Exception:
             self.engine.close()
             raise

@@ -90,6 +90,7 @@ class LLM:
         max_seq_len: int | None = None,
         max_prefill_length: int | None = None,
         cache: CacheKind = "radix",
+        drafts: str = "off",
         threads: int | None = None,
         cuda_graph_max_bs: int = 256,
         tp: int = 1,

@@ -56,7 +56,8 @@ class ChatPrompt(Record, frozen=True, kw_only=True):
     template_args: further variables for the template, for example `enable_thinking`. tools: in
     OpenAI's form. tool_choice: "auto", "required", or a tool's name. parallel_tool_calls: whether a
     required answer may have several calls. is_split: split the answer into reasoning, content and
-    tool calls. thinking_budget: the most reasoning tokens.
+    tool calls. thinking_budget: the most reasoning tokens. prediction: text that the answer may
+    repeat; drafts are taken from it.
     """
 
     messages: list[dict[str, Any]]
@@ -66,6 +67,7 @@ class ChatPrompt(Record, frozen=True, kw_only=True):
     parallel_tool_calls: bool = False
     is_split: bool = False
     thinking_budget: int | None = None
+    prediction: str = ""
 
 
 class TokenPrompt(Record, frozen=True, kw_only=True):
@@ -154,7 +156,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     follows it (`minisgl_zoo.grammar`); "" is none. With a grammar, `sampling` has no
     `structured_outputs`, and the request starts after its `CompiledMsg`. form: JSON of the
     `AnswerForm` by which the answer is split; "" if it is text alone. returns_ids: `Accepted` has
-    the ids.
+    the ids. prediction: ids that the answer may repeat, in the same form as `ids`.
     """
 
     uid: Uid
@@ -166,6 +168,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     grammar: str = ""
     form: str = ""
     returns_ids: bool = False
+    prediction: bytes = b""
 
 
 class StopMsg(Record, frozen=True, kw_only=True):
@@ -229,7 +232,7 @@ class StatusReply(Record, frozen=True, kw_only=True):
     num_prompt_tokens, num_cached_tokens: counted when a request first starts. num_prefill_tokens:
     prompt tokens computed; those computed again after a retraction count again. part_s: seconds of
     the loop by part, in the order of `minisgl.scheduler.loop.PARTS`. peak_memory_bytes: see
-    `Device.peak_memory_bytes`.
+    `Device.peak_memory_bytes`. num_drafted, num_accepted: see `Finished`.
     """
 
     rank: int
@@ -244,6 +247,8 @@ class StatusReply(Record, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_prefill_tokens: int
     num_output_tokens: int
+    num_drafted: int = 0
+    num_accepted: int = 0
     part_s: list[float]
     peak_memory_bytes: int = 0
 

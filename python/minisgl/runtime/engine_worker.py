@@ -12,9 +12,8 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
 from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
-from minisgl.runtime.scheduling import create_grammars, scheduler_config
+from minisgl.runtime.scheduling import create_grammars, draft_maker, scheduler_config
 from minisgl.scheduler import Scheduler
-from minisgl.scheduler.scheduler import no_masker
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
@@ -60,14 +59,21 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus)
         args,
         progress=_Progress() if leads else None,
         clock=clock,
-        measure_steps=not args.offline,
+        measure_steps=not args.offline or args.drafts != "off",
     )
     loop = RankLoop(args, endpoints, engine, status, tokenizer.decode, observers)
     is_torn = False
     try:
         settings = scheduler_config(args, engine, eos_ids)
-        create = grammars.create if grammars else no_masker
-        loop.use(Scheduler(settings, clock=loop.now, create_masker=create))
+        create = grammars.create if grammars else None
+        loop.use(
+            Scheduler(
+                settings,
+                clock=loop.now,
+                create_masker=create,
+                create_drafts=draft_maker(args.drafts, engine),
+            )
+        )
         if vocabulary:
             vocabulary.result()
         clock.lap("scheduler")

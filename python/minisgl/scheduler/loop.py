@@ -16,6 +16,9 @@ The forward pass of such a step is launched at once; sampling waits until step n
     host     | launch n | settle n-1 | masks n | sample n | plan, launch n+1 | settle n |
     device       | forward n ........................... | sample n | forward n+1 ....
 
+Drafts: a step after one with drafts is planned when that one is settled, because it depends on how
+many of them are accepted (`minisgl.scheduler.drafting`).
+
 The server, `LLM`, several ranks and tests differ only in inbox, outbox and executor.
 """
 
@@ -116,6 +119,9 @@ def run(
         meter.lap(RECEIVE)
 
         previous, in_flight = in_flight, None
+        if previous is not None and scheduler.settles_first(previous[0]):
+            settle(*previous)
+            previous = None
         plan = None if exiting else scheduler.plan()
         meter.lap(PLAN)
         if plan is not None:

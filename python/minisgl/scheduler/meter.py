@@ -101,7 +101,7 @@ class LoopMeter(Meter):
         return StatusReply(
             rank=self._rank,
             num_waiting=len(scheduler.requests.queued),
-            num_running=scheduler.num_running,
+            num_running=len(scheduler.requests.running),
             num_pages=scheduler.requests.cache.num_pages,
             num_used_pages=scheduler.requests.cache.num_used_pages,
             num_cached_pages=scheduler.requests.cache.num_cached_pages,
@@ -111,6 +111,8 @@ class LoopMeter(Meter):
             num_cached_tokens=stats.num_cached_tokens,
             num_prefill_tokens=self.num_prefill_tokens,
             num_output_tokens=stats.num_output_tokens,
+            num_drafted=stats.num_drafted,
+            num_accepted=stats.num_accepted,
             part_s=self.part_s[:],
             peak_memory_bytes=self._peak_memory_bytes(),
         )

@@ -69,9 +69,19 @@ class PlanBuilder:
         self.stored: list[Stored] = []
         self.scored: list[Scored] = []
         self.begins: list[Begin] = []
+        self.num_drafts = 0
         self.unfinished: list[Req] = []
         self.with_chunk: set[int] = set()
         self.is_full = False
+
+    def add_draft(self, req: Req, position: int, token: int, output_idx: int) -> None:
+        """Add a decode row that computes a draft of a request behind its last row."""
+        self.uids.append(req.uid)
+        self.table_idxs.append(req.table_idx)
+        self.starts.append(position)
+        self.decode_ids.append(token)
+        self.output_idxs.append(output_idx)
+        self.num_drafts += 1
 
     def end_decodes(self) -> None:
         """Complete the decode rows: each has one token and samples."""

@@ -19,6 +19,7 @@ from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
 from minisgl.scheduler.budget import PromptBudget, prompt_budget
 from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.drafting import Drafts, plan_drafts
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.requests import Requests, order
 
@@ -30,11 +31,16 @@ class Planner:
     """Plans the steps of one engine. It changes `requests`, and keeps no state of its own."""
 
     def __init__(
-        self, config: SchedulerConfig, requests: Requests, clock: Callable[[], float]
+        self,
+        config: SchedulerConfig,
+        requests: Requests,
+        clock: Callable[[], float],
+        drafts: Drafts | None,
     ) -> None:
         self.config = config
         self._requests = requests
         self._clock = clock
+        self._drafts = drafts
         self._give_way = plugins.find("keys", "give_way")  # without keys, no request has rivals
 
     def plan(self) -> Plan | None:
@@ -91,8 +97,9 @@ class Planner:
             req.num_computed = known
             req.num_known = known + 1  # the row samples: it promises a token
             req.num_flights += 1
-        plan.end_decodes()
         plan.unfinished = [req for req in unfinished if req.table_idx >= 0 and not req.leaving]
+        plan_drafts(plan, self._drafts, self._requests, self.config.max_running)
+        plan.end_decodes()
 
     def _make_room(self, plan: PlanBuilder, req: Req, end: int) -> bool:
         """Allocate pages for the tokens of `req` below `end`.

@@ -37,6 +37,8 @@ class SchedulerStats:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Requests:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
 from msgspec.structs import replace
 
 from minisgl import plugins
@@ -29,17 +28,11 @@ from minisgl.errors import InvalidSampling, MinisglError, NonFiniteLogits, Reque
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
+from minisgl.scheduler.drafting import CreateDrafts, accept, draft_rows, settles_first
+from minisgl.scheduler.masks import LateMasks
 from minisgl.scheduler.planner import Planner
 from minisgl.scheduler.requests import Requests
 from minisgl.scheduler.scores import report_scores
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
-
-
-def no_masker(message: UserMsg) -> Masker | None:
-    """Return None: no request has a grammar."""
-    return None
 
 
 class Scheduler:
@@ -54,18 +47,21 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        create_masker: Callable[[UserMsg], Masker | None] = no_masker,
+        create_masker: Callable[[UserMsg], Masker | None] | None = None,
+        create_drafts: CreateDrafts | None = None,
     ) -> None:
-        """create_masker: returns the masker of a request, or None if it needs none."""
+        """create_masker: returns the masker of a request, or None if it needs none; None if no
+        request has a grammar. create_drafts: None for no drafts."""
         self.config = config
         self.clock = clock
         self._create_masker = create_masker
         self.requests = Requests(config)
         self.stats = self.requests.stats
-        self.planner = Planner(config, self.requests, clock)
+        self._drafts = create_drafts(config, self.requests) if create_drafts else None
+        self.planner = Planner(config, self.requests, clock, self._drafts)
         self._arrivals = 0
         self._has_logit_options = plugins.row_of("logit_options", "create") is not None
-        self.refused: dict[int, RequestError] = {}  # by uid: raised by maskers since `commit`
+        self._masks = LateMasks(self.requests, config.vocab_size)
 
     @property
     def runnable(self) -> bool:
@@ -107,6 +103,7 @@ class Scheduler:
         except RequestError as error:
             return Failed.of(message.uid, error)
         stop_ids = frozenset(sampling.stop_token_ids)
+        prediction = ids_from_bytes(message.prediction)
         self._arrivals += 1
         req = Req(
             uid=message.uid,
@@ -118,7 +115,8 @@ class Scheduler:
             namespace=message.namespace,
             num_known=len(prompt),
             num_scored=ALL if sampling.prompt_logprobs is None else 0,
-            masker=self._create_masker(message),
+            masker=self._create_masker(message) if self._create_masker else None,
+            prediction=prediction[prediction < self.config.vocab_size],
             accepted_at=self.clock(),
         )
         self.requests.add(req, is_compiled=not message.grammar)
@@ -153,41 +151,23 @@ class Scheduler:
         """Return the next step, or None if nothing can be computed now."""
         return self.planner.plan()
 
-    def masks(self, plan: Plan) -> list[Mask]:
-        """Return the masks of a launched plan's late rows. The plan before it must be committed.
+    def settles_first(self, launched: Plan) -> bool:
+        """Return whether the launched step must be committed before the next one is planned."""
+        return settles_first(launched, self._drafts, self.requests)
 
-        A mask allows every token if the sampled one will be discarded: the request has ended, an
-        earlier step has failed, or the masker has raised an error, which is added to `refused` by
-        uid. It fails a request without output, and ends another one as its length limit does.
-        """
-        any_token = np.full(-(-self.config.vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        masks = []
-        for index in plan.late_rows:
-            req = self.requests.by_uid[plan.uids[plan.sample_rows[index]]]
-            mask = any_token
-            if not req.ended and self.requests.void_from is None:
-                assert req.masker
-                assert len(req.output) == plan.output_idxs[index]
-                try:
-                    mask = req.masker.mask(req.output)
-                except RequestError as error:
-                    self.refused[req.uid] = error
-                    if req.output:
-                        logger.warning(
-                            "request %d ends after %d tokens: %s", req.uid, len(req.output), error
-                        )
-            masks.append(mask)
-        return masks
+    def masks(self, plan: Plan) -> list[Mask]:
+        """Return the masks of a launched plan's late rows. The plan before it must be committed."""
+        return self._masks.of(plan)
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
         """Apply the outcome of a launched plan. Returns the events. Releases requests that left."""
         requests = self.requests.by_uid
         rows = [requests[uid] for uid in plan.uids]
-        for req in rows:
+        drafts = draft_rows(plan)
+        for req in rows[: drafts.start] + rows[drafts.stop :] if drafts else rows:
             req.num_flights -= 1
         events: list[Event] = []
-        while self.refused:
-            uid, error = self.refused.popitem()
+        for uid, error in self._masks.refused.items():
             req = requests[uid]
             if not req.output:
                 events += self._fail(req, error)
@@ -199,8 +179,9 @@ class Scheduler:
             else:
                 assert outcome.uids, "a failed step must fail a request, or it would be repeated"
                 self.requests.void_from = plan.step
-                for uid in outcome.uids:
+                for uid in dict.fromkeys(outcome.uids):  # a request with drafts has several rows
                     events += self._fail(requests[uid], outcome.error)
+        self._masks.clear()
         self.requests.release_settled(rows)
         return events
 
@@ -216,13 +197,18 @@ class Scheduler:
         if plan.scored:
             damaged = report_scores(plan, result, rows, events)
         has_logprobs = plan.logprob_rows or plan.top_rows
+        drafts = draft_rows(plan)
         for index, (row, token) in enumerate(zip(plan.sample_rows, result.next_ids, strict=True)):
             req = rows[row]
+            if row in drafts and not accept(req, plan, index, self._masks.unmasked):
+                num_discarded += 1
+                continue
             if req.ended or token < 0:
                 num_discarded += 1
                 if not req.ended:  # else the row was launched before the end was known
                     damaged.append(req)
                 continue
+            self.stats.num_accepted += row in drafts
             output = req.output
             output.append(token)
             if len(output) == 1:
@@ -239,6 +225,7 @@ class Scheduler:
                 match = token if is_match else None
                 events.append(self._end(req, "stop" if stop else "length", match))
         self.stats.num_output_tokens += len(plan.sample_rows) - num_discarded
+        self.stats.num_drafted += len(drafts)
         if damaged:  # its KV may be damaged since its first step, and in the prefix cache
             self.requests.void_from = min(req.first_step for req in damaged)
             for req in damaged:
@@ -264,6 +251,8 @@ class Scheduler:
             prefix_differs_at=req.prefix_differs_at,
             num_chunks=req.num_chunks,
             num_retractions=req.num_retractions,
+            num_drafted=req.num_drafted,
+            num_accepted=req.num_accepted,
             queued_s=launched_at - req.accepted_at,
             prefill_s=first_token_at - launched_at,
             decode_s=now - first_token_at,
@@ -276,9 +265,3 @@ class Scheduler:
         req.ended = True
         self.requests.stop(req)
         return [Failed.of(req.uid, error)]
-
-    # --- for reports and tests -----------------------------------------------------------------
-
-    @property
-    def num_running(self) -> int:
-        return len(self.requests.running)

@@ -169,6 +169,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.starts,
         plan.ends,
         plan.num_decodes,
+        plan.num_drafts,
         plan.sample_rows,
         plan.output_idxs,
         plan.late_rows,

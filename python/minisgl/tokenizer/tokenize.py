@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -43,10 +43,12 @@ class AnswerPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded prompt. ids: little-endian int32. plan: None for an answer in text."""
+    """An encoded prompt. ids: little-endian int32. plan: None for an answer in text. prediction:
+    ids that the answer may repeat."""
 
     ids: bytes
     plan: AnswerPlan | None = None
+    prediction: bytes = b""
 
 
 EncodeChat = Callable[["PromptEncoder", ChatPrompt, Callable[[str], None]], Encoded]
@@ -105,9 +107,11 @@ class PromptEncoder:
             case ChatPrompt(messages=messages, template_args=args):
                 # The template writes all special tokens, the BOS token included.
                 check = partial(self._check_text, context_length=context_length)
+                prediction = self._prediction(prompt.prediction, context_length)
                 if prompt.is_split:
-                    return self._encode_chat(self, prompt, check)
+                    return replace(self._encode_chat(self, prompt, check), prediction=prediction)
                 ids = ids_to_bytes(self.chat.encode(messages, args, check))
+                return Encoded(ids, prediction=prediction)
             case TokenPrompt(ids=ids):
                 _check_ids(ids)
         return Encoded(ids)
@@ -142,7 +146,15 @@ class PromptEncoder:
             namespace=namespace,
             grammar=grammar,
             form=form,
+            prediction=prompt.prediction,
         )
+
+    def _prediction(self, text: str, context_length: int | None) -> bytes:
+        """Return the ids of a predicted answer."""
+        if not text:
+            return b""
+        self._check_text(text, context_length)
+        return ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _check_text(self, text: str, context_length: int | None) -> None:
         try:

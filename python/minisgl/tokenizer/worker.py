@@ -236,7 +236,7 @@ class Work:
             case TokenPrompt(ids=ids):
                 is_long = len(ids) // 4 > LONG
             case ChatPrompt() as chat:
-                given = [chat.messages, chat.tools, chat.template_args]
+                given = [chat.messages, chat.tools, chat.template_args, chat.prediction]
                 return self._long if _is_longer(given, LONG) else self._chats
         if isinstance(message, TokenizeMsg) and not is_long:
             is_long = sum(map(len, message.sampling.bad_words)) > SHORT

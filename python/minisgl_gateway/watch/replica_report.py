@@ -59,7 +59,7 @@ class ReplicaReport:
             num_free_pages=scheduler.requests.cache.num_pages
             - scheduler.requests.cache.num_used_pages,
             num_waiting=len(scheduler.requests.queued),
-            num_running=scheduler.num_running,
+            num_running=len(scheduler.requests.running),
             max_running=scheduler.config.max_running,
             queued_tokens=queued,
             prefill_tokens_per_s=round(self._prefill_rate, 1),
@@ -76,9 +76,9 @@ class ReplicaReport:
         scheduler, times = self._scheduler, self._step_times
         if times is None:
             return 0.0
-        if scheduler.num_running:
+        if len(scheduler.requests.running):
             num_tokens = scheduler.requests.cache.num_used_pages * scheduler.config.page_size
-            self._context = num_tokens / scheduler.num_running
+            self._context = num_tokens / len(scheduler.requests.running)
         return times.row_us * 1e-6 + times.context_ns * 1e-9 * self._context
 
     def _counters(self) -> tuple[float, int, int]:

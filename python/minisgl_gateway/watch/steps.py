@@ -80,7 +80,7 @@ class StepWatcher:
             decodes=plan.num_decodes,
             tokens=plan.num_tokens,
             output_tokens=num_new_tokens,
-            running=scheduler.num_running,
+            running=len(scheduler.requests.running),
             waiting=len(scheduler.requests.queued),
             used_pages=cache.num_used_pages,
             cached_pages=cache.num_cached_pages,

@@ -215,7 +215,7 @@ class XRay(StepWatcher):
             requests=[_state(req, clock) for req in requests[:MAX_REQUESTS]],
             num_requests=len(requests),
             num_waiting=len(scheduler.requests.queued),
-            num_running=scheduler.num_running,
+            num_running=len(scheduler.requests.running),
             page_size=scheduler.requests.cache.page_size,
             num_pages=scheduler.requests.cache.num_pages,
             num_used_pages=scheduler.requests.cache.num_used_pages,

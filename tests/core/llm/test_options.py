@@ -29,7 +29,9 @@ def test_llm_has_a_keyword_for_each_option() -> None:
     for field in fields(EngineConfig):
         if field.name not in keywords:
             continue  # the rank's place
-        assert keywords[field.name].default == field.default, field.name
+        # A server measures its steps anyway. For drafts alone a program's start would be longer.
+        default = "off" if field.name == "drafts" else field.default
+        assert keywords[field.name].default == default, field.name
         type_ = field.type if field.name != "model" else "str | Path | None"
         assert keywords[field.name].annotation == type_, field.name
     for name in set(keywords) - {"self", "model", "progress"}:

@@ -96,7 +96,7 @@ def test_leaving_a_stream_ends_its_request(llm: LLM) -> None:
     assert list(stream) == []
     wait_idle(llm)
     scheduler = llm._engine.scheduler
-    assert scheduler.num_running == 0
+    assert len(scheduler.requests.running) == 0
 
 
 def wait_idle(llm: LLM) -> None:
@@ -234,7 +234,7 @@ def test_an_interrupt_ends_one_call(llm: LLM) -> None:
     thread.join()
     wait_idle(llm)
     assert outputs[0].num_output_tokens == 100
-    assert llm._engine.scheduler.num_running == 0
+    assert not llm._engine.scheduler.requests.running
     llm._session.changed = changed
 
 

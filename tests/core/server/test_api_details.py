@@ -130,6 +130,7 @@ def test_timings_beside_usage(client: openai.OpenAI) -> None:
     """The official client keeps `timings`, which OpenAI's answers do not have."""
     timings = {"queued_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0}
     timings |= {"num_cached_tokens": 1, "num_chunks": 3, "num_retractions": 1}
+    timings |= {"num_drafted": 0, "num_accepted": 0}
     timings |= {"prefix_differs_at": None}
     assert client.chat.completions.create(**chat("one two")).model_extra == {"timings": timings}
     both = client.completions.create(model=MODEL, prompt=["one two", "three"])

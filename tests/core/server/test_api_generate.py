@@ -31,6 +31,8 @@ def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
             "num_chunks": 3,
             "prefix_differs_at": None,
             "num_retractions": 1,
+            "num_drafted": 0,
+            "num_accepted": 0,
         },
     }
     assert server.received[-1].sampling.temperature == 0

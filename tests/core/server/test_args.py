@@ -33,7 +33,7 @@ def test_defaults_and_every_flag() -> None:
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl --record f "
             "--tool-call-parser hermes --kv-cache-dtype int8 --xray-text "
-            "--max-tokens-policy clamp"
+            "--max-tokens-policy clamp --drafts off"
         )
     )
     # They exclude others of these; the last three are none.
@@ -119,7 +119,7 @@ def test_help_has_each_flags_meaning_and_default(
     shown = [a for a in {id(a): a for a in actions}.values() if a.help != argparse.SUPPRESS]
     flags = [a for a in shown if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 45
+    assert len(values) == 46
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings

@@ -210,6 +210,8 @@ def test_metrics_of_two_ranks() -> None:
         "cached_tokens_total": {"0": [1600]},
         "prefill_tokens_total": {"0": [2400]},
         "output_tokens_total": {"0": [80]},
+        "drafted_total": {"0": [0]},
+        "accepted_total": {"0": [0]},
         "steps_total": {"0": [40], "1": [50]},
         "step_seconds_total": {"0": [0.4] * len(PARTS), "1": [0.5] * len(PARTS)},
         "kv_pages": {"0": pages, "1": pages},

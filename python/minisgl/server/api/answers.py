@@ -23,9 +23,14 @@ class PromptTokensDetails(Json, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(Json, frozen=True, kw_only=True):
-    """reasoning_tokens: these include the marks before and after the reasoning."""
+    """reasoning_tokens: these include the marks before and after the reasoning. The last two count
+    drafts, also those that no `prediction` was the source of; left out if there were none. Rejected
+    ones are no output tokens.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Json, frozen=True, kw_only=True):
@@ -48,6 +53,8 @@ class Usage(Json, frozen=True, kw_only=True):
         num_prompt = sum(choices[0].num_prompt_tokens for choices in prompts)
         num_output = sum(end.num_output_tokens for end in ends)
         num_reasoning = sum(end.num_reasoning_tokens for end in ends)
+        num_drafted = sum(end.num_drafted for end in ends)
+        num_accepted = sum(end.num_accepted for end in ends)
         return cls(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
@@ -57,7 +64,11 @@ class Usage(Json, frozen=True, kw_only=True):
                     min(end.num_cached_tokens for end in choices) for choices in prompts
                 )
             ),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=num_reasoning,
+                accepted_prediction_tokens=num_accepted if num_drafted else UNSET,
+                rejected_prediction_tokens=num_drafted - num_accepted if num_drafted else UNSET,
+            ),
         )
 
 
@@ -76,6 +87,8 @@ class Timings(Json, frozen=True, kw_only=True):
     prefix_differs_at: int | None
     num_chunks: int
     num_retractions: int
+    num_drafted: int
+    num_accepted: int
     device_s: float | UnsetType = UNSET
     energy_j: float | UnsetType = UNSET
 
@@ -92,6 +105,8 @@ class Timings(Json, frozen=True, kw_only=True):
             prefix_differs_at=longest.prefix_differs_at,
             num_chunks=sum(end.num_chunks for end in ends),
             num_retractions=sum(end.num_retractions for end in ends),
+            num_drafted=sum(end.num_drafted for end in ends),
+            num_accepted=sum(end.num_accepted for end in ends),
             device_s=round(sum(device_s for device_s, _ in costs), 6) if costs else UNSET,
             energy_j=round(sum(joules for _, joules in costs), 6) if costs else UNSET,
         )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
+from msgspec.structs import replace
 
 from minisgl.core import Finished
 from minisgl.errors import InvalidRequest
@@ -26,6 +27,7 @@ from minisgl.server.api.messages import (
     AllowedChoice,
     ChosenTool,
     Message,
+    Prediction,
     TemplateArgs,
     Tool,
     ToolChoice,
@@ -106,7 +108,11 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     )
     audio: Annotated[dict[str, Any] | None, only(why="this server writes text only")] = None
     prediction: Annotated[
-        dict[str, Any] | None, ignored("Changes nothing: it could only make the answer faster.")
+        Prediction | None,
+        Meta(
+            description="Text that the answer may repeat, such as a file to edit. It only makes "
+            "the answer faster, where drafts are on (docs/performance.md)."
+        ),
     ] = None
     verbosity: Annotated[
         str | None, only("medium", why="ask for short or long answers in a message")
@@ -150,7 +156,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         if self.thinking is not None:
             self.thinking.refuse_unsupported("thinking.")
             given.setdefault("enable_thinking", self.thinking.type == "enabled")
-        return chat_prompt(self.messages, (self.chat_template_kwargs or {}) | given)
+        prompt = chat_prompt(self.messages, (self.chat_template_kwargs or {}) | given)
+        return replace(prompt, prediction=self.prediction.text) if self.prediction else prompt
 
     @property
     def split_prompt(self) -> ChatPrompt:

@@ -29,6 +29,16 @@ class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True, om
     cache_control: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
 
 
+class Prediction(Json, tag_field="type", tag="content", frozen=True, kw_only=True):
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ToolFunction(Json, frozen=True, kw_only=True):
     name: str
     arguments: str

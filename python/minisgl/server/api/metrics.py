@@ -53,6 +53,8 @@ _RANK_COUNTERS: Final = {
     "cached_tokens": "Of those, the tokens whose KV came from the prefix cache",
     "prefill_tokens": "Prompt tokens computed, again after a retraction",
     "output_tokens": "Output tokens given to requests",
+    "drafted": "Drafts: guessed tokens that steps have computed",
+    "accepted": "Of those, the tokens that were right, and so are output tokens",
 }
 
 
