@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan, SamplingParams
+from minisgl.scheduler.drafting import draft_rows
 
 FORBIDDEN_LOGIT = -1e30
 """Added to the logit of a forbidden sequence's last token. It is finite, so that this token can be
@@ -97,6 +98,8 @@ class LogitOptions:
         forbidden sequences and early stops, then -inf for the tokens that are not allowed.
         """
         x_SV = logits_SV.to(torch.float32, copy=True)
+        if plan.num_drafts:
+            self._append_drafts(plan)
         penalised = [
             (index, table_idx, length)
             for index, table_idx, length in self._with_tokens(plan)
@@ -126,6 +129,13 @@ class LogitOptions:
             indices, table_idxs, lengths = zip(*kept, strict=True)
             at_M = (self._tensor(table_idxs, torch.int64), self._tensor(lengths, torch.int64))
             self._tokens_RL[at_M] = ids_S[self._tensor(indices, torch.int64)]
+
+    def _append_drafts(self, plan: Plan) -> None:
+        """Append each draft to the tokens of its request: the rows behind it count it. `append`
+        overwrites those that are wrong."""
+        for index, table_idx, length in self._with_tokens(plan):
+            if (row := plan.sample_rows[index]) in draft_rows(plan):
+                self._tokens_RL[table_idx, length - 1] = int(plan.token_ids[row])
 
     def _with_tokens(self, plan: Plan) -> list[tuple[int, int, int]]:
         """Return (index into `sample_rows`, table row, number of tokens so far) of each row whose

@@ -102,6 +102,7 @@ class _Timed:
         self.on_step: Callable[[list[Event]], None] = lambda events: None
         self.take = self._timed("receive", inbox.take)
         self.handle = self._timed("receive", scheduler.handle)
+        self.settles_first = self._timed("plan", scheduler.settles_first)
         self.plan = self._timed("plan", scheduler.plan)
         self.launch = self._timed("launch", executor.launch)
 

@@ -136,6 +136,13 @@ class GroupedCacheManager(CacheManager):
             return aligned
         return super().chunk_end(req, start, end)
 
+    def num_free_tokens(self, req: Req, end: int) -> int:
+        assert not self.interval, "states are taken where a step ends, not page by page"
+        free = [tail.allocator.num_free for tail in self._tails]
+        if self._tree.full:
+            free.append(self._allocator.num_free)
+        return (len(req.pages) + min(free)) * self.page_size - end
+
     def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
         if self._tree.full:
             super().list_pages(req, new_pages)

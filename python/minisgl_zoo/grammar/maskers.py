@@ -129,24 +129,39 @@ class _Matcher:
         self._matcher = llguidance.LLMatcher(vocabulary, grammar, limits=LIMITS, log_level=0)
         self._num_words = -(-vocabulary.vocab_size // 32), -(-vocab_size // 32)
         self._num_matched = 0
-        self._first = self._next_mask()
+        self._first = self._next_mask(self._matcher)
 
-    def mask(self, output: Sequence[int]) -> Mask:
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
         """As `Masker.mask`."""
+        if drafts:
+            self._match(output)
+            matcher = self._matcher.deep_copy()  # an error in a draft ends nothing
+            matcher.consume_tokens(list(drafts))
+            return self._next_mask(matcher)
         if not output:
             return self._first
-        self._matcher.consume_tokens(list(output[self._num_matched :]))
-        self._num_matched = len(output)
-        return self._next_mask()
+        self._match(output)
+        return self._next_mask(self._matcher)
 
-    def _next_mask(self) -> Mask:
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        """As `Masker.forced`."""
+        self._match(output)
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return forced
+
+    def _match(self, output: Sequence[int]) -> None:
+        if len(output) > self._num_matched:
+            self._matcher.consume_tokens(list(output[self._num_matched :]))
+            self._num_matched = len(output)
+
+    def _next_mask(self, matcher: llguidance.LLMatcher) -> Mask:
         filled, kept = self._num_words
         words = np.empty((1, filled), np.int32)
-        fill_next_token_bitmask(self._matcher, words)
-        if self._matcher.is_error():
+        fill_next_token_bitmask(matcher, words)
+        if matcher.is_error():
             raise InvalidSampling(
                 f"structured_outputs cannot be followed behind output token {self._num_matched}: "
-                f"{_line(self._matcher.get_error())}; use a simpler schema, regex or grammar",
+                f"{_line(matcher.get_error())}; use a simpler schema, regex or grammar",
                 param="structured_outputs",
             )
         return words[0, :kept].view(np.uint32)
@@ -158,9 +173,13 @@ class GrammarMasker:
     def __init__(self, matcher: Future[_Matcher]) -> None:
         self._matcher = matcher
 
-    def mask(self, output: Sequence[int]) -> Mask:
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
         """As `Masker`. Raises InvalidSampling if the grammar takes more work than `LIMITS`."""
-        return self._matcher.result().mask(output)
+        return self._matcher.result().mask(output, drafts)
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        """As `Masker`."""
+        return self._matcher.result().forced(output)
 
 
 def _failure(error: BaseException) -> InvalidSampling:
