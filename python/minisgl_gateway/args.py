@@ -112,7 +112,7 @@ class GatewayArgs(ServerArgs):
         "running",
         "keep a record of arrivals, steps and ends in FILE, which is emptied first, and FILE.1, at "
         "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE sends "
-        "the same load to a server",
+        "the same load to a server. It records no drafts, which need text, so --drafts is off",
         metavar="FILE",
     )
     xray_text: bool = option(
@@ -193,6 +193,11 @@ class GatewayArgs(ServerArgs):
             return wrong
         if self.dp > 1 and (other := self._not_with_dp()):
             return f"--dp {self.dp} does not go with {other}"
+        if self.record and self.draft_names != "off":
+            return (
+                f"--drafts {self.drafts} does not go with --record: a replay has no text to make "
+                "drafts from; leave one of them out"
+            )
         if self.nnodes == 1:
             if self.node_rank or self.dist_init_addr:
                 return "--node-rank and --dist-init-addr need --nnodes 2 or more"
@@ -229,6 +234,10 @@ class GatewayArgs(ServerArgs):
         if self.log_steps or self.record:
             return "--log-steps and --record, which write one server's file"
         return None
+
+    @property
+    def draft_names(self) -> str:
+        return "off" if self.record and self.drafts == "auto" else self.drafts
 
     @property
     def served_by(self) -> str:

@@ -28,10 +28,13 @@ def allowed_tokens(output: Sequence[int]) -> np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class ThirdMasker:
-    def mask(self, output: Sequence[int]) -> Mask:
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
         bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
-        bits[:VOCAB] = allowed_tokens(output)
+        bits[:VOCAB] = allowed_tokens([*output, *drafts])
         return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        return ()
 
 
 def create_masker(message: UserMsg) -> Masker | None:

@@ -251,7 +251,7 @@ def run_once(
     scheduler = CheckedScheduler(
         config,
         create_masker=lambda message: FakeMasker() if cases[message.uid].is_masked else None,
-        create_drafts=(lambda *_: scripted) if drafts else None,
+        create_drafts=lambda *_: scripted if drafts else None,
     )
     executor = DamagedExecutor(
         damaged_steps={rng.randint(0, 30): rng.randint(0, 9) for _ in range(3)} if fail else {},

@@ -15,12 +15,12 @@ from minisgl.core import (
 )
 from minisgl.message import NO_KEY, KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.scheduler.drafting import CreateDrafts
+from minisgl.scheduler.drafting import CreateDrafts, create_drafts
 
 EOS = 99
 
 
-def make(*, create_drafts: CreateDrafts | None = None, **changes: Any) -> Scheduler:
+def make(*, create_drafts: CreateDrafts = create_drafts, **changes: Any) -> Scheduler:
     settings: dict[str, Any] = {
         "num_pages": 64,
         "page_size": 4,

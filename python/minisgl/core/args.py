@@ -304,6 +304,11 @@ class EngineConfig:
     store: str = ""
 
     @property
+    def draft_names(self) -> str:
+        """The drafters of this engine: `--drafts`, or "off" where another option excludes them."""
+        return self.drafts
+
+    @property
     def folder(self) -> Path:
         """The checkpoint on disk. Only once the model was fetched."""
         return Path(self.model) if self.model else model_path()

@@ -14,7 +14,6 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.scheduling import (
     Grammars,
     create_grammars,
-    draft_maker,
     scheduler_config,
 )
 from minisgl.scheduler import Scheduler, run
@@ -38,7 +37,6 @@ class OwnEngine:
             self.scheduler = Scheduler(
                 config,
                 create_masker=self._masker,
-                create_drafts=draft_maker(args.drafts, self.engine),
             )
         except Exception:
             self.engine.close()

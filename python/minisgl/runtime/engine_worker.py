@@ -12,7 +12,7 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.dry_run import dry_run
 from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
-from minisgl.runtime.scheduling import create_grammars, draft_maker, scheduler_config
+from minisgl.runtime.scheduling import create_grammars, scheduler_config
 from minisgl.scheduler import Scheduler
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
@@ -71,7 +71,6 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus)
                 settings,
                 clock=loop.now,
                 create_masker=create,
-                create_drafts=draft_maker(args.drafts, engine),
             )
         )
         if vocabulary:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from functools import partial
 from typing import Protocol
 
 from minisgl import plugins
@@ -15,7 +14,6 @@ from minisgl.errors import ConfigError
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.scheduler import SchedulerConfig
-from minisgl.scheduler.drafting import CreateDrafts
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
 
@@ -40,6 +38,7 @@ def scheduler_config(args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int])
         max_running=engine.max_running,
         max_queued=None if args.offline else args.max_queued_requests,
         cache=args.cache,
+        drafters=_drafters(args.draft_names, engine),
     )
 
 
@@ -64,8 +63,8 @@ def _stall_bound_s(args: RuntimeArgs, engine: Engine) -> float:
     return bound_s
 
 
-def draft_maker(names: str, engine: Engine) -> CreateDrafts | None:
-    """Return what makes the drafts of an engine, or None for no drafts. names: of `--drafts`.
+def _drafters(names: str, engine: Engine) -> tuple[str, ...]:
+    """Return the drafters of an engine. names: of `--drafts`.
 
     Raises ConfigError for drafters on a GPU, or for a model with recurrent layers: their states
     must never have seen a wrong token.
@@ -73,7 +72,9 @@ def draft_maker(names: str, engine: Engine) -> CreateDrafts | None:
     is_cpu = engine.device.torch_device.type == "cpu"
     is_recurrent = any(group.interval for group in engine.memory.groups)
     if names == "off" or (names == "auto" and (is_recurrent or not is_cpu)):
-        return None
+        return ()
+    if names == "auto":
+        return tuple(row.name for row in plugins.rows("drafters"))
     if not is_cpu:
         raise ConfigError(
             f"--drafts {names} works on a CPU only: no GPU has run its steps yet; use --drafts off"
@@ -82,13 +83,7 @@ def draft_maker(names: str, engine: Engine) -> CreateDrafts | None:
         raise ConfigError(
             f"--drafts {names} needs a model without recurrent layers; use --drafts off"
         )
-    wanted = None if names == "auto" else names.split(",")
-    rows = [row for row in plugins.rows("drafters") if wanted is None or row.name in wanted]
-    if not rows:
-        return None  # the core alone has no drafters
-    assert engine.tuning.step_times is not None, "an engine with drafts measures its steps"
-    create_rule = plugins.need("drafts", "rule", "--drafts")
-    return partial(create_rule, [row.load() for row in rows])
+    return tuple(names.split(","))
 
 
 Post = Callable[[CompiledMsg | AbortMsg], None]

@@ -25,7 +25,8 @@ class SchedulerConfig:
     tokens. max_queued: the most waiting requests, None for no limit. watermark_tokens: a request
     starts only if the pool then still has room for this many more tokens of each running request;
     otherwise a full pool would start a request and retract it at the next page boundary.
-    In a simulation 8 to 32 cost least, and 32 retracts least.
+    In a simulation 8 to 32 cost least, and 32 retracts least. drafters: rows of the table of this
+    name; with any, there are step_times.
     """
 
     num_pages: int = 0
@@ -41,6 +42,7 @@ class SchedulerConfig:
     cache: CacheKind = "radix"
     watermark_tokens: int = 32
     groups: tuple[CacheGroup, ...] = ()
+    drafters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.num_pages > 0) == bool(self.groups):

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from minisgl import plugins
 from minisgl.core.plan import PROMISED, Plan
 from minisgl.core.req import Req
 from minisgl.scheduler.config import SchedulerConfig
@@ -48,7 +49,16 @@ class Drafts(Protocol):
         in all. The host has all tokens of the requests."""
 
 
-CreateDrafts = Callable[[SchedulerConfig, Requests], Drafts]
+CreateDrafts = Callable[[SchedulerConfig, Requests], Drafts | None]
+
+
+def create_drafts(config: SchedulerConfig, requests: Requests) -> Drafts | None:
+    """Return the drafts of `config.drafters`; None if there are none."""
+    if not config.drafters:
+        return None
+    drafters = [plugins.need("drafters", name, "--drafts") for name in config.drafters]
+    drafts: Drafts = plugins.need("drafts", "rule", "--drafts")(drafters, config, requests)
+    return drafts
 
 
 def draft_rows(plan: Plan) -> range:

@@ -26,9 +26,9 @@ from minisgl.core.plan import Plan, StepOutcome, StepResult
 from minisgl.core.req import ALL, Mask, Masker, Order, Req
 from minisgl.errors import InvalidSampling, MinisglError, NonFiniteLogits, RequestError
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.scheduler import drafting
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.config import SchedulerConfig
-from minisgl.scheduler.drafting import CreateDrafts, accept, draft_rows, settles_first
 from minisgl.scheduler.masks import LateMasks
 from minisgl.scheduler.planner import Planner
 from minisgl.scheduler.requests import Requests
@@ -48,16 +48,16 @@ class Scheduler:
         *,
         clock: Callable[[], float] = time.monotonic,
         create_masker: Callable[[UserMsg], Masker | None] | None = None,
-        create_drafts: CreateDrafts | None = None,
+        create_drafts: drafting.CreateDrafts = drafting.create_drafts,
     ) -> None:
         """create_masker: returns the masker of a request, or None if it needs none; None if no
-        request has a grammar. create_drafts: None for no drafts."""
+        request has a grammar. create_drafts: returns what makes the drafts, or None."""
         self.config = config
         self.clock = clock
         self._create_masker = create_masker
         self.requests = Requests(config)
         self.stats = self.requests.stats
-        self._drafts = create_drafts(config, self.requests) if create_drafts else None
+        self._drafts = create_drafts(config, self.requests)
         self.planner = Planner(config, self.requests, clock, self._drafts)
         self._arrivals = 0
         self._has_logit_options = plugins.row_of("logit_options", "create") is not None
@@ -153,7 +153,7 @@ class Scheduler:
 
     def settles_first(self, launched: Plan) -> bool:
         """Return whether the launched step must be committed before the next one is planned."""
-        return settles_first(launched, self._drafts, self.requests)
+        return drafting.settles_first(launched, self._drafts, self.requests)
 
     def masks(self, plan: Plan) -> list[Mask]:
         """Return the masks of a launched plan's late rows. The plan before it must be committed."""
@@ -163,7 +163,7 @@ class Scheduler:
         """Apply the outcome of a launched plan. Returns the events. Releases requests that left."""
         requests = self.requests.by_uid
         rows = [requests[uid] for uid in plan.uids]
-        drafts = draft_rows(plan)
+        drafts = drafting.draft_rows(plan)
         for req in rows[: drafts.start] + rows[drafts.stop :] if drafts else rows:
             req.num_flights -= 1
         events: list[Event] = []
@@ -197,10 +197,10 @@ class Scheduler:
         if plan.scored:
             damaged = report_scores(plan, result, rows, events)
         has_logprobs = plan.logprob_rows or plan.top_rows
-        drafts = draft_rows(plan)
+        drafts = drafting.draft_rows(plan)
         for index, (row, token) in enumerate(zip(plan.sample_rows, result.next_ids, strict=True)):
             req = rows[row]
-            if row in drafts and not accept(req, plan, index, self._masks.unmasked):
+            if row in drafts and not drafting.accept(req, plan, index, self._masks.unmasked):
                 num_discarded += 1
                 continue
             if req.ended or token < 0:

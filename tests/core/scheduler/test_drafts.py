@@ -16,7 +16,6 @@ from minisgl.core.req import Req
 from minisgl.message import AbortMsg
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler import drafting as drafting_module
-from minisgl.scheduler import scheduler as scheduler_module
 from minisgl.scheduler.masks import LateMasks
 
 SHARDS = 8
@@ -30,6 +29,9 @@ def test_random_runs_with_drafts(shard: int) -> None:
                 run_once(random.Random(seed), fail=fail, drafts=True)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, fail {fail}: {error}") from error
+
+
+_ACCEPT = drafting_module.accept
 
 
 def _accept_all(req: Req, plan: Plan, index: int, unmasked: object) -> bool:
@@ -48,7 +50,7 @@ def _accept_behind_wrong_ones(req: Req, plan: Plan, index: int, unmasked: object
 
 
 def _count_rejected(req: Req, plan: Plan, index: int, unmasked: Any) -> bool:
-    is_accepted = drafting_module.accept(req, plan, index, unmasked)
+    is_accepted = _ACCEPT(req, plan, index, unmasked)
     if not is_accepted and not req.ended:
         req.num_computed += 1
         req.num_known += 1
@@ -64,13 +66,13 @@ def _mask_without_drafts(mask: Callable[..., Any]) -> Callable[..., Any]:
 
 
 FAULTS: dict[str, tuple[Any, str, Any]] = {
-    "every draft is accepted": (scheduler_module, "accept", _accept_all),
+    "every draft is accepted": (drafting_module, "accept", _accept_all),
     "a draft behind a wrong one is accepted": (
-        scheduler_module,
+        drafting_module,
         "accept",
         _accept_behind_wrong_ones,
     ),
-    "a rejected draft counts as computed": (scheduler_module, "accept", _count_rejected),
+    "a rejected draft counts as computed": (drafting_module, "accept", _count_rejected),
     "the next step is planned before": (Scheduler, "settles_first", _plans_ahead),
     "a mask does not see the drafts": (LateMasks, "_mask", _mask_without_drafts(LateMasks._mask)),
 }
