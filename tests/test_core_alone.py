@@ -84,7 +84,7 @@ def run(alone: Path, *words: str, text: str = "") -> subprocess.CompletedProcess
 
 
 PARTS = (
-    "tests/core/kvcache",
+    "tests/core/kvcache tests/core/scheduler",
     "tests/core/tokenizer/test_detokenize.py tests/core/server/test_call.py",
 )
 """The tests that CI runs here as well, in seconds. `scripts/core_alone.py` runs all."""

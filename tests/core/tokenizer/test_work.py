@@ -97,6 +97,7 @@ LONG_STOP = "stop" + "a" * SHORT
 LONG_CHAT = chat("stop" + "a" * LONG)
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize("long", [LONG_STOP, LONG_CHAT], ids=["text", "chat"])
 def test_a_short_prompt_and_a_chat_do_not_wait_for_long_ones(
     encoder: PromptEncoder, gate: Gate, long: Any
@@ -128,6 +129,7 @@ def test_keys_take_turns_in_the_loop(encoder: PromptEncoder) -> None:
     assert [getattr(answer, "uid", "ping") for answer in steps(work)] == [0, 5, "ping", 1, 2]
 
 
+@pytest.mark.needs("minisgl_zoo")
 def test_grammars_of_keys_take_turns(
     encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_request_is_taken_back_at_every_place(encoder: PromptEncoder, gate: Ga
     assert answers(work, 1) == [5], "2 and 3 are not answered"
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_thread_that_hangs_is_noticed(
     encoder: PromptEncoder, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +236,7 @@ def test_the_bound_of_texts_without_the_model(encoder: PromptEncoder) -> None:
     assert len(codec.answer_codec(encoder, whole).ids) == 4 * 65_536
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_panic_of_a_library_fails_one_request(
     encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
