@@ -35,7 +35,7 @@ from minisgl.scheduler.requests import Requests
 
 
 class Drafts(Protocol):
-    """Makes drafts, and chooses how many a step computes (the row `drafts`: `create`).
+    """Makes drafts, and chooses how many a step computes (the row `rule` of the table `drafts`).
 
     It depends on committed ids only, and reads no clock, so all ranks have the same drafts.
     """

@@ -150,10 +150,16 @@ class PromptEncoder:
         )
 
     def _prediction(self, text: str, context_length: int | None) -> bytes:
-        """Return the ids of a predicted answer."""
+        """Return the ids of a predicted answer. Raises InvalidRequest if the text is too long."""
         if not text:
             return b""
-        self._check_text(text, context_length)
+        if context_length is not None and len(text) > (most := FAR_TOO_LONG * context_length):
+            raise InvalidRequest(
+                f"prediction has {len(text):,} characters, and may have {most:,}: {FAR_TOO_LONG} "
+                "for each token of the context; send the part that the answer may repeat",
+                param="prediction",
+            )
+        self._check_text(text, None)
         return ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _check_text(self, text: str, context_length: int | None) -> None:

@@ -67,6 +67,19 @@ def test_an_answer_is_the_same_with_a_prediction(builtin: RunningServer, content
     assert sum(details.get(name, 0) for name in counts) == drafted
 
 
+def test_a_prediction_that_is_too_long_is_refused_by_its_own_name(builtin: RunningServer) -> None:
+    """It is not encoded first, so 15 MiB hold up nobody."""
+    prediction = {"type": "content", "content": "a" * (15 << 20)}
+    answer = httpx.post(
+        f"{builtin.url}/v1/chat/completions",
+        json={"messages": ASKED, "prediction": prediction},
+        timeout=60,
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "prediction")
+    assert "prediction has 15,728,640 characters, and may have 32,768" in error["message"]
+
+
 @pytest.mark.parametrize("wrong", ["text", {"type": "content"}, {"type": "other", "content": "a"}])
 def test_a_wrong_prediction_is_refused(builtin: RunningServer, wrong: object) -> None:
     answer = httpx.post(
