@@ -40,13 +40,14 @@ class Accepted(_Event, frozen=True, kw_only=True):
 
     sampling: its `max_tokens` is a number, the most output tokens that the request can have. form:
     see `UserMsg`. prompt_ids: little-endian int32; empty unless the answer has the prompt's ids,
-    text or log-probabilities.
+    text or log-probabilities. output: int32 ids of the output that an earlier engine has made.
     """
 
     num_prompt_tokens: int
     prompt_ids: bytes = b""
     sampling: SamplingParams
     form: str = ""
+    output: bytes = b""
 
 
 class PromptLogprobs(_Event, frozen=True, kw_only=True):
@@ -84,7 +85,8 @@ class Finished(_Event, frozen=True, kw_only=True):
     that of the best cached branch; None if no branch has another token there. num_chunks: steps in
     which prompt tokens were computed. num_drafted, num_accepted: drafts that steps have computed,
     and those of them that became output tokens (`minisgl.scheduler.drafting`). cost: device seconds
-    and joules (`minisgl_gateway.watch.cost`), None if no energy can be read.
+    and joules (`minisgl_gateway.watch.cost`), None if no energy can be read. num_resumed: how often
+    another engine went on with it (`minisgl_gateway.resume`).
     """
 
     reason: FinishReason
@@ -102,6 +104,7 @@ class Finished(_Event, frozen=True, kw_only=True):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     cost: tuple[float, float] | None = None
+    num_resumed: int = 0
 
 
 class Failed(_Event, frozen=True, kw_only=True):

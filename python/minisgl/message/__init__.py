@@ -98,7 +98,8 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     share: of the API key. namespace: of the prefix cache (`cache_salt` of the API). context_length:
     the most tokens of prompt and answer, None if unknown. The scheduler refuses more; the tokenizer
     stops early on a text that is far too long. is_clamped: `max_tokens` is lowered to what the
-    context leaves. returns_ids: `Accepted` has the prompt's ids.
+    context leaves. returns_ids: `Accepted` has the prompt's ids. output: as in `UserMsg`. ids: of
+    the prompt, int32, if an earlier engine has accepted it; a template may write another text now.
     """
 
     uid: Uid
@@ -110,6 +111,8 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     is_clamped: bool = False
     returns_ids: bool = False
     share: KeyShare = NO_KEY
+    output: bytes | None = None
+    ids: bytes = b""
 
 
 class AbortMsg(Record, frozen=True, kw_only=True):
@@ -156,7 +159,9 @@ class UserMsg(Record, frozen=True, kw_only=True):
     follows it (`minisgl_zoo.grammar`); "" is none. With a grammar, `sampling` has no
     `structured_outputs`, and the request starts after its `CompiledMsg`. form: JSON of the
     `AnswerForm` by which the answer is split; "" if it is text alone. returns_ids: `Accepted` has
-    the ids. prediction: ids that the answer may repeat, in the same form as `ids`.
+    the ids. prediction: ids that the answer may repeat, in the same form as `ids`. output: None for
+    a new request. Otherwise the request goes on that an earlier engine had, and these are the ids
+    of its output that the client has the text of, in the same form, perhaps none.
     """
 
     uid: Uid
@@ -169,6 +174,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     form: str = ""
     returns_ids: bool = False
     prediction: bytes = b""
+    output: bytes | None = None
 
 
 class StopMsg(Record, frozen=True, kw_only=True):

@@ -232,7 +232,7 @@ class Planner:
         self._requests.cache.list_pages(req, plan.new_pages)
         if req.num_retractions == 0:
             req.first_step = plan.step
-            req.num_cached = num_cached
+            req.num_cached = min(num_cached, req.num_prompt)  # it may have output already
             req.prefix_differs_at = self._requests.cache.differs_at(req)
             req.launched_at = self._clock()
             self._requests.stats.num_prompt_tokens += req.num_prompt

@@ -93,8 +93,10 @@ class Scheduler:
                     f"an option that changes logits {plugins.absent('logit_options')}; leave out "
                     "penalties, logit_bias, allowed_token_ids, bad_words and min_tokens"
                 )
+            is_new = message.output is None  # others were admitted by an earlier engine
+            num_waiting = len(self.requests.queued) if is_new else 0
             max_tokens = admissible_max_tokens(
-                self.config, prompt, message.sampling, num_waiting=len(self.requests.queued)
+                self.config, prompt, message.sampling, num_waiting=num_waiting
             )
             seed = message.sampling.seed
             sampling = replace(
@@ -102,6 +104,8 @@ class Scheduler:
             )
         except RequestError as error:
             return Failed.of(message.uid, error)
+        output: list[int] = ids_from_bytes(message.output or b"").tolist()
+        assert len(output) < max(max_tokens, 1), f"{len(output)} of {max_tokens} tokens, and no end"
         stop_ids = frozenset(sampling.stop_token_ids)
         prediction = ids_from_bytes(message.prediction)
         self._arrivals += 1
@@ -113,8 +117,9 @@ class Scheduler:
             order=Order(message.priority, message.share.tag, self._arrivals, message.share.key),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
-            num_known=len(prompt),
-            num_scored=ALL if sampling.prompt_logprobs is None else 0,
+            output=output,
+            num_known=len(prompt) + len(output),
+            num_scored=ALL if sampling.prompt_logprobs is None or output else 0,
             masker=self._create_masker(message) if self._create_masker else None,
             prediction=prediction[prediction < self.config.vocab_size],
             accepted_at=self.clock(),
@@ -127,6 +132,7 @@ class Scheduler:
             prompt_ids=message.ids if shows_prompt else b"",
             sampling=sampling,
             form=message.form,
+            output=message.output or b"",
         )
 
     def _end_early(
@@ -211,7 +217,7 @@ class Scheduler:
             self.stats.num_accepted += row in drafts
             output = req.output
             output.append(token)
-            if len(output) == 1:
+            if not req.first_token_at:
                 req.first_token_at = now
             stop = token in req.stop_ids
             event = Token(uid=req.uid, id=token, silent=stop)

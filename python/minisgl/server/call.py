@@ -1,8 +1,8 @@
 """The call: it holds the replies to the prompts of one HTTP request until its handler reads them.
 
 A call ends in one of four ways: all of its prompts finish; one prompt fails, and the others are
-aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`). Later replies
-are dropped.
+aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`), and no other
+goes on (`minisgl_gateway.resume`). Later replies are dropped.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Call:
         "_abort",
         "_failure",
         "_indices",
+        "_is_held",
         "_num_choices",
         "_num_prompts",
         "_num_unaccepted",
@@ -57,6 +58,7 @@ class Call:
         self._failure: Exception | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self._abort = abort
+        self._is_held = False
         self.num_prompt_tokens = 0  # of the accepted prompts
         self.prompt_ids: dict[int, bytes] = {}  # theirs, by index, if they are asked for
         self.max_tokens = sys.maxsize  # the fewest output tokens that an accepted prompt may have
@@ -77,13 +79,13 @@ class Call:
             raise self._failure
 
     async def __aiter__(self) -> AsyncIterator[Replies]:
-        """Yield batches of replies until every prompt has finished.
+        """Yield batches of replies until every prompt has finished; an empty one after `hold_on`.
 
         Raises RequestError or EngineError if a prompt fails, ClientGone after `abort`.
         """
         while True:
-            if self._pending:
-                batch, self._pending = self._pending, []
+            if self._pending or self._is_held:
+                batch, self._pending, self._is_held = self._pending, [], False
                 yield batch
             elif self._failure:
                 raise self._failure
@@ -112,6 +114,11 @@ class Call:
             self._pending.append((self._indices.pop(reply.uid), reply))
         else:
             self._end(self._error(self._indices.pop(reply.uid), reply))
+        self._wake()
+
+    def hold_on(self) -> None:
+        """Wake the reader, so that it tells the client that the answer will go on."""
+        self._is_held = True
         self._wake()
 
     def fail(self, error: Exception) -> None:

@@ -115,7 +115,7 @@ class Frontend:
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort, num_choices)
         jobs: dict[int, Job] = {}
-        by_tokenizer: dict[PushQueue, list[TokenizeMsg]] = {}
+        messages: list[TokenizeMsg] = []
         try:
             with encodable():
                 _check_size(prompts[::num_choices], num_choices)
@@ -135,9 +135,8 @@ class Frontend:
                         is_clamped=is_clamped or self._clamps,
                         returns_ids=returns_ids,
                     )
-                    by_tokenizer.setdefault(self._tokenizer_of(uid), []).append(message)
-                for tokenizer, messages in by_tokenizer.items():
-                    tokenizer.put(messages)
+                    messages.append(message)
+                self._send(messages)
         except InvalidRequest:
             for job in jobs.values():
                 job.end()
@@ -146,6 +145,13 @@ class Frontend:
         self._jobs |= jobs
         self.observer.submitted(uids, origin or Origin(), sampling, now)
         return call
+
+    def _send(self, messages: Sequence[TokenizeMsg]) -> None:
+        by_tokenizer: dict[PushQueue, list[TokenizeMsg]] = {}
+        for message in messages:
+            by_tokenizer.setdefault(self._tokenizer_of(message.uid), []).append(message)
+        for tokenizer, its in by_tokenizer.items():
+            tokenizer.put(its)
 
     def _check_call(
         self, num_prompts: int, num_choices: int, priority: int, key: Key | None
@@ -190,7 +196,7 @@ class Frontend:
         replies: AsyncPullQueue[UserReply],
         context_length: int,
     ) -> None:
-        """Use new workers, after `fail_all`."""
+        """Use new workers."""
         self._tokenizers, self._replies = tokenizers, replies
         self.context_length = context_length
         self.round_trips = RoundTrips(tokenizers, self._num_ranks)

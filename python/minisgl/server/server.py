@@ -38,7 +38,12 @@ logger = get_logger(__name__)
 
 
 class Server:
-    """The API server over running workers. Mutable: it starts, may fail, and stops."""
+    """The API server over running workers. Mutable: it starts, may fail, and stops.
+
+    A subclass that needs another class of frontend sets `_frontend_type` before `__init__`.
+    """
+
+    _frontend_type: type[Frontend] = Frontend
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Server:
         watchers: list[PromptWatcher] = [watcher for watcher in made if watcher]
         observer = Observer(watchers)
         self._queues = self._open_queues()
-        self._frontend = Frontend(
+        self._frontend = self._frontend_type(
             *self._queues,
             observer,
             num_ranks=args.num_local,

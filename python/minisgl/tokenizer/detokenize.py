@@ -2,7 +2,8 @@
 
 Each turn of the scheduler's loop sends the events of all running requests, in order::
 
-    Accepted   create the request's `Output`; send the event on
+    Accepted   create the request's `Output`; send the event on; the `Output` reads what an earlier
+               engine has made, without sending it
     Token      add its text to the `Output`; after the turn's events, send it as a `TextReply`
     Finished   send the rest of the text, then the event; delete the `Output`
     Failed     send the text of earlier tokens, then the event; delete the `Output`
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable
 from minisgl import plugins
 from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.core.event import PromptLogprobs
-from minisgl.message import StopMsg, TextReply
+from minisgl.message import StopMsg, TextReply, ids_from_bytes
 from minisgl.tokenizer.output import Output, StopMatcher, cut, prompt_output
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
@@ -70,7 +71,9 @@ class Detokenizer:
                     if output.add(event):
                         stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
                 elif isinstance(event, Accepted):
-                    self._outputs[event.uid] = self._open(event)
+                    self._outputs[event.uid] = output = self._open(event)
+                    if event.output and _read(output, event):
+                        stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
                     replies.append(event)
                 else:
                     self._outputs.pop(event.uid, None)
@@ -102,6 +105,14 @@ class Detokenizer:
             stream=self._tokenizer.stream(skip_special_tokens=sampling.skip_special_tokens),
             matcher=matcher,
         )
+
+
+def _read(output: Output, event: Accepted) -> bool:
+    """Add the tokens whose text the client has. Returns whether they complete a stop string."""
+    ids: list[int] = ids_from_bytes(event.output).tolist()
+    is_stopped = any(output.add(Token(uid=event.uid, id=token)) for token in ids)
+    output.take(event.uid)
+    return is_stopped
 
 
 def _last_replies(event: Finished | Failed, output: Output | None) -> list[RequestReply]:

@@ -288,11 +288,16 @@ def user_msg(encoder: PromptEncoder, encoded: Encoded, message: TokenizeMsg) -> 
     compiled."""
     sampling = message.sampling
     request = encoder.request(encoded, sampling, message.namespace, message.uid, message.priority)
+    num_output = len(message.output or b"") // 4
+    if message.ids:
+        request = replace(request, ids=message.ids)
     if message.is_clamped and sampling.max_tokens and message.context_length:
-        left = max(message.context_length - len(request.ids) // 4, 1)
+        left = max(message.context_length - len(request.ids) // 4, num_output + 1)
         clamped = replace(request.sampling, max_tokens=min(sampling.max_tokens, left))
         request = replace(request, sampling=clamped)
-    return replace(request, share=message.share, returns_ids=message.returns_ids)
+    return replace(
+        request, share=message.share, returns_ids=message.returns_ids, output=message.output
+    )
 
 
 def has_grammar(message: TokenizeMsg) -> bool:

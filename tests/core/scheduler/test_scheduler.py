@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +20,14 @@ from minisgl.core import (
     Token,
 )
 from minisgl.errors import EngineError, InvalidSampling
-from minisgl.message import AbortMsg, CompiledMsg, StopMsg
+from minisgl.message import (
+    AbortMsg,
+    CompiledMsg,
+    StopMsg,
+    UserMsg,
+    ids_from_bytes,
+    ids_to_bytes,
+)
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.io import Message
@@ -105,6 +113,43 @@ def test_a_request_whose_scores_are_reported_resumes_from_the_cache() -> None:
         settle(scheduler, scheduler.plan())
     scheduler.requests.retract(scheduler.requests.by_uid[0])
     assert spans(scheduler.plan()) == [(0, 16, 17)]
+
+
+def test_a_request_of_an_earlier_engine_goes_on() -> None:
+    """It is no new request for the queue's limit, its prompt is not scored again, and the next
+    token has the index behind its output."""
+    scheduler = make(max_queued=1)
+    add(scheduler, 0, [1, 2])
+    assert isinstance(add(scheduler, 1, [1, 2]), Failed)
+    options = SamplingParams(max_tokens=5, prompt_logprobs=0)
+    message = UserMsg(uid=1, ids=ids_to_bytes([1] * 8), sampling=options)
+    accepted = scheduler.add(msgspec.structs.replace(message, output=ids_to_bytes([6, 7, 8])))
+    assert isinstance(accepted, Accepted)
+    assert ids_from_bytes(accepted.output).tolist() == [6, 7, 8]
+    scheduler.handle(AbortMsg(uid=0))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert spans(plan) == [(1, 0, 11)]
+    assert (plan.token_ids.tolist(), plan.output_idxs) == ([1] * 8 + [6, 7, 8], [3])
+    assert plan.scored == []
+    settle(scheduler, plan)
+    end = settle(scheduler, scheduler.plan())[-1]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.num_prompt_tokens, end.num_output_tokens) == ("length", 8, 5)
+    assert end.prefill_s > 0
+
+    # The tree has the output of the first, too, but only the prompt counts as cached.
+    scheduler.add(msgspec.structs.replace(message, uid=2, output=ids_to_bytes([6, 7, 8, 5])))
+    end = settle(scheduler, scheduler.plan())[-1]
+    assert isinstance(end, Finished)
+    assert (end.num_cached_tokens, end.num_output_tokens) == (8, 5)
+
+    # One without output begins anew.
+    scheduler.add(msgspec.structs.replace(message, uid=3, output=b""))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.output_idxs == [0]
+    assert len(plan.scored) == 1
 
 
 @pytest.mark.parametrize(

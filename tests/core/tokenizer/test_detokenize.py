@@ -101,6 +101,25 @@ class TestLife:
         offsets = [len(data.decode(errors="ignore")) for data in before]
         assert [token.offset for token in prompt] == offsets
 
+    def test_offsets_behind_what_an_earlier_engine_made(self, tokenizer: Tokenizer) -> None:
+        """With `echo` they count the prompt too; neither its text nor its tokens come again."""
+        ids = tokenizer.encode("é a é b", add_special_tokens=False)
+        params = SamplingParams(max_tokens=9, prompt_logprobs=0, echo=True, logprobs=True)
+        accepted = Accepted(
+            uid=1,
+            num_prompt_tokens=len(ids),
+            sampling=params,
+            prompt_ids=ids_to_bytes(ids),
+            output=ids_to_bytes(ids[:3]),
+        )
+        detokenizer = Detokenizer(tokenizer)
+        assert detokenizer.handle([accepted]) == ([accepted], [])
+        (reply,), _ = detokenizer.handle([Token(uid=1, id=ids[3], logprob=-1.0)])
+        assert isinstance(reply, TextReply)
+        assert reply.token_ids == ids[3:4]
+        assert reply.prompt == []
+        assert reply.tokens[0].offset == len("é a é b" + tokenizer.decode(ids[:3]))
+
     def test_unfinished_character_at_the_end(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
         ids = tokenizer.encode("a🦜", add_special_tokens=False)[:-1]

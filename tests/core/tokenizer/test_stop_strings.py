@@ -6,11 +6,12 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from helpers.text_checkpoints import CORPUS, STREAMED
 from helpers.token_events import acceptance, ending, ids_of, text_of, tokens_of
 from minisgl.core import Accepted, Event, Failed, Finished, Token
-from minisgl.message import StopMsg, TextReply
+from minisgl.message import StopMsg, TextReply, ids_to_bytes
 from minisgl.message.frontend import UserReply
 from minisgl.tokenizer import Detokenizer, Tokenizer
 
@@ -162,3 +163,34 @@ def _run_streams(tokenizer: Tokenizer, rng: random.Random, label: str) -> None:
         assert own[-1].num_output_tokens == len(ids_of(own)), label
         assert all(reply.text for reply in own[:-2] if isinstance(reply, TextReply)), label
         assert sum(message.uid == uid for message in stop_msgs) <= 1, label
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+def test_another_detokenizer_goes_on_at_each_token(
+    kind: str, by_kind: dict[str, Tokenizer]
+) -> None:
+    """The client's text is the same, wherever the first one ended; nothing is sent twice."""
+    tokenizer = by_kind[kind]
+    for seed in range(40):
+        rng = random.Random(seed)
+        ids = tokenizer.encode(rng.choice(CORPUS))[:12] + [rng.randrange(99) for _ in range(4)]
+        stops = tuple(rng.sample(STOPS, rng.randint(0, 2)))
+        expected = _cut(tokenizer.decode(ids, skip_special_tokens=True), stops)
+        for num_read in range(len(ids) + 1):
+            had, _ = Detokenizer(tokenizer).handle(
+                [acceptance(0, stop=stops), *tokens_of(0, ids[:num_read])]
+            )
+            seen = ids_of(had)
+            assert seen == ids[: len(seen)]
+            again = replace(acceptance(0, stop=stops), output=ids_to_bytes(seen))
+            second = Detokenizer(tokenizer)
+            first_turn, stopped = second.handle([again])
+            assert first_turn == [again]
+            if stopped:
+                assert stopped == [StopMsg(uid=0, num_tokens=len(seen))]
+                assert text_of(had) == expected
+            rest, more = second.handle([*tokens_of(0, ids[len(seen) :]), ending(0, len(ids))])
+            assert text_of(had) + text_of(rest) == expected, (seed, num_read)
+            assert isinstance(rest[-1], Finished)
+            assert rest[-1].num_output_tokens == len(seen) + len(ids_of(rest))
+            assert len(stopped + more) <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from minisgl.builtin import model_path
 from minisgl.core import Accepted, Finished, SamplingParams, Token
 from minisgl.core.answer import collect
 from minisgl.errors import InvalidRequest, RequestError
-from minisgl.message import ChatPrompt, TextReply
+from minisgl.message import ChatPrompt, TextReply, ids_to_bytes
 from minisgl.message.frontend import CodecReply, EncodeMsg
 from minisgl.tokenizer import Detokenizer, PromptEncoder, Tokenizer
 from minisgl.tokenizer.template import ChatTemplate
@@ -90,18 +91,45 @@ def draw(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 400) -> list
     return output
 
 
-def answer(tokenizer: Tokenizer, form: str, output: list[int]) -> tuple[Any, Finished]:
-    """What the detokenizer makes of the ids."""
+def answer(
+    tokenizer: Tokenizer,
+    form: str,
+    output: list[int],
+    accepted: Accepted | None = None,
+    had: Sequence[Any] = (),
+) -> tuple[Any, Finished]:
+    """What the detokenizer makes of the ids. had: earlier replies."""
     detokenizer = Detokenizer(tokenizer)
     events: list[Any] = [
-        Accepted(uid=0, num_prompt_tokens=1, sampling=SamplingParams(), form=form),
+        accepted or Accepted(uid=0, num_prompt_tokens=1, sampling=SamplingParams(), form=form),
         *(Token(uid=0, id=token, silent=token == EOS) for token in output),
         Finished(uid=0, reason="stop", num_prompt_tokens=1, num_output_tokens=len(output)),
     ]
     replies = [reply for event in events for reply in detokenizer.handle([event])[0]]
-    parts = [part for reply in replies if isinstance(reply, TextReply) for part in reply.parts]
+    parts = [
+        part for reply in [*had, *replies] if isinstance(reply, TextReply) for part in reply.parts
+    ]
     assert isinstance(replies[-1], Finished)
     return collect(parts), replies[-1]
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_another_engine_goes_on_within_a_call(name: str, tokenizer: Tokenizer) -> None:
+    """Wherever the first one ended: the parts and the tokens of reasoning are the same."""
+    form = AnswerForm(calls=name, types=TYPES, reasoning=name if name in MESSAGES else "")
+    plan = AnswerPlan(form=form, tools=TOOLS, choice="required")
+    grammar, encoded = plan.resolve(SamplingParams(), tokenizer)
+    output = draw(tokenizer, grammar, seed=1, most=150)
+    whole = answer(tokenizer, encoded, output)
+    fields = {"uid": 0, "num_prompt_tokens": 1, "sampling": SamplingParams(), "form": encoded}
+    for end in range(0, len(output), 7):
+        first = [Accepted(**fields), *(Token(uid=0, id=token) for token in output[:end])]
+        had = [each for each in Detokenizer(tokenizer).handle(first)[0] if each != first[0]]
+        seen = [token for reply in had for token in reply.token_ids]
+        again = Accepted(**fields, output=ids_to_bytes(seen))
+        found, last = answer(tokenizer, encoded, output[len(seen) :], again, had)
+        assert found == whole[0], end
+        assert last.num_reasoning_tokens == whole[1].num_reasoning_tokens, end
 
 
 @pytest.mark.parametrize("name", PARSERS)

@@ -77,7 +77,8 @@ class Timings(Json, frozen=True, kw_only=True):
 
     Three phases follow one another: queued, until the first launch; prefill, until the first token;
     decode, until the end. device_s, energy_j: the prompts' parts of their steps, if energy can be
-    read. prefix_differs_at: see `Finished`; of the prompt that took longest.
+    read. prefix_differs_at: see `Finished`; of the prompt that took longest. resumed: how often
+    another engine went on with a prompt; left out if none did.
     """
 
     queued_s: float
@@ -91,6 +92,7 @@ class Timings(Json, frozen=True, kw_only=True):
     num_accepted: int
     device_s: float | UnsetType = UNSET
     energy_j: float | UnsetType = UNSET
+    resumed: int | UnsetType = UNSET
 
     @classmethod
     def of(cls, ends: list[Finished]) -> Self:
@@ -109,6 +111,7 @@ class Timings(Json, frozen=True, kw_only=True):
             num_accepted=sum(end.num_accepted for end in ends),
             device_s=round(sum(device_s for device_s, _ in costs), 6) if costs else UNSET,
             energy_j=round(sum(joules for _, joules in costs), 6) if costs else UNSET,
+            resumed=sum(end.num_resumed for end in ends) or UNSET,
         )
 
 

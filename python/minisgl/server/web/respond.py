@@ -45,6 +45,9 @@ last argument is the namespace of the prefix cache."""
 
 DONE: Final = b"data: [DONE]\n\n"
 
+HOLD_ON: Final = b": the engine starts again; this answer goes on\n\n"
+"""A comment in a stream of server-sent events: clients and proxies see that it is alive."""
+
 WARNING: Final = "x-minisgl-warning"
 """The response header that names the omitted parts of a request, and says what `max_tokens` was
 lowered to."""
@@ -286,8 +289,11 @@ class EventStream(Response):
             lead = self._shape.opening(self._call.num_prompt_tokens)
             ends: dict[int, Finished] = {}
             async for batch in self._call:
-                await write(lead + self._events(batch, ends))
-                lead = b""
+                if batch:
+                    await write(lead + self._events(batch, ends))
+                    lead = b""
+                elif self._shape.media_type == Shape.media_type:
+                    await write(HOLD_ON)
             in_order = [ends[index] for index in sorted(ends)]
             await write(self._shape.closing(in_order), more=False)
         except ClientGone:
