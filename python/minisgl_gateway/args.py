@@ -135,13 +135,19 @@ class GatewayArgs(ServerArgs):
         SWITCH,
         "running",
         "after a worker has died or hangs, start the engine again behind the same port; until then "
-        "requests get HTTP 503",
+        "new requests get HTTP 503, and open ones wait and go on where they were",
     )
     max_restarts: int = option(
         3,
         whole(1),
         "running",
         "the most restarts within an hour; the server ends at the next failure",
+    )
+    no_resume: bool = option(
+        False,
+        SWITCH,
+        "running",
+        "with --restart, open requests end with an error when the engine does",
     )
     log_requests: bool = option(
         False,
@@ -198,6 +204,8 @@ class GatewayArgs(ServerArgs):
                 f"--drafts {self.drafts} does not go with --record: a replay has no text to make "
                 "drafts from; leave one of them out"
             )
+        if self.no_resume and not self.restart:
+            return "--no-resume changes what --restart does; add that, or leave it out"
         if self.nnodes == 1:
             if self.node_rank or self.dist_init_addr:
                 return "--node-rank and --dist-init-addr need --nnodes 2 or more"

@@ -1,4 +1,7 @@
-"""`--restart`: after a worker has died or hangs, the engine starts again behind the same port."""
+"""`--restart`: after a worker has died or hangs, the engine starts again behind the same port.
+
+Open requests wait and go on (`minisgl_gateway.resume`); with `--no-resume` they end with an error.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from minisgl.server.args import ServerArgs
 from minisgl.server.server import Server
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.args import GatewayArgs
+from minisgl_gateway.resume import ResumingFrontend
 
 logger = get_logger(__name__)
 
@@ -22,11 +26,15 @@ RESTARTS_WITHIN_S: Final = 3600.0
 
 KILL_AGAIN_S: Final = 0.05
 
+HOLD_ON_S: Final = 5.0
+"""How often a stream that waits gets a comment. Proxies close a silent connection after 30 s or
+more."""
+
 
 def server_of(args: ServerArgs, start_workers: Callable[[], None]) -> Callable[..., Server]:
     """Return what makes the server of these options. start_workers: starts its workers again."""
     if isinstance(args, GatewayArgs) and args.restart:
-        return partial(RestartingServer, start_workers, args.max_restarts)
+        return partial(RestartingServer, start_workers, args.max_restarts, not args.no_resume)
     return Server
 
 
@@ -52,8 +60,12 @@ class Restarting(EngineError):
 class RestartingServer(Server):
     """A server that starts its workers again. Mutable: it counts the restarts."""
 
-    def __init__(self, start_workers: Callable[[], None], max_restarts: int, *parts: Any) -> None:
-        """parts: the arguments of `Server`."""
+    def __init__(
+        self, start_workers: Callable[[], None], max_restarts: int, resumes: bool, *parts: Any
+    ) -> None:
+        """resumes: whether open requests go on. parts: the arguments of `Server`."""
+        if resumes:
+            self._frontend_type = ResumingFrontend
         super().__init__(*parts)
         self._start_workers = start_workers
         self._max_restarts = max_restarts
@@ -87,12 +99,18 @@ class RestartingServer(Server):
         return True
 
     async def _start_again(self, error: EngineError) -> None:
-        """Fail the open requests, then start new workers. Until then requests get a 503."""
+        """Start new workers. Until then new requests get a 503, and open ones wait or fail."""
         assert self._loop
         begun = time.monotonic()
-        self._frontend.fail_all(error)
-        expected_s = sum(self._frontend.observer.start_s.values())
-        self._frontend.failure = Restarting(error, expected_s)
+        frontend = self._frontend
+        restarting = Restarting(error, sum(frontend.observer.start_s.values()))
+        holding: asyncio.Task[None] | None = None
+        if isinstance(frontend, ResumingFrontend):
+            frontend.pause(error, restarting)
+            holding = self._loop.create_task(_hold_on(frontend))
+        else:
+            frontend.fail_all(error)
+            frontend.failure = restarting
         self._disconnect(self._loop)
         logger.error("%s; starting it again", error)
         try:
@@ -105,11 +123,16 @@ class RestartingServer(Server):
             self._failure = EngineError(f"{error}; it did not start again: {failed}")
             self._end(self._failure)
             return
+        finally:
+            if holding:
+                holding.cancel()
         if self._http.should_exit:
             return
-        self._frontend.reconnect(*self._queues, self._context_length)
+        frontend.reconnect(*self._queues, self._context_length)
         self._connect(self._loop)
-        self._frontend.observer.num_restarts += 1
+        frontend.observer.num_restarts += 1
+        if isinstance(frontend, ResumingFrontend):
+            frontend.resume()
         logger.info("started again after %.1f s", time.monotonic() - begun)
 
     def _replace_workers(self, reason: str) -> None:
@@ -118,3 +141,10 @@ class RestartingServer(Server):
         self._workers.reset()
         self._start_workers()
         self._workers.wait_ready()
+
+
+async def _hold_on(frontend: ResumingFrontend) -> None:
+    """Tell the clients at once and every `HOLD_ON_S` that their answers go on."""
+    while True:
+        frontend.hold_on()
+        await asyncio.sleep(HOLD_ON_S)

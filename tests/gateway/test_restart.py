@@ -25,8 +25,8 @@ def last_pid(server: RunningServer, worker: str) -> int:
 
 
 def test_the_engine_starts_again_behind_the_same_port(endless: Path, launch: Any) -> None:
-    flags = (*endless_flags(endless), "--restart", "--max-restarts", "2", "--hang-timeout", "4")
-    server = launch(*flags)
+    flags = ("--restart", "--max-restarts", "2", "--no-resume", "--hang-timeout", "4")
+    server = launch(*endless_flags(endless), *flags)
     with server.client() as client, httpx.Client(base_url=server.url, timeout=150) as http:
         for number, (worker, sent, says) in enumerate(
             [

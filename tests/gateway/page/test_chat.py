@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,28 @@ def test_a_json_schema_is_sent(tab: Any, builtin: RunningServer) -> None:
     tab.wait_for_selector(".answer .nav >> text=2/2")
     wait_answers(tab, 1)
     assert answers(tab)[0] in ('"yes"', '"no"')
+
+
+def test_a_story_goes_on_after_the_engine_is_killed(
+    tab: Any, launch: Callable[..., RunningServer]
+) -> None:
+    server = launch("--restart", "--dtype", "float32")
+    url = server.url
+
+    def longer(route: Any) -> None:
+        more = {"ignore_eos": True, "max_tokens": 700, "seed": 3}
+        route.continue_(post_data=json.dumps(json.loads(route.request.post_data) | more))
+
+    tab.route("**/v1/chat/completions", longer)
+    stories: list[str] = []
+    for is_killed in (False, True):
+        tab.goto(url)
+        ask(tab, "Tell me a story.")
+        if is_killed:
+            until(tab, "document.querySelector('.markdown')?.innerText.length > 200")
+            os.kill(server.pid("engine"), signal.SIGKILL)
+        wait_answers(tab, 1)
+        stories += answers(tab)
+    assert "open requests that go on: 1" in server.output["err"]
+    assert len(stories[0]) > 400
+    assert stories[0] == stories[1]

@@ -86,6 +86,7 @@ async function* stream(path, request, { key, signal }) {
       const events = (text + value).split("\n\n");
       text = events.pop();
       for (const event of events) {
+        if (event.startsWith(":")) continue; // a comment
         const data = event.replace(/^data: /, "");
         if (data === "[DONE]") return;
         const chunk = JSON.parse(data);

@@ -1,0 +1,355 @@
+"""Ends engines within answers, and compares each answer with one that nothing disturbed.
+
+    python scripts/outlive.py [--rounds N] [--seed S] [--tp N] [--json FILE]
+
+The server has `--restart`, the built-in model and float32. First all kinds of requests are answered
+undisturbed. In a round 1 to 32 of them are open at a time, and one worker is killed, stopped, or
+its engine raises an error. Every answer must be whole and equal: text, calls, token ids, reasons,
+usage, and log-probabilities but for rounding. Round i of seed S is the same in each run but for the
+machine's timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from minisgl_bench.report import write_json
+from own_server import Server, wait_until
+
+HANG_S: Final = 2.0
+ROUNDING: Final = 2e-3
+"""The most by which a log-probability may differ: prompts and single tokens have other kernels."""
+
+BREAKER: Final = """
+import os
+from minisgl.plugins import Row
+from minisgl.runtime.observers import LoopObserver
+
+ROWS = [Row("loop_observers", "breaker", "breaker:create")]
+
+class Breaker(LoopObserver):
+    def executor(self, executor):
+        self.executor = executor
+        return self
+
+    def launch(self, plan):
+        try:
+            os.rename(os.environ["BREAKER"], os.environ["BREAKER"] + ".done")
+        except OSError:
+            return self.executor.launch(plan)
+        raise RuntimeError("broken on purpose")
+
+def create(args, rank):
+    return Breaker()
+"""
+"""A plugin whose engine raises an error as soon as a file exists."""
+
+STORY: Final = [{"role": "user", "content": "Tell me a long story about a parrot \U0001f99c."}]
+TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    },
+}
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 60},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 4, "maxItems": 12},
+    },
+    "required": ["name", "tags"],
+}
+USAGE: Final = {"stream": True, "stream_options": {"include_usage": True}}
+CHAT: Final = {"messages": STORY, "max_tokens": 250, "ignore_eos": True, **USAGE}
+TEXT: Final = {"prompt": "one, two, three,", "max_tokens": 250, "ignore_eos": True, **USAGE}
+LONG: Final = [37 + i * i % 150 for i in range(900)]
+JSON_FORMAT: Final = {
+    "type": "json_schema",
+    "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True},
+}
+ASKS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "greedy": ("/v1/chat/completions", {**CHAT, "temperature": 0}),
+    "seeded": ("/v1/chat/completions", {**CHAT, "seed": 3, "top_p": 0.95}),
+    "tools": (
+        "/v1/chat/completions",
+        {**CHAT, "seed": 4, "tools": [TOOL], "tool_choice": "required", "ignore_eos": False},
+    ),
+    "schema": (
+        "/v1/chat/completions",
+        {**CHAT, "seed": 5, "response_format": JSON_FORMAT, "ignore_eos": False},
+    ),
+    "logprobs": (
+        "/v1/chat/completions",
+        {**CHAT, "seed": 6, "logprobs": True, "top_logprobs": 2, "temperature": 0.7},
+    ),
+    "two": ("/v1/chat/completions", {**CHAT, "seed": 7, "n": 2}),
+    "whole": ("/v1/chat/completions", {**CHAT, "seed": 8, "stream": False, "stream_options": None}),
+    "long": ("/v1/completions", {**TEXT, "prompt": LONG, "max_tokens": 60, "seed": 9}),
+    "penalties": (
+        "/v1/completions",
+        {**TEXT, "seed": 10, "repetition_penalty": 1.2, "frequency_penalty": 0.3,
+         "min_tokens": 120, "ignore_eos": False, "bad_words": ["the"]},
+    ),
+    "stop": ("/v1/completions", {**TEXT, "temperature": 0, "stop": ["twenty, twenty-one", "40,"]}),
+    "echo": ("/v1/completions", {**TEXT, "seed": 12, "echo": True, "logprobs": 1,
+                                 "prompt": LONG[:400], "max_tokens": 90}),
+    "scored": (
+        "/generate",
+        {"input_ids": LONG[:500], "prompt_logprobs": 0, "max_tokens": 0, "stream": True},
+    ),
+    "ids": (
+        "/generate",
+        {"text": "Once", "max_tokens": 220, "seed": 14, "logprobs": True, "stream": True,
+         "ignore_eos": True},
+    ),
+    "messages": (
+        "/v1/messages",
+        {"model": "minisgl-builtin", "messages": STORY, "max_tokens": 150, "temperature": 0,
+         "stream": True},
+    ),
+    "ollama": (
+        "/api/chat",
+        {"model": "minisgl-builtin", "messages": STORY,
+         "options": {"num_predict": 200, "seed": 16, "temperature": 1.0}},
+    ),
+}  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """Mutable: pieces are added. texts: by place in the answer. numbers: log-probabilities.
+
+    num_resumed: as the answer says. longest_s: the longest time between two pieces.
+    """
+
+    texts: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, list[Any]] = field(default_factory=dict)
+    numbers: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    num_resumed: int = 0
+    num_comments: int = 0
+    longest_s: float = 0.0
+    error: str = ""
+
+    def take(self, value: Any, place: str = "") -> None:
+        """Add a piece: texts and lists grow, numbers of usage are kept."""
+        if isinstance(value, dict):
+            place += f"/{value['index']}" if "index" in value else ""
+            for name, part in value.items():
+                self._take(name, part, place)
+        elif isinstance(value, list):
+            for part in value:
+                self.take(part, place)
+
+    def _take(self, name: str, part: Any, place: str) -> None:
+        if name == "timings":
+            self.num_resumed = max(self.num_resumed, part.get("resumed", 0))
+        elif name == "error":
+            self.error = json.dumps(part)
+        elif name in ("finish_reason", "stop_reason", "done_reason", "stop_match"):
+            if part is not None:
+                self.facts[f"{place}/{name}"] = part
+        elif name.endswith("input_tokens"):
+            pass  # how many of them are cached depends on the others
+        elif name.endswith("_tokens") or name in ("eval_count", "prompt_eval_count"):
+            self.facts[f"{place}/{name}"] = part
+        elif name in ("logprob", "token_logprobs", "logprobs") and isinstance(part, float | list):
+            self.numbers += [n for n in (part if isinstance(part, list) else [part]) if n]
+        elif name in ("token_ids", "tokens", "text_offset", "bytes") and isinstance(part, list):
+            self.lists.setdefault(f"{place}/{name}", []).extend(part)
+        elif name in ("content", "text", "reasoning_content", "arguments", "name", "partial_json"):
+            if isinstance(part, str):
+                where = f"{place}/{name}"
+                self.texts[where] = self.texts.get(where, "") + part
+            else:
+                self.take(part, place)
+        elif name not in ("top_logprobs", "prompt_tokens_details", "completion_tokens_details"):
+            is_place = name in ("usage", "choices", "tool_calls")
+            self.take(part, f"{place}/{name}" if is_place else place)
+
+    def difference(self, other: Answer) -> str:
+        """Return what differs from an undisturbed answer, or ""."""
+        if self.error:
+            return self.error
+        for name in ("texts", "lists", "facts"):
+            mine, its = getattr(self, name), getattr(other, name)
+            if mine != its:
+                where = [key for key in mine | its if mine.get(key) != its.get(key)]
+                key = where[0]
+                return f"{name} {where}: {mine.get(key)!r} instead of {its.get(key)!r}"
+        if len(self.numbers) != len(other.numbers):
+            return f"{len(self.numbers)} log-probabilities instead of {len(other.numbers)}"
+        return f"log-probabilities by {off}" if (off := self.rounding(other)) > ROUNDING else ""
+
+    def rounding(self, other: Answer) -> float:
+        pairs = zip(self.numbers, other.numbers, strict=True)
+        return max((abs(a - b) for a, b in pairs), default=0.0)
+
+
+def ask(url: str, name: str) -> Answer:
+    """Return the answer. A request that comes while the engine starts is sent again."""
+    while "restarting" in (answer := _ask(url, name)).error and not answer.texts:
+        time.sleep(0.2)
+    return answer
+
+
+def _ask(url: str, name: str) -> Answer:
+    answer, heard_at = Answer(), time.monotonic()
+    path, body = ASKS[name]
+    is_ended = False
+    try:
+        with httpx.stream("POST", url + path, json=body, timeout=200) as response:
+            for line in response.iter_lines():
+                now = time.monotonic()
+                answer.longest_s, heard_at = max(answer.longest_s, now - heard_at), now
+                answer.num_comments += line.startswith(":")
+                if line.startswith(":") and path == "/api/chat":
+                    answer.error = "a comment between lines of JSON"
+                data = line.removeprefix("data: ")
+                is_ended |= data == "[DONE]" or "message_stop" in data or '"done":true' in data
+                if data.startswith("{"):
+                    answer.take(json.loads(data))
+            if response.status_code != 200:
+                answer.error = answer.error or f"HTTP {response.status_code}"
+    except httpx.HTTPError as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    if not (is_ended or name == "whole" or path == "/generate"):
+        answer.error = answer.error or "cut off"
+    return answer
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """Mutable. resumed: answers that another engine went on with, by kind. excess_s: by fault, the
+    longest pause of an answer beyond the server's time of that start: it noticed the fault, and
+    computed the tokens again.
+    """
+
+    seed: int
+    tp: int
+    faults: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    resumed: Counter[str] = field(default_factory=Counter)
+    num_comments: int = 0
+    excess_s: dict[str, float] = field(default_factory=dict)
+    rounding: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def faults_of(workers: dict[str, int]) -> list[tuple[str, str]]:
+    """Return each fault, and the worker that has it."""
+    names = sorted(workers, key=lambda name: (not name.startswith("engine"), name))
+    named = [(kind, name) for name in names for kind in ("kill", "stop")]
+    return [*named[:1], ("error", "engine"), *named[1:]]
+
+
+def one_round(
+    server: Server, number: int, whole: dict[str, Answer], breaker: Path, result: Result
+) -> None:
+    rng = random.Random(result.seed * 100_003 + number)
+    workers, num_starts = server.workers(), server.num_starts
+    faults = faults_of(workers)
+    fault, worker = faults[number % len(faults)]
+    names = rng.choices(sorted(ASKS), k=rng.choice((1, 2, 4, 8, 16, 32)))
+    answers: list[Answer | None] = [None] * len(names)
+
+    def run(index: int) -> None:
+        answers[index] = ask(server.url, names[index])
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(names))]
+    for thread in threads:
+        thread.start()
+    time.sleep(rng.random() * (0.2 + 0.08 * len(names)))
+    if fault == "error":
+        breaker.touch()
+    else:
+        os.kill(workers[worker], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    for thread in threads:
+        thread.join()
+    result.faults[f"{fault} {worker}"] += 1
+    for name, answer in zip(names, answers, strict=True):
+        assert answer
+        result.answers[name] += 1
+        result.resumed[name] += bool(answer.num_resumed)
+        result.num_comments += answer.num_comments
+        if different := answer.difference(whole[name]):
+            result.problems.append(f"round {number} ({fault} {worker}), {name}: {different}")
+        else:
+            result.rounding = max(result.rounding, answer.rounding(whole[name]))
+    if fault == "error":  # the engine may have been idle
+        ask(server.url, "ids")
+    if not wait_until(lambda: server.num_starts > num_starts and server.is_idle()):
+        result.problems.append(f"round {number} ({fault} {worker}): not ready and idle again")
+    start_s = float(re.findall(r"started again after (\S+) s", server.log)[-1])
+    pauses = [answer.longest_s - start_s for answer in answers if answer and answer.num_resumed]
+    result.excess_s[fault] = max([result.excess_s.get(fault, 0.0), *pauses])
+
+
+def run(num_rounds: int, seed: int, tp: int) -> Result:
+    result = Result(seed=seed, tp=tp)
+    with tempfile.TemporaryDirectory(prefix="outlive") as scratch:
+        plugin, folder = Path(scratch) / "plugin", Path(scratch) / "sockets"
+        (plugin / "breaker-1.dist-info").mkdir(parents=True)
+        folder.mkdir()
+        (plugin / "breaker.py").write_text(BREAKER)
+        about = plugin / "breaker-1.dist-info"
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: breaker\nVersion: 1\n")
+        (about / "entry_points.txt").write_text("[minisgl.plugins]\nbreaker = breaker\n")
+        breaker = Path(scratch) / "break"
+        paths = [str(plugin), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "BREAKER": str(breaker)}
+        flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", "float32"]
+        flags += ["--hang-timeout", str(HANG_S), "--tp", str(tp)]
+        server = Server(folder, *flags, "--restart", "--max-restarts", "10000")
+        try:
+            whole = {name: ask(server.url, name) for name in ASKS}
+            for name, answer in whole.items():
+                if answer.error or not (answer.texts or answer.numbers):
+                    result.problems.append(f"undisturbed, {name}: {answer}")
+            for number in range(num_rounds):
+                one_round(server, number, whole, breaker, result)
+        finally:
+            server.close()
+    return result
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    return {each.name: getattr(result, each.name) for each in fields(result)}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=14, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--tp", type=int, default=1, help="ranks (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    args = parser.parse_args(argv)
+    result = run(args.rounds, args.seed, args.tp)
+    print(json.dumps(as_json(result), indent=1))
+    if args.json:
+        write_json(args.json, as_json(result))
+    return int(bool(result.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,234 @@
+"""What the API process keeps of open requests, and what clients see when another engine goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from minisgl.core import Accepted, Failed, Finished, SamplingParams
+from minisgl.errors import EngineError, WorkerDied
+from minisgl.message import (
+    AbortMsg,
+    ChatPrompt,
+    Prompt,
+    PromptToken,
+    TextPrompt,
+    TextReply,
+    TokenizeMsg,
+    ids_from_bytes,
+    ids_to_bytes,
+)
+from minisgl.server.call import Call, RequestReply
+from minisgl.server.clients import Origin
+from minisgl_gateway import resume
+from minisgl_gateway.restart import Restarting
+from minisgl_gateway.resume import EndedTwice, ResumingFrontend
+
+DIED = WorkerDied("engine", -9)
+PROMPT = TextPrompt(text="once")
+CHAT = ChatPrompt(messages=[{"role": "user", "content": "hi"}])
+
+
+class Queue:
+    """Stands for both ends of a queue. Mutable."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def put(self, records: Sequence[msgspec.Struct]) -> None:
+        self.sent += records
+
+
+class Engines:
+    """A frontend, and the tokenizer of its first and of later engines. Mutable."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.frontend = ResumingFrontend([self.queue], Queue())
+        self.frontend.context_length = 100
+
+    def submit(self, *prompts: Prompt, num_choices: int = 1, **fields: Any) -> Call:
+        return self.frontend.submit(
+            prompts, SamplingParams(**fields), origin=Origin(), num_choices=num_choices
+        )
+
+    def reply(self, *replies: RequestReply) -> None:
+        for reply in replies:
+            self.frontend._deliver(reply, 0.0)
+
+    def pause(self) -> None:
+        self.frontend.pause(DIED, Restarting(DIED, 1.0))
+
+    def resume(self, context_length: int = 100) -> list[TokenizeMsg]:
+        """Return what another engine gets."""
+        self.queue = Queue()
+        self.frontend.reconnect([self.queue], Queue(), context_length)
+        self.frontend.resume()
+        return list(self.queue.sent)
+
+
+@pytest.fixture
+def engines() -> Engines:
+    return Engines()
+
+
+def accepted(uid: int, message: TokenizeMsg, most: int = 50) -> Accepted:
+    sampling = msgspec.structs.replace(message.sampling, max_tokens=most)
+    ids = ids_to_bytes([4, 5, 6]) if message.returns_ids else b""
+    return Accepted(uid=uid, num_prompt_tokens=3, sampling=sampling, prompt_ids=ids)
+
+
+def text(uid: int, text: str, *ids: int, **fields: Any) -> TextReply:
+    return TextReply(uid=uid, text=text, token_ids=list(ids), **fields)
+
+
+def ending(uid: int, num: int) -> Finished:
+    return Finished(
+        uid=uid, reason="length", num_prompt_tokens=3, num_output_tokens=num, queued_s=1, decode_s=1
+    )
+
+
+def read(call: Call) -> tuple[str, list[Finished], str]:
+    """Return the text, the ends and the error that the reader gets of what has come."""
+
+    async def collect() -> tuple[str, list[Finished], str]:
+        written, ends, error = "", list[Finished](), ""
+        with contextlib.suppress(TimeoutError):
+            try:
+                async with asyncio.timeout(0.05):
+                    async for batch in call:
+                        written += "".join(r.text for _, r in batch if isinstance(r, TextReply))
+                        ends += [reply for _, reply in batch if isinstance(reply, Finished)]
+            except EngineError as raised:
+                error = type(raised).__name__
+        return written, ends, error
+
+    return asyncio.run(collect())
+
+
+def test_another_engine_gets_the_output_and_the_same_seed(engines: Engines) -> None:
+    call = engines.submit(PROMPT, temperature=1.0)
+    (first,) = engines.queue.sent
+    assert first.sampling.seed is not None  # the API process has drawn it
+    assert first.output is None
+    engines.reply(accepted(0, first), text(0, "upon ", 7, 8), text(0, "a ", 9))
+    engines.pause()
+    (again,) = engines.resume(context_length=40)
+    assert (again.uid, again.prompt, again.context_length) == (0, PROMPT, 40)
+    assert again.sampling == msgspec.structs.replace(first.sampling, max_tokens=50)
+    assert again.is_clamped  # it named no limit, and the new pool may be smaller
+    assert ids_from_bytes(again.output).tolist() == [7, 8, 9]
+    engines.reply(accepted(0, again), text(0, "time", 10), ending(0, 4), ending(0, 4))
+    written, (end,), error = read(call)
+    assert (written, error) == ("upon a time", "")
+    assert (end.num_output_tokens, end.num_resumed, end.queued_s) == (4, 1, 1)
+    assert end.decode_s > 1  # with the time before
+    assert call.num_prompt_tokens == 3
+    assert engines.frontend._num_bytes == 0
+
+
+def test_a_request_that_was_not_accepted_begins_anew(engines: Engines) -> None:
+    call = engines.submit(PROMPT, max_tokens=9)
+    engines.pause()
+    (again,) = engines.resume()
+    assert (again.output, again.ids, again.is_clamped) == (b"", b"", False)
+    engines.reply(accepted(0, again, 9), text(0, "a", 7), ending(0, 1))
+    _, (end,), _ = read(call)
+    assert end.queued_s > 1
+    assert end.decode_s == 1
+
+
+def test_the_ids_of_a_chat_are_kept(engines: Engines) -> None:
+    """Its template may write another day when it is rendered again."""
+    call = engines.submit(CHAT)
+    (first,) = engines.queue.sent
+    assert first.returns_ids
+    engines.reply(accepted(0, first))
+    assert call.prompt_ids == {}  # nobody has asked for them
+    engines.pause()
+    (again,) = engines.resume()
+    assert ids_from_bytes(again.ids).tolist() == [4, 5, 6]
+
+
+def test_only_choices_that_have_not_ended_go_on(engines: Engines) -> None:
+    call = engines.submit(PROMPT, PROMPT, num_choices=2, seed=5)
+    for message in engines.queue.sent:
+        engines.reply(accepted(message.uid, message))
+    engines.reply(text(0, "a", 7), ending(0, 1), text(1, "b", 8))
+    engines.pause()
+    (again,) = engines.resume()
+    assert (again.uid, again.sampling.seed) == (1, 6)
+    engines.reply(accepted(1, again), text(1, "c", 9), ending(1, 2))
+    written, ends, _ = read(call)
+    assert written == "abc"
+    assert [end.num_resumed for end in ends] == [0, 1]
+
+
+def test_a_client_that_leaves_during_the_pause(engines: Engines) -> None:
+    call, _ = engines.submit(PROMPT), engines.submit(PROMPT)
+    engines.pause()
+    call.abort()
+    assert not any(isinstance(message, AbortMsg) for message in engines.queue.sent)
+    assert [again.uid for again in engines.resume()] == [1]
+    assert engines.frontend.num_open == 1
+
+
+def test_new_requests_are_refused_during_the_pause(engines: Engines) -> None:
+    engines.pause()
+    with pytest.raises(Restarting):
+        engines.submit(PROMPT)
+    engines.resume()
+    engines.submit(PROMPT)
+
+
+def test_a_request_goes_on_once(engines: Engines) -> None:
+    """It may be what ends the engines. Requests that came later go on."""
+    poison = engines.submit(PROMPT)
+    engines.pause()
+    engines.resume()
+    later = engines.submit(PROMPT)
+    engines.pause()
+    assert [again.uid for again in engines.resume()] == [1]
+    assert read(poison)[2] == EndedTwice.__name__
+    assert read(later)[2] == ""
+
+
+def test_a_prompt_that_is_too_large_to_be_kept_ends(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "MAX_KEPT_BYTES", 2 * len(msgspec.msgpack.encode(PROMPT)))
+    small = engines.submit(PROMPT, PROMPT, num_choices=2)
+    large = engines.submit(TextPrompt(text="once" * 9))
+    engines.pause()
+    assert [again.uid for again in engines.resume()] == [0, 1]
+    assert (read(small)[2], read(large)[2]) == ("", WorkerDied.__name__)
+
+
+def test_a_prompt_that_is_shown_comes_once(engines: Engines) -> None:
+    """Its text and some of its tokens came before any output, so it is scored again."""
+    tokens = [PromptToken(id=n, data=b"p", offset=n, logprob=-1.0) for n in range(3)]
+    call = engines.submit(PROMPT, echo=True, prompt_logprobs=0)
+    (first,) = engines.queue.sent
+    engines.reply(accepted(0, first), text(0, "ppp", prompt=tokens[:2]))
+    engines.pause()
+    (again,) = engines.resume()
+    assert again.output == b""
+    engines.reply(accepted(0, again), text(0, "ppp", prompt=tokens[:1]))
+    engines.reply(text(0, "", prompt=tokens[1:2]), text(0, "a", 7, prompt=tokens[2:]))
+    engines.reply(text(0, "b", 8), ending(0, 2))
+    assert [each for _, reply in call._pending for each in getattr(reply, "prompt", ())] == tokens
+    assert read(call)[0] == "pppab"
+
+
+def test_an_error_of_the_other_engine_ends_the_request(engines: Engines) -> None:
+    call = engines.submit(PROMPT)
+    engines.pause()
+    engines.resume()
+    engines.reply(Failed(uid=0, message="no room", code="engine_error", status=500))
+    assert read(call)[2] == "EngineError"
+    assert engines.frontend.num_open == 0
