@@ -23,14 +23,13 @@ from minisgl.core.req import IdArray, Mask
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
 
+NewPage = tuple[int, int, int, int]
+"""An entry of a page table, to be written before the step: (group, table_idx, column, page), where
+column is the page's index in the request.
 
-class NewPage(NamedTuple):
-    """An entry of a page table, to be written before the step."""
-
-    group: int  # the cache group
-    table_idx: int
-    column: int  # the page index in the request
-    page: int
+A plain tuple, because a long prompt has hundreds: numpy reads it without a copy, and the garbage
+collector stops visiting it.
+"""
 
 
 class Stored(NamedTuple):

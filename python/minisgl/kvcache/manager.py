@@ -157,7 +157,7 @@ class CacheManager:
     def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
         """Append all pages of a request that has just got its table row."""
         row = req.table_idx
-        new_pages += [NewPage(0, row, index, page) for index, page in enumerate(req.pages)]
+        new_pages += [(0, row, index, page) for index, page in enumerate(req.pages)]
 
     def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
         """Allocate pages for the next tokens [start, end) of `req` and append them to `new_pages`.
@@ -175,7 +175,7 @@ class CacheManager:
             self._allocator.free(self.prefix_cache.evict(missing))
         pages, row = self._allocator.allocate(count), req.table_idx
         req.pages += pages
-        new_pages += [NewPage(0, row, index, page) for index, page in enumerate(pages, first)]
+        new_pages += [(0, row, index, page) for index, page in enumerate(pages, first)]
         return True
 
     def publish(self, req: Req, end: int, step: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan, SamplingParams, StepFailed
-from minisgl.core.plan import Begin, Flight, NewPage
+from minisgl.core.plan import Begin, Flight
 from minisgl.engine import Engine
 from minisgl.errors import ConfigError
 
@@ -88,7 +88,7 @@ def fill_cache(engine: Engine, rows: int, context: int) -> Plan:
     first = replace(
         plan,
         num_decodes=0,
-        new_pages=[NewPage(0, row, i, row * pages + i) for row in every for i in range(pages)],
+        new_pages=[(0, row, i, row * pages + i) for row in every for i in range(pages)],
         begins=[Begin(row, SamplingParams(temperature=0.0)) for row in every],
     )
     _wait(engine.launch(first))

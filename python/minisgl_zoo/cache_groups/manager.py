@@ -148,7 +148,7 @@ class GroupedCacheManager(CacheManager):
             super().list_pages(req, new_pages)
         for tail, pages in zip(self._tails, req.handle.tails, strict=True):
             new_pages += [
-                NewPage(tail.index, req.table_idx, index, page)
+                (tail.index, req.table_idx, index, page)
                 for index, page in enumerate(pages)
                 if page >= 0
             ]
@@ -179,7 +179,7 @@ class GroupedCacheManager(CacheManager):
             pages += [NO_PAGE] * (num_pages - len(pages))
             for index, page in zip(indices, self._tree.take(tail, len(indices)), strict=True):
                 pages[index] = page
-                new_pages.append(NewPage(tail.index, req.table_idx, index, page))
+                new_pages.append((tail.index, req.table_idx, index, page))
         return True
 
     def _let_go_before(self, holding: _GroupedHolding, tail: Tail, first: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minisgl.core import Plan, SamplingParams, StepFailed, StepResult
-from minisgl.core.plan import Begin, NewPage
+from minisgl.core.plan import Begin
 from minisgl.engine.tables import MIN_COMMON_TOKENS
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def probe_plan(
         output_idxs=[0] * num_rows,
         # Window groups may have fewer pages. Which row writes a page last does not matter here.
         new_pages=[
-            NewPage(number, row, column, page % group.num_pages if number else page)
+            (number, row, column, page % group.num_pages if number else page)
             for number, group in enumerate(engine.memory.groups)
             for row, column, page in pages
         ],
