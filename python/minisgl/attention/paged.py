@@ -42,13 +42,15 @@ class PagedMetadata(BaseAttnMetadata):
 
     old: rows with tokens before this step. They come first. fresh: rows that begin at position 0.
     longest: the end of the longest context. is_padded: the sizes are upper bounds (see
-    `prepare_any`).
+    `prepare_any`). has_drafts: several decode rows may be of one request, so all keys and values
+    must be stored before a row attends.
     """
 
     old: Extent
     fresh: Extent
     longest: int
     is_padded: bool = False
+    has_drafts: bool = False
 
     @property
     def all(self) -> Extent:
@@ -95,6 +97,7 @@ class PagedAttnBackend(BaseAttnBackend):
             old=Extent.of(lengths[:num_old]),
             fresh=Extent.of(lengths[num_old:]),
             longest=max(ends, default=0),
+            has_drafts=plan.num_drafts > 0,
         )
 
     def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> PagedMetadata:
@@ -102,15 +105,15 @@ class PagedAttnBackend(BaseAttnBackend):
         return PagedMetadata(old=any_rows, fresh=Extent(), longest=longest, is_padded=True)
 
     def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
-        """Do `forward_qkv` for a step that has only decode rows. Returns None if there is no kernel
-        for it."""
+        """Do `forward_qkv` for a step that has only decode rows, each of another request. Returns
+        None if there is no kernel for it."""
         return None
 
     def forward_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor:
         metadata: PagedMetadata = batch.attn_metadata
         layer = steps.layer
         has_kv = qkv.shape[1] > layer.num_q_heads * layer.head_dim
-        if has_kv and not metadata.all.num_rows:
+        if has_kv and not metadata.all.num_rows and not metadata.has_drafts:
             out = self.decode_qkv(qkv, steps, batch)
             if out is not None:
                 return out

@@ -240,7 +240,7 @@ class EngineConfig:
         "guess next tokens and let a step confirm several of them, where that is predicted to be "
         "faster: grammar guesses what a schema or grammar forces, tree what followed in an earlier "
         "request, ngram what followed the same three tokens before. Answers do not change. auto is "
-        "all of them on a CPU, and off on a GPU",
+        "all of them on a CPU, and none on a GPU",
         metavar="NAMES",
     )
     max_running_requests: int = option(

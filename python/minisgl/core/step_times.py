@@ -30,6 +30,8 @@ class StepTimes:
 
     prompt_us: (tokens, microseconds) of steps with one prompt and nothing cached; both ascend.
     decode_us, row_us: a decode step of one row, and what each further row adds.
+    gap_us: what a short decode step takes longer if the host launches it when the one before has
+        ended, instead of while it runs.
     context_ns: what one token of a decode row's context adds.
     resume_us: what the first chunk behind cached tokens adds to a step, whatever its size.
     attend_ns: what one pair of a prompt token and a cached token before the chunk adds.
@@ -40,6 +42,7 @@ class StepTimes:
     prompt_us: tuple[tuple[int, float], ...]
     decode_us: float = 0.0
     row_us: float = 0.0
+    gap_us: float = 0.0
     context_ns: float = 0.0
     resume_us: float = 0.0
     attend_ns: float = 0.0

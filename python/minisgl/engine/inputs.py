@@ -55,14 +55,16 @@ COLUMNS = frozenset((*SAMPLING_COLUMNS, "output_idxs"))
 class StepShape:
     """Everything that decides which kernels a padded decode step launches.
 
-    has_common_prefix: the step reads a common prefix once. samples: False if the step has late rows
-    or options. Then its graph ends with the forward pass, and the fields after it are False.
-    is_filtered: a row uses top-k, top-p or min-p. The shape of a padded step with prompts is its
-    `StepSize`, since its graph never samples.
+    has_common_prefix: the step reads a common prefix once. has_drafts: it stores all keys and
+    values before a row attends. samples: False if the step has late rows or options. Then its graph
+    ends with the forward pass, and the fields after it are False. is_filtered: a row uses top-k,
+    top-p or min-p. The shape of a padded step with prompts is its `StepSize`, since its graph never
+    samples.
     """
 
     size: StepSize
     has_common_prefix: bool
+    has_drafts: bool
     samples: bool
     all_greedy: bool
     is_filtered: bool
@@ -185,6 +187,7 @@ def make_inputs(
     shape = StepShape(
         size=size,
         has_common_prefix="common_prefix" in forward,
+        has_drafts=plan.num_drafts > 0,
         samples=samples,
         all_greedy=samples and COLUMNS.isdisjoint(sample),
         is_filtered=samples and not FILTERS.isdisjoint(sample),

@@ -66,8 +66,8 @@ def _stall_bound_s(args: RuntimeArgs, engine: Engine) -> float:
 def _drafters(names: str, engine: Engine) -> tuple[str, ...]:
     """Return the drafters of an engine. names: of `--drafts`.
 
-    Raises ConfigError for drafters on a GPU, or for a model with recurrent layers: their states
-    must never have seen a wrong token.
+    Raises ConfigError for drafters of a model with recurrent layers: their states must never have
+    seen a wrong token.
     """
     is_cpu = engine.device.torch_device.type == "cpu"
     is_recurrent = any(group.interval for group in engine.memory.groups)
@@ -75,10 +75,6 @@ def _drafters(names: str, engine: Engine) -> tuple[str, ...]:
         return ()
     if names == "auto":
         return tuple(row.name for row in plugins.rows("drafters"))
-    if not is_cpu:
-        raise ConfigError(
-            f"--drafts {names} works on a CPU only: no GPU has run its steps yet; use --drafts off"
-        )
     if is_recurrent:
         raise ConfigError(
             f"--drafts {names} needs a model without recurrent layers; use --drafts off"

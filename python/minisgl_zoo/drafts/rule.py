@@ -8,7 +8,7 @@ before it are right, so its chance is the product of the rates of a growing stre
 A step of n rows takes `StepTimes.step_s(n)`. Drafts are added, the likeliest first, while they
 raise
 
-    expected tokens / (time of the step with its drafts + HOST_S)
+    expected tokens / (time of the step with its drafts + time of the host)
 
 and the step has drafts only if that beats the same step without, which overlaps with the host.
 Beside other requests they add at most what the stall bound allows a prompt.
@@ -35,8 +35,10 @@ MOST_STREAMS: Final = 32
 MOST_ROWS: Final = 64
 """Of a step with drafts, as many as a CPU replays (`minisgl_kernels.recorded_steps`)."""
 HOST_S: Final = 0.4e-3
-"""A step with drafts is planned and launched after the one before it has ended. This is the time of
-commit, plan and launch on a CPU's host."""
+"""A step with drafts is planned and launched after the one before it has ended. This is the least
+time of commit, plan and launch: that on a CPU's host."""
+PLAN_S: Final = 0.2e-3
+"""The part of commit and plan in it; `StepTimes.gap_us` is the rest on a GPU."""
 LEAST_GAIN: Final = 1.03
 """The predicted rate with drafts over the rate without, from which a step has drafts: step times
 are predicted to a few percent."""
@@ -120,6 +122,7 @@ class DraftRule:
         """drafters: each makes the drafter of a request. config: has step times."""
         assert config.step_times is not None
         self._times = config.step_times
+        self._host_s = max(HOST_S, PLAN_S + self._times.gap_us * 1e-6)
         self._most_s = PLANNED_SHARE * (config.max_stall_s or math.inf)
         self._drafters = drafters
         self._requests = requests
@@ -144,14 +147,14 @@ class DraftRule:
         num_unknown: so many tokens of each request are in flight. They must be right, too.
         """
         times = self._times
-        if times.row_us * 1e-6 * num_rows >= times.step_s(num_rows) + HOST_S:
+        if times.row_us * 1e-6 * num_rows >= times.step_s(num_rows) + self._host_s:
             return []  # not even a certain draft would pay
         found = (self._best(index, req, num_unknown) for index, req in enumerate(reqs))
         candidates = [candidate for candidate in found if candidate]
         if not candidates:
             return []
         plain_s = times.step_s(num_rows, sum(req.num_known for req in reqs))
-        seconds, expected = plain_s + HOST_S, float(num_rows)
+        seconds, expected = plain_s + self._host_s, float(num_rows)
         heapq.heapify(candidates)
         taken: dict[int, _Candidate] = {}
         # The drafts of one request may hold up the others as long as a prompt may.

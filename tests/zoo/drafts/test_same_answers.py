@@ -1,8 +1,4 @@
-"""`LLM` gives the same answers with drafts, with its own drafters and with an adversary's.
-
-Everything is float32. The tests that only compare set the cost of a row to nothing, so that every
-guess becomes a draft.
-"""
+"""`LLM` gives the same answers in float32 with drafts, with its own drafters and an adversary's."""
 
 from __future__ import annotations
 
@@ -12,48 +8,9 @@ from typing import Any
 
 import pytest
 
-from minisgl.core.step_times import StepTimes
-from minisgl.llm import LLM, SamplingParams
+from helpers.drafted_answers import OPTIONS, PARAMS, PROMPTS, eager_llm, seen, stats_of
+from minisgl.llm import LLM
 from minisgl.llm.engines import OwnEngine
-from minisgl.llm.output import RequestOutput
-from minisgl.scheduler.requests import SchedulerStats
-from minisgl_zoo.drafts import rule as rule_module
-
-OPTIONS: dict[str, Any] = {"dtype": "float32", "progress": False, "num_pages": 1000, "page_size": 4}
-FREE_ROWS = StepTimes(prompt_us=((16, 1_000.0),), decode_us=1_000.0)
-LIST = "\n".join(f"{number}. {number} times {number} is {number * number}." for number in range(9))
-PROMPTS = [
-    f"Repeat this list.\n{LIST}",
-    "What is a prefix cache?",
-    "What is 12 + 30?",
-    f"{LIST}\n{LIST}\n",
-]
-PARAMS = {
-    "greedy": SamplingParams(temperature=0.0, max_tokens=60),
-    "seeded": SamplingParams(temperature=0.7, seed=3, max_tokens=60),
-    "hot": SamplingParams(temperature=1.3, top_p=0.9, seed=4, max_tokens=60),
-    "filtered": SamplingParams(temperature=1.0, top_k=20, min_p=0.05, seed=5, max_tokens=60),
-    "penalties": SamplingParams(
-        temperature=0.0,
-        repetition_penalty=1.1,
-        frequency_penalty=0.3,
-        presence_penalty=0.2,
-        min_tokens=30,
-        max_tokens=60,
-    ),
-    "words": SamplingParams(
-        temperature=0.0, bad_words=("the", "is"), logit_bias={5: 3.0}, max_tokens=60
-    ),
-    "stop": SamplingParams(temperature=0.0, stop=(". 4",), max_tokens=60),
-    "cut": SamplingParams(temperature=0.0, max_tokens=7),
-    "schema": SamplingParams(
-        temperature=0.8,
-        seed=6,
-        max_tokens=80,
-        structured_outputs={"json": {"type": "array", "items": {"enum": ["one", "two", "three"]}}},
-    ),
-    "logprobs": SamplingParams(temperature=0.0, logprobs=True, top_logprobs=3, max_tokens=40),
-}
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +21,8 @@ def off() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def eager() -> Iterator[LLM]:
-    """It drafts whatever can be guessed."""
-    with pytest.MonkeyPatch.context() as patch, LLM(drafts="auto", **OPTIONS) as llm:
-        patch.setattr(rule_module, "LEAST_GAIN", 0.0)
-        engine = llm._engine
-        assert isinstance(engine, OwnEngine)
-        drafts: Any = engine.scheduler._drafts
-        drafts._times = FREE_ROWS
+    with eager_llm() as llm:
         yield llm
-
-
-def stats_of(llm: LLM) -> SchedulerStats:
-    assert isinstance(llm._engine, OwnEngine)
-    return llm._engine.scheduler.stats
-
-
-def seen(outputs: list[RequestOutput]) -> list[tuple[object, ...]]:
-    return [(each.token_ids, each.text, each.finish_reason) for each in outputs]
 
 
 @pytest.mark.parametrize("name", PARAMS)

@@ -132,15 +132,13 @@ def measure_step_times(engine: Engine) -> StepTimes:
     room = min(engine.max_seq_len, engine.memory.num_tokens) - num_tokens - engine.page_size
     start = min(CACHED_TOKENS, room) // engine.page_size * engine.page_size
     decodes = [(1, 0), (rows, 0), (few, 0), *([(few, start)] if start > 0 else [])]
-    one, many, few_us, *deep_us = _decode_us(
-        engine,
-        [probe_plan(engine, n, before=before, sampling=GREEDY) for n, before in decodes],
-        clock,
-    )
+    plans = [probe_plan(engine, n, before=before, sampling=GREEDY) for n, before in decodes]
+    (one, many, few_us, *deep_us), gap_us = _decode_us(engine, plans, clock)
     times = StepTimes(
         prompt_us=tuple(prompt_us),
         decode_us=one,
         row_us=max(many - one, 0) / (rows - 1) if rows > 1 else 0.0,
+        gap_us=gap_us,
         padded_tokens=engine.tuning.graph_tokens,
     )
     if not deep_us:
@@ -202,11 +200,12 @@ def _of_few_steps(engine: Engine, prompt_us: Sequence[tuple[int, float]]) -> Ste
     )
 
 
-def _decode_us(engine: Engine, plans: Sequence[Plan], clock: _Clock) -> list[int]:
-    """Return the time of each decode step in microseconds, as a stream has it."""
+def _decode_us(engine: Engine, plans: Sequence[Plan], clock: _Clock) -> tuple[list[int], float]:
+    """Return the time of each decode step in microseconds, as a stream has it, and how much longer
+    the first one takes alone; 0 if the steps are long."""
     alone = slowest_us(engine, plans, clock=clock)
     if max(alone) > SHORT_STEP_US:
-        return alone
+        return alone, 0.0
     best = [1e9] * len(plans)
     for _ in range(NUM_ROUNDS):
         for index, plan in enumerate(plans):
@@ -218,7 +217,8 @@ def _decode_us(engine: Engine, plans: Sequence[Plan], clock: _Clock) -> list[int
                 before = work
             best[index] = min(best[index], (time.perf_counter() - start) * 1e6 / NUM_BEHIND)
             check_outcome(before.wait())
-    return [-engine.comm.all_min(-int(us)) for us in best]
+    streamed = [-engine.comm.all_min(-int(us)) for us in best]
+    return streamed, float(max(alone[0] - streamed[0], 0))
 
 
 def _prompt_times(engine: Engine, clock: _Clock) -> list[tuple[int, float]]:
