@@ -42,22 +42,35 @@ from minisgl.runtime.observers import LoopObserver
 
 ROWS = [Row("loop_observers", "breaker", "breaker:create")]
 
+class Broken:
+    def __init__(self, pending, error):
+        self.pending, self.error = pending, error
+
+    def wait(self):
+        self.pending.wait()
+        raise self.error
+
 class Breaker(LoopObserver):
     def executor(self, executor):
         self.executor = executor
         return self
 
     def launch(self, plan):
-        try:
-            os.rename(os.environ["BREAKER"], os.environ["BREAKER"] + ".done")
-        except OSError:
-            return self.executor.launch(plan)
-        raise RuntimeError("broken on purpose")
+        flight = self.executor.launch(plan)
+        for error in (RuntimeError("broken on purpose"), MemoryError("none on purpose")):
+            path = os.environ["BREAKER"] + type(error).__name__
+            try:
+                os.rename(path, path + ".done")
+            except OSError:
+                continue
+            flight.pending = Broken(flight.pending, error)
+        return flight
 
 def create(args, rank):
     return Breaker()
 """
-"""A plugin whose engine raises an error as soon as a file exists."""
+"""A plugin whose engine raises an error as soon as a file with its name exists."""
+ERRORS: Final = {"error": "RuntimeError", "memory": "MemoryError"}
 
 STORY: Final = [{"role": "user", "content": "Tell me a long story about a parrot \U0001f99c."}]
 TOOL: Final = {
@@ -260,7 +273,7 @@ def faults_of(workers: dict[str, int]) -> list[tuple[str, str]]:
     """Return each fault, and the worker that has it."""
     names = sorted(workers, key=lambda name: (not name.startswith("engine"), name))
     named = [(kind, name) for name in names for kind in ("kill", "stop")]
-    return [*named[:1], ("error", "engine"), *named[1:]]
+    return [*named[:1], *((kind, "engine") for kind in ERRORS), *named[1:]]
 
 
 def one_round(
@@ -280,8 +293,8 @@ def one_round(
     for thread in threads:
         thread.start()
     time.sleep(rng.random() * (0.2 + 0.08 * len(names)))
-    if fault == "error":
-        breaker.touch()
+    if fault in ERRORS:
+        breaker.with_name(f"break{ERRORS[fault]}").touch()
     else:
         os.kill(workers[worker], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
     for thread in threads:
@@ -296,11 +309,13 @@ def one_round(
             result.problems.append(f"round {number} ({fault} {worker}), {name}: {different}")
         else:
             result.rounding = max(result.rounding, answer.rounding(whole[name]))
-    if fault == "error":  # the engine may have been idle
+    if fault in ERRORS:  # the engine may have been idle
         ask(server.url, "ids")
-    if not wait_until(lambda: server.num_starts > num_starts and server.is_idle()):
+    goes_on = fault == "memory" and result.tp == 1
+    if not wait_until(lambda: server.num_starts == num_starts + (not goes_on) and server.is_idle()):
         result.problems.append(f"round {number} ({fault} {worker}): not ready and idle again")
-    start_s = float(re.findall(r"started again after (\S+) s", server.log)[-1])
+    starts = re.findall(r"started again after (\S+) s", server.log)
+    start_s = 0.0 if goes_on else float(starts[-1])
     pauses = [answer.longest_s - start_s for answer in answers if answer and answer.num_resumed]
     result.excess_s[fault] = max([result.excess_s.get(fault, 0.0), *pauses])
 

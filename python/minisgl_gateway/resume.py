@@ -14,7 +14,8 @@ the ids without sending their text, which restores what it held back: parts of c
 strings and of calls. A grammar matches the ids again. Tokens whose text was not sent yet are
 sampled again, and are the same.
 
-A request goes on once. If the second engine ends too, the request may be the cause.
+A request goes on once. If the second engine ends too, the request may be the cause. A request that
+fails because its step found no memory is submitted again, too, to the engine that goes on.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from minisgl.core import Accepted, Finished
-from minisgl.errors import EngineError
+from minisgl.core import Accepted, Failed, Finished
+from minisgl.errors import EngineError, OutOfDeviceMemory
 from minisgl.message import ChatPrompt, TextReply, TokenizeMsg, ids_to_bytes
 from minisgl.server.call import RequestReply
 from minisgl.server.frontend import Frontend
@@ -41,6 +42,9 @@ logger = get_logger(__name__)
 MAX_KEPT_BYTES: Final = 256 * 2**20
 """The most bytes of all kept prompts, so that many long prompts do not fill the memory of the API
 process. A request beyond it ends with the engine."""
+
+
+_NO_MEMORY: Final = OutOfDeviceMemory.code
 
 
 class EndedTwice(EngineError):
@@ -185,9 +189,26 @@ class ResumingFrontend(Frontend):
 
     def _deliver(self, reply: RequestReply, now: float) -> None:
         kept = self._kept.get(reply.uid)
+        if kept and kept.lost_s is None and isinstance(reply, Failed) and reply.code == _NO_MEMORY:
+            self._try_again(reply.uid, kept)
+            return
         passed = kept.passed(reply) if kept else reply
         if passed is not None:
             super()._deliver(passed, now)
+
+    def _try_again(self, uid: int, kept: _Kept) -> None:
+        """Submit a request again whose step found no memory, while the engine goes on. The engine
+        may still know the uid."""
+        new = next(self._uids)
+        kept.message = replace(kept.message, uid=new)
+        call = self._calls[new] = self._calls.pop(uid)
+        self._kept[new] = self._kept.pop(uid)
+        if job := self._jobs.pop(uid, None):
+            self._jobs[new] = job
+        call.rename(uid, new)
+        self.observer.rename(uid, new)
+        super()._send([kept.again(self.context_length)])
+        logger.info("request %d found no memory: it goes on as request %d", uid, new)
 
     def _close(self, uid: int) -> None:
         if kept := self._kept.pop(uid, None):

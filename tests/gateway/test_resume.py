@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
-from minisgl.errors import EngineError, WorkerDied
+from minisgl.errors import EngineError, OutOfDeviceMemory, WorkerDied
 from minisgl.message import (
     AbortMsg,
     ChatPrompt,
@@ -232,3 +232,22 @@ def test_an_error_of_the_other_engine_ends_the_request(engines: Engines) -> None
     engines.reply(Failed(uid=0, message="no room", code="engine_error", status=500))
     assert read(call)[2] == "EngineError"
     assert engines.frontend.num_open == 0
+
+
+def test_a_request_whose_step_found_no_memory_is_tried_again(engines: Engines) -> None:
+    """By another uid: the engine may still have a step of the first. The second time it fails."""
+    call, other = engines.submit(PROMPT, PROMPT, num_choices=2, seed=1), engines.submit(PROMPT)
+    for message in list(engines.queue.sent):
+        engines.reply(accepted(message.uid, message))
+    failed = Failed.of(1, OutOfDeviceMemory("none"))
+    engines.reply(text(1, "a", 7), failed)
+    again = engines.queue.sent[-1]
+    assert (again.uid, again.sampling.seed, again.output) == (3, 2, ids_to_bytes([7]))
+    engines.reply(accepted(3, again), text(3, "b", 8), ending(3, 2), ending(0, 5))
+    written, ends, error = read(call)
+    assert (written, [end.num_resumed for end in ends], error) == ("ab", [1, 0], "")
+    engines.reply(msgspec.structs.replace(failed, uid=2))
+    assert engines.queue.sent[-1].uid == 4
+    engines.reply(msgspec.structs.replace(failed, uid=4))
+    assert read(other)[2] == OutOfDeviceMemory.__name__
+    assert engines.frontend.num_open == engines.frontend.observer.num_open == 0

@@ -116,6 +116,10 @@ class Call:
             self._end(self._error(self._indices.pop(reply.uid), reply))
         self._wake()
 
+    def rename(self, uid: int, new: int) -> None:
+        """Know an unfinished prompt by another uid."""
+        self._indices[new] = self._indices.pop(uid)
+
     def hold_on(self) -> None:
         """Wake the reader, so that it tells the client that the answer will go on."""
         self._is_held = True

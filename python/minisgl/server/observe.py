@@ -124,6 +124,12 @@ class Observer:
             if self._noted is not None:
                 self._noted[uid] = origin.request_id
 
+    def rename(self, uid: int, new: int) -> None:
+        """Know an open request by another uid."""
+        self._open[new] = self._open.pop(uid)
+        if self._noted is not None:
+            self._noted[new] = self._open[new].origin.request_id
+
     def text(self, uid: int, now: float) -> None:
         """Count a piece of text, usually of one token."""
         request = self._open[uid]
