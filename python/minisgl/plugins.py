@@ -40,6 +40,7 @@ TABLES: Final = {
     "grammars": "minisgl_zoo",
     "tokenizers": "minisgl_zoo",
     "logit_options": "minisgl_zoo",
+    "vision": "minisgl_zoo",
     "drafters": "minisgl_zoo",
     "drafts": "minisgl_zoo",
     "ops": "minisgl_kernels",

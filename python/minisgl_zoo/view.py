@@ -55,7 +55,7 @@ class CheckpointView(Checkpoint):
                 self._places[declared] = (name, None)
         if skipped := self.names - {name for name, _ in self._places.values()}:
             logger.info(
-                "%s: only the text model is served; skipped %d tensors of %s",
+                "%s: the decoder is the text model; skipped %d tensors of %s",
                 folder,
                 len(skipped),
                 " and ".join(sorted({part_of(name) for name in skipped})),

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from minisgl.core.image import RowImages
 from minisgl.core.req import IdArray, Mask
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
@@ -102,6 +103,7 @@ class Plan:
     option_rows: list[int] = field(default_factory=list)  # with options that change the logits
 
     scored: list[Scored] = field(default_factory=list)  # ascending
+    images: list[RowImages] = field(default_factory=list)  # ascending; of prompt rows
     histories: list[History] = field(default_factory=list)  # of those of `begins` with options
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)

@@ -87,6 +87,9 @@ class Req:
     masker: Masker | None = None  # its rows are sampled late (`minisgl.scheduler.loop`)
     prediction: IdArray = field(default_factory=lambda: np.zeros(0, np.int32))
     """Ids that the output may repeat, a source of drafts."""
+    images: Sequence[Any] = ()  # `minisgl.core.image.Image`s of the prompt
+    keys: IdArray | None = None
+    """The prompt for the prefix cache if there are images; None if `prompt` is."""
 
     # --- progress
     output: list[int] = field(default_factory=list)  # committed ids
@@ -146,8 +149,20 @@ class Req:
 
     def token_ids(self, start: int, end: int) -> IdArray:
         """Return the committed ids in [start, end), int32. `end` is at most `num_tokens`."""
-        num_prompt = len(self.prompt)
+        return self._ids(self.prompt, start, end)
+
+    @property
+    def prompt_keys(self) -> IdArray:
+        """The prompt as the prefix cache has it."""
+        return self.prompt if self.keys is None else self.keys
+
+    def key_ids(self, start: int, end: int) -> IdArray:
+        """Return the committed ids in [start, end) as the prefix cache has them."""
+        return self._ids(self.prompt_keys, start, end)
+
+    def _ids(self, prompt: IdArray, start: int, end: int) -> IdArray:
+        num_prompt = len(prompt)
         if end <= num_prompt:
-            return self.prompt[start:end]
+            return prompt[start:end]
         tail = np.asarray(self.output[max(start - num_prompt, 0) : end - num_prompt], np.int32)
-        return tail if start >= num_prompt else np.concatenate([self.prompt[start:], tail])
+        return tail if start >= num_prompt else np.concatenate([prompt[start:], tail])

@@ -18,10 +18,11 @@ from minisgl import env, plugins
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.core import Batch, Context, Plan, PoolBatch
 from minisgl.core.args import EngineConfig
+from minisgl.core.batch import ImageRows
 from minisgl.core.req import Mask
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, Tuning
-from minisgl.engine.extras import StepGuard
+from minisgl.engine.extras import StepGuard, Vision
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
@@ -99,6 +100,10 @@ class Engine:
         clock.lap("weights")
         if comm.rank == 0:  # other ranks differ little, and use the same number of pages
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory)
+        create_vision = plugins.find("vision", "tower") if self.model_config.is_wrapped else None
+        self.vision: Vision | None = create_vision and create_vision(
+            config, self.dtype, device.torch_device, leads=comm.rank == 0
+        )
         self.page_size = config.page_size
         self.max_running = config.max_running_requests
         self.max_seq_len = self.memory.max_seq_len
@@ -271,7 +276,7 @@ class Engine:
         if plan.histories:
             assert self.sampler.options, "the scheduler refuses options that nothing applies"
             self.sampler.options.begin(plan)
-        padded = None if plan.scored else self.runner.padded(plan)
+        padded = None if plan.scored or plan.images else self.runner.padded(plan)
         return make_inputs(plan, self._tables, self.page_size, padded)
 
     def _end_step(self, inputs: StepInputs, sampled: Tensor) -> Tensor:
@@ -321,15 +326,23 @@ class Engine:
             input_ids=self._ops.take_ids(inputs["token_ids"], decoding, self._tables.last_token),
             sample_positions=inputs["sample_positions"],
             pools=tuple(pools),
+            images=self._image_rows(inputs.plan),
         )
         return self.model.forward(batch)
+
+    def _image_rows(self, plan: Plan) -> ImageRows | None:
+        """Run the vision tower for the images of a step that it has not seen lately."""
+        if not plan.images:
+            return None
+        assert self.vision, "no other model accepts images"
+        return self.vision.rows(plan)
 
     # --- start and end -------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish the launched steps and release threads and memory. No call may follow."""
         self.device.close()
-        for name in ("runner", "model", "_contexts", "_tables", "_guard", "sampler"):
+        for name in ("runner", "model", "_contexts", "_tables", "_guard", "sampler", "vision"):
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold its buffers
         self.device.release()

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from minisgl.core import Plan
+from minisgl.core.batch import ImageRows
 
 
 class LogitOptions(Protocol):
@@ -23,6 +24,13 @@ class LogitOptions(Protocol):
 
     def append(self, plan: Plan, ids_S: Tensor) -> None:
         """Append the sampled tokens to those of their rows."""
+
+
+class Vision(Protocol):
+    """Turns images into rows of embeddings (the row `tower` of the table `vision`)."""
+
+    def rows(self, plan: Plan) -> ImageRows | None:
+        """Return the rows of a step; None if it computes no place of an image."""
 
 
 class StepGuard(Protocol):

@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core.event import Event, Failed, Record
+from minisgl.core.image import Image
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
@@ -161,7 +162,8 @@ class UserMsg(Record, frozen=True, kw_only=True):
     `AnswerForm` by which the answer is split; "" if it is text alone. returns_ids: `Accepted` has
     the ids. prediction: ids that the answer may repeat, in the same form as `ids`. output: None for
     a new request. Otherwise the request goes on that an earlier engine had, and these are the ids
-    of its output that the client has the text of, in the same form, perhaps none.
+    of its output that the client has the text of, in the same form, perhaps none. images: those of
+    the prompt, in order; `minisgl.core.image` says which ids it has at their places.
     """
 
     uid: Uid
@@ -175,6 +177,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     returns_ids: bool = False
     prediction: bytes = b""
     output: bytes | None = None
+    images: tuple[Image, ...] = ()
 
 
 class StopMsg(Record, frozen=True, kw_only=True):

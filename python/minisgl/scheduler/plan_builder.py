@@ -6,6 +6,7 @@ from collections.abc import Set
 
 import numpy as np
 
+from minisgl.core.image import RowImages, images_in
 from minisgl.core.plan import Begin, History, NewPage, Plan, Scored, Stored
 from minisgl.core.req import IdArray, Req
 
@@ -68,6 +69,7 @@ class PlanBuilder:
         self.new_pages: list[NewPage] = []
         self.stored: list[Stored] = []
         self.scored: list[Scored] = []
+        self.images: list[RowImages] = []
         self.begins: list[Begin] = []
         self.num_drafts = 0
         self.unfinished: list[Req] = []
@@ -99,6 +101,8 @@ class PlanBuilder:
             next_ids = req.prompt[start + 1 : scored_end + 1]
             num_top = req.sampling.prompt_logprobs or 0
             self.scored.append(Scored(len(self.uids), next_ids, num_top))
+        if req.images and (images := images_in(req.images, start, end)):
+            self.images.append(RowImages(len(self.uids), images))
         self.with_chunk.add(req.uid)
         self.uids.append(req.uid)
         self.table_idxs.append(req.table_idx)

@@ -156,7 +156,7 @@ class Requests:
 
         The last token is always computed, and so are the tokens from `num_scored` on.
         """
-        return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))
+        return req.key_ids(0, min(req.num_tokens - 1, req.num_scored))
 
     def release_settled(self, rows: Iterable[Req]) -> None:
         """Release the requests that are leaving and have no row in a flight any more."""

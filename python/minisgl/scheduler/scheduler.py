@@ -22,12 +22,13 @@ from msgspec.structs import replace
 
 from minisgl import plugins
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
+from minisgl.core.image import plain_ids
 from minisgl.core.plan import Plan, StepOutcome, StepResult
 from minisgl.core.req import ALL, Mask, Masker, Order, Req
 from minisgl.errors import InvalidSampling, MinisglError, NonFiniteLogits, RequestError
-from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes, ids_to_bytes
 from minisgl.scheduler import drafting
-from minisgl.scheduler.admission import admissible_max_tokens
+from minisgl.scheduler.admission import admissible_max_tokens, check_images
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.masks import LateMasks
 from minisgl.scheduler.planner import Planner
@@ -86,7 +87,9 @@ class Scheduler:
     def add(self, message: UserMsg) -> Accepted | Failed:
         """Queue the request, or refuse it with an error that states the limit."""
         # A copy, because the tree passes ids to C++ by DLPack, which rejects read-only arrays.
-        prompt = ids_from_bytes(message.ids).copy()
+        prompt = ids = ids_from_bytes(message.ids).copy()
+        if images := message.images:
+            prompt = plain_ids(ids, images)
         try:
             if message.sampling.changes_logits and not self._has_logit_options:
                 raise InvalidSampling(
@@ -98,6 +101,8 @@ class Scheduler:
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling, num_waiting=num_waiting
             )
+            if images:
+                check_images(images, self.requests.by_uid.values())
             seed = message.sampling.seed
             sampling = replace(
                 message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed
@@ -122,6 +127,8 @@ class Scheduler:
             num_scored=ALL if sampling.prompt_logprobs is None or output else 0,
             masker=self._create_masker(message) if self._create_masker else None,
             prediction=prediction[prediction < self.config.vocab_size],
+            images=images,
+            keys=ids if images else None,
             accepted_at=self.clock(),
         )
         self.requests.add(req, is_compiled=not message.grammar)
@@ -129,7 +136,7 @@ class Scheduler:
         return Accepted(
             uid=req.uid,
             num_prompt_tokens=len(prompt),
-            prompt_ids=message.ids if shows_prompt else b"",
+            prompt_ids=ids_to_bytes(prompt) if shows_prompt else b"",
             sampling=sampling,
             form=message.form,
             output=message.output or b"",

@@ -115,6 +115,8 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     info: dict[str, object] = {}
     if config.tokenizer_index is not None:  # this loads the template, and logs if it is broken
         info["has_chat_template"] = encoder.template.is_usable
+        if encoder.images and not config.dry_run:
+            encoder.images.load()
     detokenizer = Detokenizer(tokenizer)
     if config.detokenizer:  # a server has one
         warn_of_unknown_ids(tokenizer, config.folder)

@@ -15,6 +15,7 @@ import pytest
 
 from helpers.books import check_books
 from minisgl.core import Plan, SamplingParams
+from minisgl.core.image import Image, RowImages
 from minisgl.core.plan import Executor, Flight, History, Scored
 from minisgl.errors import EngineError
 from minisgl.message import (
@@ -275,6 +276,8 @@ def test_the_digest_sees_every_field(field: str) -> None:
     plan.late_rows = plan.option_rows = [0]
     plan.histories = [History(0, 12, (), b"")]
     plan.scored = [Scored(0, np.array([5], np.int32), 0)]
+    image = Image(digest=b"a", places=bytes(4), token=1, shape=(3, 1, 1), sizes=())
+    plan.images = [RowImages(0, [image])]
     before = digest(plan)
     assert digest(dataclasses.replace(plan)) == before
     value = getattr(plan, field)
