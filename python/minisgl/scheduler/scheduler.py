@@ -101,7 +101,7 @@ class Scheduler:
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling, num_waiting=num_waiting
             )
-            if images:
+            if images and is_new:
                 check_images(images, self.requests.by_uid.values())
             seed = message.sampling.seed
             sampling = replace(
