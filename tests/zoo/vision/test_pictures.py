@@ -86,7 +86,7 @@ def encode(encoder: PromptEncoder, *parts: Any, role: str = "user") -> Any:
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_picture_is_refused_soon(encoder: PromptEncoder, kind: str) -> None:
     data, why = BAD[kind]
-    helper: Any = encoder.images._helper  # type: ignore[union-attr]
+    helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
     before = helper.process.pid, psutil.Process(helper.process.pid).memory_info().rss
     start = time.process_time()
     with pytest.raises(InvalidRequest, match=why) as found:

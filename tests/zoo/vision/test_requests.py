@@ -164,7 +164,7 @@ def test_other_ranks_get_no_pixels(eyes: Eyes) -> None:
         def put(self, messages: list[Any]) -> None:
             sent.extend(messages)
 
-    leader = Leader(Queue(), eyes.engine, [Queue()])  # type: ignore[list-item, arg-type]
+    leader = Leader(Queue(), eyes.engine, [Queue()])  # type: ignore[list-item, arg-type] (a fake)
     assert leader.get(0) == [message]
     [broadcast] = sent
     assert [each.pixels for each in broadcast.messages[0].images] == [b"", b""]
