@@ -34,8 +34,9 @@ collector stops visiting it.
 
 
 class Stored(NamedTuple):
-    """The prefix cache has the KV of a row's tokens below a position in the full group. The step
-    computes them again only for the other cache groups, and must not write their pages there."""
+    """The prefix cache has the KV of a row's tokens below a position, but only of the full group.
+    The step computes them again for the other cache groups. It must not write the full group's
+    pages."""
 
     row: int
     position: int
@@ -59,7 +60,8 @@ class History(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """A row whose i-th token yields the log-probability of the i-th next id."""
+    """A row of prompt tokens to score: its i-th token yields the log-probability of the i-th next
+    id."""
 
     row: int
     next_ids: IdArray
@@ -88,8 +90,8 @@ class Plan:
     starts: list[int]
     ends: list[int]
     token_ids: IdArray  # of row 0, then row 1, ...; `PROMISED` for ids that the host lacks
-    num_decodes: int  # rows [0, num_decodes) compute one token; all before it are computed
-    num_drafts: int = 0  # the last of these rows compute drafts (`minisgl.scheduler.drafting`)
+    num_decodes: int  # the first rows: each computes one token, with KV of all tokens before it
+    num_drafts: int = 0  # the last of the decode rows compute drafts (`minisgl.scheduler.drafting`)
     sample_rows: list[int]  # rows whose last position yields a token, ascending
     output_idxs: list[int]  # for each of `sample_rows`, the token's index in the output
 

@@ -7,9 +7,9 @@
      │         ├──────────── if it was retracted ───┘
      └──> compiling, until its grammar is compiled
 
-A request leaves when it ends or is retracted. It keeps its row of the tables and its pages until
-every launched step with a row of it is committed. If it gave way to a request of another key, its
-pages are released at once (`minisgl_gateway.keys.preemption`).
+A request leaves when it ends or is retracted. It keeps its place in the tables and its pages until
+each flight with a row of it is committed. If it gave way to a request of another key, its pages are
+released at once (`minisgl_gateway.keys.preemption`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Requests:
         if req.leaving:
             return  # it was retracted and now ends, before its last flight is settled
         if req.table_idx < 0:
-            self.end_compiling(req.uid)
+            self.end_compiling(req.uid)  # now it is in `waiting` in any case
             self.waiting.remove(req)
             del self.by_uid[req.uid]
             return
@@ -126,8 +126,8 @@ class Requests:
             self.leaving[req.uid] = req
 
     def has_room(self, req: Req, unfinished: list[Req]) -> bool:
-        """Return whether the free pages suffice for `req`, for the `unfinished` requests, and for
-        the next tokens of all running ones."""
+        """Return whether the free pages suffice for `req`, for the `unfinished` requests (running
+        ones with prompt tokens to compute), and for the next tokens of all running ones."""
         growth = self.watermark_tokens
         return self.cache.has_room(req, req.num_known + 1, unfinished, self.running, growth)
 
@@ -185,8 +185,8 @@ class Requests:
     def release_pages(self, req: Req) -> None:
         """Take all pages from a request. Those with committed ids go to the prefix cache."""
         if self.void_from is None:
-            # A row launched before the end was known may have computed one more token than the
-            # request has. The steps that wrote these pages are launched: they precede next_step.
+            # A row that was launched before the end was known may have computed one more token
+            # than the request has. The pages are written by steps before `next_step`.
             self.cache.publish(req, min(req.num_computed, req.num_tokens), self.next_step - 1)
         self.cache.release(req)
 

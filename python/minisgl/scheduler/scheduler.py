@@ -1,8 +1,6 @@
 """The scheduler: every step lets *computed* catch up with *known*, under a token budget.
 
-A request has tokens that are known (or promised), and the KV of some of them is computed. A row of
-a step computes the next span of tokens. Prefill, chunked prefill, a prefix hit, decode and a
-resumed request are all this one case. `minisgl.core.req` draws the lengths.
+`minisgl.core.req` draws these two lengths of a request.
 
     add     message -> the request is queued, or refused with an error that states the limit
             (`minisgl.scheduler.admission`)
@@ -51,8 +49,8 @@ class Scheduler:
         create_masker: Callable[[UserMsg], Masker | None] | None = None,
         create_drafts: drafting.CreateDrafts = drafting.create_drafts,
     ) -> None:
-        """create_masker: returns the masker of a request, or None if it needs none; None if no
-        request has a grammar. create_drafts: returns what makes the drafts, or None."""
+        """create_masker: returns a request's masker, or None if it has no grammar. It may be left
+        out if no request has one. create_drafts: returns what makes the drafts, or None."""
         self.config = config
         self.clock = clock
         self._create_masker = create_masker
@@ -129,7 +127,7 @@ class Scheduler:
             prediction=prediction[prediction < self.config.vocab_size],
             images=images,
             keys=ids if images else None,
-            accepted_at=self.clock(),
+            queued_at=self.clock(),
         )
         self.requests.add(req, is_compiled=not message.grammar)
         shows_prompt = message.returns_ids or sampling.shows_prompt
@@ -154,7 +152,7 @@ class Scheduler:
             return []
         if num_output is not None:
             # The client does not get the tokens after the stop string, so no later prompt has
-            # them. They must not enter the prefix cache.
+            # them. In the prefix cache they would only take pages.
             del req.output[num_output:]
         return self._fail(req, because.to_error()) if because else [self._end(req, reason)]
 
@@ -177,6 +175,7 @@ class Scheduler:
         requests = self.requests.by_uid
         rows = [requests[uid] for uid in plan.uids]
         drafts = drafting.draft_rows(plan)
+        # A flight counts once for a request, although its drafts have rows of their own.
         for req in rows[: drafts.start] + rows[drafts.stop :] if drafts else rows:
             req.num_flights -= 1
         events: list[Event] = []
@@ -184,7 +183,7 @@ class Scheduler:
             req = requests[uid]
             if not req.output:
                 events += self._fail(req, error)
-            elif not req.ended:  # what it has is good
+            elif not req.ended:  # the client may keep what it has
                 events.append(self._end(req, "length"))
         if self.requests.void_from is None:  # else an earlier failed step voids this one too
             if isinstance(outcome, StepResult):
@@ -266,7 +265,7 @@ class Scheduler:
             num_retractions=req.num_retractions,
             num_drafted=req.num_drafted,
             num_accepted=req.num_accepted,
-            queued_s=launched_at - req.accepted_at,
+            queued_s=launched_at - req.queued_at,
             prefill_s=first_token_at - launched_at,
             decode_s=now - first_token_at,
         )
