@@ -62,8 +62,8 @@ class PageAllocator:
 
 @dataclass(slots=True)
 class Holding:
-    """`req.handle`: a locked position in the prefix cache, and the request's duplicates of pages
-    before it. Mutable: the position moves forward as the request publishes pages.
+    """`req.handle`: a locked position in the prefix cache, and the request's duplicates before it.
+    Mutable: the position moves forward as the request publishes pages.
     """
 
     position: BaseCacheHandle
@@ -156,7 +156,7 @@ class CacheManager:
         return num_pages * self.page_size - end
 
     def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
-        """Append all pages of a request that has just got its table row."""
+        """Append to `new_pages` all pages of a request that has just got its row of the tables."""
         row = req.table_idx
         new_pages += [(0, row, index, page) for index, page in enumerate(req.pages)]
 
