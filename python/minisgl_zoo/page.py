@@ -28,13 +28,10 @@ indexer chooses the keys).
 WRAPPED = """
 ## Inside models of text and images
 
-The text model is served. Where the last column says so, [images are read](api.md#images), too,
-with the model's own vision tower and `pip install "minisgl[vision]"`. A quantised vision tower is
-not used, nor one beside a GGUF file. The text model's loader skips tensors of {parts}, which one
-log line says.
+The text model is served. Tensors of {parts} are skipped, which one log line says.
 
-| architecture | text model | images |
-|---|---|---|
+| architecture | text model |
+|---|---|
 """
 
 
@@ -45,8 +42,7 @@ def page() -> str:
         about = " ".join((row.about or row.module().__doc__ or "").split("\n\n")[0].split())
         rows.append(f"| `{row.name}` | {about} |\n")
     wrapped = [
-        f"| `{name}` | {', '.join(dict.fromkeys(f'`{TEXT_MODELS[kind]}`' for kind in kinds))} "
-        f"| {'read' if plugins.row_of('vision', name) else ''} |\n"
+        f"| `{name}` | {', '.join(dict.fromkeys(f'`{TEXT_MODELS[kind]}`' for kind in kinds))} |\n"
         for name, kinds in WRAPPERS.items()
     ]
     head = WRAPPED.format(parts=", ".join(f"`{part}`" for part in OTHER_PARTS))

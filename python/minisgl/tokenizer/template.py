@@ -45,10 +45,6 @@ LARGE: Final = 2**18
 do not wait for them."""
 
 
-class Part(dict[str, Any]):
-    """A part of a message that the template gets as it is: a text, or the place of an image."""
-
-
 class ChatTemplate:
     """Messages to the text of a prompt that ends where the assistant's answer begins.
 
@@ -280,8 +276,7 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **message}
 
 
-def _join_parts(content: Any, where: str) -> str | list[Part]:
-    """Return the text of a message; its parts if it has images."""
+def _join_parts(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -290,14 +285,10 @@ def _join_parts(content: Any, where: str) -> str | list[Part]:
             param=where,
         )
     texts = []
-    parts = []
     for i, part in enumerate(content):
         match part:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
-                parts.append(Part(type="text", text=text))
-            case Part():
-                parts.append(part)
             case _:
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise InvalidRequest(
@@ -305,7 +296,7 @@ def _join_parts(content: Any, where: str) -> str | list[Part]:
                     f"text only, got {kind!r}",
                     param=f"{where}[{i}]",
                 )
-    return "".join(texts) if len(texts) == len(parts) else parts
+    return "".join(texts)
 
 
 def _normalise_call(call: Any) -> Any:
