@@ -155,6 +155,9 @@ _WEIGHT_FORMATS: Final = {
 }
 """The `quant_method` -> the module and name of what reads it."""
 
+_VISION: Final = {"Mistral3": "mistral:Mistral3"}
+"""The architecture without "ForConditionalGeneration" -> its vision tower."""
+
 ROWS: Final = [
     *(
         Row("weight_formats", name, f"minisgl_zoo.weights.{method}")
@@ -192,10 +195,13 @@ ROWS: Final = [
     Row("logit_options", "create", "minisgl_zoo.logit_options:LogitOptions"),
     Row("logit_options", "checks", "minisgl_zoo.logit_checks:CHECKS"),
     Row("logit_options", "words", "minisgl_zoo.logit_checks:ids_of_bad_words"),
-    Row("adapters", "engine", "minisgl_zoo.lora.device:DeviceAdapters"),
-    Row("adapters", "slots", "minisgl_zoo.lora.slots:Slots"),
-    Row("loop_observers", "adapters", "minisgl_zoo.lora.observer:checks_of"),
-    Row("adapters", "read", "minisgl_zoo.lora.peft:read_adapter"),
+    Row("vision", "reader", "minisgl_zoo.vision.prompt:create_reader"),
+    Row("vision", "tower", "minisgl_zoo.vision.tower:create_tower"),
+    Row("vision", "bytes", "minisgl_zoo.vision.tower:tower_bytes"),
+    *(
+        Row("vision", f"{name}ForConditionalGeneration", f"minisgl_zoo.vision.{target}")
+        for name, target in _VISION.items()
+    ),
     Row("drafts", "rule", "minisgl_zoo.drafts.rule:DraftRule"),
     Row(
         "drafters",

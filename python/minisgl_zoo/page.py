@@ -28,10 +28,13 @@ indexer chooses the keys).
 WRAPPED = """
 ## Inside models of text and images
 
-The text model is served. Tensors of {parts} are skipped, which one log line says.
+The text model is served. Where the last column says so, [images are read](api.md#images), too,
+with the model's own vision tower and `pip install "minisgl[vision]"`. A quantised vision tower is
+not used, nor one beside a GGUF file. The text model's loader skips tensors of {parts}, which one
+log line says.
 
-| architecture | text model |
-|---|---|
+| architecture | text model | images |
+|---|---|---|
 """
 
 
@@ -42,7 +45,8 @@ def page() -> str:
         about = " ".join((row.about or row.module().__doc__ or "").split("\n\n")[0].split())
         rows.append(f"| `{row.name}` | {about} |\n")
     wrapped = [
-        f"| `{name}` | {', '.join(dict.fromkeys(f'`{TEXT_MODELS[kind]}`' for kind in kinds))} |\n"
+        f"| `{name}` | {', '.join(dict.fromkeys(f'`{TEXT_MODELS[kind]}`' for kind in kinds))} "
+        f"| {'read' if plugins.row_of('vision', name) else ''} |\n"
         for name, kinds in WRAPPERS.items()
     ]
     head = WRAPPED.format(parts=", ".join(f"`{part}`" for part in OTHER_PARTS))

@@ -47,13 +47,32 @@ class PoolBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRows:
+    """Rows of images, which replace embeddings.
+
+    tokens: int64 [N], their indices in the step. rows: [N, D]; None on a rank whose partial sum is
+    zero there.
+    """
+
+    tokens: Tensor
+    rows: Tensor | None
+
+    def put(self, x_TD: Tensor) -> Tensor:
+        """Write the rows into the embeddings of the step, in place."""
+        x_TD[self.tokens] = 0 if self.rows is None else self.rows.to(x_TD.dtype)
+        return x_TD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step's inputs on the device.
 
     input_ids: int32 [T]. sample_positions: int64 [S], the indices of the tokens that yield logits.
     pools: one view of the step for each pool of the model (`minisgl.models.spec.CacheLayout`).
+    images: of the step's prompts; None without any.
     """
 
     input_ids: Tensor
     sample_positions: Tensor
     pools: tuple[PoolBatch, ...]
+    images: ImageRows | None = None

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from minisgl.core.adapters import AdapterLoad
+from minisgl.core.image import RowImages
 from minisgl.core.req import IdArray, Mask
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
@@ -34,8 +34,9 @@ collector stops visiting it.
 
 
 class Stored(NamedTuple):
-    """The prefix cache has the KV of a row's tokens below a position in the full group. The step
-    computes them again only for the other cache groups, and must not write their pages there."""
+    """The prefix cache has the KV of a row's tokens below a position, but only of the full group.
+    The step computes them again for the other cache groups. It must not write the full group's
+    pages."""
 
     row: int
     position: int
@@ -46,13 +47,6 @@ class Begin(NamedTuple):
 
     table_idx: int
     sampling: SamplingParams  # with a seed
-
-
-class Slotted(NamedTuple):
-    """The slot of the adapter of a request that gets a row of the tables."""
-
-    table_idx: int
-    slot: int
 
 
 class History(NamedTuple):
@@ -66,7 +60,8 @@ class History(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """A row whose i-th token yields the log-probability of the i-th next id."""
+    """A row of prompt tokens to score: its i-th token yields the log-probability of the i-th next
+    id."""
 
     row: int
     next_ids: IdArray
@@ -95,8 +90,8 @@ class Plan:
     starts: list[int]
     ends: list[int]
     token_ids: IdArray  # of row 0, then row 1, ...; `PROMISED` for ids that the host lacks
-    num_decodes: int  # rows [0, num_decodes) compute one token; all before it are computed
-    num_drafts: int = 0  # the last of these rows compute drafts (`minisgl.scheduler.drafting`)
+    num_decodes: int  # the first rows: each computes one token, with KV of all tokens before it
+    num_drafts: int = 0  # the last of the decode rows compute drafts (`minisgl.scheduler.drafting`)
     sample_rows: list[int]  # rows whose last position yields a token, ascending
     output_idxs: list[int]  # for each of `sample_rows`, the token's index in the output
 
@@ -110,12 +105,11 @@ class Plan:
     option_rows: list[int] = field(default_factory=list)  # with options that change the logits
 
     scored: list[Scored] = field(default_factory=list)  # ascending
+    images: list[RowImages] = field(default_factory=list)  # ascending; of prompt rows
     histories: list[History] = field(default_factory=list)  # of those of `begins` with options
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
-    slots: list[Slotted] = field(default_factory=list)  # those of `begins` with an adapter
-    loads: list[AdapterLoad] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -147,8 +141,7 @@ class StepResult:
 class StepFailed:
     """The step failed. The KV that it should have written does not exist.
 
-    uids: the requests that fail; with AdapterLost, all of the adapter fail too. The scheduler
-    computes the other requests again.
+    uids: the requests that fail. The scheduler computes the other requests again.
     """
 
     error: EngineError

@@ -2,21 +2,20 @@
 
 ::
 
-    prompt                     output            promised
-    |--------------------------|-----------------|----|
-    0     num_cached       num_computed     num_tokens  num_known            max_len
-    |=====|================|
-     from    computed for this request; the step that writes it is launched
-     the prefix cache
+    0           num_cached     num_computed     num_tokens   num_known         max_len
+    |===========|==============|----------------|............|                 |
+     KV from     KV computed    the host has     promised:
+     the prefix  for this       the ids          only the
+     cache       request                         device has the id
 
-`num_tokens` counts the ids that the host has. A launched row that samples *promises* one more
-token. The promised token counts as known while planning. Only the device has its id, until `commit`
-fulfils the promise. Each step lets `num_computed` catch up with `num_known`. That one rule
-covers prefill, chunked prefill, a prefix hit, decode, and resuming after a retraction.
+The prompt comes first, then the output. A planned row that samples *promises* one more token. It
+counts as known while planning, and `commit` fulfils the promise. Each step lets `num_computed`
+catch up with `num_known`. That one rule covers prefill, chunked prefill, a prefix hit, decode, and
+resuming.
 
-To *retract* a running request is to give its pages to another request; it resumes later. Layers
-whose caches have the same lifetime form a *cache group*. Most models have one, the full group
-(`minisgl.core.groups`).
+To *retract* a running request is to take its pages. It waits, resumes later, and its tokens are
+computed again. Layers whose caches have the same lifetime form a *cache group*. Most models have
+one, the full group (`minisgl.core.groups`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.core.adapters import Adapter
 from minisgl.core.sampling import SamplingParams
 
 IdArray = npt.NDArray[np.int32]
@@ -36,21 +34,21 @@ Mask = npt.NDArray[np.uint32]
 """[W], W = ceil(vocabulary / 32): bit i of word w is set if token 32 * w + i is allowed."""
 
 ALL = 2**31
-"""The value of `Req.num_scored` once a request reports nothing more. No prompt is this long."""
+"""More than a prompt has tokens: `Req.num_scored` of a request that has nothing more to report."""
 
 
 class Order(NamedTuple):
-    """A request's place; requests sort by it. A key that was served less gives its requests a lower
-    tag (`minisgl_gateway.keys.shares`). Without keys, tag and key are 0."""
+    """A request's place; requests sort by it, the lowest first. Without API keys, tag and key are
+    0."""
 
     priority: int
-    tag: int
+    tag: int  # tokens that its API key was served and owed before (`minisgl_gateway.keys.shares`)
     arrival: int  # its number
     key: int  # the number of its API key
 
     @property
-    def turn(self) -> tuple[int, int]:
-        """What decides between two keys, whenever their requests arrived."""
+    def claim(self) -> tuple[int, int]:
+        """What decides whether a request may take another one's place: its arrival does not."""
         return self.priority, self.tag
 
 
@@ -70,8 +68,8 @@ class Masker(Protocol):
         """
 
     def forced(self, output: Sequence[int]) -> Sequence[int]:
-        """Return likely next tokens: the usual ones of the text that must come next. `output` is
-        that of `mask`."""
+        """Return tokens of the text that must come after `output`; none if it may go on in several
+        ways. They are guesses: other tokens may spell the same text."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -85,10 +83,12 @@ class Req:
     order: Order  # the lower goes first
     stop_ids: frozenset[int]  # output ids that end the request
     namespace: str = ""  # requests share pages of the prefix cache only within one namespace
-    adapter: Adapter | None = None
     masker: Masker | None = None  # its rows are sampled late (`minisgl.scheduler.loop`)
     prediction: IdArray = field(default_factory=lambda: np.zeros(0, np.int32))
     """Ids that the output may repeat, a source of drafts."""
+    images: Sequence[Any] = ()  # `minisgl.core.image.Image`s of the prompt
+    keys: IdArray | None = None
+    """The prompt for the prefix cache if there are images; None if `prompt` is."""
 
     # --- progress
     output: list[int] = field(default_factory=list)  # committed ids
@@ -102,8 +102,8 @@ class Req:
     # --- what it holds while it runs
     pages: list[int] = field(default_factory=list)  # of the full group, one for each page's tokens
     num_stored: int = 0
-    """Leading tokens that have their KV in the full group of the prefix cache. It can exceed the
-    number of reused tokens: another cache group may have lost pages that they need."""
+    """Leading tokens that had their KV in the full group of the prefix cache when it started. It
+    can reuse fewer, if another cache group has lost pages that the last of them need."""
     handle: Any = None  # the position in the prefix cache that it keeps locked
     table_idx: int = -1  # its row in the engine's tables; -1 while it does not run
     num_flights: int = 0  # launched steps with a row of it that are not committed yet, 0 to 2
@@ -119,7 +119,7 @@ class Req:
     num_retractions: int = 0
     num_drafted: int = 0  # drafts that steps have computed
     num_accepted: int = 0  # those of them that became output tokens
-    accepted_at: float = 0.0  # this and the next two: seconds on the scheduler's clock
+    queued_at: float = 0.0  # this and the next two: seconds on the scheduler's clock
     launched_at: float = 0.0
     first_token_at: float = 0.0
 
@@ -129,7 +129,7 @@ class Req:
     """Prompt tokens that the prefix cache had, or that another request was computing, when the
     scheduler last looked; None if it has not looked."""
     prefix_source: Req | None = None  # that other request
-    drafts: Any = None  # what the drafters know of it
+    drafts: Any = None  # what the drafters remember of it
 
     @property
     def num_prompt(self) -> int:
@@ -148,8 +148,20 @@ class Req:
 
     def token_ids(self, start: int, end: int) -> IdArray:
         """Return the committed ids in [start, end), int32. `end` is at most `num_tokens`."""
-        num_prompt = len(self.prompt)
+        return self._ids(self.prompt, start, end)
+
+    @property
+    def prompt_keys(self) -> IdArray:
+        """The prompt as the prefix cache has it."""
+        return self.prompt if self.keys is None else self.keys
+
+    def key_ids(self, start: int, end: int) -> IdArray:
+        """Return the committed ids in [start, end) as the prefix cache has them."""
+        return self._ids(self.prompt_keys, start, end)
+
+    def _ids(self, prompt: IdArray, start: int, end: int) -> IdArray:
+        num_prompt = len(prompt)
         if end <= num_prompt:
-            return self.prompt[start:end]
+            return prompt[start:end]
         tail = np.asarray(self.output[max(start - num_prompt, 0) : end - num_prompt], np.int32)
-        return tail if start >= num_prompt else np.concatenate([self.prompt[start:], tail])
+        return tail if start >= num_prompt else np.concatenate([prompt[start:], tail])

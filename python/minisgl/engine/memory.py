@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from minisgl import plugins
 from minisgl.core.args import EngineConfig, context_exceeded
 from minisgl.core.groups import CacheGroup
 from minisgl.distributed import DistributedCommunicator
@@ -20,7 +22,6 @@ from minisgl.engine.connect import resolve_kv_dtype
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
-from minisgl.layers.base import Adapt
 from minisgl.models import ModelConfig, ModelSpec, build_model
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted, size_of
@@ -34,16 +35,17 @@ class MemoryPlan:
 
     free_bytes: free memory before loading. kv_limit_bytes: the most for all pools together, if the
     user did not say how much; None for what the ratio leaves. activation_bytes: an upper bound for
-    one step. groups: the cache groups with their numbers of pages. group_page_bytes: bytes of one
-    page of each group, over all its layers. num_pages, num_tokens: those of the first group. chunk:
-    the most prompt tokens in a step. max_seq_len: the most tokens of a request. max_running: the
-    most running requests.
+    one step. vision_bytes: of a vision tower, its activations and its cache. groups: the cache
+    groups with their numbers of pages. group_page_bytes: bytes of one page of each group, over all
+    its layers. num_pages, num_tokens: those of the first group. chunk: the most prompt tokens in a
+    step. max_seq_len: the most tokens of a request. max_running: the most running requests.
     """
 
     free_bytes: int
     memory_ratio: float
     weight_bytes: int
     activation_bytes: int
+    vision_bytes: int = 0
     groups: tuple[CacheGroup, ...]
     group_page_bytes: tuple[int, ...]
     page_size: int
@@ -106,6 +108,7 @@ class MemoryPlan:
             ("free before loading", size_of(self.free_bytes), ""),
             ("weights", size_of(self.weight_bytes), ""),
             ("activations, at most", size_of(self.activation_bytes), ""),
+            *self._vision_rows(),
             *(self._pool_row(group, page_bytes) for group, page_bytes in groups),
             *self._limit_rows(),
             ("tokens that fit", f"{self.num_tokens:,}", ""),
@@ -116,6 +119,10 @@ class MemoryPlan:
             ),
         ]
         return "\n".join(f"  {name:<24}{value:>12}  {note}".rstrip() for name, value, note in rows)
+
+    def _vision_rows(self) -> list[tuple[str, str, str]]:
+        note = "its weights, activations and cache, at most"
+        return [("vision tower", size_of(self.vision_bytes), note)] if self.vision_bytes else []
 
     def _limit_rows(self) -> list[tuple[str, str, str]]:
         if self.kv_limit_bytes is None:
@@ -153,10 +160,10 @@ def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:
             f"a step's activations would take up to {activations}, and {free} are free; lower "
             "--max-prefill-length or --max-running-requests"
         )
-    room = memory.free_bytes - memory.weight_bytes
+    room = memory.free_bytes - memory.weight_bytes - memory.vision_bytes
     if num_pages is None:
         usable = int(memory.free_bytes * memory.memory_ratio)
-        budget = usable - memory.weight_bytes - memory.activation_bytes
+        budget = usable - memory.weight_bytes - memory.activation_bytes - memory.vision_bytes
         if memory.kv_limit_bytes is not None:
             budget = min(budget, memory.kv_limit_bytes)
         most = memory.max_running * -(-memory.max_seq_len // memory.page_size)
@@ -192,12 +199,11 @@ def plan_engine_memory(
     device: Device,
     comm: DistributedCommunicator,
     ops: Ops,
-    adapt: Adapt | None = None,
 ) -> MemoryPlan:
     """Plan the memory of a model that is not loaded yet. `--dry-run` prints the plan.
 
-    ops: they decide in which formats weights are held. adapt: see `BuildContext`; the memory of
-    adapters counts as weights. All ranks use the number of pages of the rank that has the fewest.
+    ops: they decide in which formats weights are held. All ranks use the number of pages of the
+    rank that has the fewest.
     """
     max_seq_len = model.default_context
     if config.max_seq_len is None and max_seq_len < model.max_context and comm.rank == 0:
@@ -219,7 +225,6 @@ def plan_engine_memory(
         comm=comm,
         max_context=max_seq_len,
         expert_parallel=config.ep,
-        adapt=adapt,
     )
     is_sized = config.memory_ratio is not None or config.num_pages is not None
     memory = MemoryPlan(
@@ -228,6 +233,7 @@ def plan_engine_memory(
         kv_limit_bytes=None if is_sized else device.kv_limit_bytes,
         weight_bytes=skeleton.num_weight_bytes,
         activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
+        vision_bytes=_vision_bytes(config, dtype) if model.is_wrapped and comm.rank == 0 else 0,
         groups=skeleton.layout.groups,
         group_page_bytes=tuple(
             sum(
@@ -249,6 +255,11 @@ def plan_engine_memory(
 def max_prompt_tokens(config: EngineConfig, device: Device) -> int:
     """Return the largest number of prompt tokens in a step."""
     return config.max_prefill_length or device.best_chunk
+
+
+def _vision_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
+    count: Callable[[EngineConfig, torch.dtype], int] | None = plugins.find("vision", "bytes")
+    return count(config, dtype) if count else 0
 
 
 def _activation_bytes(

@@ -62,8 +62,8 @@ class PageAllocator:
 
 @dataclass(slots=True)
 class Holding:
-    """`req.handle`: a locked position in the prefix cache, and the request's duplicates of pages
-    before it. Mutable: the position moves forward as the request publishes pages.
+    """`req.handle`: a locked position in the prefix cache, and the request's duplicates before it.
+    Mutable: the position moves forward as the request publishes pages.
     """
 
     position: BaseCacheHandle
@@ -108,7 +108,7 @@ class CacheManager:
 
     def differs_at(self, req: Req) -> int | None:
         """Return the first position of the prompt that differs from the best cached branch."""
-        return self.prefix_cache.differs_at(req.prompt, req.namespace)
+        return self.prefix_cache.differs_at(req.prompt_keys, req.namespace)
 
     def num_common(self, req: Req, other: Req) -> int:
         """Return the number of leading prompt tokens whose pages the two requests could share.
@@ -117,7 +117,8 @@ class CacheManager:
         """
         if req.namespace != other.namespace:
             return 0
-        return self.prefix_cache.num_common(req.prompt[: req.num_tokens - 1], other.prompt)
+        ids = req.prompt_keys[: req.num_tokens - 1]
+        return self.prefix_cache.num_common(ids, other.prompt_keys)
 
     def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
         """Give `req`, which holds no pages, the cached prefix of `ids`. Returns its length.
@@ -155,7 +156,7 @@ class CacheManager:
         return num_pages * self.page_size - end
 
     def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
-        """Append all pages of a request that has just got its table row."""
+        """Append to `new_pages` all pages of a request that has just got its row of the tables."""
         row = req.table_idx
         new_pages += [(0, row, index, page) for index, page in enumerate(req.pages)]
 
@@ -191,7 +192,7 @@ class CacheManager:
             return
         pages = req.pages[start // self.page_size : end // self.page_size]
         position, duplicates = self.prefix_cache.insert(
-            holding.position, req.token_ids(start, end), pages, step
+            holding.position, req.key_ids(start, end), pages, step
         )
         self.prefix_cache.lock(position)
         self.prefix_cache.unlock(holding.position)

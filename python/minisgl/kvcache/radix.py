@@ -46,7 +46,7 @@ from minisgl.core.req import IdArray
 from minisgl.kvcache.base import BaseCacheHandle, BasePrefixCache
 
 MAX_BRANCHES = 64
-"""`differs_at` compares a prompt with the newest branches of a node, at most this many."""
+"""`differs_at` compares a prompt with at most this many branches of a node, the newest."""
 
 
 class _Node:

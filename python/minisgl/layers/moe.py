@@ -177,10 +177,10 @@ class SharedExpert(BaseOP):
         gate, up, down = (f"{prefix}.{self.module}.{kind}_proj" for kind in ("gate", "up", "down"))
         columns = build.columns(inner_size, gate, up)
         shape = (inner_size, hidden_size)
-        self.gate_up = build.linear(
+        self.gate_up = build.weight(
             *(Part(name=f"{n}.weight", shape=shape, axis=0, share=columns) for n in (gate, up))
         )
-        self.down = build.linear(
+        self.down = build.weight(
             Part(name=f"{down}.weight", shape=shape[::-1], axis=1, share=columns)
         )
         self._declare_gate(build, f"{prefix}.shared_expert_gate.weight", hidden_size)

@@ -28,8 +28,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from minisgl.core.adapters import Adapter
 from minisgl.core.event import Event, Failed, Record
+from minisgl.core.image import Image
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
 
@@ -39,8 +39,6 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
 Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
-OwnNamespace = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Of a message: it may be longer than what a client may send (`Adapter.namespace`)."""
 
 
 # --- prompts -----------------------------------------------------------------------------------
@@ -109,8 +107,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     prompt: Prompt
     sampling: SamplingParams
     priority: Priority = 0
-    namespace: OwnNamespace = ""
-    adapter: Adapter | None = None
+    namespace: Namespace = ""
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
     returns_ids: bool = False
@@ -144,13 +141,6 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
     action: Literal["start", "stop"]
 
 
-class AdapterMsg(Record, frozen=True, kw_only=True):
-    """Ask each rank whether it can use an adapter. The answer is an `AdapterReply` of this seq."""
-
-    seq: int
-    adapter: Adapter
-
-
 class WatchMsg(Record, frozen=True, kw_only=True):
     """Ask rank 0 for `WatchReply`s during `seconds` (`minisgl_gateway.watch.xray`). With `seq`, ask
     for one that has the state of the replica (`minisgl_gateway.router.replica_state`) and the same
@@ -172,7 +162,8 @@ class UserMsg(Record, frozen=True, kw_only=True):
     `AnswerForm` by which the answer is split; "" if it is text alone. returns_ids: `Accepted` has
     the ids. prediction: ids that the answer may repeat, in the same form as `ids`. output: None for
     a new request. Otherwise the request goes on that an earlier engine had, and these are the ids
-    of its output that the client has the text of, in the same form, perhaps none.
+    of its output that the client has the text of, in the same form, perhaps none. images: those of
+    the prompt, in order; `minisgl.core.image` says which ids it has at their places.
     """
 
     uid: Uid
@@ -180,13 +171,13 @@ class UserMsg(Record, frozen=True, kw_only=True):
     sampling: SamplingParams
     priority: Priority = 0
     share: KeyShare = NO_KEY
-    namespace: OwnNamespace = ""
-    adapter: Adapter | None = None
+    namespace: Namespace = ""
     grammar: str = ""
     form: str = ""
     returns_ids: bool = False
     prediction: bytes = b""
     output: bytes | None = None
+    images: tuple[Image, ...] = ()
 
 
 class StopMsg(Record, frozen=True, kw_only=True):
@@ -211,9 +202,7 @@ class ExitMsg(Record, frozen=True, kw_only=True):
 
 
 SchedulerMsg = UserMsg | CompiledMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
-"""The messages that the loop handles. Its inbox handles those of `Control`."""
-Control = ProfileMsg | WatchMsg | AdapterMsg
-"""Messages for the engine's process, but not for its scheduler."""
+"""The messages that the loop handles. Its inbox handles `ProfileMsg` and `WatchMsg`."""
 
 
 # --- from rank 0 to the others -----------------------------------------------------------------
@@ -229,7 +218,7 @@ class StepBroadcast(Record, frozen=True, kw_only=True):
     step: int
     now: float
     digest: int
-    messages: list[SchedulerMsg | Control]
+    messages: list[SchedulerMsg | ProfileMsg | WatchMsg]
 
 
 class PlanCheck(Record, frozen=True, kw_only=True):
@@ -284,13 +273,6 @@ class ProfileReply(Record, frozen=True, kw_only=True):
     num_steps: int = 0
 
 
-class AdapterReply(Record, frozen=True, kw_only=True):
-    """A rank's answer to an `AdapterMsg`. failed: why it cannot use the adapter."""
-
-    seq: int
-    failed: Failed | None = None
-
-
 class WatchReply(Record, frozen=True, kw_only=True):
     """The answer to a `WatchMsg`. frame: JSON of a frame of the X-ray; with seq, which is the
     message's, of a `ReplicaState`."""
@@ -299,16 +281,15 @@ class WatchReply(Record, frozen=True, kw_only=True):
     seq: int | None = None
 
 
-Report = StatusReply | ProfileReply | AdapterReply | WatchReply
-"""Records that the detokenizer sends to the API server unchanged."""
-
-
 class DetokenizeMsg(Record, frozen=True, kw_only=True):
-    """The events of one turn of the scheduler's loop, and the pings that arrived in it."""
+    """The events of one turn of the scheduler's loop, and the pings that arrived in it.
+
+    pass_on: records that the detokenizer sends to the API server unchanged.
+    """
 
     events: list[Event]
     pings: Sequence[int] = ()
-    pass_on: Sequence[Report] = ()
+    pass_on: Sequence[StatusReply | ProfileReply | WatchReply] = ()
 
 
 # --- to the API server -------------------------------------------------------------------------

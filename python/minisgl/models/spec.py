@@ -2,6 +2,9 @@
 
 A value that differs between families is a field of `ModelSpec`. A value that differs between the
 layers of a model is a field of `LayerSpec`. The decoder reads them and never asks for the family.
+
+A `Family` says how to make the spec from config.json. The rest derives from the spec which layers
+share caches, and is for layers whose cache is not keys and values.
 """
 
 from __future__ import annotations
@@ -31,46 +34,6 @@ EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
 
-class BlockType(Protocol):
-    """A class of blocks, see `minisgl.models.blocks.decoder.Block`."""
-
-    def __call__(self, at: Any) -> Any:
-        """Build the layer of a `LayerBuild`."""
-
-    def final_norm(self, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
-        """Return the norm that follows the model's last block, if that block is of this class."""
-
-
-class RecurrentSpec(Protocol):
-    """Further sizes of a layer whose cache is not keys and values."""
-
-    @property
-    def groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups that the layer needs."""
-
-    def width(self, layer: LayerSpec) -> int:
-        """See `LayerSpec.width`."""
-
-    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
-        """See `LayerSpec.pool`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolBuild:
-    """What a pool without keys and values is built from.
-
-    page_table: from a group's index to its page table. dtype: of activations. attn: the value of
-    `--attn`.
-    """
-
-    groups: Sequence[CacheGroup]
-    page_table: Callable[[int], Tensor]
-    page_size: int
-    dtype: torch.dtype
-    device: torch.device
-    attn: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One block of the decoder.
@@ -78,8 +41,7 @@ class LayerSpec:
     prefix: begins its tensors' names in the checkpoint. window: the number of keys that a query
     sees, the token's own included; None is all. num_heads, num_kv_heads: those of all ranks
     together. rope: the rotation of queries and keys. scale: multiplies q @ k; None is head_dim **
-    -0.5. block: the class to build; None is
-    `Block`. shares: the index of the layer whose
+    -0.5. block: the class to build; None is `decoder.Block`. shares: the index of the layer whose
     keys and values this layer reads; None if it has its own. latent: the dims of a key that are its
     value, so that only keys are cached; None if values are cached, too. recurrent: further sizes of
     a layer without attention; its class says what num_heads, num_kv_heads and head_dim mean then.
@@ -129,9 +91,9 @@ class LayerSpec:
 def layers_of(
     config: ModelConfig, windows: Sequence[int | None] | None = None, **fields: Any
 ) -> tuple[LayerSpec, ...]:
-    """Return the layers of a model whose layers differ at most in their window. windows: each
-    layer's; None for a model without windows. fields: further fields of all layers, or other values
-    than those of config.json."""
+    """Return the layers of a model, which differ at most in their windows. windows: each layer's;
+    None if no layer has one. fields: further fields of all layers; they go before those of
+    config.json."""
     common = {
         "num_heads": config.num_heads,
         "num_kv_heads": config.num_kv_heads,
@@ -143,71 +105,6 @@ def layers_of(
         LayerSpec(prefix=f"model.layers.{index}", window=window, **common)
         for index, window in enumerate(windows or (None,) * config.num_layers)
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSpec:
-    """Layers of one cache group whose caches have the same shape. They share a pool of tensors and
-    an attention backend.
-
-    group: the group's index. num_kv_heads: in a `CacheLayout` the heads of all ranks, in
-    `BaseLLMModel.pools` those of this rank. latent: see `LayerSpec`.
-    """
-
-    group: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    latent: int | None = None
-
-    is_recurrent: ClassVar[bool] = False
-
-    def of_rank(self, heads: HeadShare) -> PoolSpec:
-        return replace(self, num_kv_heads=len(heads.kv))
-
-    def context(self, build: PoolBuild) -> Context:
-        """Allocate a pool that is recurrent, and choose the backend of its layers."""
-        raise AssertionError("the engine builds the pools of keys and values")
-
-    def guarded(self, layer: Any, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:
-        """Return the tensors [pages, ...] of a layer of a recurrent pool, each with its cache
-        group. A NaN in a page must make a token that reads it NaN."""
-        raise AssertionError("the guard knows the pools of keys and values")
-
-    def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
-        """Return the bytes that one page of a cache group takes in this pool, all layers together.
-        dtype: see `minisgl.kvcache.pool.MHAKVCache`."""
-        # An integer's scale is a float32 for each token and head.
-        head_bytes = self.head_dim * dtype.itemsize + 4 * (not dtype.is_floating_point)
-        num_vectors = self.num_kv_heads * (1 if self.latent else 2)
-        per_token = self.num_layers * num_vectors * head_bytes
-        return per_token * page_size if group == self.group else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLayout:
-    """Where each layer caches. groups: the full group comes first. places: each layer's (index of
-    its pool in `pools`, index of the layer in that pool)."""
-
-    groups: tuple[CacheGroup, ...]
-    pools: tuple[PoolSpec, ...]
-    places: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, layers: Sequence[LayerSpec]) -> CacheLayout:
-        found = dict.fromkeys(group for layer in layers for group in layer.groups)
-        groups = sorted(found, key=lambda group: group.kind != "full")
-        kinds = [layer.pool(groups) if layer.shares is None else None for layer in layers]
-        unique = sorted(dict.fromkeys(filter(None, kinds)), key=lambda kind: kind.group)
-        places: list[tuple[int, int]] = []
-        for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
-            own = (unique.index(kind), kinds[:index].count(kind)) if kind else None
-            places.append(own or places[layer.shares or 0])
-        return cls(
-            groups=tuple(groups),
-            pools=tuple(replace(kind, num_layers=kinds.count(kind)) for kind in unique),
-            places=tuple(places),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,17 +169,20 @@ class BaseLLMModel(BaseOP, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How to read the config.json of an architecture, whose name the manifest has.
+    """How to read the checkpoints of an architecture, whose name the manifest has.
 
+    spec: makes the decoder's spec from the values of config.json.
     defaults: the values of fields that are not in the file, as in Hugging Face's config class.
-    renames: the family's own name of a field -> the name here. activations: a `hidden_act` that
-    means something else in this family's files than its name says -> what it means. activation: the
-    only `hidden_act` of a family whose blocks build MLPs of their own, which do not read
-    `ModelConfig.activation`; "" for other families. layer_ropes: `rope_parameters` may have one
-    object for each type of layer; `ModelConfig.rope` is then that of full attention.
+    renames: the family's own name of a field -> the name here.
+    activations: a `hidden_act` -> what it means, if this family's files mean another activation by
+    the name than others do.
+    activation: the only `hidden_act` that is accepted, if the family's blocks build MLPs of their
+    own, which do not read `ModelConfig.activation`; else "".
+    layer_ropes: `rope_parameters` may have one object for each type of layer; `ModelConfig.rope` is
+    then that of full attention.
     names: parts of tensors' names in the files -> as the layers declare them, applied one after
-    another. view: turns the files' tensors into those that the layers declare; None if they are the
-    same.
+    another.
+    view: turns the files' tensors into those that the layers declare; None if they are the same.
     """
 
     spec: Callable[[ModelConfig], ModelSpec]
@@ -293,3 +193,108 @@ class Family:
     layer_ropes: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     view: Callable[[Any, ModelConfig], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """Layers of one cache group whose caches have the same shape. They share a pool of tensors and
+    an attention backend.
+
+    group: the group's index. num_kv_heads: in a `CacheLayout` the heads of all ranks, in
+    `BaseLLMModel.pools` those of this rank. latent: see `LayerSpec`.
+    """
+
+    group: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    latent: int | None = None
+
+    is_recurrent: ClassVar[bool] = False
+
+    def of_rank(self, heads: HeadShare) -> PoolSpec:
+        return replace(self, num_kv_heads=len(heads.kv))
+
+    def context(self, build: PoolBuild) -> Context:
+        """Allocate a pool that is recurrent, and choose the backend of its layers."""
+        raise AssertionError("the engine builds the pools of keys and values")
+
+    def guarded(self, layer: Any, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:
+        """Return what the page guard fills with NaN: the tensors [pages, ...] of a layer of a
+        recurrent pool, each with its cache group. A token that reads such a page must be NaN."""
+        raise AssertionError("the guard knows the pools of keys and values")
+
+    def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
+        """Return the bytes that one page of a cache group takes in this pool, all layers together.
+        dtype: see `minisgl.kvcache.pool.MHAKVCache`."""
+        # An integer's scale is a float32 for each token and head.
+        head_bytes = self.head_dim * dtype.itemsize + 4 * (not dtype.is_floating_point)
+        num_vectors = self.num_kv_heads * (1 if self.latent else 2)
+        per_token = self.num_layers * num_vectors * head_bytes
+        return per_token * page_size if group == self.group else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    """Where each layer caches. groups: the full group comes first. places: each layer's (index of
+    its pool in `pools`, index of the layer in that pool)."""
+
+    groups: tuple[CacheGroup, ...]
+    pools: tuple[PoolSpec, ...]
+    places: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerSpec]) -> CacheLayout:
+        found = dict.fromkeys(group for layer in layers for group in layer.groups)
+        groups = sorted(found, key=lambda group: group.kind != "full")
+        kinds = [layer.pool(groups) if layer.shares is None else None for layer in layers]
+        unique = sorted(dict.fromkeys(filter(None, kinds)), key=lambda kind: kind.group)
+        places: list[tuple[int, int]] = []
+        for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
+            own = (unique.index(kind), kinds[:index].count(kind)) if kind else None
+            places.append(own or places[layer.shares or 0])
+        return cls(
+            groups=tuple(groups),
+            pools=tuple(replace(kind, num_layers=kinds.count(kind)) for kind in unique),
+            places=tuple(places),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBuild:
+    """What a pool without keys and values is built from.
+
+    page_table: from a group's index to its page table. dtype: of activations. attn: the value of
+    `--attn`.
+    """
+
+    groups: Sequence[CacheGroup]
+    page_table: Callable[[int], Tensor]
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+    attn: str
+
+
+class RecurrentSpec(Protocol):
+    """Further sizes of a layer whose cache is not keys and values."""
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups that the layer needs."""
+
+    def width(self, layer: LayerSpec) -> int:
+        """See `LayerSpec.width`."""
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        """See `LayerSpec.pool`."""
+
+
+class BlockType(Protocol):
+    """A class of blocks, see `minisgl.models.blocks.decoder.Block`."""
+
+    def __call__(self, at: Any) -> Any:
+        """Build the layer of a `LayerBuild`."""
+
+    def final_norm(self, spec: ModelSpec, build: BuildContext) -> RMSNormFused:
+        """Return the norm that follows the model's last block, if that block is of this class."""

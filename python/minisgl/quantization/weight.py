@@ -53,7 +53,7 @@ class Weight(TensorOwner, ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """The matrix or the stack as a tensor of `dtype`."""
+        """Return the matrix or the stack as a tensor of `dtype`."""
 
     def linear(
         self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
@@ -66,11 +66,12 @@ class Weight(TensorOwner, ABC):
         return self.ops.logits(x_SD, self.dense())
 
     def gates_input(self, num_rows: int) -> bool:
-        """Whether `gated_linear` is faster than a gate on the output of the GEMM before."""
+        """Return whether an MLP's gate is applied faster to this weight's input (`gated_linear`)
+        than to the output of the GEMM before."""
         return False
 
     def gated_linear(self, x: Tensor, gate: Activation, bias: Tensor | None = None) -> Tensor:
-        """`linear` of `Ops.gated`."""
+        """Return `linear` of a gated input (`Ops.gated`)."""
         return self.linear(self.ops.gated(x, gate), bias)
 
     def norm_linear(
@@ -87,7 +88,7 @@ class Weight(TensorOwner, ABC):
         return self.ops.embed_share(ids_T, self.dense(), share)
 
     def __getitem__(self, index: int) -> Self:
-        """Matrix `index` of a stack, as a view."""
+        """Return matrix `index` of a stack, as a view."""
         matrix = object.__new__(type(self))
         matrix.__dict__.update(self.__dict__)
         for declared in self._declared:
@@ -107,7 +108,7 @@ class PlainWeight(Weight):
 
     @classmethod
     def of(cls, ops: Ops, tensor: Tensor) -> PlainWeight:
-        """The weight of a tensor in memory."""
+        """Return the weight of a tensor in memory."""
         parts = [Part.whole("weight", *tensor.shape)]
         weight = cls(WeightBuild(ops=ops, dtype=tensor.dtype, parts=parts))
         weight.tensor = tensor
@@ -136,7 +137,7 @@ PLAIN = Format(weight=PlainWeight)
 class Formats:
     """Maps each module of a checkpoint to its format. This base class is for plain checkpoints.
 
-    depends_on_kernels: whether the kernels decide in which formats weights are held.
+    depends_on_kernels: whether the installed kernels decide in which formats weights are held.
     """
 
     depends_on_kernels: ClassVar[bool] = False
@@ -150,12 +151,12 @@ class Formats:
         """Log how the loaded model's quantised weights are multiplied. Plain ones are no news."""
 
     def of_files(self, names: Collection[str]) -> Formats:
-        """The formats for a checkpoint whose tensors have these names."""
+        """Return the formats for a checkpoint whose tensors have these names."""
         return self
 
     def of(self, modules: Sequence[str], target: Target) -> Format:
-        """The format of `modules`, which are of class `target` and are multiplied as one matrix.
-        Raises ConfigError if they have several formats."""
+        """Return the format of `modules`, which are of class `target` and are multiplied as one
+        matrix. Raises ConfigError if they have several formats."""
         return PLAIN
 
 

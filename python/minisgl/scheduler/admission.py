@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Final
 
 from minisgl.core import SamplingParams
-from minisgl.core.req import IdArray
+from minisgl.core.image import Image
+from minisgl.core.req import IdArray, Req
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
-from minisgl.utils.text import counted
+from minisgl.utils.text import counted, size_of
+
+MAX_PIXEL_BYTES: Final = 2**30
+"""Of the images of all requests: 150 pictures of 1540 x 1540 pixels, the largest of Mistral 3."""
 
 
 def admissible_max_tokens(
@@ -71,6 +76,19 @@ def admissible_max_tokens(
             param="min_tokens",
         )
     return max_tokens
+
+
+def check_images(images: Iterable[Image], others: Iterable[Req]) -> None:
+    """Raise ServerBusy if the pixels of these images and of other requests take too much memory.
+
+    A request keeps its pixels until it ends, because it may be retracted.
+    """
+    held = sum(image.num_bytes for req in others for image in req.images)
+    if held + sum(image.num_bytes for image in images) > MAX_PIXEL_BYTES and held:
+        raise ServerBusy(
+            f"the images of other requests take {size_of(held)} of {size_of(MAX_PIXEL_BYTES)}; "
+            "try again later"
+        )
 
 
 def _check_logit_ids(sampling: SamplingParams, vocab_size: int, eos_ids: Collection[int]) -> None:

@@ -7,8 +7,8 @@
 
 Overlap scheduling: the host plans and launches step n while the device computes step n-1, and
 settles step n-1 while the device computes step n. The idea is SGLang's "zero-overhead batch
-scheduler" (2024). Step n can be planned before the ids of step n-1 are known, because each sampling
-row *promises* one token; see `minisgl.core.req`.
+scheduler" (2024). Step n can be planned before the ids of step n-1 are known, because each row that
+samples *promises* one token; see `minisgl.core.req`.
 
 Late sampling: if a mask restricts a row of step n, the mask depends on the row's token of step n-1.
 The forward pass of such a step is launched at once; sampling waits until step n-1 is settled::
@@ -35,7 +35,7 @@ from minisgl.scheduler.scheduler import Scheduler
 IDLE_WAIT_S = 1.0  # the longest sleep of an idle loop; a message wakes it at once
 
 PARTS: Final = ("receive", "plan", "launch", "wait", "commit", "send")
-"""The parts of a turn, which a meter times."""
+"""The parts of a turn, which a meter times. To settle is to wait, commit and send."""
 RECEIVE, PLAN, LAUNCH, WAIT, COMMIT, SEND = range(len(PARTS))
 
 
@@ -56,7 +56,7 @@ class Outbox(Protocol):
 
 
 class Meter:
-    """Called at each part of a turn. This one does nothing; `LoopMeter` measures."""
+    """Called after each part of a turn. This one does nothing; `LoopMeter` measures."""
 
     def begin(self, *, asleep: bool) -> None:
         """The inbox has returned. asleep: the loop slept until now; do not count that time."""

@@ -1,8 +1,9 @@
 """Planning: which tokens the next step computes.
 
-Running requests that are up to date decode one token each. Then chunks of prompts share a budget
-(`minisgl.scheduler.budget`) in order: by priority, then by arrival. A plan is a pure function of
-the messages and outcomes so far; the clock is read only to report times.
+A running request is *up to date* if it lacks the KV of one known token only. It decodes: a row
+computes that token. Then chunks of prompts share a budget (`minisgl.scheduler.budget`) in order: by
+priority, then by arrival. A plan depends only on the messages and outcomes so far; the clock is
+read only to report times.
 
 Sources: one token budget for chunked prefill and decode is Sarathi-Serve (Agrawal et al., OSDI
 2024); iteration-level scheduling is Orca (Yu et al., OSDI 2022).
@@ -14,7 +15,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from minisgl import plugins
-from minisgl.core.plan import PROMISED, Begin, History, Plan, Slotted
+from minisgl.core.plan import PROMISED, Begin, History, Plan
 from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
 from minisgl.scheduler.budget import PromptBudget, prompt_budget
@@ -23,8 +24,8 @@ from minisgl.scheduler.drafting import Drafts, plan_drafts
 from minisgl.scheduler.plan_builder import PlanBuilder
 from minisgl.scheduler.requests import Requests, order
 
-WINDOW = 256
-"""A step considers at most this many waiting requests, in order: about 0.1 ms of planning."""
+MAX_CANDIDATES = 256
+"""A step considers at most this many waiting requests, in order, so that planning stays short."""
 
 
 class Planner:
@@ -49,15 +50,15 @@ class Planner:
         if requests.void_from is not None and not requests.recover():
             return None
         if self._give_way and requests.has_rivals:
-            self._give_way(requests, requests.waiting[:WINDOW])
+            self._give_way(requests, requests.waiting[:MAX_CANDIDATES])
         plan = PlanBuilder(requests.next_step, requests.needs)
         self._plan_decodes(plan)
         if plan.unfinished or requests.waiting:
             self._plan_prompts(plan)
         if not plan.uids:
             assert not plan.begins, "a request has started without a row"
-            # A request that ran alone lacked pages and was retracted. Its duplicates of cached
-            # pages are free now, so it can start again.
+            # The only running request lacked pages, was retracted, and has left at once. It can
+            # start again: its duplicates (`minisgl.kvcache.radix`) are free now.
             is_released = requests.stats.num_retractions > num_retractions and not requests.leaving
             return self.plan() if is_released else None
         requests.next_step += 1
@@ -65,7 +66,8 @@ class Planner:
         return plan.build()
 
     def _plan_decodes(self, plan: PlanBuilder) -> None:
-        """Plan one token for each running request that is up to date; the others are unfinished."""
+        """Plan one token for each running request that is up to date. The others are *unfinished*:
+        they lack the KV of more than one token."""
         page_size, interval = self.config.page_size, self._requests.cache.interval
         unfinished: list[Req] = []
         for req in self._requests.running[:]:
@@ -77,7 +79,7 @@ class Planner:
                 continue
             changes_pages = start >= len(req.pages) * page_size
             if interval and (not known % interval or not req.output):
-                changes_pages = True  # it writes a state, or frees the one before its prompt's
+                changes_pages = True  # it takes a state's page, or lets go of an older state's
             if changes_pages and not self._make_room(plan, req, known):
                 continue
             num_prompt, output = len(req.prompt), req.output
@@ -104,8 +106,8 @@ class Planner:
     def _make_room(self, plan: PlanBuilder, req: Req, end: int) -> bool:
         """Allocate pages for the tokens of `req` below `end`.
 
-        If pages run out, retracts running requests, the last in the order first. Returns False if
-        `req` must wait until retracted requests release their pages, or if `req` was itself
+        If pages run out, retracts running requests, the last in the order first. Returns True if
+        `req` has the pages; False if it must wait for those of retracted requests, or was itself
         retracted.
         """
         while not self._requests.cache.extend(req, req.num_computed, end, plan.new_pages):
@@ -120,12 +122,12 @@ class Planner:
     def _plan_prompts(self, plan: PlanBuilder) -> None:
         """Share the step's prompt budget among unfinished and waiting requests, in order.
 
-        While the first of them needs more than one step, shorter prompts may use up to half of the
-        budget before it, the shortest first. If the first request has an API key, prompts of
-        another key wait for a later step if that key was served more (by the tags, see
-        `Req.order`), by more tokens than a step can compute. So the first request's step is short.
+        If the first of them needs more than one step, shorter prompts may use up to half of the
+        budget ahead of it, the shortest first. If the first has an API key, it shares the step only
+        with keys that were served little more (by the tags, see `Order`): by at most the tokens of
+        one step. So its step is short.
         """
-        in_order = self._requests.waiting[:WINDOW] if self._requests.num_places else []
+        in_order = self._requests.waiting[:MAX_CANDIDATES] if self._requests.num_places else []
         for req in plan.unfinished:
             insort(in_order, req, key=order)
         first = next((req for req in in_order if self._ensure_running(plan, req)), None)
@@ -140,11 +142,11 @@ class Planner:
         self._plan_chunks(plan, budget, in_order)
 
     def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
-        """Return the requests with fewer tokens left than `first`, and its priority, fewest first.
+        """Return the requests of its priority with fewer tokens left than `first`, fewest first.
 
-        For a request of another API key, the difference of the tags (`Req.order`) is added to its
-        tokens: how much more that key was served. The list ends at a waiting request whose key is
-        not that of the first waiting request, because the first would retract it again.
+        What another API key was served more counts as tokens left (by the tags, see `Order`). The
+        list ends before a waiting request of another key than the first waiting one's, which would
+        take its place again.
         """
         shorter = []
         waiting, most = self._requests.waiting, first.num_left - 1
@@ -164,10 +166,8 @@ class Planner:
     def _plan_chunks(
         self, plan: PlanBuilder, budget: PromptBudget, requests: list[Req], share: float = 1.0
     ) -> None:
-        """Plan a chunk for each request that has none yet, until this share of the budget is used.
-
-        Skips waiting requests that cannot start.
-        """
+        """Plan a chunk for each request without one, until this share of the budget is used. Skips
+        waiting requests that cannot start."""
         has_room = budget.fitting(0, 1, share)
         for req in requests:
             if not has_room:
@@ -202,19 +202,15 @@ class Planner:
     def _ensure_running(self, plan: PlanBuilder, req: Req) -> bool:
         """Start `req` if it waits and can start. Returns whether it runs.
 
-        It cannot start while another request computes a prefix of its prompt, or while a slot for
-        its adapter or pages are missing. If pages are missing, no later request starts in this step
-        either: the pages that become free are for this one. So are slots.
+        It cannot start while another request computes a prefix of its prompt, or while pages are
+        missing. If pages are missing, no later request starts in this step either: the pages that
+        become free are for this one.
         """
         if req.table_idx >= 0:
             return not req.leaving
         is_full = plan.is_full or not self._requests.num_places
         if is_full or self._requests.waits_for_prefix(req, plan.unfinished):
             return False
-        if (slots := self._requests.slots) and req.adapter:
-            plan.waits_for_slot = plan.waits_for_slot or not slots.has_room(req.adapter)
-            if plan.waits_for_slot:
-                return False
         num_cached = self._requests.cache.attach(req, self._requests.reusable_ids(req), plan.step)
         if num_cached is None:
             return False
@@ -227,8 +223,6 @@ class Planner:
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         self._requests.start(req)
-        if (slots := self._requests.slots) and req.adapter:
-            plan.slots.append(Slotted(req.table_idx, slots.take(req.adapter, plan.loads)))
         if req.table_idx in self._requests.needs.with_options:
             ids = ids_to_bytes(req.token_ids(0, req.num_tokens))
             stop_ids = tuple(sorted(req.stop_ids))

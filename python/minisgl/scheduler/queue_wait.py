@@ -48,9 +48,9 @@ class QueueWait:
         late = [
             req
             for req in self._waiting()
-            if req.num_retractions == 0 and now - req.accepted_at > self._max_wait_s
+            if req.num_retractions == 0 and now - req.queued_at > self._max_wait_s
         ]
-        return [*messages, *(self._end(req.uid, now - req.accepted_at) for req in late)]
+        return [*messages, *(self._end(req.uid, now - req.queued_at) for req in late)]
 
     def close(self) -> None:
         self._source.close()

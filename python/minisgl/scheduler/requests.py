@@ -7,9 +7,9 @@
      │         ├──────────── if it was retracted ───┘
      └──> compiling, until its grammar is compiled
 
-A request leaves when it ends or is retracted. It keeps its row of the tables and its pages until
-every launched step with a row of it is committed. If it gave way to a request of another key, its
-pages are released at once (`minisgl_gateway.keys.preemption`).
+A request leaves when it ends or is retracted. It keeps its place in the tables and its pages until
+each flight with a row of it is committed. If it gave way to a request of another key, its pages are
+released at once (`minisgl_gateway.keys.preemption`).
 """
 
 from __future__ import annotations
@@ -17,30 +17,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
-from minisgl import plugins
-from minisgl.core.adapters import Adapter, AdapterLoad
 from minisgl.core.req import ALL, IdArray, Order, Req
 from minisgl.kvcache import create_cache_manager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import RowNeeds
-
-
-class AdapterSlots(Protocol):
-    """The adapters that the device holds (the row `adapters`: `slots`)."""
-
-    def has_room(self, adapter: Adapter) -> bool:
-        """Return whether a request of the adapter can start."""
-
-    def take(self, adapter: Adapter, loads: list[AdapterLoad]) -> int:
-        """Return the slot for a request that starts. Appends to `loads` what must fill it."""
-
-    def leave(self, adapter: Adapter) -> None:
-        """A running request of the adapter has left."""
-
-    def clear(self) -> None:
-        """Forget what the slots have. No request may run."""
 
 
 @dataclass(slots=True)
@@ -66,9 +47,9 @@ class Requests:
     waiting, running: in order. compiling: by uid; their grammars are being compiled. leaving: by
     uid; a flight still has a row of them, but no more rows are planned. free_table_idxs: the free
     rows of the tables, which have `max_running` + 1 rows, so that one request can start while
-    another leaves. needs: which rows of the tables need more than a sampled token. slots: of
-    adapters; None without adapters. next_step: the number of the next plan. void_from: outcomes
-    from this failed step on are discarded; None if no step failed.
+    another leaves. needs: which rows of the tables need more than a sampled token. next_step: the
+    number of the next plan. void_from: outcomes from this failed step on are discarded; None if no
+    step failed.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -82,9 +63,6 @@ class Requests:
         self.running: list[Req] = []
         self.leaving: dict[int, Req] = {}
         self.needs = RowNeeds()
-        self.slots: AdapterSlots | None = None
-        if config.num_slots:
-            self.slots = plugins.need("adapters", "slots", "--lora")(config.num_slots)
         self.free_table_idxs = list(range(config.max_running, -1, -1))
         self.next_step = 0
         self.void_from: int | None = None
@@ -136,7 +114,7 @@ class Requests:
         if req.leaving:
             return  # it was retracted and now ends, before its last flight is settled
         if req.table_idx < 0:
-            self.end_compiling(req.uid)
+            self.end_compiling(req.uid)  # now it is in `waiting` in any case
             self.waiting.remove(req)
             del self.by_uid[req.uid]
             return
@@ -148,8 +126,8 @@ class Requests:
             self.leaving[req.uid] = req
 
     def has_room(self, req: Req, unfinished: list[Req]) -> bool:
-        """Return whether the free pages suffice for `req`, for the `unfinished` requests, and for
-        the next tokens of all running ones."""
+        """Return whether the free pages suffice for `req`, for the `unfinished` requests (running
+        ones with prompt tokens to compute), and for the next tokens of all running ones."""
         growth = self.watermark_tokens
         return self.cache.has_room(req, req.num_known + 1, unfinished, self.running, growth)
 
@@ -178,7 +156,7 @@ class Requests:
 
         The last token is always computed, and so are the tokens from `num_scored` on.
         """
-        return req.token_ids(0, min(req.num_tokens - 1, req.num_scored))
+        return req.key_ids(0, min(req.num_tokens - 1, req.num_scored))
 
     def release_settled(self, rows: Iterable[Req]) -> None:
         """Release the requests that are leaving and have no row in a flight any more."""
@@ -194,8 +172,6 @@ class Requests:
             self.release_pages(req)
         self.free_table_idxs.append(req.table_idx)
         self.needs.discard(req.table_idx)
-        if self.slots and req.adapter:
-            self.slots.leave(req.adapter)
         req.table_idx = -1
         req.leaving = False
         if req.ended:
@@ -209,8 +185,8 @@ class Requests:
     def release_pages(self, req: Req) -> None:
         """Take all pages from a request. Those with committed ids go to the prefix cache."""
         if self.void_from is None:
-            # A row launched before the end was known may have computed one more token than the
-            # request has. The steps that wrote these pages are launched: they precede next_step.
+            # A row that was launched before the end was known may have computed one more token
+            # than the request has. The pages are written by steps before `next_step`.
             self.cache.publish(req, min(req.num_computed, req.num_tokens), self.next_step - 1)
         self.cache.release(req)
 
@@ -227,8 +203,6 @@ class Requests:
         for req in self.running[::-1]:
             self.retract(req)
         self.cache.drop(self.void_from)
-        if self.slots:
-            self.slots.clear()  # one may not be filled
         self.void_from = None
         return True
 

@@ -1,8 +1,6 @@
 """The scheduler: every step lets *computed* catch up with *known*, under a token budget.
 
-A request has tokens that are known (or promised), and the KV of some of them is computed. A row of
-a step computes the next span of tokens. Prefill, chunked prefill, a prefix hit, decode and a
-resumed request are all this one case. `minisgl.core.req` draws the lengths.
+`minisgl.core.req` draws these two lengths of a request.
 
     add     message -> the request is queued, or refused with an error that states the limit
             (`minisgl.scheduler.admission`)
@@ -21,21 +19,14 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from minisgl import plugins
-from minisgl.core.adapters import Adapter
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
-from minisgl.core.plan import Plan, StepFailed, StepOutcome, StepResult
+from minisgl.core.image import plain_ids
+from minisgl.core.plan import Plan, StepOutcome, StepResult
 from minisgl.core.req import ALL, Mask, Masker, Order, Req
-from minisgl.errors import (
-    AdapterLost,
-    InvalidSampling,
-    MinisglError,
-    ModelNotFound,
-    NonFiniteLogits,
-    RequestError,
-)
-from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes
+from minisgl.errors import InvalidSampling, MinisglError, NonFiniteLogits, RequestError
+from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes, ids_to_bytes
 from minisgl.scheduler import drafting
-from minisgl.scheduler.admission import admissible_max_tokens
+from minisgl.scheduler.admission import admissible_max_tokens, check_images
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.masks import LateMasks
 from minisgl.scheduler.planner import Planner
@@ -58,8 +49,8 @@ class Scheduler:
         create_masker: Callable[[UserMsg], Masker | None] | None = None,
         create_drafts: drafting.CreateDrafts = drafting.create_drafts,
     ) -> None:
-        """create_masker: returns the masker of a request, or None if it needs none; None if no
-        request has a grammar. create_drafts: returns what makes the drafts, or None."""
+        """create_masker: returns a request's masker, or None if it has no grammar. It may be left
+        out if no request has one. create_drafts: returns what makes the drafts, or None."""
         self.config = config
         self.clock = clock
         self._create_masker = create_masker
@@ -70,7 +61,6 @@ class Scheduler:
         self._arrivals = 0
         self._has_logit_options = plugins.row_of("logit_options", "create") is not None
         self._masks = LateMasks(self.requests, config.vocab_size)
-        self._lost: set[Adapter] = set()  # whose files have changed
 
     @property
     def runnable(self) -> bool:
@@ -95,24 +85,22 @@ class Scheduler:
     def add(self, message: UserMsg) -> Accepted | Failed:
         """Queue the request, or refuse it with an error that states the limit."""
         # A copy, because the tree passes ids to C++ by DLPack, which rejects read-only arrays.
-        prompt = ids_from_bytes(message.ids).copy()
+        prompt = ids = ids_from_bytes(message.ids).copy()
+        if images := message.images:
+            prompt = plain_ids(ids, images)
         try:
             if message.sampling.changes_logits and not self._has_logit_options:
                 raise InvalidSampling(
                     f"an option that changes logits {plugins.absent('logit_options')}; leave out "
                     "penalties, logit_bias, allowed_token_ids, bad_words and min_tokens"
                 )
-            if message.adapter in self._lost:
-                raise ModelNotFound(
-                    "the files of this adapter have changed since it was loaded; load it again, or "
-                    "restart the server if they are as they were",
-                    param="model",
-                )
             is_new = message.output is None  # others were admitted by an earlier engine
             num_waiting = len(self.requests.queued) if is_new else 0
             max_tokens = admissible_max_tokens(
                 self.config, prompt, message.sampling, num_waiting=num_waiting
             )
+            if images and is_new:
+                check_images(images, self.requests.by_uid.values())
             seed = message.sampling.seed
             sampling = replace(
                 message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed
@@ -132,20 +120,21 @@ class Scheduler:
             order=Order(message.priority, message.share.tag, self._arrivals, message.share.key),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
-            adapter=message.adapter,
             output=output,
             num_known=len(prompt) + len(output),
             num_scored=ALL if sampling.prompt_logprobs is None or output else 0,
             masker=self._create_masker(message) if self._create_masker else None,
             prediction=prediction[prediction < self.config.vocab_size],
-            accepted_at=self.clock(),
+            images=images,
+            keys=ids if images else None,
+            queued_at=self.clock(),
         )
         self.requests.add(req, is_compiled=not message.grammar)
         shows_prompt = message.returns_ids or sampling.shows_prompt
         return Accepted(
             uid=req.uid,
             num_prompt_tokens=len(prompt),
-            prompt_ids=message.ids if shows_prompt else b"",
+            prompt_ids=ids_to_bytes(prompt) if shows_prompt else b"",
             sampling=sampling,
             form=message.form,
             output=message.output or b"",
@@ -163,7 +152,7 @@ class Scheduler:
             return []
         if num_output is not None:
             # The client does not get the tokens after the stop string, so no later prompt has
-            # them. They must not enter the prefix cache.
+            # them. In the prefix cache they would only take pages.
             del req.output[num_output:]
         return self._fail(req, because.to_error()) if because else [self._end(req, reason)]
 
@@ -186,6 +175,7 @@ class Scheduler:
         requests = self.requests.by_uid
         rows = [requests[uid] for uid in plan.uids]
         drafts = drafting.draft_rows(plan)
+        # A flight counts once for a request, although its drafts have rows of their own.
         for req in rows[: drafts.start] + rows[drafts.stop :] if drafts else rows:
             req.num_flights -= 1
         events: list[Event] = []
@@ -193,28 +183,19 @@ class Scheduler:
             req = requests[uid]
             if not req.output:
                 events += self._fail(req, error)
-            elif not req.ended:  # what it has is good
+            elif not req.ended:  # the client may keep what it has
                 events.append(self._end(req, "length"))
         if self.requests.void_from is None:  # else an earlier failed step voids this one too
             if isinstance(outcome, StepResult):
                 self._take_result(plan, outcome, rows, events)
             else:
+                assert outcome.uids, "a failed step must fail a request, or it would be repeated"
                 self.requests.void_from = plan.step
-                for req in self._failing(outcome):
-                    events += self._fail(req, outcome.error)
+                for uid in dict.fromkeys(outcome.uids):  # a request with drafts has several rows
+                    events += self._fail(requests[uid], outcome.error)
         self._masks.clear()
         self.requests.release_settled(rows)
         return events
-
-    def _failing(self, outcome: StepFailed) -> list[Req]:
-        """Return the requests that fail with a step. Without any, it would be repeated."""
-        requests = self.requests.by_uid
-        if isinstance(outcome.error, AdapterLost):
-            lost = Adapter(outcome.error.digest, outcome.error.folder)
-            self._lost.add(lost)
-            return [req for req in requests.values() if req.adapter == lost]
-        assert outcome.uids, "a failed step must fail a request, or it would be repeated"
-        return [requests[uid] for uid in dict.fromkeys(outcome.uids)]  # drafts have rows of theirs
 
     def _take_result(
         self, plan: Plan, result: StepResult, rows: list[Req], events: list[Event]
@@ -284,7 +265,7 @@ class Scheduler:
             num_retractions=req.num_retractions,
             num_drafted=req.num_drafted,
             num_accepted=req.num_accepted,
-            queued_s=launched_at - req.accepted_at,
+            queued_s=launched_at - req.queued_at,
             prefill_s=first_token_at - launched_at,
             decode_s=now - first_token_at,
         )

@@ -24,10 +24,11 @@ from typing import Final
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from minisgl.core.plan import Executor, Flight, Plan
 from minisgl.errors import EngineError
-from minisgl.message import PlanCheck, StepBroadcast, StepBroadcastMsg
+from minisgl.message import PlanCheck, StepBroadcast, StepBroadcastMsg, UserMsg
 from minisgl.scheduler.io import Message, Source
 from minisgl.utils.zmq import PullQueue, PushQueue
 
@@ -62,10 +63,9 @@ class Leader:
         """Return the messages that have arrived (`Source`), and broadcast them."""
         messages = self._source.get(timeout_s)
         now = time.monotonic()
+        plain = [_without_pixels(message) for message in messages]
         self._send(
-            StepBroadcast(
-                step=self._num_turns, now=now, digest=self._digest, messages=list(messages)
-            )
+            StepBroadcast(step=self._num_turns, now=now, digest=self._digest, messages=plain)
         )
         self._num_turns += 1
         return messages
@@ -157,6 +157,13 @@ class Follower:
         return self._arrived.popleft()
 
 
+def _without_pixels(message: Message) -> Message:
+    """Return the message for the other ranks. Only rank 0 runs a vision tower."""
+    if not isinstance(message, UserMsg) or not message.images:
+        return message
+    return replace(message, images=tuple(replace(each, pixels=b"") for each in message.images))
+
+
 def digest(plan: Plan, before: int = 0) -> int:
     """Return a CRC of the plan and of `before`, the digest of the plans before it.
 
@@ -178,11 +185,10 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.num_top,
         plan.option_rows,
         [(each.row, len(each.next_ids), each.num_top) for each in plan.scored],
+        [(row, [each.digest for each in images]) for row, images in plan.images],
         plan.histories,
         plan.new_pages,
         plan.stored,
         plan.begins,
-        plan.slots,
-        plan.loads,
     )
     return crc32(plan.token_ids.data, crc32(msgspec.msgpack.encode(fields), before))

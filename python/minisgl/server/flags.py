@@ -90,8 +90,7 @@ def _flag(default: Any, option: Option) -> dict[str, Any]:
     if option.rule.choices:
         return flag | {"choices": option.rule.choices}
     metavar = option.metavar or option.rule.metavar
-    flag |= {"type": flag_type(option.rule), "metavar": metavar}
-    return flag | {"action": "extend"} if option.repeats else flag
+    return flag | {"type": flag_type(option.rule), "metavar": metavar}
 
 
 def flag_type(rule: Rule) -> Callable[[str], Any]:

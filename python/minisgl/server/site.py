@@ -29,8 +29,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """A family of routes. router: makes them. records: the roots of their schema in
-    /openapi.json."""
+    """Routes that one row adds. router: makes them. records: the bodies and answers that
+    /openapi.json describes, with the records inside them."""
 
     router: Callable[[Site], APIRouter]
     records: tuple[type[msgspec.Struct], ...] = ()

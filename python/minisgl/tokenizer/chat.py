@@ -20,7 +20,7 @@ from typing import Any, Final
 import tokenizers
 
 from minisgl.errors import InvalidRequest
-from minisgl.tokenizer.template import ChatTemplate
+from minisgl.tokenizer.template import ChatTemplate, Part
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 _PLAIN_ROLE: Final = re.compile(r"[\w-]+")
@@ -81,6 +81,9 @@ class ChatEncoder:
             if inner and any(inner in special for special in self._specials):
                 return value.replace(inner, inner[0] + self._mark + inner[1:], 1)
             return self._first.sub(self._with_mark, value)
+        if isinstance(value, Part):  # templates compare its type
+            text = value.get("text")
+            return Part(value, text=self._marked(text)) if text else value
         if isinstance(value, dict):
             return {self._marked_key(key): self._marked(item) for key, item in value.items()}
         return [self._marked(item) for item in value] if isinstance(value, list) else value

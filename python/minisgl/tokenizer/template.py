@@ -45,6 +45,10 @@ LARGE: Final = 2**18
 do not wait for them."""
 
 
+class Part(dict[str, Any]):
+    """A part of a message that the template gets as it is: a text, or the place of an image."""
+
+
 class ChatTemplate:
     """Messages to the text of a prompt that ends where the assistant's answer begins.
 
@@ -276,7 +280,8 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **message}
 
 
-def _join_parts(content: Any, where: str) -> str:
+def _join_parts(content: Any, where: str) -> str | list[Part]:
+    """Return the text of a message; its parts if it has images."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -285,10 +290,14 @@ def _join_parts(content: Any, where: str) -> str:
             param=where,
         )
     texts = []
+    parts = []
     for i, part in enumerate(content):
         match part:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
+                parts.append(Part(type="text", text=text))
+            case Part():
+                parts.append(part)
             case _:
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise InvalidRequest(
@@ -296,7 +305,7 @@ def _join_parts(content: Any, where: str) -> str:
                     f"text only, got {kind!r}",
                     param=f"{where}[{i}]",
                 )
-    return "".join(texts)
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _normalise_call(call: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,8 +13,8 @@ import numpy as np
 
 from minisgl import plugins
 from minisgl.core import SamplingParams
-from minisgl.core.adapters import Adapter
-from minisgl.errors import InvalidRequest, PromptTooLong
+from minisgl.core.image import Image
+from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong
 from minisgl.message import (
     ChatPrompt,
     TextPrompt,
@@ -42,14 +42,41 @@ class AnswerPlan(Protocol):
         """
 
 
+class Images(Protocol):
+    """The images of a prompt (`minisgl_zoo.vision.prompt`)."""
+
+    def placed(self, encoded: Encoded) -> Encoded:
+        """Return the prompt with the ids of its images. Raises InvalidRequest."""
+
+
+class ImageReader(Protocol):
+    """Reads the images of chats (the row `reader` of the table `vision`)."""
+
+    def load(self) -> None:
+        """Start now, so that the first image need not wait."""
+
+    def read(
+        self, messages: Sequence[Mapping[str, Any]], most_tokens: int | None
+    ) -> tuple[list[dict[str, Any]], Images]:
+        """Return the messages with a `Part` for each image, and the images. Raises
+        InvalidRequest, PromptTooLong."""
+
+    def keyed(self, ids: bytes, images: Sequence[Image]) -> bytes:
+        """Return the ids of a prompt as `UserMsg` has them (`minisgl.core.image`)."""
+
+    def namespace_of(self, namespace: str, images: Sequence[Image]) -> str:
+        """Return the namespace of a prompt with images."""
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded prompt. ids: little-endian int32. plan: None for an answer in text. prediction:
-    ids that the answer may repeat."""
+    """An encoded prompt. ids: little-endian int32, without the ids that stand for images. plan:
+    None for an answer in text. prediction: ids that the answer may repeat."""
 
     ids: bytes
     plan: AnswerPlan | None = None
     prediction: bytes = b""
+    images: tuple[Image, ...] = ()
 
 
 EncodeChat = Callable[["PromptEncoder", ChatPrompt, Callable[[str], None]], Encoded]
@@ -85,6 +112,13 @@ class PromptEncoder:
         return ChatEncoder(self.tokenizer, self.template)
 
     @cached_property
+    def images(self) -> ImageReader | None:
+        """What reads images; None if this model reads text only."""
+        create: Callable[[Path, Tokenizer], ImageReader | None] | None
+        create = plugins.find("vision", "reader")
+        return create(self.folder, self.tokenizer) if create else None
+
+    @cached_property
     def _encode_chat(self) -> EncodeChat:
         found: EncodeChat | None = plugins.find("answers", "chat")
         return found or _encode_plain_chat
@@ -105,17 +139,26 @@ class PromptEncoder:
                 # An empty text is refused even if the tokenizer would add a special token.
                 if not text or not ids:
                     raise InvalidRequest("the prompt is empty", param="prompt")
-            case ChatPrompt(messages=messages, template_args=args):
-                # The template writes all special tokens, the BOS token included.
-                check = partial(self._check_text, context_length=context_length)
-                prediction = self._prediction(prompt.prediction, context_length)
-                if prompt.is_split:
-                    return replace(self._encode_chat(self, prompt, check), prediction=prediction)
-                ids = ids_to_bytes(self.chat.encode(messages, args, check))
-                return Encoded(ids, prediction=prediction)
+            case ChatPrompt(messages=messages):
+                images: Images | None = None
+                if _has_images(messages) and self.images:
+                    messages, images = self.images.read(messages, context_length)
+                    prompt = msgspec.structs.replace(prompt, messages=messages)
+                encoded = self._chat_ids(prompt, context_length)
+                return images.placed(encoded) if images else encoded
             case TokenPrompt(ids=ids):
                 _check_ids(ids)
         return Encoded(ids)
+
+    def _chat_ids(self, prompt: ChatPrompt, context_length: int | None) -> Encoded:
+        """Return a chat whose messages have no images, or `Part`s for them."""
+        # The template writes all special tokens, the BOS token included.
+        check = partial(self._check_text, context_length=context_length)
+        prediction = self._prediction(prompt.prediction, context_length)
+        if prompt.is_split:
+            return replace(self._encode_chat(self, prompt, check), prediction=prediction)
+        ids = ids_to_bytes(self.chat.encode(prompt.messages, prompt.template_args, check))
+        return Encoded(ids, prediction=prediction)
 
     def request(
         self,
@@ -124,7 +167,6 @@ class PromptEncoder:
         namespace: str,
         uid: int = 0,
         priority: int = 0,
-        adapter: Adapter | None = None,
     ) -> UserMsg:
         """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
         compiled."""
@@ -140,16 +182,26 @@ class PromptEncoder:
             grammar = compiled(sampling.structured_outputs)
         if sampling.structured_outputs is not None:
             sampling = msgspec.structs.replace(sampling, structured_outputs=None)
+        ids = prompt.ids
+        if prompt.images:
+            assert self.images
+            if sampling.truncate_prompt_tokens is not None:
+                raise InvalidSampling(
+                    "truncate_prompt_tokens would cut images; leave it out",
+                    param="truncate_prompt_tokens",
+                )
+            ids = self.images.keyed(ids, prompt.images)
+            namespace = self.images.namespace_of(namespace, prompt.images)
         return UserMsg(
             uid=uid,
-            ids=bytes(sampling.kept(prompt.ids)),
+            ids=bytes(sampling.kept(ids)),
             sampling=sampling,
             priority=priority,
             namespace=namespace,
-            adapter=adapter,
             grammar=grammar,
             form=form,
             prediction=prompt.prediction,
+            images=prompt.images,
         )
 
     def _prediction(self, text: str, context_length: int | None) -> bytes:
@@ -196,6 +248,17 @@ def _refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -
                 param="prompt",
             )
         num_characters *= 2
+
+
+def _has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a message has an image, as chat completions write it."""
+    contents = (message.get("content") for message in messages)
+    return any(
+        isinstance(part, Mapping) and part.get("type") == "image_url"
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+    )
 
 
 def _encode_plain_chat(

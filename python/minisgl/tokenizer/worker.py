@@ -34,13 +34,14 @@ from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
     ChatPrompt,
-    Control,
     DetokenizeMsg,
+    ProfileMsg,
     SchedulerMsg,
     TextPrompt,
     TokenizeMsg,
     TokenPrompt,
     UserMsg,
+    WatchMsg,
 )
 from minisgl.message.frontend import (
     CodecMsg,
@@ -81,7 +82,7 @@ JOB_S: Final = 300.0
 
 Codec = Callable[[PromptEncoder, CodecMsg], CodecReply]
 """The row `codec` of the table `tokenizers`: encodes or decodes; an error is in the reply."""
-Answer = SchedulerMsg | Control | Failed | CodecReply
+Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,8 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     info: dict[str, object] = {}
     if config.tokenizer_index is not None:  # this loads the template, and logs if it is broken
         info["has_chat_template"] = encoder.template.is_usable
+        if encoder.images and not config.dry_run:
+            encoder.images.load()
     detokenizer = Detokenizer(tokenizer)
     if config.detokenizer:  # a server has one
         warn_of_unknown_ids(tokenizer, config.folder)
@@ -286,9 +289,7 @@ def user_msg(encoder: PromptEncoder, encoded: Encoded, message: TokenizeMsg) -> 
     """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
     compiled."""
     sampling = message.sampling
-    request = encoder.request(
-        encoded, sampling, message.namespace, message.uid, message.priority, message.adapter
-    )
+    request = encoder.request(encoded, sampling, message.namespace, message.uid, message.priority)
     num_output = len(message.output or b"") // 4
     if message.ids:
         request = replace(request, ids=message.ids)

@@ -12,7 +12,6 @@ from minisgl.server.errors import refusal
 from minisgl.server.observe import Observer
 from minisgl.server.web.errors import error_response
 from minisgl_gateway.keys.ring import Key, KeyRing
-from minisgl_gateway.lora import ADAPTER_PATHS
 from minisgl_gateway.watch.replica import PREFIX_HEADER
 
 OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
@@ -21,12 +20,9 @@ OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
 OPEN_BELOW: Final = "/page/"
 """The path of the page's files, which need no key."""
 
-ADMIN: Final = frozenset(
-    ("/start_profile", "/stop_profile", "/xray/events", "/replica", *ADAPTER_PATHS)
-)
+ADMIN: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events", "/replica"))
 """Paths that need a key with admin rights: profiles slow the server down and write files, the X-ray
-shows the requests of all keys, the state of a replica has hashes of their prompts, and adapters
-change what names of models mean."""
+shows the requests of all keys, and the state of a replica has hashes of their prompts."""
 
 
 class KeyGuard:

@@ -63,7 +63,7 @@ def _victims(requests: Requests, req: Req, num_tokens: int, num_places: int) -> 
     for victim in reversed(requests.running):
         if num_places + len(victims) > 0 and num_tokens <= 0:
             break
-        if victim.order.turn <= req.order.turn:
+        if victim.order.claim <= req.order.claim:
             return None
         if victim.order.key == req.order.key:
             continue

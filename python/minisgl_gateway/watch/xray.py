@@ -299,7 +299,7 @@ def _state(req: Req, clock: float) -> RequestState:
         req.num_chunks,
         req.num_retractions,
         len(req.pages),
-        age(req.accepted_at),
+        age(req.queued_at),
         age(req.launched_at),
         age(req.first_token_at),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minisgl.core.image import LOWEST
 from minisgl.core.req import Req
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.kvcache.following import following
@@ -55,6 +56,9 @@ class Continuation:
             return
         position = req.handle.position
         end = req.num_prompt + self._num_added
-        ids = req.token_ids(position.num_tokens, end)
-        self._ids = following(self._tree, position, ids).tolist()
+        ids = req.key_ids(position.num_tokens, end)
+        found = following(self._tree, position, ids)
+        if (is_image := found >= LOWEST).any():  # of another request; no answer has such ids
+            found = found[: is_image.argmax()]
+        self._ids = found.tolist()
         self.is_over = not self._ids

@@ -50,9 +50,15 @@ def namespace(**member: Any) -> dict[str, Any]:
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "str"),
         (
             CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "data": ""}]}]},
             "messages[0].content[0].type",
-            "image_url",
+            "input_audio",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].image_url.url",
+            "missing",
         ),
         (
             CHAT,

@@ -175,7 +175,7 @@ def test_the_text_model_of_a_wrapper_is_served(
         file.write_text(json.dumps(values))
     with caplog.at_level(logging.INFO):
         model = load(tmp_path)
-    lines = [line for line in caplog.messages if "only the text model is served" in line]
+    lines = [line for line in caplog.messages if "the decoder is the text model" in line]
     assert len(lines) == 1
     assert ("vision_embedder" if kind == "gemma4_unified" else "vision_tower") in lines[0]
     check_case(reference, Runner(model, page_size=4), num_outputs=24)

@@ -106,6 +106,8 @@ class Decoder(BaseLLMModel):
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed(batch.input_ids)
+        if batch.images:
+            x_TD = batch.images.put(x_TD)
         residual_TD: Tensor | None = None
         *blocks, last = self.blocks
         for block in blocks:

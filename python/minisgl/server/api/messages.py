@@ -29,6 +29,20 @@ class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True, om
     cache_control: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
 
 
+class ImageURL(Json, frozen=True, kw_only=True, omit_defaults=True):
+    url: str
+    detail: Annotated[
+        str | None, ignored("Changes nothing: the model's own processor sizes pictures.")
+    ] = None
+
+
+class ImagePart(
+    Json, tag_field="type", tag="image_url", frozen=True, kw_only=True, omit_defaults=True
+):
+    image_url: ImageURL
+    cache_control: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+
+
 class Prediction(Json, tag_field="type", tag="content", frozen=True, kw_only=True):
     content: str | list[TextPart]
 
@@ -60,7 +74,7 @@ class Message(Json, frozen=True, kw_only=True):
     """One message of a chat. A client can send the message of an answer back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -85,7 +99,7 @@ class Message(Json, frozen=True, kw_only=True):
         self.refuse_unsupported(f"{path}.")
         if self.content is None and self.role != "assistant":
             raise InvalidRequest(
-                f"{path}.content must be text or a list of text parts", param=f"{path}.content"
+                f"{path}.content must be text or a list of parts", param=f"{path}.content"
             )
         named = {name: getattr(self, name) for name in _TEMPLATE_FIELDS}
         if self.reasoning_content is None:

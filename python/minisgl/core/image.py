@@ -1,0 +1,67 @@
+"""An image of a prompt, from the tokenizer to the engine.
+
+A vision tower turns an image into rows of the width of an embedding. The prompt has a place for
+each of them. In `UserMsg.ids` these places have ids above every vocabulary, made from a hash of the
+image, so equal ids are equal images: what compares prompts need not know of images. The scheduler
+gives the prefix cache these ids, and all others the id that the model has at such a place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from minisgl.core.event import Record
+from minisgl.core.req import IdArray
+
+LOWEST: Final = 2**30
+"""Ids of images are from here on. No vocabulary is that large."""
+
+
+class Image(Record, frozen=True, kw_only=True):
+    """An image of a prompt, decoded and resized.
+
+    digest: of its content, its size and its processor. places: its positions in the prompt,
+    ascending little-endian int32. token: the model's id there. shape: of the pixels. sizes: further
+    numbers that its family's tower needs. pixels: uint8; b"" on other ranks than 0.
+    """
+
+    digest: bytes
+    places: bytes
+    token: int
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    pixels: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its pixels on rank 0."""
+        return math.prod(self.shape)
+
+
+class RowImages(NamedTuple):
+    """A row of a step that computes tokens of a request with images."""
+
+    row: int
+    images: Sequence[Image]
+
+
+def places_of(image: Image) -> IdArray:
+    return np.frombuffer(image.places, "<i4")
+
+
+def images_in(images: Iterable[Image], start: int, end: int) -> list[Image]:
+    """Return the images some of whose places may be in [start, end) of the prompt."""
+    bounds = ((image, places_of(image)) for image in images)
+    return [image for image, places in bounds if places[0] < end and places[-1] >= start]
+
+
+def plain_ids(ids: IdArray, images: Iterable[Image]) -> IdArray:
+    """Return a copy of the ids that has the model's id at the places of images."""
+    plain = ids.copy()
+    for image in images:
+        plain[places_of(image)] = image.token
+    return plain

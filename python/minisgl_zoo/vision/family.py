@@ -1,0 +1,130 @@
+"""What differs between families of vision towers, and whether a checkpoint has one that is used."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from safetensors import safe_open
+
+from minisgl import plugins
+from minisgl.errors import MinisglError
+from minisgl.utils.hf import read_json, weight_files
+from minisgl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = get_logger(__name__)
+
+PLAIN = {"F32", "BF16", "F16"}
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+class Pixels(NamedTuple):
+    """A processed image. array: uint8, resized. sizes: what else the tower needs of it."""
+
+    array: Any
+    sizes: tuple[int, ...]
+
+
+class Limits(NamedTuple):
+    """Of the largest image. patches: tokens inside of the tower. places: in a prompt."""
+
+    patches: int
+    places: int
+
+
+class VisionFamily(ABC):
+    """One architecture. config: the checkpoint's config.json.
+
+    model: the class of transformers that has `get_image_features`. towers: how the names of its
+    tensors in the files begin, after an optional "model.".
+    """
+
+    model: ClassVar[str]
+    towers: ClassVar[tuple[str, ...]]
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    @property
+    @abstractmethod
+    def token(self) -> int:
+        """The model's id at an image's places. The chat template writes it once for an image."""
+
+    @abstractmethod
+    def process(self, processor: Any, image: Any) -> Pixels:
+        """Resize a picture of PIL with the checkpoint's image processor."""
+
+    @abstractmethod
+    def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
+        """Return the ids that stand for an image in the prompt, one `token` for each place."""
+
+    @abstractmethod
+    def limits(self, processor: Any) -> Limits: ...
+
+    @abstractmethod
+    def num_patches(self, sizes: tuple[int, ...]) -> int: ...
+
+    @abstractmethod
+    def features(
+        self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
+    ) -> list[Tensor]:
+        """Run the tower. pixels: normalised. Returns the rows of each image, one for a place."""
+
+    def is_of_tower(self, name: str) -> bool:
+        """Return whether a file's tensor is one of the tower's."""
+        return name.removeprefix("model.").startswith(self.towers)
+
+
+def image_processor(folder: Path) -> Any:
+    """Return the checkpoint's image processor, that of PIL: it rounds alike on all machines."""
+    from transformers import AutoImageProcessor
+
+    auto: Any = AutoImageProcessor
+    return auto.from_pretrained(folder, backend="pil", local_files_only=True)
+
+
+def family_of(folder: Path) -> VisionFamily | None:
+    """Return the checkpoint's family; None if it has no tower that is used here.
+
+    The tokenizer and the engine ask this, so they agree. Logs what is missing.
+    """
+    if not (folder / "config.json").is_file():
+        return None
+    config = read_json(folder / "config.json")
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    family: type[VisionFamily] | None = plugins.find("vision", name)
+    if family is None or not isinstance(config.get("vision_config"), dict):
+        return None
+    found = family(config)
+    if not _has_tower(folder, found):
+        return None
+    if not find_spec("transformers") or not find_spec("PIL"):
+        logger.info('images are not read: pip install "minisgl[vision]" for its vision tower')
+        return None
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        logger.warning("images are not read: %s has no %s", folder, " or ".join(PROCESSOR_FILES))
+        return None
+    return found
+
+
+def _has_tower(folder: Path, family: VisionFamily) -> bool:
+    """Return whether the files have the tower's tensors, and not quantised."""
+    try:
+        files = weight_files(folder)
+    except MinisglError:
+        return False  # the loader says why, or the weights are dummies
+    kinds = set()
+    for path in files:
+        with safe_open(path, framework="numpy") as file:
+            names = filter(family.is_of_tower, file.keys())
+            kinds |= {file.get_slice(name).get_dtype() for name in names}
+    if kinds and not kinds <= PLAIN:
+        logger.warning("images are not read: %s has a quantised vision tower", folder)
+    return bool(kinds) and kinds <= PLAIN

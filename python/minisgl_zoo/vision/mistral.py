@@ -1,0 +1,72 @@
+"""Mistral 3 (Mistral Small 3.1 and later, Ministral 3): Pixtral's tower, square patches merged.
+
+A picture is read row by row: [IMG] for each merged patch, [IMG_BREAK] after each row and [IMG_END]
+after the last one. Attention in the text model is causal there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minisgl_zoo.vision.family import Limits, Pixels, VisionFamily
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Mistral3(VisionFamily):
+    model = "Mistral3Model"
+    towers = ("vision_tower.", "multi_modal_projector.")
+
+    @property
+    def token(self) -> int:
+        return int(self.config.get("image_token_index") or self.config.get("image_token_id") or 10)
+
+    @property
+    def _patch(self) -> int:
+        return int(self.config["vision_config"].get("patch_size", 14))
+
+    @property
+    def _merged(self) -> int:
+        """The pixels of a place, along each axis."""
+        return self._patch * int(self.config.get("spatial_merge_size", 2))
+
+    def process(self, processor: Any, image: Any) -> Pixels:
+        side = {"height": self._merged, "width": self._merged}
+        found = processor(
+            images=[image],
+            patch_size=side,
+            do_rescale=False,
+            do_normalize=False,
+            return_tensors="np",
+        )
+        height, width = (int(size) for size in found["image_sizes"][0])
+        return Pixels(found["pixel_values"][0], (height, width))
+
+    def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
+        rows, columns = (size // self._merged for size in sizes)
+        row = [self.token] * columns + [id_of("[IMG_BREAK]")]
+        return [*(row * rows)[:-1], id_of("[IMG_END]")]
+
+    def limits(self, processor: Any) -> Limits:
+        side = -(-int(processor.size["longest_edge"]) // self._merged)
+        return Limits((side * self._merged // self._patch) ** 2, side**2)
+
+    def num_patches(self, sizes: tuple[int, ...]) -> int:
+        height, width = sizes
+        return (height // self._patch) * (width // self._patch)
+
+    def features(
+        self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
+    ) -> list[Tensor]:
+        import torch
+        import torch.nn.functional as F
+
+        most = [max(size[axis] for size in sizes) for axis in range(2)]
+        padded = [
+            F.pad(each, (0, most[1] - width, 0, most[0] - height))
+            for each, (height, width) in zip(pixels, sizes, strict=True)
+        ]
+        found = model.get_image_features(torch.stack(padded), image_sizes=torch.tensor(sizes))
+        return list(found.pooler_output)

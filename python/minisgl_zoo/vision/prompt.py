@@ -1,0 +1,221 @@
+"""The images of a chat's messages: read by a helper process, then put into the prompt's ids."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from minisgl.core.image import LOWEST, Image, places_of
+from minisgl.errors import InvalidRequest, PromptTooLong
+from minisgl.message import ids_from_bytes, ids_to_bytes
+from minisgl.tokenizer.template import Part
+from minisgl.tokenizer.tokenize import Encoded
+from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.utils.helper import Helper, HelperEnded, packed
+from minisgl_zoo.vision.family import VisionFamily, family_of
+
+LOAD_S: Final = 60.0
+"""The most CPU seconds of importing transformers and its processor: 3 s on a busy core."""
+
+READ_S: Final = 5.0
+"""The most CPU seconds of one picture. One of the largest size took 1.6 s."""
+
+MAX_MEMORY: Final = 2**30
+"""The most bytes that a picture may take: three times those of the largest one, decoded."""
+
+MAX_IMAGES: Final = 100
+"""Of a request, as in Anthropic's API."""
+
+MIN_PLACES: Final = 9
+"""So many ids of 30 bits hold at least 256 bits of a hash. An image with fewer places gets a
+namespace of the prefix cache."""
+
+ROLES: Final = ("user", "tool")
+"""Whose messages may have images. No template writes them elsewhere."""
+
+
+class Read(NamedTuple):
+    """An image that was read, and the ids that stand for it."""
+
+    image: Image
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadImages:
+    """The images of a prompt, in order. token: the id that the template writes for each."""
+
+    token: int
+    images: Sequence[Read]
+
+    def placed(self, encoded: Encoded) -> Encoded:
+        """Return the prompt with the ids of its images. Raises InvalidRequest."""
+        ids = ids_from_bytes(encoded.ids)
+        marks = np.flatnonzero(ids == self.token)
+        if len(marks) != len(self.images):
+            raise InvalidRequest(
+                f"the chat template of this model writes {len(marks)} of {len(self.images)} "
+                "images; put images into messages of the user",
+                param="messages",
+            )
+        pieces: list[Any] = []
+        images: list[Image] = []
+        end = length = 0
+        for mark, (image, image_ids) in zip(marks.tolist(), self.images, strict=True):
+            pieces += ids[end:mark], image_ids
+            length += mark - end
+            places = length + np.flatnonzero(np.array(image_ids) == self.token)
+            at = ids_to_bytes(places.astype(np.int32))
+            images.append(msgspec.structs.replace(image, places=at))
+            length, end = length + len(image_ids), mark + 1
+        whole = np.concatenate([*pieces, ids[end:]])
+        return replace(encoded, ids=ids_to_bytes(whole.astype(np.int32)), images=tuple(images))
+
+
+class ImageReader:
+    """Reads the images of chats for one checkpoint. Mutable: it starts the helper process."""
+
+    def __init__(self, folder: Path, family: VisionFamily, tokenizer: Tokenizer) -> None:
+        self._family, self._tokenizer = family, tokenizer
+        self._helper = Helper("minisgl_zoo.vision.reader", [str(folder), str(MAX_MEMORY)])
+        self._is_loaded = False
+
+    def load(self) -> None:
+        """Start the helper, so that the first image need not wait. Raises HelperEnded."""
+        self._helper.ask(packed(["load"]), LOAD_S)
+        self._is_loaded = True
+
+    def read(
+        self, messages: Sequence[Mapping[str, Any]], most_tokens: int | None
+    ) -> tuple[list[dict[str, Any]], ReadImages]:
+        """Return the messages with a `Part` for each image, and the images.
+
+        most_tokens: more are refused at once. Raises InvalidRequest, PromptTooLong.
+        """
+        found: list[Read] = []
+        num_tokens = 0
+        shown = []
+        for index, message in enumerate(messages):
+            content = message.get("content")
+            if not isinstance(content, list):
+                shown.append(dict(message))
+                continue
+            parts = []
+            for number, part in enumerate(content):
+                where = f"messages[{index}].content[{number}]"
+                source = source_of(part, where)
+                if source is None:
+                    parts.append(part)
+                    continue
+                if message.get("role") not in ROLES:
+                    raise InvalidRequest(
+                        f"{where} is an image, which only the roles user and tool may have",
+                        param=where,
+                    )
+                if len(found) == MAX_IMAGES:
+                    raise InvalidRequest(
+                        f"a request may have {MAX_IMAGES} images, {where} is one more", param=where
+                    )
+                found.append(self._read(source, where))
+                num_tokens += len(found[-1].ids)
+                if most_tokens is not None and num_tokens > most_tokens:
+                    raise PromptTooLong(
+                        f"the prompt is too long: the images up to {where} take {num_tokens:,} "
+                        f"tokens, and a request may have {most_tokens:,} with its answer; send "
+                        "fewer images, or smaller ones",
+                        limit=most_tokens,
+                        got=num_tokens,
+                        param=where,
+                    )
+                parts.append(Part(type="image"))
+            shown.append({**message, "content": parts})
+        return shown, ReadImages(self._family.token, found)
+
+    def _read(self, source: str, where: str) -> Read:
+        if not self._is_loaded:
+            self.load()
+        try:
+            answer = self._helper.ask(packed(["read", source]), READ_S)
+        except HelperEnded as error:
+            self._is_loaded = False
+            answer = ["problem", f"reading it {error}"]
+        if answer[0] == "problem":
+            raise InvalidRequest(f"{where} is no image that can be read: {answer[1]}", param=where)
+        _, pixels, shape, sizes, digest = answer
+        image = Image(
+            digest=bytes.fromhex(digest),
+            places=b"",
+            token=self._family.token,
+            shape=tuple(shape),
+            sizes=tuple(sizes),
+            pixels=base64.b64decode(pixels),
+        )
+        return Read(image, self._family.expand(image.sizes, self._id_of))
+
+    def keyed(self, ids: bytes, images: Sequence[Image]) -> bytes:
+        """Return the ids of a prompt as `UserMsg` has them (`minisgl.core.image`)."""
+        keys = ids_from_bytes(ids).copy()
+        for image in images:
+            places = places_of(image)
+            bits = np.frombuffer(hashlib.shake_256(image.digest).digest(4 * len(places)), "<u4")
+            keys[places] = LOWEST + (bits % LOWEST).astype(np.int32)
+        return ids_to_bytes(keys)
+
+    def namespace_of(self, namespace: str, images: Sequence[Image]) -> str:
+        """Return the namespace of a prompt with images, some of which may have few places."""
+        small = [image.digest for image in images if len(places_of(image)) < MIN_PLACES]
+        if not small:
+            return namespace
+        return hashlib.sha256(b"".join([namespace.encode(), *small])).hexdigest()
+
+    def _id_of(self, token: str) -> int:
+        found = self._tokenizer.backend.token_to_id(token)
+        if found is None:
+            raise InvalidRequest(
+                f"the tokenizer of this model lacks {token}, so it reads no images",
+                param="messages",
+            )
+        return found
+
+
+def source_of(part: Any, where: str) -> str | None:
+    """Return the base64 of a picture's file; None if the part is no image. Raises
+    InvalidRequest."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            pass
+        case {"type": "image_url"}:
+            raise InvalidRequest(
+                f'{where} must be {{"type": "image_url", "image_url": {{"url": "data:..."}}}}',
+                param=where,
+            )
+        case _:
+            return None
+    head, comma, data = url.partition(",")
+    if not head.startswith("data:") or not comma or not head.endswith(";base64"):
+        raise InvalidRequest(
+            f"{where}.image_url.url must be a data: URL with base64, like "
+            f"data:image/png;base64,iVBORw0...",
+            param=f"{where}.image_url.url",
+        )
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(
+            f"{where}.image_url.url is no valid base64: {error}", param=f"{where}.image_url.url"
+        ) from None
+    return data
+
+
+def create_reader(folder: Path, tokenizer: Tokenizer) -> ImageReader | None:
+    """Return what reads the images of this checkpoint's chats; None if it reads text only."""
+    family = family_of(folder)
+    return ImageReader(folder, family, tokenizer) if family else None

@@ -1,0 +1,234 @@
+"""The vision tower of an engine: pixels in, rows of embeddings out.
+
+Rank 0 has it. A rank's embeddings are partial sums, so the other ranks have zeros at the places of
+images. The tower runs for the images of which a step computes a token and that are not in a bounded
+cache; it runs before the step, in stream order.
+
+Axes: N places of images in a step, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from minisgl.core import Plan
+from minisgl.core.args import EngineConfig
+from minisgl.core.batch import ImageRows
+from minisgl.core.image import Image, places_of
+from minisgl.errors import CheckpointError
+from minisgl.utils.hf import weight_files
+from minisgl_zoo.vision.family import VisionFamily, family_of, image_processor
+
+CACHED_IMAGES = 8
+"""The cache has room for so many of the largest images, and for more that are smaller: those of a
+few conversations. Prompts that begin with the same images mostly need none, since their keys and
+values are cached."""
+
+BATCH_PATCHES = 4096
+"""Images go through the tower together up to so many patches, or else one by one. More do not make
+a GPU faster, and the mask of all pairs takes the square."""
+
+
+class _Part(NamedTuple):
+    """Places of an image that a step computes. token: the first one's index in the step. first,
+    last: the range of the image's places."""
+
+    image: Image
+    token: int
+    start: int
+    first: int
+    last: int
+
+
+class Tower:
+    """Mutable: it caches what it computed. num_runs: images that went through the tower."""
+
+    def __init__(
+        self, family: VisionFamily, model: Any, processor: Any, device: torch.device
+    ) -> None:
+        self.num_runs = 0
+        self._family, self._model, self._device = family, model, device
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._most_places = CACHED_IMAGES * family.limits(processor).places
+        is_scaled, is_normal = processor.do_rescale, processor.do_normalize
+        self._scale = float(processor.rescale_factor) if is_scaled else 1.0
+        mean, std = (processor.image_mean, processor.image_std) if is_normal else ([0.0], [1.0])
+        self._mean, self._std = (torch.tensor(each, device=device) for each in (mean, std))
+
+    def rows(self, plan: Plan) -> ImageRows | None:
+        if not (parts := list(_parts(plan))):
+            return None
+        found = self._features({part.image.digest: part.image for part in parts})
+        rows = [found[part.image.digest][part.first : part.last] for part in parts]
+        return ImageRows(tokens=_tokens(parts, self._device), rows=torch.cat(rows))
+
+    def _features(self, images: dict[bytes, Image]) -> dict[bytes, Tensor]:
+        """Return the rows of each image, by digest, from the cache or from the tower."""
+        found = {}
+        for digest in images.keys() & self._cache.keys():
+            self._cache.move_to_end(digest)
+            found[digest] = self._cache[digest]
+        missing = [image for digest, image in images.items() if digest not in found]
+        for batch in self._batches(missing):
+            for image, rows in zip(batch, self._run(batch), strict=True):
+                found[image.digest] = self._cache[image.digest] = rows
+        while sum(map(len, self._cache.values())) > self._most_places:
+            self._cache.popitem(last=False)
+        return found
+
+    def _batches(self, images: list[Image]) -> Iterator[list[Image]]:
+        batch: list[Image] = []
+        num_patches = 0
+        for image in images:
+            size = self._family.num_patches(image.sizes)
+            if batch and num_patches + size > BATCH_PATCHES:
+                yield batch
+                batch, num_patches = [], 0
+            batch.append(image)
+            num_patches += size
+        if batch:
+            yield batch
+
+    def _run(self, batch: list[Image]) -> list[Tensor]:
+        self.num_runs += len(batch)
+        pixels = [self._normalised(image) for image in batch]
+        rows = self._family.features(self._model, pixels, [image.sizes for image in batch])
+        for image, each in zip(batch, rows, strict=True):
+            assert len(each) == len(places_of(image)), f"{len(each)} rows for {image.sizes}"
+        # Of copies, since a view would keep the rows of the whole batch in the cache.
+        return [each.clone() for each in rows]
+
+    def _normalised(self, image: Image) -> Tensor:
+        """Return the pixels [C, ...] as the processor would, in the tower's dtype."""
+        assert image.pixels, "rank 0 has the pixels"
+        raw = torch.from_numpy(np.frombuffer(image.pixels, np.uint8).copy()).to(self._device)
+        shape = (-1, *(1,) * (len(image.shape) - 1))
+        pixels = raw.view(image.shape).float() * self._scale
+        normal = (pixels - self._mean.view(shape)) / self._std.view(shape)
+        return normal.to(self._model.dtype)
+
+
+class NoTower:
+    """The other ranks' part."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def rows(self, plan: Plan) -> ImageRows | None:
+        parts = list(_parts(plan))
+        return ImageRows(tokens=_tokens(parts, self._device), rows=None) if parts else None
+
+
+def _parts(plan: Plan) -> Iterator[_Part]:
+    lengths = np.array(plan.ends) - np.array(plan.starts)
+    firsts = np.cumsum(lengths) - lengths
+    for row, images in plan.images:
+        start = plan.starts[row]
+        for image in images:
+            bounds = np.searchsorted(places_of(image), (start, plan.ends[row]))
+            first, last = bounds.tolist()
+            if first < last:
+                yield _Part(image, int(firsts[row]), start, first, last)
+
+
+def _tokens(parts: list[_Part], device: torch.device) -> Tensor:
+    """Return the indices in the step of all places, int64 [N]."""
+    tokens = [
+        places_of(part.image)[part.first : part.last].astype(np.int64) + (part.token - part.start)
+        for part in parts
+    ]
+    return torch.from_numpy(np.concatenate(tokens)).to(device)
+
+
+def create_tower(
+    config: EngineConfig, dtype: torch.dtype, device: torch.device, *, leads: bool
+) -> Tower | NoTower | None:
+    """Return this rank's part of the vision of a checkpoint; None if it has none.
+
+    leads: whether this is rank 0. Raises CheckpointError if tensors are missing.
+    """
+    family = family_of(config.folder)
+    if family is None:
+        return None
+    if not leads:
+        return NoTower(device)
+    model = _load(family, config, dtype).to(device)
+    return Tower(family, model, image_processor(config.folder), device)
+
+
+def _load(family: VisionFamily, config: EngineConfig, dtype: torch.dtype) -> Any:
+    import transformers
+
+    log: Any = transformers.logging
+    tensors = {}
+    for path in weight_files(config.folder):
+        with safe_open(path, framework="pt") as file:
+            for name in filter(family.is_of_tower, file.keys()):
+                tensors[name.removeprefix("model.")] = file.get_tensor(name)
+    verbosity, shows_bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()  # it would list the text model as missing
+    log.disable_progress_bar()
+    try:
+        model, info = getattr(transformers, family.model).from_pretrained(
+            None,
+            config=_small_config(config),
+            state_dict=tensors,
+            dtype=dtype,
+            output_loading_info=True,
+        )
+    finally:
+        log.set_verbosity(verbosity)
+        if shows_bars:
+            log.enable_progress_bar()
+    missing = [name for name in info["missing_keys"] if not name.startswith("language_model.")]
+    if wrong := [*missing, *info["unexpected_keys"], *info["mismatched_keys"]]:
+        raise CheckpointError(
+            f"{config.folder}: these tensors of the vision tower are missing, extra or misshapen: "
+            f"{', '.join(map(str, sorted(wrong, key=str)[:8]))}"
+        )
+    del model.language_model
+    return model.eval()
+
+
+def _small_config(config: EngineConfig) -> Any:
+    """Return the config with a tiny text model, which is not used, of the same hidden size."""
+    from transformers import AutoConfig
+
+    small = AutoConfig.from_pretrained(config.folder, local_files_only=True)
+    text = small.text_config
+    text.num_hidden_layers, text.vocab_size, text.intermediate_size = 1, 8, 8
+    text.num_attention_heads = text.num_key_value_heads = 1
+    text.head_dim, text.pad_token_id = 8, 0
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    if hasattr(small, "quantization_config"):  # of the text model: the tower's tensors are plain
+        del small.quantization_config
+    return small
+
+
+def tower_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
+    """Return the memory of rank 0's tower: its weights, a bound of its activations, its cache."""
+    import transformers
+
+    family = family_of(config.folder)
+    if family is None:
+        return 0
+    with torch.device("meta"):
+        model = getattr(transformers, family.model)(_small_config(config))
+    del model.language_model
+    limits = family.limits(image_processor(config.folder))
+    vision = family.config["vision_config"]
+    hidden = int(vision.get("hidden_size", 1024))
+    widest = 6 * hidden + 2 * int(vision.get("intermediate_size", 4 * hidden))
+    places = CACHED_IMAGES * limits.places * int(family.config["text_config"]["hidden_size"])
+    patches = max(limits.patches, BATCH_PATCHES)
+    activations = 4 * patches**2 + 4 * patches * widest
+    weights: int = sum(each.numel() for each in model.parameters())
+    return (weights + places) * dtype.itemsize + activations

@@ -1,0 +1,124 @@
+"""Chats with pictures, run by an engine, and what transformers computes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from helpers.books import check_books
+from helpers.pictures import Sample
+from minisgl.core import Finished, SamplingParams, Token
+from minisgl.core.event import Event, PromptLogprobs
+from minisgl.engine import Engine, EngineConfig
+from minisgl.message import ChatPrompt, UserMsg, ids_from_bytes
+from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
+from minisgl_bench.fakes import ListInbox, ListOutbox
+
+NUM_TOP = 20
+TOLERANCE = 1e-4
+
+
+def start(sample: Sample, **options: Any) -> Engine:
+    settings = {"num_pages": 256, "page_size": 4, "max_running_requests": 8, "dtype": "float32"}
+    return Engine(EngineConfig(model=str(sample.folder), device="cpu", **(settings | options)))
+
+
+def scheduler_of(engine: Engine, **options: Any) -> Scheduler:
+    settings: dict[str, Any] = {
+        "groups": engine.memory.groups,
+        "page_size": engine.page_size,
+        "max_seq_len": engine.max_seq_len,
+        "vocab_size": engine.model_config.vocab_size,
+        "eos_ids": frozenset[int](),
+        "max_prefill_tokens": engine.max_prefill_tokens,
+        "max_running": engine.max_running,
+    }
+    return Scheduler(SchedulerConfig(**(settings | options)))
+
+
+@dataclass
+class Answer:
+    """What an engine has said of a chat. logprobs: of the prompt's tokens from the second on, if
+    they were asked for, and of the output's. tops: likewise."""
+
+    prompt: list[int]
+    output: list[int]
+    logprobs: list[float]
+    tops: list[list[tuple[int, float]]]
+    end: Finished
+
+
+class Eyes:
+    """An engine, a scheduler and an encoder for one model. Mutable."""
+
+    def __init__(self, sample: Sample, engine: Engine, **options: Any) -> None:
+        self.sample, self.engine = sample, engine
+        self.scheduler = scheduler_of(engine, **options)
+        tokenizer = load_tokenizer(sample.folder)
+        self.encoder = PromptEncoder(tokenizer=tokenizer, folder=sample.folder)
+        self._next = 0
+
+    def encode(self, messages: list[dict[str, Any]]) -> Encoded:
+        return self.encoder.encode(ChatPrompt(messages=messages), self.engine.max_seq_len)
+
+    def message(self, encoded: Encoded, **options: Any) -> UserMsg:
+        given = {"temperature": 0.0, "max_tokens": 4, "logprobs": True, "top_logprobs": NUM_TOP}
+        self._next += 1
+        sampling = SamplingParams(**(given | options))
+        return self.encoder.request(encoded, sampling, "", self._next)
+
+    def ask(self, chats: Sequence[list[dict[str, Any]]], **options: Any) -> list[Answer]:
+        """Run these chats as one batch."""
+        encoded = [self.encode(chat) for chat in chats]
+        messages = [self.message(each, **options) for each in encoded]
+        events = self.run([messages])
+        return [
+            _answer(ids_from_bytes(each.ids).tolist(), message.uid, events)
+            for each, message in zip(encoded, messages, strict=True)
+        ]
+
+    def run(self, turns: list[list[Any]], *, overlap: bool = True) -> list[Event]:
+        outbox = ListOutbox()
+        inbox = ListInbox(turns, more=lambda: [] if self.scheduler.runnable else None)
+        run(self.scheduler, self.engine, inbox, outbox, overlap=overlap)
+        check_books(self.scheduler)
+        return outbox.events
+
+
+def _answer(prompt: list[int], uid: int, events: list[Event]) -> Answer:
+    mine = [event for event in events if event.uid == uid]
+    output = [event for event in mine if isinstance(event, Token)]
+    logprobs, tops = [], []
+    for event in mine:
+        if isinstance(event, PromptLogprobs):
+            logprobs += event.logprobs
+            tops += event.tops
+    [end] = [event for event in mine if isinstance(event, Finished)]
+    return Answer(
+        prompt=prompt,
+        output=[event.id for event in output],
+        logprobs=[*logprobs, *(event.logprob or 0.0 for event in output)],
+        tops=[*tops, *(list(event.top) for event in output)],
+        end=end,
+    )
+
+
+@torch.inference_mode()
+def check(sample: Sample, answer: Answer, pictures: list[Any]) -> None:
+    """Compare an answer's log-probabilities with those of transformers."""
+    ids = torch.tensor([answer.prompt + answer.output[:-1]])
+    given = sample.pixels(sample.processor, pictures) if pictures else {}
+    logits = sample.model(input_ids=ids, **given).logits[0]
+    expected = logits.log_softmax(-1)[-len(answer.tops) :]
+    scale = float(logits.abs().max())
+    next_ids = (answer.prompt + answer.output)[-len(answer.tops) :]
+    for at, (row, next_id) in enumerate(zip(expected, next_ids, strict=True)):
+        assert abs(answer.logprobs[at] - float(row[next_id])) < TOLERANCE * scale, at
+        for token, logprob in answer.tops[at]:
+            assert abs(logprob - float(row[token])) < TOLERANCE * scale, (at, token)
+    assert answer.output == expected.argmax(-1)[-len(answer.output) :].tolist()

@@ -1,0 +1,170 @@
+"""Bad pictures: a refusal that says why, soon and without memory."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+from helpers.pictures import PICTURES, Sample, data_url, image_part, picture
+from minisgl.errors import InvalidRequest, PromptTooLong
+from minisgl.message import ChatPrompt
+from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl_zoo.vision.prompt import MAX_IMAGES
+
+
+@pytest.fixture(scope="module")
+def encoder(mistral3: Sample) -> PromptEncoder:
+    encoder = PromptEncoder(tokenizer=load_tokenizer(mistral3.folder), folder=mistral3.folder)
+    assert encoder.images
+    encoder.images.load()
+    return encoder
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    """Return a PNG file with these sizes in its header, and this data."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def url(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def animated(kind: str) -> bytes:
+    frames = [picture(20, 20, seed) for seed in range(3)]
+    file = io.BytesIO()
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:], duration=100)
+    return file.getvalue()
+
+
+def cut(kind: str) -> bytes:
+    file = io.BytesIO()
+    picture(200, 200).save(file, kind)
+    return file.getvalue()[: len(file.getvalue()) // 2]
+
+
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9"/></svg>'
+BAD = {
+    "a bomb": (png(30_000, 30_000, zlib.compress(bytes(10_000_000))), "900,000,000|30,000 x"),
+    "wide": (png(100_000, 3), "100,000 x 3"),
+    "thin": (png(4_000, 4), "200 times"),
+    "cut png": (cut("PNG"), "is it whole"),
+    "cut jpeg": (cut("JPEG"), "is it whole"),
+    "cut webp": (cut("WEBP"), "is it whole|first bytes"),
+    "svg": (SVG, "none of PNG, JPEG, WEBP, GIF"),
+    "gif": (animated("GIF"), "animated"),
+    "webp": (animated("WEBP"), "animated"),
+    "apng": (animated("PNG"), "animated"),
+    "text": (b"hello", "none of PNG"),
+    "nothing": (b"", "none of PNG"),
+    "tiff": (b"II*\0" + bytes(60), "none of PNG"),
+    "no data": (png(20, 20), "is it whole"),
+    "false data": (png(20, 20, b"12345678"), "cannot be decoded"),
+}
+
+
+def encode(encoder: PromptEncoder, *parts: Any, role: str = "user") -> Any:
+    return encoder.encode(ChatPrompt(messages=[{"role": role, "content": list(parts)}]), 1024)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_picture_is_refused_soon(encoder: PromptEncoder, kind: str) -> None:
+    data, why = BAD[kind]
+    helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
+    before = helper.process.pid, psutil.Process(helper.process.pid).memory_info().rss
+    start = time.process_time()
+    with pytest.raises(InvalidRequest, match=why) as found:
+        encode(encoder, image_part(url(data)))
+    assert found.value.param == "messages[0].content[0]"
+    assert time.process_time() - start < 1
+    process = psutil.Process(helper.process.pid)
+    assert (process.pid, True) == (before[0], process.memory_info().rss < before[1] + 2**25)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (image_part("http://127.0.0.1/a.png"), "data: URL"),
+        (image_part("file:///etc/passwd"), "data: URL"),
+        (image_part("data:image/png,abc"), "base64"),
+        (image_part("data:image/png;base64,@@@"), "base64"),
+        ({"type": "image_url"}, "image_url"),
+        ({"type": "image_url", "image_url": {"url": 7}}, "image_url"),
+        ({"type": "image"}, "text only|text"),
+    ],
+)
+def test_a_part_of_another_form_is_refused(
+    encoder: PromptEncoder, part: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        encode(encoder, part)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_pictures_in_other_roles_are_refused(encoder: PromptEncoder, role: str) -> None:
+    with pytest.raises(InvalidRequest, match="roles user and tool"):
+        encode(encoder, image_part(data_url(PICTURES[0])), role=role)
+
+
+def test_many_pictures_are_refused_by_their_tokens_and_number(encoder: PromptEncoder) -> None:
+    parts = [image_part(data_url(PICTURES[3]))] * 9
+    with pytest.raises(PromptTooLong, match="images up to messages"):
+        encode(encoder, *parts)
+    tiny = image_part(data_url(picture(8, 8)))
+    with pytest.raises(InvalidRequest, match="100 images"):
+        encode(encoder, *[tiny] * (MAX_IMAGES + 1))
+
+
+def test_text_of_a_client_is_no_picture(encoder: PromptEncoder) -> None:
+    encoded = encode(encoder, {"type": "text", "text": "[IMG] "}, image_part(data_url(PICTURES[0])))
+    assert len(encoded.images) == 1
+
+
+def test_a_picture_stands_upright(encoder: PromptEncoder) -> None:
+    """A camera writes how it was held beside the pixels."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    turned = picture(40, 80).transpose(Image.Transpose.ROTATE_90)
+    parts = [
+        image_part(data_url(each, exif=more) if more else data_url(each))
+        for each, more in ((picture(40, 80), None), (turned, exif))
+    ]
+    first, second = (encode(encoder, part).images[0] for part in parts)
+    assert (first.pixels, first.sizes) == (second.pixels, second.sizes)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_each_format_is_read(encoder: PromptEncoder, kind: str) -> None:
+    [image] = encode(encoder, image_part(data_url(picture(40, 30), kind))).images
+    assert image.shape == (3, 32, 40)
+
+
+def test_palettes_greys_and_transparency_are_read(encoder: PromptEncoder) -> None:
+    for mode in ("P", "L", "1", "RGBA", "LA", "I;16"):
+        [image] = encode(encoder, image_part(data_url(picture(40, 30).convert(mode)))).images
+        assert image.shape == (3, 32, 40)
+
+
+def test_a_model_without_a_tower_reads_text_only(mistral3: Sample, tmp_path: Path) -> None:
+    """As when the extra is not installed, or the files have the text model alone."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((mistral3.folder / name).read_bytes())
+    encoder = PromptEncoder(tokenizer=load_tokenizer(tmp_path), folder=tmp_path)
+    with pytest.raises(InvalidRequest, match="reads text only, got 'image_url'"):
+        encode(encoder, image_part(data_url(PICTURES[0])))

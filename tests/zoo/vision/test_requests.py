@@ -1,0 +1,186 @@
+"""What happens to requests with pictures: sharing, leaving, retraction, several ranks."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from helpers.engine_ranks import engines
+from helpers.pictures import PICTURES, Sample, chat, text_part
+from helpers.seen import NUM_TOP, Eyes, check, start
+from minisgl.core import Accepted, Failed, Finished
+from minisgl.core.image import LOWEST, places_of
+from minisgl.message import AbortMsg, TokenPrompt, ids_from_bytes
+from minisgl.scheduler.step_broadcast import Leader
+from minisgl_zoo.vision import tower
+
+
+def turn(answer: str, words: str) -> list[dict[str, Any]]:
+    return [
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": [text_part(words)]},
+    ]
+
+
+def test_the_second_turn_runs_no_tower(eyes: Eyes) -> None:
+    first = chat(*PICTURES[:3])
+    eyes.ask([first])
+    assert eyes.engine.vision.num_runs == 3
+    [answer] = eyes.ask([first + turn("a cat", "Are you sure?")])
+    assert eyes.engine.vision.num_runs == 3
+    check(eyes.sample, answer, PICTURES[:3])
+    assert answer.end.num_cached_tokens > 60
+
+
+def test_a_picture_in_another_place_runs_no_tower(eyes: Eyes) -> None:
+    eyes.ask([chat(*PICTURES[:3])])
+    [answer] = eyes.ask([chat(*PICTURES[2::-1])], prompt_logprobs=NUM_TOP)
+    assert eyes.engine.vision.num_runs == 3
+    check(eyes.sample, answer, PICTURES[2::-1])
+
+
+def test_two_requests_with_one_picture_run_it_once(eyes: Eyes) -> None:
+    answers = eyes.ask([chat(PICTURES[0], words=words) for words in ("look", "see")])
+    assert eyes.engine.vision.num_runs == 1
+    for answer in answers:
+        check(eyes.sample, answer, PICTURES[:1])
+
+
+def test_the_cache_is_bounded(mistral3: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tower, "CACHED_IMAGES", 0)
+    engine = start(mistral3, max_prefill_length=16)
+    eyes = Eyes(mistral3, engine)
+    [answer] = eyes.ask([chat(*PICTURES)], prompt_logprobs=NUM_TOP)
+    check(mistral3, answer, PICTURES)
+    assert not engine.vision._cache
+    assert engine.vision.num_runs > len(PICTURES)  # once for each chunk with a part of it
+    engine.close()
+
+
+def test_retracted_requests_see_the_same(mistral3: Sample) -> None:
+    engine = start(mistral3, max_prefill_length=64, num_pages=92, cache="naive")
+    eyes = Eyes(mistral3, engine, num_pages=92, groups=(), cache="naive")
+    shown = [PICTURES[:3], PICTURES[1:4]]
+    answers = eyes.ask([chat(*each) for each in shown], max_tokens=60, ignore_eos=True)
+    assert sum(answer.end.num_retractions for answer in answers)
+    for answer, each in zip(answers, shown, strict=True):
+        check(mistral3, answer, each)
+    engine.close()
+
+
+def test_requests_that_leave_free_their_pixels(eyes: Eyes) -> None:
+    encoded = eyes.encode(chat(*PICTURES[:2]))
+    waiting, running, kept = (eyes.message(encoded, max_tokens=30) for _ in range(3))
+    turns = [
+        [waiting, AbortMsg(uid=waiting.uid), running, kept],
+        *([] for _ in range(3)),
+        [AbortMsg(uid=running.uid)],
+    ]
+    ends = [event for event in eyes.run(turns) if isinstance(event, Finished)]
+    assert {end.uid: end.reason for end in ends} == {
+        waiting.uid: "abort",
+        running.uid: "abort",
+        kept.uid: "length",
+    }
+    assert not eyes.scheduler.requests.by_uid
+
+
+def test_pixels_of_waiting_requests_are_bounded(
+    eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minisgl.scheduler.admission.MAX_PIXEL_BYTES", 40_000)
+    encoded = eyes.encode(chat(PICTURES[3]))  # 29,568 bytes
+    first, second, third = (eyes.message(encoded) for _ in range(3))
+    events = eyes.run([[first, second], *([] for _ in range(12)), [third]])
+    [failed] = [event for event in events if isinstance(event, Failed)]
+    assert (failed.uid, failed.status) == (second.uid, 429)
+    assert "images of other requests" in failed.message
+    assert sum(isinstance(event, Finished) for event in events) == 2
+
+
+def test_without_overlap_the_ids_are_equal(eyes: Eyes) -> None:
+    encoded = eyes.encode(chat(*PICTURES[:2]))
+    outputs = []
+    for overlap in (True, False):
+        events = eyes.run([[eyes.message(encoded, max_tokens=12)]], overlap=overlap)
+        outputs.append([event.id for event in events if hasattr(event, "id")])
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 12
+
+
+def test_ids_above_the_vocabulary_stay_inside(eyes: Eyes) -> None:
+    """The cache has them. Echo, penalties and log-probabilities have the model's own."""
+    encoded = eyes.encode(chat(PICTURES[0]))
+    options = {"echo": True, "prompt_logprobs": 2, "repetition_penalty": 1.3}
+    message = eyes.message(encoded, **options)
+    keys = ids_from_bytes(message.ids)
+    assert (keys >= LOWEST).sum() == 35
+    assert len(set(keys[keys >= LOWEST].tolist())) == 35
+    events = eyes.run([[message]])
+    [accepted] = [event for event in events if isinstance(event, Accepted)]
+    assert accepted.prompt_ids == encoded.ids
+    assert max(ids_from_bytes(accepted.prompt_ids)) < LOWEST
+    assert [event for event in events if isinstance(event, Finished)]
+
+
+def test_a_client_cannot_send_ids_of_images(eyes: Eyes) -> None:
+    message = eyes.message(eyes.encode(chat(PICTURES[0])))
+    stolen = eyes.encoder.encode(TokenPrompt(ids=message.ids))
+    [event] = eyes.run([[eyes.message(stolen)]])
+    assert isinstance(event, Failed)
+    assert "prompt token ids must be between" in event.message
+
+
+def test_small_images_have_a_namespace_of_their_own(eyes: Eyes) -> None:
+    tiny = eyes.message(eyes.encode(chat(PICTURES[0].resize((9, 9)))))
+    assert len(places_of(tiny.images[0])) == 4
+    assert len(tiny.namespace) == 64
+    assert eyes.message(eyes.encode(chat(PICTURES[0]))).namespace == ""
+
+
+def test_the_hash_has_content_and_size_and_fills_the_ids(eyes: Eyes) -> None:
+    shown = [PICTURES[0], PICTURES[0].rotate(180), PICTURES[0].resize((49, 37))]
+    messages = [eyes.message(eyes.encode(chat(each))) for each in shown]
+    assert len({message.images[0].digest for message in messages}) == 3
+    ids = [ids_from_bytes(message.ids) for message in messages]
+    firsts = [each[each >= LOWEST] - LOWEST for each in ids]
+    assert not set(firsts[0].tolist()) & set(firsts[1].tolist())
+    assert np.bitwise_or.reduce(firsts[0]) == LOWEST - 1  # all 30 bits are used
+
+
+def test_other_ranks_get_no_pixels(eyes: Eyes) -> None:
+    message = eyes.message(eyes.encode(chat(*PICTURES[:2])))
+    sent: list[Any] = []
+
+    class Queue:
+        def get(self, timeout_s: float | None) -> list[Any]:
+            return [message]
+
+        def put(self, messages: list[Any]) -> None:
+            sent.extend(messages)
+
+    leader = Leader(Queue(), eyes.engine, [Queue()])  # type: ignore[list-item, arg-type] (a fake)
+    assert leader.get(0) == [message]
+    [broadcast] = sent
+    assert [each.pixels for each in broadcast.messages[0].images] == [b"", b""]
+    assert len(msgspec.msgpack.encode(broadcast)) < 2000
+    assert broadcast.messages[0].images[0].num_bytes == message.images[0].num_bytes
+
+
+def test_two_ranks_see_the_same(mistral3: Sample, tmp_path: Path) -> None:
+    with engines(
+        mistral3.folder, tmp_path / "store", 2, num_pages=256, max_prefill_length=48
+    ) as both:
+        eyes = [Eyes(mistral3, engine) for engine in both]
+        with ThreadPoolExecutor(2) as pool:
+            found = list(
+                pool.map(lambda each: each.ask([chat(*PICTURES), chat(PICTURES[1])]), eyes)
+            )
+    assert both[0].memory.vision_bytes > 0 == both[1].memory.vision_bytes
+    for answer, shown in zip(found[0], [PICTURES, PICTURES[1:2]], strict=True):
+        check(mistral3, answer, shown)
