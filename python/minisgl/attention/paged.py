@@ -205,7 +205,7 @@ def firsts_of_last(rows: Tensor | None, count: int, first: int) -> Tensor:
     """Return where each of the last `count` rows begins, and where the last one ends: int32
     [count + 1], counted from token `first`.
 
-    rows: `Batch.rows`, or some of its columns.
+    rows: `PoolBatch.rows`, or some of its columns.
     """
     assert rows is not None
     begins, lengths = rows[1, -count:], rows[2, -count:]

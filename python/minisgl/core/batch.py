@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class Context:
     """The objects that all steps share, for the layers of one pool.
 
-    kv_pool: a `minisgl.kvcache.BaseKVCachePool`. page_table: int32 [R, P], the page ids of each row
-    of the request tables, in the pool's cache group. attn: a `minisgl.attention.BaseAttnBackend`.
-    (The types are `Any` because core must not import these packages.)
+    kv_pool: a `minisgl.kvcache.pool.BaseKVCachePool`. page_table: int32 [R, P], the page ids of
+    each row of the request tables, in the pool's cache group. attn: a
+    `minisgl.attention.BaseAttnBackend`. (The types are `Any` because core must not import these.)
     """
 
     kv_pool: Any

@@ -3,7 +3,7 @@
 What it is for: `ModelConfig` (what config.json says), a `ModelSpec` per family (what differs
 between families, as data), one decoder built from a spec, and the strict loader of its weights.
 What it does not know: requests, sampling, where pages are. Read next:
-`minisgl.models.families.dense`, then `minisgl.models.blocks.decoder`.
+`minisgl.models.spec`, then `minisgl.models.families.dense` and `minisgl.models.blocks.decoder`.
 """
 
 from minisgl.layers import RotaryConfig

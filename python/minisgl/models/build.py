@@ -75,12 +75,10 @@ def load_model(
 ) -> BaseLLMModel:
     """Load the model of a checkpoint folder, ready to run on `device`.
 
-    quantization: see `read_config`. dummy: draw random weights from `seed`; no weight
-    file is read. For the others see `build_model`. Raises UnsupportedModel, ConfigError and
-    CheckpointError.
+    quantization: see `read_config`. dummy: draw random weights from `seed`; no weight file is read.
+    For the others see `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
     """
     config = read_config(folder, quantization)
-
     checkpoint = None if dummy else open_checkpoint(folder, config)
     if checkpoint:
         config = replace(config, formats=config.formats.of_files(checkpoint.names))

@@ -2,9 +2,8 @@
 
 What it is for: `BaseMoeBackend` and its implementations: plain torch (`TorchMoeBackend`, the
 specification), C++ (`CpuMoeBackend`) and fused Triton kernels (`FusedMoeBackend`, with the tiles of
-`tuned.json`). What it does not know:
-families, checkpoints, ranks beyond "these experts are mine". Read next: `minisgl.moe.base`, then
-`minisgl.kernel.triton.moe`.
+`tuned.json`). What it does not know: families, checkpoints, ranks beyond "these experts are mine".
+Read next: `minisgl.moe.base`, then `minisgl.kernel.triton.moe`.
 """
 
 from minisgl.moe.base import (

@@ -38,17 +38,17 @@ def create_app(
 
     stalled: called if a ping does not come back from the workers in time, as during a long step. It
     returns what is wrong, or None if all workers make progress. keys: the API keys; with None every
-    client may use the server. door: for web pages of other origins and for names; None is `Door()`.
+    client may use the server. door: which web pages may ask, and by which names; None is `Door()`.
     """
-    families: list[Routes] = [row.load() for row in plugins.rows("routes")]
-    records = [record for routes in families for record in routes.records]
+    found: list[Routes] = [row.load() for row in plugins.rows("routes")]
+    records = [record for routes in found for record in routes.records]
     settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = DocumentedAPI(records, title="Mini-SGLang", **settings)
     app.state.bodies, open_ids = body.Bodies(), Counter[str]()
     app.state.by_header = {row.name: row.load() for row in plugins.rows("request_headers")}
     errors.install(app, frontend.observer)
     site = Site(frontend=frontend, model=model, keys=keys, open_ids=open_ids)
-    for routes in families:
+    for routes in found:
         app.include_router(routes.router(site))
 
     @app.get("/health")

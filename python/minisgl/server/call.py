@@ -1,8 +1,8 @@
 """The call: it holds the replies to the prompts of one HTTP request until its handler reads them.
 
 A call ends in one of four ways: all of its prompts finish; one prompt fails, and the others are
-aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`), and no other
-goes on (`minisgl_gateway.resume`). Later replies are dropped.
+aborted; its client disconnects (`Call.abort`); a worker dies (`Frontend.fail_all`), and no new
+one takes the call over (`minisgl_gateway.resume`). Later replies are dropped.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Call:
         self._is_held = False
         self.num_prompt_tokens = 0  # of the accepted prompts
         self.prompt_ids: dict[int, bytes] = {}  # theirs, by index, if they are asked for
-        self.max_tokens = sys.maxsize  # the fewest output tokens that an accepted prompt may have
+        self.max_tokens = sys.maxsize  # the lowest of the accepted prompts' limits
         # Aborts the call when its client leaves. asyncio has only a weak reference to a task.
         self.watcher: asyncio.Task[None] | None = None
 

@@ -23,7 +23,7 @@ class Job(Protocol):
         """Charge the key for an accepted prompt, or for a piece of an answer."""
 
     def end(self) -> None:
-        """Called once, when the prompt has ended on any way."""
+        """Called once, when the prompt has ended in any way."""
 
 
 class Key(Protocol):

@@ -7,7 +7,7 @@ names it in every process. `Frontend` keeps a table from uid to call::
     run       detokenizer --replies--> Frontend --(call of the uid)--> Call --> HTTP handler
 
 `run` appends each reply to its call's list, and wakes the call's reader once for all replies of a
-turn: with 256 streams, wake-ups limit the tokens per second more than sockets do.
+turn: with many streams, wake-ups limit the tokens per second more than sockets do.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from minisgl.server.round_trip import RoundTripReply, RoundTrips
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 MAX_COPIES_BYTES: Final = 64 * 2**20
-"""The most bytes of a call's prompts. A prompt counts once per choice, because it is sent once per
-choice. 128 choices of a prompt of 15 MB took 3.7 GB in each of two processes, and 28 s."""
+"""The most bytes of a call's prompts, so that one call cannot fill the memory of this process and a
+tokenizer's. A prompt counts once for each of its choices, because it is sent so often."""
 
 
 class Frontend:

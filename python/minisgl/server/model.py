@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 BUILTIN_NAME: Final = "minisgl-builtin"
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: `card` is kept in __dict__
+@dataclass(frozen=True, kw_only=True)  # no slots: what is cached is kept in __dict__
 class ServedModel:
     """The model of this server.
 

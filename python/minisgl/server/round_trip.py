@@ -73,8 +73,8 @@ class RoundTrips:
         """Send a message with a `new_seq`, and return the answers that come in time, at most
         `num_answers`.
 
-        tokenizers: get the message; none is one of them. Raises EngineError if a worker is gone,
-        InvalidRequest for a value that no message can hold.
+        tokenizers: those that get the message; () is any one. Raises EngineError if a worker is
+        gone, InvalidRequest for a value that no message can hold.
         """
         if self._failure:
             raise self._failure

@@ -123,8 +123,8 @@ class ChatEncoder:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer that encodes special tokens as text. It is made
-        when it is first needed, because that takes long."""
+        """A copy of the tokenizer that encodes special tokens as text. It is made when it is first
+        needed, because that takes long."""
         content = json.loads(self._tokenizer.to_json())
         for token in content["added_tokens"]:
             token["special"] = token["content"] in self._specials

@@ -40,7 +40,7 @@ _TEXT_PATHS: Final = ("/v1/completions", "/generate", "/api/generate")
 
 
 class OtlpTracer:
-    """A `minisgl_gateway.watch.tracing.Tracer`. It reads the environment's OTEL_* variables."""
+    """A `PromptWatcher` that sends a span for each. It reads the environment's OTEL_* variables."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         # The SDK logs every failure with a traceback; `_Exporter` logs the first one.

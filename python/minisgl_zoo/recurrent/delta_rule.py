@@ -119,7 +119,7 @@ class DeltaStep:
 
     mixed_TD: queries, keys and values behind the convolution. g_TN, beta_TN, skip_N: see
     `minisgl_zoo.recurrent.backend.RecurrentInputs`. states, keys, updates, decays: the layer's
-    cache, see `minisgl_zoo.recurrent.spec.RecurrentLayer`. slots: of each token. rows: int32 [4,
+    cache, see `minisgl_zoo.recurrent.pool.RecurrentLayer`. slots: of each token. rows: int32 [4,
     B], some columns of `PoolBatch.rows`. row_table, state_table: the page tables of rows and
     states. out_TNV: the kernels write the outputs of these rows. interval: tokens between two
     states.

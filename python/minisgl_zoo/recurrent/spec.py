@@ -32,7 +32,7 @@ class DeltaSpec:
 
     In its `LayerSpec` num_heads counts the value heads, num_kv_heads the key heads, and head_dim is
     the size of a key. value_dim: the size of a value. taps: the length of the convolution. fused:
-    see `minisgl_zoo.layers.delta_net.FusedProjections`.
+    see `minisgl_zoo.blocks.delta_net.FusedProjections`.
     """
 
     value_dim: int

@@ -53,7 +53,7 @@ def extend(
 ) -> None:
     """Attend with any number of queries per row, and write the result to out_TNV.
 
-    rows: int32 [4, B], some columns of `Batch.rows`, whose tokens are in q_TNH. scale, window,
+    rows: int32 [4, B], some columns of `PoolBatch.rows`, whose tokens are in q_TNH. scale, window,
     softcap, sinks: see `AttnLayer`. num_tokens, longest: upper bounds of the tokens of all rows and
     of the longest.
     """

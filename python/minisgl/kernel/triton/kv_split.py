@@ -100,7 +100,7 @@ def split_contexts(
 ) -> KVSplits:
     """Divide the contexts of the decode rows into splits.
 
-    rows: `Batch.rows` [4, >= B]; table indices and ends are read. q_shape: (B, N, H). dtype,
+    rows: `PoolBatch.rows` [4, >= B]; table indices and ends are read. q_shape: (B, N, H). dtype,
     kv_dtype: of queries and of the cache. value_dim: V. common_prefix: int32 [1], the
     number of tokens that all contexts have in the same pages; None with a window. rotates: whether
     `decode` gets a `Rotation`. num_cores: multiprocessors of the device. done_of_few: int32

@@ -48,11 +48,11 @@ _NO_PARAMETER = re.compile(
 MAX_NAMED = 30  # the most tensors that an error names
 
 READERS = 4
-"""Threads that read. On 2 cores, 2 and 4 threads loaded 1.2 GB in less than half the time of one:
-0.5 instead of 1.5 s unconverted, 1.1 instead of 2.3 s converted to float32."""
+"""Threads that read. One reads while others convert or copy, so a few are faster than one, also on
+two cores."""
 STAGING_BYTES = 16 << 20
-"""Bytes of pinned memory of each reader. Copying them to a GPU takes 0.3 ms, launching the copy
-0.01."""
+"""Bytes of pinned memory of each reader: so many that launching their copy to a GPU takes little
+beside the copy itself."""
 
 
 class Checkpoint:

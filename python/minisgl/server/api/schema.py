@@ -1,7 +1,7 @@
 """The fields that requests of several API families have.
 
 A family's request has each field of its vendor's schema. Each is honoured, neutral or refused
-(`minisgl.server.web.strict`).
+(`minisgl.server.strict`).
 """
 
 from __future__ import annotations

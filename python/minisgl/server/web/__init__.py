@@ -1,6 +1,6 @@
-"""Measurements of the API process, and the routes and exports that show them.
+"""HTTP as all API families use it: connections, bodies, guards, errors, answers and streams.
 
-What it is for: `observe` counts what clients see; `metrics` (a Prometheus page), `tracing` and
-`otel` (spans) export it. `profile`, `xray` and `replica` are routes that ask the workers. What it
-does not know: how a request is answered. Read next: `minisgl.server.observe`.
+What it is for: it reads a request's bytes within bounds, refuses what may not come in, and sends an
+answer, whole or as events. What it does not know: an API's fields, tokens, processes. Read next:
+`minisgl.server.web.respond`.
 """

@@ -55,8 +55,7 @@ _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
 class _Protocol(HttpToolsProtocol):
-    """One connection. httptools takes 20 % fewer CPU seconds a token than h11
-    (docs/performance.md).
+    """One connection, parsed by httptools, which takes less CPU time than h11.
 
     An Upgrade header (to HTTP/2, which Java's HttpClient sends by default, or to WebSocket) is
     removed, because the parser would take the body for the other protocol; a server may ignore it.

@@ -115,33 +115,33 @@ class Shape(ABC):
     """The content type of a stream."""
 
     returns_ids: bool = False
-    """Whether the answer has the ids of the prompts."""
+    """Whether the answer has the ids of the prompts' tokens."""
 
     prompt_ids: Mapping[int, bytes] = MappingProxyType({})
-    """They, as little-endian int32, by the prompt's index; set when the prompts are accepted."""
+    """These ids by the prompt's index, little-endian int32; set when the prompts are accepted."""
 
     @abstractmethod
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
-        """The response body."""
+        """Return the response body."""
 
     def opening(self, num_prompt_tokens: int) -> bytes:
-        """The events before the first text. num_prompt_tokens: the sum over the call's prompts."""
+        """Return the events before the first text. num_prompt_tokens: of all its prompts."""
         return b""
 
     @abstractmethod
     def text(self, index: int, reply: TextReply) -> bytes:
-        """The event for more output of prompt `index`; its text may be empty."""
+        """Return the event for more output of prompt `index`; its text may be empty."""
 
     @abstractmethod
     def end(self, index: int, end: Finished) -> bytes:
-        """The event for the end of prompt `index`, after all of its text."""
+        """Return the event for the end of prompt `index`, after all of its text."""
 
     def closing(self, ends: list[Finished]) -> bytes:
-        """The events after the last prompt has ended."""
+        """Return the events after the last prompt has ended."""
         return DONE
 
     def failure(self, error: ErrorBody) -> bytes:
-        """The last event of a stream that fails."""
+        """Return the last event of a stream that fails."""
         return event(error)
 
 
