@@ -18,7 +18,8 @@
        ├─ StartupFailed           a process of the server could not start
        ├─ PeerLost                a rank cannot reach another rank
        ├─ NonFiniteLogits         the model computed NaN or infinity for one request
-       └─ OutOfDeviceMemory       an allocation failed; the message says which option to change
+       ├─ OutOfDeviceMemory       an allocation failed; the message says which option to change
+       └─ AdapterLost             an adapter's files have changed or are gone; its requests fail
 
 An error that crosses a process keeps its class, which its `code` names, and its `fields`.
 `assert` states our own invariants. User input never meets an assert.
@@ -181,6 +182,20 @@ class OutOfDeviceMemory(EngineError):
     """The device has no memory left for an allocation."""
 
     code = "out_of_memory"
+
+
+class AdapterLost(EngineError):
+    """An adapter's files have changed since it was loaded, or are gone. Its requests fail.
+
+    digest, folder: the adapter (`minisgl.core.adapters`).
+    """
+
+    code = "adapter_lost"
+    fields = ("digest", "folder")
+
+    def __init__(self, message: str, *, digest: str, folder: str) -> None:
+        super().__init__(message)
+        self.digest, self.folder = digest, folder
 
 
 def class_of(code: str, status: int) -> type[RequestError] | type[EngineError]:

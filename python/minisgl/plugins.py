@@ -43,6 +43,7 @@ TABLES: Final = {
     "vision": "minisgl_zoo",
     "drafters": "minisgl_zoo",
     "drafts": "minisgl_zoo",
+    "adapters": "minisgl_zoo",
     "ops": "minisgl_kernels",
     "attention": "minisgl_kernels",
     "moe": "minisgl_kernels",

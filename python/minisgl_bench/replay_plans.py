@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core import SamplingParams
+from minisgl.core.adapters import Adapter
 from minisgl.core.plan import Plan
 from minisgl.core.req import IdArray, Mask
 from minisgl.core.step_times import StepTimes
@@ -118,6 +119,7 @@ class Recording:
             uid=uid, ids=ids_to_bytes(tokens[:num_prompt].tolist()), sampling=sampling,
             priority=arrival["priority"], share=KeyShare(*arrival["share"]),
             grammar="recorded" if arrival.get("has_grammar") else "",
+            adapter=Adapter(digest, "") if (digest := arrival.get("adapter")) else None,
         )  # fmt: skip
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from minisgl.core.args import SWITCH, option, text, whole
+from minisgl.errors import ConfigError
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.server.args import ServerArgs
 
@@ -98,6 +100,14 @@ class GatewayArgs(ServerArgs):
         "1 + --tp free ports",
         metavar="HOST:PORT",
     )
+    lora_folder: str | None = option(
+        None,
+        text("a folder's name"),
+        "model",
+        "POST /v1/load_lora_adapter loads LoRA adapters below this folder at run time, and from "
+        "nowhere else; with API keys only for keys with admin rights",
+        metavar="DIR",
+    )
     log_steps: str | None = option(
         None,
         text("a file's name"),
@@ -165,6 +175,20 @@ class GatewayArgs(ServerArgs):
     )
 
     @property
+    def num_slots(self) -> int:
+        return self.max_loras if self.lora or self.lora_folder else 0
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """Raises ConfigError if there is no such folder."""
+        if self.lora_folder is None:
+            return None
+        folder = Path(self.lora_folder).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"--lora-folder {folder} is no folder")
+        return folder.resolve()
+
+    @property
     def local_ranks(self) -> range:
         return self.ranks_of(self.node_rank)
 
@@ -219,6 +243,8 @@ class GatewayArgs(ServerArgs):
             )
         elif self.tp % self.nnodes:
             return f"--tp {self.tp} cannot be divided by --nnodes {self.nnodes}"
+        elif self.num_slots:
+            return "--lora and --lora-folder work on one machine, so they do not go with --nnodes"
         elif self.dry_run:
             return "--dry-run looks at one machine, so it does not go with --nnodes"
         elif self.shell and self.node_rank:

@@ -31,7 +31,7 @@ class InProcess(Chat):
         self._omissions = OmissionLog()
 
     async def models(self, request: Request) -> Sequence[Model]:
-        return [self._named(name) for name in self._model.names]
+        return [self._named(name) for name in self._model.all_names]
 
     async def model(self, request: Request, name: str | None) -> Model:
         return self._named(self._model.check(name))

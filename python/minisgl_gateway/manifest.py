@@ -49,6 +49,7 @@ ROWS: Final = [
     Row("routes", "ollama_models", "minisgl_gateway.ollama.models:ROUTES"),
     Row("routes", "profile", "minisgl_gateway.watch.profile:ROUTES"),
     Row("routes", "xray", "minisgl_gateway.watch.xray_route:ROUTES"),
+    Row("routes", "lora", "minisgl_gateway.lora:ROUTES"),
     Row("routes", "replica", "minisgl_gateway.watch.replica:ROUTES"),
     Row("routes", "page", "minisgl_gateway.page:ROUTES"),
     Row("request_headers", "x-minisgl-prefix", "minisgl_gateway.watch.replica:prefix_answer"),

@@ -64,6 +64,8 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
     "--otlp-endpoint": ("--otlp-traces-endpoint",),
     "--hang-timeout": ("--watchdog-timeout",),
     "--num-tokenizer": ("--tokenizer-worker-num", "--tokenizer-pool-size", "--threads-http"),
+    "--lora": ("--lora-modules", "--lora-paths", "--lora-adapters"),
+    "--max-loras": ("--max-loras-per-batch",),
     "minisgl chat": ("--conversation", "-cnv"),
 }  # fmt: skip
 """For each flag of this server, the other engines' flags."""
@@ -99,10 +101,8 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--speculative-num-steps", "--speculative-num-draft-tokens", "--speculative-eagle-topk",
         "--speculate", "--model-draft", "-md", "--draft", "--draft-max", "--draft-min",
     ),
-    "adapters are not loaded here: merge them into the checkpoint": (
-        "--enable-lora", "--lora-modules", "--lora-paths", "--lora-adapters", "--lora",
-        "--lora-scaled", "--max-loras", "--max-lora-rank", "--max-loras-per-batch",
-    ),
+    "adapters have the scale of their files: merge others into the checkpoint": ("--lora-scaled",),
+    "--lora NAME=PATH, or --lora-folder DIR, is enough here: leave it out": ("--enable-lora",),
     "only text is read and written here": (
         "--mmproj", "--limit-mm-per-prompt", "--enable-multimodal", "--embedding", "--embeddings",
         "--reranking", "--rerank", "--is-embedding", "--task", "--runner",

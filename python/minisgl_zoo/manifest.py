@@ -202,6 +202,10 @@ ROWS: Final = [
         Row("vision", f"{name}ForConditionalGeneration", f"minisgl_zoo.vision.{target}")
         for name, target in _VISION.items()
     ),
+    Row("adapters", "engine", "minisgl_zoo.lora.device:DeviceAdapters"),
+    Row("adapters", "slots", "minisgl_zoo.lora.slots:Slots"),
+    Row("loop_observers", "adapters", "minisgl_zoo.lora.observer:checks_of"),
+    Row("adapters", "read", "minisgl_zoo.lora.peft:read_adapter"),
     Row("drafts", "rule", "minisgl_zoo.drafts.rule:DraftRule"),
     Row(
         "drafters",

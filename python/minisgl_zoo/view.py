@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -45,9 +46,15 @@ class CheckpointView(Checkpoint):
     """A `Checkpoint` whose `names`, and the names in all arguments, are those that layers
     declare."""
 
-    def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
-        """rename: a name in the files -> the declared name, or None for a tensor to skip."""
-        super().__init__(folder)
+    def __init__(
+        self,
+        folder: Path,
+        rename: Callable[[str], str | None],
+        files: Mapping[str, Any] | None = None,
+    ) -> None:
+        """rename: a name in the files -> the declared name, or None for a tensor to skip. files:
+        see `Checkpoint`."""
+        super().__init__(folder, files)
         # Declared name -> (name in the files, the part of that tensor; None is all).
         self._places: dict[str, tuple[str, Cut | None]] = {}
         for name in self.names:
@@ -119,6 +126,9 @@ class CheckpointView(Checkpoint):
         self._reorder = reorder
         return self
 
+    def source(self, name: str) -> str:
+        return self._places[name][0]
+
     def shape(self, name: str) -> tuple[int, ...]:
         file_name, cut = self._places[name]
         shape = super().shape(file_name)
@@ -142,9 +152,11 @@ class CheckpointView(Checkpoint):
         return self._reorder(name, tensor, self) if self._reorder else tensor
 
 
-def open_view(folder: Path, config: ModelConfig, family: Family) -> CheckpointView:
-    """Return the view that the model of `config` needs."""
-    view = CheckpointView(folder, text_name)
+def open_view(
+    folder: Path, config: ModelConfig, family: Family, files: Mapping[str, Any] | None = None
+) -> CheckpointView:
+    """Return the view that the model of `config` needs. files: see `Checkpoint`."""
+    view = CheckpointView(folder, text_name, files)
     view = family.view(view, config) if family.view else view
     return view.renamed(family.names)
 

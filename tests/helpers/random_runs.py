@@ -10,6 +10,7 @@ import numpy as np
 
 from helpers.checked_scheduler import CheckedScheduler, DamagedExecutor, FakeMasker, fake_mask
 from helpers.drafters import ScriptedDrafts
+from helpers.slotted import SlottedExecutor
 from minisgl.core import (
     Accepted,
     Event,
@@ -18,6 +19,7 @@ from minisgl.core import (
     SamplingParams,
     Token,
 )
+from minisgl.core.adapters import Adapter
 from minisgl.core.event import PromptLogprobs
 from minisgl.core.groups import CacheGroup
 from minisgl.core.step_times import StepTimes
@@ -50,6 +52,7 @@ class Case:
     is_masked: bool = False
     has_grammar: bool = False
     is_refused: bool = False
+    adapter: Adapter | None = None
 
     def expected(self, config: SchedulerConfig) -> tuple[list[int], str]:
         """Return the tokens and the finish reason without an abort or a stop."""
@@ -79,8 +82,15 @@ class RandomInbox:
     """Sends requests, ends of compilations, aborts, stops and pings at random moments until all
     requests have ended."""
 
-    def __init__(self, rng: random.Random, cases: list[Case], outbox: ListOutbox) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        cases: list[Case],
+        outbox: ListOutbox,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
         self.rng = rng
+        self.adapters = adapters
         self.cases = cases
         self.outbox = outbox
         self.sent = 0
@@ -103,6 +113,8 @@ class RandomInbox:
         messages: list[SchedulerMsg] = []
         while self.sent < len(self.cases) and rng.random() < 0.4:
             case = self.cases[self.sent]
+            case.adapter = rng.choice([None, *self.adapters]) if self.adapters else None
+            namespace = rng.choice(["", "", "tenant"])
             messages.append(
                 UserMsg(
                     uid=self.sent,
@@ -110,7 +122,8 @@ class RandomInbox:
                     sampling=case.sampling,
                     priority=rng.choice([0, 0, 0, -1, 1]),
                     share=KeyShare(*self.share()),
-                    namespace=rng.choice(["", "", "tenant"]),
+                    namespace=case.adapter.namespace(namespace) if case.adapter else namespace,
+                    adapter=case.adapter,
                     grammar="grammar" if case.has_grammar else "",
                 )
             )
@@ -237,9 +250,14 @@ def run_once(
     grouped: bool = False,
     intervals: Sequence[int] = (),
     drafts: bool = False,
+    adapters: Sequence[Adapter] = (),
+    lost: str = "",
 ) -> None:
-    """grouped, intervals: see `random_groups`. drafts: some are right, see `ScriptedDrafts`."""
+    """grouped, intervals: see `random_groups`. drafts: some are right, see `ScriptedDrafts`.
+    adapters: of requests. lost: the digest of one whose files are gone."""
     config = random_config(rng)
+    if adapters:
+        config = replace(config, num_slots=rng.randint(1, len(adapters)))
     if grouped:
         config = random_groups(rng, config, intervals)
     drafts = drafts and not any(group.interval for group in config.cache_groups)
@@ -262,7 +280,9 @@ def run_once(
         fail_steps=fail_steps,
     )
     outbox = ListOutbox()
-    run(scheduler, executor, RandomInbox(rng, cases, outbox), outbox, overlap=overlap)
+    slots = SlottedExecutor(executor, scheduler, lost)
+    inbox = RandomInbox(rng, cases, outbox, adapters)
+    run(scheduler, slots if adapters else executor, inbox, outbox, overlap=overlap)
 
     limit = min(config.max_seq_len, config.num_pool_tokens)
     for uid, case in enumerate(cases):
@@ -270,6 +290,10 @@ def run_once(
         asked = len(case.prompt) + (case.sampling.max_tokens or 1)
         if asked > limit:
             assert [type(event) for event in events] == [Failed], events
+            continue
+        is_lost = case.adapter is not None and case.adapter.digest == lost
+        if is_lost and isinstance(events[0], Failed):
+            assert events[0].code == "model_not_found"
             continue
         assert isinstance(events[0], Accepted), events
         end = events[-1]
@@ -283,8 +307,9 @@ def run_once(
         expected, reason = case.expected(config)
         assert ids == expected[: len(ids)], f"uid {uid}: wrong tokens"
         if isinstance(end, Failed):
-            assert fail or (case.is_refused and not ids), end
+            assert fail or is_lost or (case.is_refused and not ids), end
             continue
+        assert not (is_lost and ids), "it ran without its adapter"
         assert not (case.is_refused and ids), "it ran without a grammar"
         assert isinstance(end, Finished)
         if end.reason == "abort":

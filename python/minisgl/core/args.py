@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, get_args
 
 from minisgl import plugins
 from minisgl.builtin import model_path
+from minisgl.core.adapters import are_adapters, pairs_of
 from minisgl.errors import ConfigError, EngineError
 from minisgl.utils.text import brief, counted
 
@@ -88,7 +89,8 @@ class Option:
     """The description of an option, in addition to its name, type and default.
 
     group: the heading in `--help`. help: one phrase, without the default. unset: the words for a
-    default of None. metavar: instead of the rule's.
+    default of None. metavar: instead of the rule's. repeats: a value is a list, and the flag may
+    be given several times.
     """
 
     rule: Rule
@@ -96,6 +98,7 @@ class Option:
     help: str
     unset: str = "none"
     metavar: str | None = None
+    repeats: bool = False
 
 
 def option(default: Any, rule: Rule, group: str, help: str, **more: Any) -> Any:
@@ -169,6 +172,10 @@ _ATTENTION = text(
     "or trtllm",
     _is_attention,
 )
+_ADAPTERS = Rule(
+    words="NAME=PATH_OR_ID with a printable name, each name once",
+    accepts=are_adapters, parse=pairs_of, metavar="NAME=PATH_OR_ID",
+)  # fmt: skip
 _RATIO = Rule(
     words="a number above 0 and at most 1",
     accepts=lambda value: type(value) in (int, float) and 0 < value <= 1,
@@ -224,6 +231,18 @@ class EngineConfig:
         "block of 128 x 128, int8 for each row, int4 with a scale and a zero point for each group "
         "of inputs and int8 where that matters most; on a CPU also the LM head, as int8. It saves "
         "memory; docs/quantization.md says where it costs time",
+    )
+    lora: Any = option(
+        None, _ADAPTERS, "model",
+        "a LoRA adapter in PEFT's format, which requests choose by the model NAME; give the flag "
+        "once for each", repeats=True,
+    )
+    max_loras: int = option(
+        8, whole(1, 256), "model", "LoRA adapters on the device at one time; the others wait"
+    )
+    max_lora_rank: int | None = option(
+        None, whole(1, 128), "model", "the largest rank of a LoRA adapter",
+        unset="that of the --lora adapters; 16 without any",
     )
     page_size: int = option(16, whole(1, 1024), "scheduling", "tokens per page of the KV cache")
     cache: CacheKind = option(
@@ -302,6 +321,16 @@ class EngineConfig:
     # fmt: on
     rank: int = 0
     store: str = ""
+
+    @property
+    def loras(self) -> dict[str, str]:
+        """`lora` as a mapping: a name -> the adapter's folder, or its id until it was fetched."""
+        return dict(self.lora or {})
+
+    @property
+    def num_slots(self) -> int:
+        """The adapters that the device holds; 0 without adapters."""
+        return self.max_loras if self.lora else 0
 
     @property
     def draft_names(self) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from minisgl.core.adapters import AdapterLoad
 from minisgl.core.image import RowImages
 from minisgl.core.req import IdArray, Mask
 from minisgl.core.sampling import SamplingParams
@@ -47,6 +48,13 @@ class Begin(NamedTuple):
 
     table_idx: int
     sampling: SamplingParams  # with a seed
+
+
+class Slotted(NamedTuple):
+    """The slot of the adapter of a request that gets a row of the tables."""
+
+    table_idx: int
+    slot: int
 
 
 class History(NamedTuple):
@@ -110,6 +118,8 @@ class Plan:
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
+    slots: list[Slotted] = field(default_factory=list)  # those of `begins` with an adapter
+    loads: list[AdapterLoad] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -141,7 +151,8 @@ class StepResult:
 class StepFailed:
     """The step failed. The KV that it should have written does not exist.
 
-    uids: the requests that fail. The scheduler computes the other requests again.
+    uids: the requests that fail; with AdapterLost, all of the adapter fail too. The scheduler
+    computes the other requests again.
     """
 
     error: EngineError

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.core.adapters import Adapter
 from minisgl.core.sampling import SamplingParams
 
 IdArray = npt.NDArray[np.int32]
@@ -83,6 +84,7 @@ class Req:
     order: Order  # the lower goes first
     stop_ids: frozenset[int]  # output ids that end the request
     namespace: str = ""  # requests share pages of the prefix cache only within one namespace
+    adapter: Adapter | None = None
     masker: Masker | None = None  # its rows are sampled late (`minisgl.scheduler.loop`)
     prediction: IdArray = field(default_factory=lambda: np.zeros(0, np.int32))
     """Ids that the output may repeat, a source of drafts."""

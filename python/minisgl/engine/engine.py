@@ -8,7 +8,7 @@ earlier steps wrote: the KV pool, the page table and each request's last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,7 @@ from minisgl.core.batch import ImageRows
 from minisgl.core.req import Mask
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, Tuning
-from minisgl.engine.extras import StepGuard, Vision
+from minisgl.engine.extras import EngineAdapters, StepGuard, Vision
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
@@ -83,7 +83,14 @@ class Engine:
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         device, comm, ops = self.device, self.comm, create_ops(self.device.torch_device)
         clock.lap("kernels")  # the C++ kernels are compiled or loaded
-        self.memory = plan_engine_memory(config, self.model_config, self.dtype, device, comm, ops)
+        self.adapters: EngineAdapters | None = None
+        if config.num_slots:
+            create = plugins.need("adapters", "engine", "--lora")
+            self.adapters = create(config, self.model_config, device.torch_device, comm)
+        adapt = self.adapters.adapt if self.adapters else None
+        self.memory = plan_engine_memory(
+            config, self.model_config, self.dtype, device, comm, ops, adapt
+        )
         self.model = load_model(
             config.folder,
             dtype=self.dtype,
@@ -92,10 +99,13 @@ class Engine:
             comm=comm,
             max_context=self.memory.max_seq_len,
             expert_parallel=config.ep,
+            adapt=adapt,
             quantization=config.quantization,
             dummy=config.dummy_weight,
             progress=progress,
         )
+        if self.adapters:
+            self.adapters.bind(self.model)
         self.device.release()  # memory that only loading needed
         clock.lap("weights")
         if comm.rank == 0:  # other ranks differ little, and use the same number of pages
@@ -227,9 +237,9 @@ class Engine:
 
         sample = self.sampler.sample
         if self.runner.samples and plan.num_decodes == plan.num_rows and not inputs.has_options:
-            sampled = self.runner.run(inputs.shape, lambda: sample(forward(), inputs))
+            sampled = self.runner.run(self._shape(inputs), lambda: sample(forward(), inputs))
         else:  # the shape does not say which rows sample and how, so a graph cannot sample
-            sampled = sample(self.runner.run(inputs.shape, forward), inputs)
+            sampled = sample(self.runner.run(self._shape(inputs), forward), inputs)
         return self._end_step(inputs, sampled)
 
     def _launch_late(self, plan: Plan) -> ForwardOutput:
@@ -253,7 +263,7 @@ class Engine:
         because those logits are computed block by block."""
         inputs = self._begin_step(plan)
         self._upload(inputs, inputs.forward, writes_pages=True)
-        x_SD = self.runner.run(inputs.shape, lambda: self.forward(inputs))
+        x_SD = self.runner.run(self._shape(inputs), lambda: self.forward(inputs))
         return inputs, x_SD if plan.scored else self.sampler.logits(x_SD, inputs)
 
     def _sample_late(self, inputs: StepInputs, forwarded: Tensor, masks: Sequence[Mask]) -> Tensor:
@@ -276,8 +286,17 @@ class Engine:
         if plan.histories:
             assert self.sampler.options, "the scheduler refuses options that nothing applies"
             self.sampler.options.begin(plan)
+        if plan.loads:
+            assert self.adapters, "a request without an engine's adapters is refused"
+            self.adapters.load(plan.loads)
         padded = None if plan.scored or plan.images else self.runner.padded(plan)
         return make_inputs(plan, self._tables, self.page_size, padded)
+
+    def _shape(self, inputs: StepInputs) -> Hashable | None:
+        """Return what steps must have in common to be replayed from one graph."""
+        if self.adapters and inputs.shape and "adapters" in inputs.forward:
+            return inputs.shape, self.adapters.key
+        return inputs.shape
 
     def _end_step(self, inputs: StepInputs, sampled: Tensor) -> Tensor:
         """Return the output of `Sampler.sample` without padding rows, flat."""
@@ -328,6 +347,8 @@ class Engine:
             pools=tuple(pools),
             images=self._image_rows(inputs.plan),
         )
+        if self.adapters:
+            self.adapters.begin(inputs.tensors.get("adapters"), batch.sample_positions)
         return self.model.forward(batch)
 
     def _image_rows(self, plan: Plan) -> ImageRows | None:
@@ -342,7 +363,17 @@ class Engine:
     def close(self) -> None:
         """Finish the launched steps and release threads and memory. No call may follow."""
         self.device.close()
-        for name in ("runner", "model", "_contexts", "_tables", "_guard", "sampler", "vision"):
+        owned = (
+            "runner",
+            "model",
+            "adapters",
+            "_contexts",
+            "_tables",
+            "_guard",
+            "sampler",
+            "vision",
+        )
+        for name in owned:
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold its buffers
         self.device.release()

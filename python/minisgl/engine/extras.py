@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from minisgl.core import Plan
+from minisgl.core.adapters import AdapterLoad
 from minisgl.core.batch import ImageRows
+from minisgl.models import BaseLLMModel
+from minisgl.quantization import Part, Weight
 
 
 class LogitOptions(Protocol):
@@ -31,6 +36,30 @@ class Vision(Protocol):
 
     def rows(self, plan: Plan) -> ImageRows | None:
         """Return the rows of a step; None if it computes no place of an image."""
+
+
+class EngineAdapters(Protocol):
+    """The adapters of an engine and its slots for them (the row `adapters`: `engine`)."""
+
+    @property
+    def key(self) -> Hashable:
+        """What decides, beside a step's shape, which kernels a step with adapters launches."""
+
+    def adapt(self, weight: Weight, parts: Sequence[Part]) -> Weight:
+        """See `BuildContext`."""
+
+    def bind(self, model: BaseLLMModel) -> None:
+        """Take the loaded model, and check the adapters of the options. Raises ConfigError."""
+
+    def check(self, folder: Path) -> None:
+        """Raise ConfigError if the model cannot use the adapter in a folder."""
+
+    def load(self, loads: Sequence[AdapterLoad]) -> None:
+        """Fill slots, before the forward pass. Raises AdapterLost, on every rank or on none."""
+
+    def begin(self, slots_T: Tensor | None, positions_S: Tensor) -> None:
+        """Tell the weights of a forward pass which slot each of its tokens uses, 0 for none, and
+        which tokens the last layers compute. slots_T: None if no token uses any."""
 
 
 class StepGuard(Protocol):

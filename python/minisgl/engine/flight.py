@@ -11,6 +11,7 @@ from minisgl.core.req import Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
 from minisgl.engine.logprobs import result_with_logprobs
 from minisgl.engine.prompt_scores import scored_result
+from minisgl.errors import AdapterLost
 
 SampleLate = Callable[[Sequence[Mask]], Pending]
 
@@ -38,14 +39,17 @@ class ForwardOutput(Flight):
     def wait(self) -> StepOutcome:
         """Wait for the step and return its outcome.
 
-        A failed allocation fails the step's newest requests. Any other error is a bug and ends the
-        worker. With several ranks a failed allocation ends the worker too, because the other ranks
-        wait for this one in a collective.
+        A lost adapter fails its requests, which every rank agrees on before it computes. A failed
+        allocation fails the step's newest requests. Any other error is a bug and ends the worker.
+        With several ranks a failed allocation ends the worker too, because the other ranks wait for
+        this one in a collective.
         """
         assert self.sample is None or self.sampled is not None, "the late rows are not sampled"
         try:
             values = self.pending.wait()
             return _result(self.plan, self.sampled.wait() if self.sampled else values)
+        except AdapterLost as error:
+            return StepFailed(error=error, uids=())
         except Exception as error:
             if not self.device.is_out_of_memory(error):
                 raise

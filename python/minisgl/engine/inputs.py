@@ -85,6 +85,7 @@ class StepInputs:
     int32 [T]. rows: int32 [4, B], each row's table index, first token in the batch, number of
     tokens, and end position. sample_positions: int64, the indices of the tokens that sample; in a
     padded step arbitrary ones follow. common_prefix: see `PoolBatch`; left out without one.
+    adapters: int32 [T], the slot of each token's adapter, 0 for none; left out if no token has one.
 
     sample: those of sampling. table_idxs: int64 [S], the table rows of the requests that sample.
     The columns of `BatchSamplingArgs` that the rows need. top_rows: int64, the rows that ask for
@@ -178,6 +179,8 @@ def make_inputs(
     is_padded_decode = padded is not None and not size.num_prompts
     if is_padded_decode and (num_common := tables.common_tokens(plan, page_size)):
         forward["common_prefix"] = np.array([num_common], np.int32)
+    if tables.has_slots and (slots := tables.adapter_slots(table_idxs)) is not None:
+        forward["adapters"] = _pad(slots.repeat(lengths), size.num_tokens - num_in_rows, 0)
     has_options = bool(plan.top_rows or plan.option_rows or plan.scored)
     all_rows_sample = is_padded_decode and not has_options
     sample = _sample_arrays(

@@ -22,6 +22,7 @@ from minisgl.engine.connect import resolve_kv_dtype
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
+from minisgl.layers.base import Adapt
 from minisgl.models import ModelConfig, ModelSpec, build_model
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted, size_of
@@ -199,11 +200,12 @@ def plan_engine_memory(
     device: Device,
     comm: DistributedCommunicator,
     ops: Ops,
+    adapt: Adapt | None = None,
 ) -> MemoryPlan:
     """Plan the memory of a model that is not loaded yet. `--dry-run` prints the plan.
 
-    ops: they decide in which formats weights are held. All ranks use the number of pages of the
-    rank that has the fewest.
+    ops: they decide in which formats weights are held. adapt: see `BuildContext`; the memory of
+    adapters counts as weights. All ranks use the number of pages of the rank that has the fewest.
     """
     max_seq_len = model.default_context
     if config.max_seq_len is None and max_seq_len < model.max_context and comm.rank == 0:
@@ -225,6 +227,7 @@ def plan_engine_memory(
         comm=comm,
         max_context=max_seq_len,
         expert_parallel=config.ep,
+        adapt=adapt,
     )
     is_sized = config.memory_ratio is not None or config.num_pages is not None
     memory = MemoryPlan(

@@ -34,7 +34,10 @@ fewer, this costs more time than it saves."""
 
 
 class RequestTables:
-    """Mutable; written only by the engine's steps, in stream order."""
+    """Mutable; written only by the engine's steps, in stream order.
+
+    has_slots: whether a row has, or had last, a request with an adapter.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,8 @@ class RequestTables:
             max_pages = -(-max_pages // 4) * 4
         self._num_rows = request_rows + 1
         self._pages = np.zeros((len(groups) * self._num_rows, max_pages), np.int32)
+        self.has_slots = False
+        self._slots = np.zeros(self._num_rows, np.int32)
         self._sampling = {
             name: np.full(self._num_rows, column.neutral, column.dtype)
             for name, column in SAMPLING_COLUMNS.items()
@@ -79,11 +84,22 @@ class RequestTables:
             values = sampling_row(sampling)
             for column, value in zip(self._sampling.values(), values, strict=True):
                 column[table_idx] = value
+        if plan.slots or (self.has_slots and plan.begins):
+            for table_idx, _ in plan.begins:
+                self._slots[table_idx] = 0
+            for table_idx, slot in plan.slots:
+                self._slots[table_idx] = slot
+            self.has_slots = bool(self._slots.any())
         new_pages = np.array(plan.new_pages, np.int64).reshape(-1, 4)
         new_pages[:, 1] += new_pages[:, 0] * self._num_rows
         new_pages = new_pages[:, 1:]
         self._pages[new_pages[:, 0], new_pages[:, 1]] = new_pages[:, 2]
         return new_pages
+
+    def adapter_slots(self, table_idxs: npt.NDArray[np.int32]) -> npt.NDArray[np.int32] | None:
+        """Return the slot of the adapter of each row, 0 for none; None if no row has one."""
+        slots = self._slots[table_idxs]
+        return slots if slots.any() else None
 
     def common_tokens(self, plan: Plan, page_size: int) -> int:
         """Return the length of the common prefix that all rows of a decode step have in the same

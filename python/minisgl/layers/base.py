@@ -6,7 +6,7 @@ format (`minisgl.quantization.weight`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from minisgl.quantization.weight import Target
 
 
+Adapt = Callable[[Weight, Sequence[Part]], Weight]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
     """The constructor argument of all layers of a model.
 
     dtype: of the activations and of plain parameters. formats: the formats of the weights.
     expert_parallel: each rank holds whole experts of a mixture instead of some columns of each.
+    adapt: returns the weight of linear layers with the adapters of a step's rows, from the weight
+    and its parts; None if the engine has no adapters.
     """
 
     ops: Ops
@@ -36,6 +41,7 @@ class BuildContext:
     dtype: torch.dtype
     formats: Formats = UNQUANTISED
     expert_parallel: bool = False
+    adapt: Adapt | None = None
 
     def columns(self, width: int, *modules: str) -> range:
         """Return this rank's share of the columns of linear layers, by `split_columns`. modules:
@@ -58,6 +64,12 @@ class BuildContext:
         return format.weight(
             WeightBuild(ops=self.ops, dtype=self.dtype, parts=parts, rows=rows, stacked=stacked)
         )
+
+    def linear(self, *parts: Part) -> Weight:
+        """Return the weight of linear layers that run as one GEMM, and that adapters may change. It
+        is used by `Weight.linear` and the like, and never by `Weight.dense`."""
+        weight = self.weight(*parts)
+        return self.adapt(weight, parts) if self.adapt else weight
 
 
 class BaseOP(TensorOwner):

@@ -27,7 +27,7 @@ class Linear(BaseOP):
         """parts: the layers' weights, one after another."""
         super().__init__()
         self.comm = build.comm
-        self.weight = build.weight(*parts)
+        self.weight = build.linear(*parts)
         if bias:
             self.declare("bias", build.dtype, *map(bias_of, parts))
 

@@ -177,10 +177,10 @@ class SharedExpert(BaseOP):
         gate, up, down = (f"{prefix}.{self.module}.{kind}_proj" for kind in ("gate", "up", "down"))
         columns = build.columns(inner_size, gate, up)
         shape = (inner_size, hidden_size)
-        self.gate_up = build.weight(
+        self.gate_up = build.linear(
             *(Part(name=f"{n}.weight", shape=shape, axis=0, share=columns) for n in (gate, up))
         )
-        self.down = build.weight(
+        self.down = build.linear(
             Part(name=f"{down}.weight", shape=shape[::-1], axis=1, share=columns)
         )
         self._declare_gate(build, f"{prefix}.shared_expert_gate.weight", hidden_size)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from minisgl.core import SamplingParams
-from minisgl.llm.llm import LLM, ChatArgs, Messages, Prompt
+from minisgl.llm.llm import LLM, ChatArgs, Messages, Prompt, Scope
 from minisgl.llm.output import Delta, RequestOutput
 from minisgl.llm.prompts import as_conversations
 
@@ -43,13 +43,16 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> AsyncIterator[Delta | RequestOutput]:
         """Iterate over the completion of a text or of token ids while it is computed.
 
         Yields a `Delta` for each new piece, and last the `RequestOutput`. Raises the same errors as
         `LLM.generate`.
         """
-        return self._stream(prompt, sampling_params, cache_salt, ({}, None, "auto"))
+        return self._stream(
+            prompt, sampling_params, self._llm._scope(cache_salt, lora), ({}, None, "auto")
+        )
 
     def chat(
         self,
@@ -57,6 +60,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        lora: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
@@ -65,7 +69,9 @@ class AsyncLLM:
         `LLM.chat`."""
         chat = (chat_template_kwargs or {}, tools, tool_choice)
         conversations = [list(turns) for turns in as_conversations(messages)]
-        return self._stream(conversations, sampling_params, cache_salt, chat, is_chat=True)
+        return self._stream(
+            conversations, sampling_params, self._llm._scope(cache_salt, lora), chat, is_chat=True
+        )
 
     async def aclose(self) -> None:
         """Release memory, threads and processes. Open requests end with a ConfigError."""
@@ -81,7 +87,7 @@ class AsyncLLM:
         self,
         prompt: Any,
         params: SamplingParams | None,
-        cache_salt: str,
+        scope: Scope,
         chat: ChatArgs,
         is_chat: bool = False,
     ) -> AsyncIterator[Delta | RequestOutput]:
@@ -91,7 +97,7 @@ class AsyncLLM:
         def on_news(num_tokens: int, num_ended: int) -> None:
             waker.wake(has_news)
 
-        reader = self._llm._read(prompt, params, cache_salt, chat, on_news, is_chat)
+        reader = self._llm._read(prompt, params, scope, chat, on_news, is_chat)
         try:
             while True:
                 has_news.clear()

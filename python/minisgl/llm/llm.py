@@ -15,6 +15,7 @@ import numpy as np
 from minisgl import env
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
+from minisgl.core.adapters import Adapter, adapter_of, read_adapters
 from minisgl.core.aliases import own_keywords
 from minisgl.core.args import (
     SWITCH,
@@ -33,7 +34,13 @@ from minisgl.errors import InvalidRequest, RequestError
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.output import RequestOutput
 from minisgl.llm.progress import Bar, progress_bar
-from minisgl.llm.prompts import chat_records, is_conversation, params_of_each, prompt_records
+from minisgl.llm.prompts import (
+    chat_records,
+    check_salt,
+    is_conversation,
+    params_of_each,
+    prompt_records,
+)
 from minisgl.llm.session import Call, LLMEngine, OnNews, Session
 from minisgl.llm.stream import Reader, Stream
 from minisgl.message import Prompt as PromptRecord
@@ -47,13 +54,15 @@ from minisgl.tokenizer import (
     warn_of_unknown_ids,
 )
 from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
-from minisgl.utils.hf import resolve_checkpoint
+from minisgl.utils.hf import fetched_adapters, resolve_checkpoint
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 ChatArgs = tuple[dict[str, Any], Any, Any]
 """Variables of the chat template, tools, tool_choice."""
+Scope = tuple[str, Adapter | None]
+"""The namespace of the prefix cache, and the adapter."""
 
 
 class LLM:
@@ -81,6 +90,9 @@ class LLM:
         dtype: DTypeName = "auto",
         kv_cache_dtype: KVCacheDType = "auto",
         quantization: Quantization | None = None,
+        lora: Mapping[str, str | Path] | None = None,
+        max_loras: int = 8,
+        max_lora_rank: int | None = None,
         device: DeviceName = "auto",
         attn: str = "auto",
         page_size: int = 16,
@@ -119,13 +131,18 @@ class LLM:
         options = {name: _plain(given[name]) for name in options_of(EngineConfig)}
         if isinstance(model, PathLike):
             options["model"] = fspath(model)
+        if isinstance(lora, Mapping):
+            options["lora"] = {name: fspath(place) for name, place in lora.items()} or None
         args = RuntimeArgs(**options, offline=True)
         folder = resolve_checkpoint(
             str(model_path()) if args.model is None else args.model,
             source=args.model_source,
             weights=not args.dummy_weight,
         )
-        args = replace(args, model=str(folder))
+        args = replace(
+            args, model=str(folder), lora=fetched_adapters(args.loras, args.model_source) or None
+        )
+        self._adapters = read_adapters(args.loras)
         self._progress = progress
         self.tokenizer = tokenizer = load_tokenizer(folder)
         warn_of_unknown_ids(tokenizer, folder)
@@ -150,17 +167,19 @@ class LLM:
         *,
         n: int = 1,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt, a text or token ids, or several prompts as one batch.
 
         sampling_params: one for all prompts, or one for each; None takes the checkpoint's
         recommendation (`default_sampling_params`). n: the number of choices of each prompt, which
         are consecutive in the result. cache_salt: only calls with the same value share prefixes in
-        the cache. Raises RequestError, which names the prompt, if one cannot be served; the other
-        prompts of the call are then aborted.
+        the cache. lora: the name of an adapter, None for the model itself. Raises RequestError,
+        which names the prompt, if one cannot be served; the other prompts of the call are then
+        aborted.
         """
         ids = self._encode(*prompt_records(prompts))
-        return self._run(ids, sampling_params, n, cache_salt)
+        return self._run(ids, sampling_params, n, self._scope(cache_salt, lora))
 
     def chat(
         self,
@@ -169,13 +188,14 @@ class LLM:
         *,
         n: int = 1,
         cache_salt: str = "",
+        lora: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
     ) -> list[RequestOutput]:
         """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
 
-        n, cache_salt: as for `generate`. chat_template_kwargs: further variables for the
+        n, cache_salt, lora: as for `generate`. chat_template_kwargs: further variables for the
         checkpoint's chat template. tools: functions that the model may call, in OpenAI's form. With
         a list, even an empty one, `RequestOutput` separates reasoning and calls from the text.
         tool_choice: "auto", "none", "required", or a function as {"type": "function", "function":
@@ -183,7 +203,7 @@ class LLM:
         """
         given = chat_template_kwargs or {}
         ids = self._encode(*chat_records(messages, given, tools, tool_choice))
-        return self._run(ids, sampling_params, n, cache_salt)
+        return self._run(ids, sampling_params, n, self._scope(cache_salt, lora))
 
     def stream(
         self,
@@ -191,6 +211,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        lora: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
@@ -203,7 +224,9 @@ class LLM:
         """
         chat = (chat_template_kwargs or {}, tools, tool_choice)
         news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        reader = self._read(prompt, sampling_params, cache_salt, chat, lambda *_: news.put(None))
+        reader = self._read(
+            prompt, sampling_params, self._scope(cache_salt, lora), chat, lambda *_: news.put(None)
+        )
         return Stream(reader, news)
 
     def close(self) -> None:
@@ -228,35 +251,36 @@ class LLM:
         return encoded
 
     def _run(
-        self, prompts: list[Encoded], params: Params, n: int, cache_salt: str
+        self, prompts: list[Encoded], params: Params, n: int, scope: Scope
     ) -> list[RequestOutput]:
         with self._bar("prompts") as bar:
-            call = self._submit(prompts, params, n, cache_salt, bar.show)
+            call = self._submit(prompts, params, n, scope, bar.show)
             bar.update(0, len(call.requests))
             self._session.wait(call)
         return call.outputs()
 
     def _submit(
-        self, prompts: list[Encoded], params: Params, n: int, cache_salt: str, on_news: OnNews
+        self, prompts: list[Encoded], params: Params, n: int, scope: Scope, on_news: OnNews
     ) -> Call:
         """Send the requests to the loop."""
         if params is None:
             params = self.default_sampling_params
-        of_each = params_of_each(params, len(prompts), n, cache_salt)
+        of_each = params_of_each(params, len(prompts), n)
+        namespace, adapter = scope
         messages: list[UserMsg] = []
         with _naming_the_prompt(messages, len(prompts), n):
             for prompt, sampling in zip(prompts, of_each, strict=True):
-                messages += [
-                    self._encoder.request(prompt, sampling.with_seed(choice), cache_salt)
-                    for choice in range(n)
-                ]
+                for choice in range(n):
+                    seeded = sampling.with_seed(choice)
+                    request = self._encoder.request(prompt, seeded, namespace, adapter=adapter)
+                    messages.append(request)
         return self._session.submit(messages, on_news, n)
 
     def _read(
         self,
         prompt: Any,
         params: SamplingParams | None,
-        cache_salt: str,
+        scope: Scope,
         chat: ChatArgs,
         on_news: OnNews,
         is_chat: bool = False,
@@ -273,8 +297,16 @@ class LLM:
                 f"a stream has one prompt, got {count}; call stream for each, or generate",
                 param="prompts",
             )
-        call = self._submit(self._encode(records, 1), params, 1, cache_salt, on_news)
+        call = self._submit(self._encode(records, 1), params, 1, scope, on_news)
         return Reader(self._session, call)
+
+    def _scope(self, cache_salt: str, lora: str | None) -> Scope:
+        """Raises InvalidRequest, ModelNotFound."""
+        check_salt(cache_salt)
+        if lora is None:
+            return cache_salt, None
+        adapter = adapter_of(lora, self._adapters, "lora")
+        return adapter.namespace(cache_salt), adapter
 
     def _bar(self, what: str) -> AbstractContextManager[Bar]:
         return progress_bar(what) if self._progress else nullcontext(Bar())

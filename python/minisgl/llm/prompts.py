@@ -67,15 +67,19 @@ def chat_records(
     return records, len(batch)
 
 
-def params_of_each(params: Any, num_prompts: int, n: Any, cache_salt: Any) -> list[SamplingParams]:
-    """Return the sampling parameters of each prompt, checked. Raises InvalidRequest for a call with
-    a wrong argument beside its prompts, and InvalidSampling."""
+def check_salt(cache_salt: Any) -> None:
+    """Raise InvalidRequest for a wrong `cache_salt`."""
     if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
         raise InvalidRequest(
             f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
             f"{brief(cache_salt)}",
             param="cache_salt",
         )
+
+
+def params_of_each(params: Any, num_prompts: int, n: Any) -> list[SamplingParams]:
+    """Return the sampling parameters of each prompt, checked. Raises InvalidRequest for a wrong
+    argument, and InvalidSampling."""
     if isinstance(params, SamplingParams):
         params = [params] * num_prompts
     if not is_list(params) or not all(isinstance(item, SamplingParams) for item in params):

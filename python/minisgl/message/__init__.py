@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from minisgl.core.adapters import Adapter
 from minisgl.core.event import Event, Failed, Record
 from minisgl.core.image import Image
 from minisgl.core.req import IdArray
@@ -39,6 +40,8 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 MAX_NAMESPACE = 256
 """Characters of a namespace: enough for a hash or a tenant's id."""
 Namespace = Annotated[str, msgspec.Meta(max_length=MAX_NAMESPACE)]
+OwnNamespace = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Of a message: it may be longer than what a client may send (`Adapter.namespace`)."""
 
 
 # --- prompts -----------------------------------------------------------------------------------
@@ -107,7 +110,8 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     prompt: Prompt
     sampling: SamplingParams
     priority: Priority = 0
-    namespace: Namespace = ""
+    namespace: OwnNamespace = ""
+    adapter: Adapter | None = None
     context_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     is_clamped: bool = False
     returns_ids: bool = False
@@ -141,6 +145,13 @@ class ProfileMsg(Record, frozen=True, kw_only=True):
     action: Literal["start", "stop"]
 
 
+class AdapterMsg(Record, frozen=True, kw_only=True):
+    """Ask each rank whether it can use an adapter. The answer is an `AdapterReply` of this seq."""
+
+    seq: int
+    adapter: Adapter
+
+
 class WatchMsg(Record, frozen=True, kw_only=True):
     """Ask rank 0 for `WatchReply`s during `seconds` (`minisgl_gateway.watch.xray`). With `seq`, ask
     for one that has the state of the replica (`minisgl_gateway.router.replica_state`) and the same
@@ -171,7 +182,8 @@ class UserMsg(Record, frozen=True, kw_only=True):
     sampling: SamplingParams
     priority: Priority = 0
     share: KeyShare = NO_KEY
-    namespace: Namespace = ""
+    namespace: OwnNamespace = ""
+    adapter: Adapter | None = None
     grammar: str = ""
     form: str = ""
     returns_ids: bool = False
@@ -202,7 +214,9 @@ class ExitMsg(Record, frozen=True, kw_only=True):
 
 
 SchedulerMsg = UserMsg | CompiledMsg | AbortMsg | StopMsg | PingMsg | ExitMsg
-"""The messages that the loop handles. Its inbox handles `ProfileMsg` and `WatchMsg`."""
+"""The messages that the loop handles. Its inbox handles those of `Control`."""
+Control = ProfileMsg | WatchMsg | AdapterMsg
+"""Messages for the engine's process, but not for its scheduler."""
 
 
 # --- from rank 0 to the others -----------------------------------------------------------------
@@ -218,7 +232,7 @@ class StepBroadcast(Record, frozen=True, kw_only=True):
     step: int
     now: float
     digest: int
-    messages: list[SchedulerMsg | ProfileMsg | WatchMsg]
+    messages: list[SchedulerMsg | Control]
 
 
 class PlanCheck(Record, frozen=True, kw_only=True):
@@ -273,6 +287,13 @@ class ProfileReply(Record, frozen=True, kw_only=True):
     num_steps: int = 0
 
 
+class AdapterReply(Record, frozen=True, kw_only=True):
+    """A rank's answer to an `AdapterMsg`. failed: why it cannot use the adapter."""
+
+    seq: int
+    failed: Failed | None = None
+
+
 class WatchReply(Record, frozen=True, kw_only=True):
     """The answer to a `WatchMsg`. frame: JSON of a frame of the X-ray; with seq, which is the
     message's, of a `ReplicaState`."""
@@ -281,15 +302,16 @@ class WatchReply(Record, frozen=True, kw_only=True):
     seq: int | None = None
 
 
-class DetokenizeMsg(Record, frozen=True, kw_only=True):
-    """The events of one turn of the scheduler's loop, and the pings that arrived in it.
+Report = StatusReply | ProfileReply | AdapterReply | WatchReply
+"""Records that the detokenizer sends to the API server unchanged."""
 
-    pass_on: records that the detokenizer sends to the API server unchanged.
-    """
+
+class DetokenizeMsg(Record, frozen=True, kw_only=True):
+    """The events of one turn of the scheduler's loop, and the pings that arrived in it."""
 
     events: list[Event]
     pings: Sequence[int] = ()
-    pass_on: Sequence[StatusReply | ProfileReply | WatchReply] = ()
+    pass_on: Sequence[Report] = ()
 
 
 # --- to the API server -------------------------------------------------------------------------

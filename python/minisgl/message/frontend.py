@@ -10,15 +10,15 @@ import msgspec
 from minisgl.core.event import Accepted, Failed, Finished, Record
 from minisgl.message import (
     AbortMsg,
+    AdapterReply,
+    Control,
     Natural,
     PingMsg,
-    ProfileMsg,
     ProfileReply,
     Prompt,
     StatusReply,
     TextReply,
     TokenizeMsg,
-    WatchMsg,
     WatchReply,
 )
 
@@ -71,7 +71,7 @@ class CodecReply(Record, frozen=True, kw_only=True):
 
 
 CodecMsg = EncodeMsg | DecodeMsg
-FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | ProfileMsg | WatchMsg | CodecMsg
+FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | Control | CodecMsg
 """To a tokenizer."""
 
 UserReply = (
@@ -82,6 +82,7 @@ UserReply = (
     | PongMsg
     | StatusReply
     | ProfileReply
+    | AdapterReply
     | WatchReply
     | CodecReply
 )

@@ -11,6 +11,7 @@ import torch
 from minisgl import plugins
 from minisgl.errors import ConfigError
 from minisgl.layers import BuildContext
+from minisgl.layers.base import Adapt
 from minisgl.layers.shard import vocab_share
 from minisgl.models.blocks.decoder import Decoder
 from minisgl.models.config import ModelConfig
@@ -39,10 +40,11 @@ def build_model(
     comm: DistributedCommunicator,
     max_context: int | None = None,
     expert_parallel: bool = False,
+    adapt: Adapt | None = None,
 ) -> BaseLLMModel:
     """Build this rank's part of the model on `meta`, where it has sizes and no memory.
 
-    max_context: positions to serve, `config.max_context` by default. expert_parallel: see
+    max_context: positions to serve, `config.max_context` by default. expert_parallel, adapt: see
     `BuildContext`. Raises ConfigError if the family refuses the config or the model cannot be split
     over the ranks.
     """
@@ -55,6 +57,7 @@ def build_model(
         dtype=dtype,
         formats=config.formats,
         expert_parallel=expert_parallel,
+        adapt=adapt,
     )
     return (spec.decoder or Decoder)(spec, build, max_context or config.max_context)
 
@@ -68,6 +71,7 @@ def load_model(
     comm: DistributedCommunicator,
     max_context: int | None = None,
     expert_parallel: bool = False,
+    adapt: Adapt | None = None,
     quantization: Quantization | None = None,
     dummy: bool = False,
     seed: int = 0,
@@ -91,6 +95,7 @@ def load_model(
         comm=comm,
         max_context=max_context,
         expert_parallel=expert_parallel,
+        adapt=adapt,
     )
     if checkpoint:
         load_weight(model, checkpoint, device=device, ops=ops, progress=progress)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from minisgl import plugins
 from minisgl.core.plan import Executor
 from minisgl.engine import Engine
-from minisgl.message import StatusReply
+from minisgl.message import Control, Report, StatusReply
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl.scheduler.io import Control, Report
 from minisgl.scheduler.loop import Inbox, Outbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.utils.process import WorkerStatus

@@ -18,13 +18,12 @@ from minisgl import env
 from minisgl.core.plan import Executor
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine
-from minisgl.message import StatusReply, StepBroadcastMsg
+from minisgl.message import Control, StatusReply, StepBroadcastMsg
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver, Seat, TextOf
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
 from minisgl.scheduler.io import (
-    Control,
     FollowerOutbox,
     Message,
     NoOutbox,

@@ -39,6 +39,7 @@ def scheduler_config(args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int])
         max_queued=None if args.offline else args.max_queued_requests,
         cache=args.cache,
         drafters=_drafters(args.draft_names, engine),
+        num_slots=args.num_slots,
     )
 
 

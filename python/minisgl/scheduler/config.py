@@ -26,7 +26,8 @@ class SchedulerConfig:
     starts only if the pool then still has room for this many more tokens of each running request;
     otherwise a full pool would start a request and retract it at the next page boundary.
     In a simulation 8 to 32 cost least, and 32 retracts least. drafters: rows of the table of this
-    name; with any, there are step_times.
+    name; with any, there are step_times. num_slots: adapters that the device holds; 0 without
+    adapters.
     """
 
     num_pages: int = 0
@@ -43,6 +44,7 @@ class SchedulerConfig:
     watermark_tokens: int = 32
     groups: tuple[CacheGroup, ...] = ()
     drafters: tuple[str, ...] = ()
+    num_slots: int = 0
 
     def __post_init__(self) -> None:
         if (self.num_pages > 0) == bool(self.groups):

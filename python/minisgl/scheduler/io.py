@@ -6,21 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from minisgl.core.event import Event
-from minisgl.message import (
-    DetokenizeMsg,
-    ProfileMsg,
-    ProfileReply,
-    SchedulerMsg,
-    StatusReply,
-    WatchMsg,
-    WatchReply,
-)
+from minisgl.message import Control, DetokenizeMsg, Report, SchedulerMsg
 from minisgl.utils.zmq import Endpoints, PushQueue
 
-Control = ProfileMsg | WatchMsg
-"""Messages for the engine's process, but not for its scheduler."""
 Message = SchedulerMsg | Control
-Report = StatusReply | ProfileReply | WatchReply
 
 
 class Source(Protocol):
@@ -44,7 +33,7 @@ class SourceInbox:
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
         messages: list[SchedulerMsg] = []
         for message in self._source.get(timeout_s):
-            if not isinstance(message, ProfileMsg | WatchMsg):
+            if not isinstance(message, Control):
                 messages.append(message)
             elif self._on_control:
                 self._on_control(message)

@@ -6,8 +6,9 @@ from collections.abc import Set
 
 import numpy as np
 
+from minisgl.core.adapters import AdapterLoad
 from minisgl.core.image import RowImages, images_in
-from minisgl.core.plan import Begin, History, NewPage, Plan, Scored, Stored
+from minisgl.core.plan import Begin, History, NewPage, Plan, Scored, Slotted, Stored
 from minisgl.core.req import IdArray, Req
 
 
@@ -51,7 +52,8 @@ class PlanBuilder:
 
     An attribute with the name of a field of `Plan` becomes this field. unfinished: running requests
     with more than one token left to compute, in order. with_chunk: uids that have a chunk in this
-    step. is_full: no waiting request may start in this step.
+    step. is_full: no waiting request may start in this step. waits_for_slot: a request waits for a
+    slot for its adapter, so none behind it that has an adapter may start in this step.
     """
 
     def __init__(self, step: int, needs: RowNeeds) -> None:
@@ -71,10 +73,12 @@ class PlanBuilder:
         self.scored: list[Scored] = []
         self.images: list[RowImages] = []
         self.begins: list[Begin] = []
+        self.slots: list[Slotted] = []
+        self.loads: list[AdapterLoad] = []
         self.num_drafts = 0
         self.unfinished: list[Req] = []
         self.with_chunk: set[int] = set()
-        self.is_full = False
+        self.is_full = self.waits_for_slot = False
 
     def add_draft(self, req: Req, position: int, token: int, output_idx: int) -> None:
         """Add a decode row that computes a draft of a request behind its last row."""

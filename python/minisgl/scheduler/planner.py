@@ -15,7 +15,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from minisgl import plugins
-from minisgl.core.plan import PROMISED, Begin, History, Plan
+from minisgl.core.plan import PROMISED, Begin, History, Plan, Slotted
 from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
 from minisgl.scheduler.budget import PromptBudget, prompt_budget
@@ -202,15 +202,19 @@ class Planner:
     def _ensure_running(self, plan: PlanBuilder, req: Req) -> bool:
         """Start `req` if it waits and can start. Returns whether it runs.
 
-        It cannot start while another request computes a prefix of its prompt, or while pages are
-        missing. If pages are missing, no later request starts in this step either: the pages that
-        become free are for this one.
+        It cannot start while another request computes a prefix of its prompt, or while a slot for
+        its adapter or pages are missing. If pages are missing, no later request starts in this step
+        either: the pages that become free are for this one. So are slots.
         """
         if req.table_idx >= 0:
             return not req.leaving
         is_full = plan.is_full or not self._requests.num_places
         if is_full or self._requests.waits_for_prefix(req, plan.unfinished):
             return False
+        if (slots := self._requests.slots) and req.adapter:
+            plan.waits_for_slot = plan.waits_for_slot or not slots.has_room(req.adapter)
+            if plan.waits_for_slot:
+                return False
         num_cached = self._requests.cache.attach(req, self._requests.reusable_ids(req), plan.step)
         if num_cached is None:
             return False
@@ -223,6 +227,8 @@ class Planner:
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         self._requests.start(req)
+        if (slots := self._requests.slots) and req.adapter:
+            plan.slots.append(Slotted(req.table_idx, slots.take(req.adapter, plan.loads)))
         if req.table_idx in self._requests.needs.with_options:
             ids = ids_to_bytes(req.token_ids(0, req.num_tokens))
             stop_ids = tuple(sorted(req.stop_ids))

@@ -17,11 +17,30 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
+from minisgl import plugins
+from minisgl.core.adapters import Adapter, AdapterLoad
 from minisgl.core.req import ALL, IdArray, Order, Req
 from minisgl.kvcache import create_cache_manager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import RowNeeds
+
+
+class AdapterSlots(Protocol):
+    """The adapters that the device holds (the row `adapters`: `slots`)."""
+
+    def has_room(self, adapter: Adapter) -> bool:
+        """Return whether a request of the adapter can start."""
+
+    def take(self, adapter: Adapter, loads: list[AdapterLoad]) -> int:
+        """Return the slot for a request that starts. Appends to `loads` what must fill it."""
+
+    def leave(self, adapter: Adapter) -> None:
+        """A running request of the adapter has left."""
+
+    def clear(self) -> None:
+        """Forget what the slots have. No request may run."""
 
 
 @dataclass(slots=True)
@@ -47,9 +66,9 @@ class Requests:
     waiting, running: in order. compiling: by uid; their grammars are being compiled. leaving: by
     uid; a flight still has a row of them, but no more rows are planned. free_table_idxs: the free
     rows of the tables, which have `max_running` + 1 rows, so that one request can start while
-    another leaves. needs: which rows of the tables need more than a sampled token. next_step: the
-    number of the next plan. void_from: outcomes from this failed step on are discarded; None if no
-    step failed.
+    another leaves. needs: which rows of the tables need more than a sampled token. slots: of
+    adapters; None without adapters. next_step: the number of the next plan. void_from: outcomes
+    from this failed step on are discarded; None if no step failed.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -63,6 +82,9 @@ class Requests:
         self.running: list[Req] = []
         self.leaving: dict[int, Req] = {}
         self.needs = RowNeeds()
+        self.slots: AdapterSlots | None = None
+        if config.num_slots:
+            self.slots = plugins.need("adapters", "slots", "--lora")(config.num_slots)
         self.free_table_idxs = list(range(config.max_running, -1, -1))
         self.next_step = 0
         self.void_from: int | None = None
@@ -172,6 +194,8 @@ class Requests:
             self.release_pages(req)
         self.free_table_idxs.append(req.table_idx)
         self.needs.discard(req.table_idx)
+        if self.slots and req.adapter:
+            self.slots.leave(req.adapter)
         req.table_idx = -1
         req.leaving = False
         if req.ended:
@@ -203,6 +227,8 @@ class Requests:
         for req in self.running[::-1]:
             self.retract(req)
         self.cache.drop(self.void_from)
+        if self.slots:
+            self.slots.clear()  # one may not be filled
         self.void_from = None
         return True
 

@@ -19,11 +19,19 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from minisgl import plugins
+from minisgl.core.adapters import Adapter
 from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, Token
 from minisgl.core.image import plain_ids
-from minisgl.core.plan import Plan, StepOutcome, StepResult
+from minisgl.core.plan import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import ALL, Mask, Masker, Order, Req
-from minisgl.errors import InvalidSampling, MinisglError, NonFiniteLogits, RequestError
+from minisgl.errors import (
+    AdapterLost,
+    InvalidSampling,
+    MinisglError,
+    ModelNotFound,
+    NonFiniteLogits,
+    RequestError,
+)
 from minisgl.message import AbortMsg, CompiledMsg, StopMsg, UserMsg, ids_from_bytes, ids_to_bytes
 from minisgl.scheduler import drafting
 from minisgl.scheduler.admission import admissible_max_tokens, check_images
@@ -61,6 +69,7 @@ class Scheduler:
         self._arrivals = 0
         self._has_logit_options = plugins.row_of("logit_options", "create") is not None
         self._masks = LateMasks(self.requests, config.vocab_size)
+        self._lost: set[Adapter] = set()  # whose files have changed
 
     @property
     def runnable(self) -> bool:
@@ -94,6 +103,12 @@ class Scheduler:
                     f"an option that changes logits {plugins.absent('logit_options')}; leave out "
                     "penalties, logit_bias, allowed_token_ids, bad_words and min_tokens"
                 )
+            if message.adapter in self._lost:
+                raise ModelNotFound(
+                    "the files of this adapter have changed since it was loaded; load it again, or "
+                    "restart the server if they are as they were",
+                    param="model",
+                )
             is_new = message.output is None  # others were admitted by an earlier engine
             num_waiting = len(self.requests.queued) if is_new else 0
             max_tokens = admissible_max_tokens(
@@ -120,6 +135,7 @@ class Scheduler:
             order=Order(message.priority, message.share.tag, self._arrivals, message.share.key),
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self.config.eos_ids,
             namespace=message.namespace,
+            adapter=message.adapter,
             output=output,
             num_known=len(prompt) + len(output),
             num_scored=ALL if sampling.prompt_logprobs is None or output else 0,
@@ -189,13 +205,22 @@ class Scheduler:
             if isinstance(outcome, StepResult):
                 self._take_result(plan, outcome, rows, events)
             else:
-                assert outcome.uids, "a failed step must fail a request, or it would be repeated"
                 self.requests.void_from = plan.step
-                for uid in dict.fromkeys(outcome.uids):  # a request with drafts has several rows
-                    events += self._fail(requests[uid], outcome.error)
+                for req in self._failing(outcome):
+                    events += self._fail(req, outcome.error)
         self._masks.clear()
         self.requests.release_settled(rows)
         return events
+
+    def _failing(self, outcome: StepFailed) -> list[Req]:
+        """Return the requests that fail with a step. Without any, it would be repeated."""
+        requests = self.requests.by_uid
+        if isinstance(outcome.error, AdapterLost):
+            lost = Adapter(outcome.error.digest, outcome.error.folder)
+            self._lost.add(lost)
+            return [req for req in requests.values() if req.adapter == lost]
+        assert outcome.uids, "a failed step must fail a request, or it would be repeated"
+        return [requests[uid] for uid in dict.fromkeys(outcome.uids)]  # drafts have rows of theirs
 
     def _take_result(
         self, plan: Plan, result: StepResult, rows: list[Req], events: list[Event]

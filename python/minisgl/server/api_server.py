@@ -46,6 +46,7 @@ def create_app(
     app = DocumentedAPI(records, title="Mini-SGLang", **settings)
     app.state.bodies, open_ids = body.Bodies(), Counter[str]()
     app.state.by_header = {row.name: row.load() for row in plugins.rows("request_headers")}
+    app.state.adapters = model.adapters
     errors.install(app, frontend.observer)
     site = Site(frontend=frontend, model=model, keys=keys, open_ids=open_ids)
     for routes in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from minisgl import plugins
@@ -188,6 +189,11 @@ class ServerArgs(RuntimeArgs):
             return (
                 "a chat's own server is for this machine alone: it takes no keys and no certificate"
             )
+        return None
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """The folder from which adapters are loaded at run time; None if none are."""
         return None
 
     @property

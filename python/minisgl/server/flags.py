@@ -90,7 +90,8 @@ def _flag(default: Any, option: Option) -> dict[str, Any]:
     if option.rule.choices:
         return flag | {"choices": option.rule.choices}
     metavar = option.metavar or option.rule.metavar
-    return flag | {"type": flag_type(option.rule), "metavar": metavar}
+    flag |= {"type": flag_type(option.rule), "metavar": metavar}
+    return flag | {"action": "extend"} if option.repeats else flag
 
 
 def flag_type(rule: Rule) -> Callable[[str], Any]:

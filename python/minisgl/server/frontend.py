@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from minisgl.core import Failed, Finished, SamplingParams
+from minisgl.core.adapters import Adapter
 from minisgl.errors import EngineError, InvalidRequest, ServerBusy
 from minisgl.message import (
     NO_KEY,
@@ -96,6 +97,7 @@ class Frontend:
         origin: Origin | None = None,
         *,
         namespace: str = "",
+        adapter: Adapter | None = None,
         num_choices: int = 1,
         is_clamped: bool = False,
         returns_ids: bool = False,
@@ -131,6 +133,7 @@ class Frontend:
                         priority=priority,
                         share=jobs[uid].share if key else NO_KEY,
                         namespace=namespace,
+                        adapter=adapter,
                         context_length=self.context_length,
                         is_clamped=is_clamped or self._clamps,
                         returns_ids=returns_ids,

@@ -20,7 +20,6 @@ import signal
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,10 @@ def _keys(args: ServerArgs) -> Keys | None:
 
 def _dry_run(args: ServerArgs, signals: Signals) -> int:
     _keys(args)
-    folder = find_checkpoint(args).folder
+    model = find_checkpoint(args)
+    folder = model.folder
     with workers_until_end(signals) as workers:
-        workers.start_engine(replace(args, model=str(folder)))
+        workers.start_engine(model.resolved(args))
         workers.start_text(folder, args.num_tokenizer, dry_run=True)
         workers.wait_ready()
         say(workers.info["memory"])
@@ -129,7 +129,7 @@ def _serve(
 
         def start_workers() -> None:
             # The engine comes first: its import of torch takes longest.
-            workers.start_engine(replace(args, model=str(folder)))
+            workers.start_engine(model.resolved(args))
             workers.start_text(folder, args.num_tokenizer, tool_call_parser=args.tool_call_parser)
 
         start_workers()

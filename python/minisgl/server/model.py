@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from minisgl import plugins
 from minisgl.core import SamplingParams
+from minisgl.core.adapters import Adapter, read_adapters
 from minisgl.core.answer import Abilities
-from minisgl.errors import CheckpointError, ModelNotFound
+from minisgl.errors import CheckpointError, ConfigError, ModelNotFound
 from minisgl.runtime.check_early import check_context, check_device, check_ranks, check_weights
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import FOLLOWED, sampling_defaults
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
-from minisgl.utils.hf import resolve_checkpoint
+from minisgl.utils.hf import fetched_adapters, resolve_checkpoint
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
 
@@ -33,26 +34,39 @@ class ServedModel:
 
     names: requests may use any; answers to requests without one have the first. defaults: the
     sampling parameters of requests that leave them out. created: Unix time. folder: of the
-    checkpoint.
+    checkpoint. adapters: by name; they change at run time. lora_folder: the only folder from which
+    they are then loaded.
     """
 
     names: tuple[str, ...]
     defaults: SamplingParams
     folder: Path
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    lora_folder: Path | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def name(self) -> str:
         return self.names[0]
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names that requests may use, with those of adapters."""
+        return *self.names, *self.adapters
+
+    def resolved(self, args: ServerArgs) -> ServerArgs:
+        """Return the options with folders instead of ids."""
+        folders = {name: adapter.folder for name, adapter in self.adapters.items()}
+        return replace(args, model=str(self.folder), lora=folders or None)
+
     def check(self, name: str | None) -> str:
         """Return the name for the answer. Raises ModelNotFound if `name` is another model's."""
         if name is None:
             return self.name
-        if name not in self.names:
+        if name not in self.names and name not in self.adapters:
             raise ModelNotFound(
                 f"the model {brief(name)} is not served here; this server serves "
-                f"{' and '.join(map(repr, self.names))}",
+                f"{' and '.join(map(repr, self.all_names))}",
                 param="model",
             )
         return name
@@ -126,4 +140,13 @@ def find_checkpoint(args: ServerArgs) -> ServedModel:
     given = (args.served_model_name or "").split(",")
     names = tuple(filter(None, map(str.strip, given))) or (name,)
     logger.info("the model is %s, from %s", " and ".join(names), folder)
-    return ServedModel(folder=folder, names=names, defaults=sampling_defaults(folder))
+    adapters = read_adapters(fetched_adapters(args.loras, args.model_source))
+    if taken := adapters.keys() & set(names):
+        raise ConfigError(f"--lora {taken.pop()}: that is the model's name; choose another")
+    return ServedModel(
+        folder=folder,
+        names=names,
+        defaults=sampling_defaults(folder),
+        adapters=adapters,
+        lora_folder=args.adapter_folder,
+    )

@@ -9,21 +9,21 @@ from collections import Counter
 from collections.abc import Sequence
 
 from minisgl.errors import EngineError
-from minisgl.message import PingMsg, ProfileMsg, ProfileReply, WatchMsg, WatchReply
+from minisgl.message import AdapterReply, Control, PingMsg, ProfileReply, WatchMsg, WatchReply
 from minisgl.message.frontend import CodecReply, DecodeMsg, EncodeMsg, PongMsg
 from minisgl.server.errors import encodable
 from minisgl.utils.zmq import PushQueue
 
-Question = PingMsg | ProfileMsg | EncodeMsg | DecodeMsg | WatchMsg
-RoundTripReply = PongMsg | ProfileReply | CodecReply | WatchReply
+Question = PingMsg | Control | EncodeMsg | DecodeMsg
+RoundTripReply = PongMsg | ProfileReply | AdapterReply | CodecReply | WatchReply
 
 
 class RoundTrips:
     """Sends messages through the workers and waits for their answers. Mutable.
 
     tokenizers: one queue per tokenizer process. num_ranks: ranks on this machine; each of them
-    answers a `PingMsg` and a `ProfileMsg`. An answer has the `seq` of its message. open_bytes: of
-    the texts that wait to be encoded or decoded, by key; who asks counts them.
+    answers a `PingMsg`, a `ProfileMsg` and an `AdapterMsg`. An answer has the `seq` of its message.
+    open_bytes: of the texts that wait to be encoded or decoded, by key; who asks counts them.
     """
 
     def __init__(self, tokenizers: Sequence[PushQueue], num_ranks: int) -> None:

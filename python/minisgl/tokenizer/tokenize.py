@@ -13,6 +13,7 @@ import numpy as np
 
 from minisgl import plugins
 from minisgl.core import SamplingParams
+from minisgl.core.adapters import Adapter
 from minisgl.core.image import Image
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong
 from minisgl.message import (
@@ -167,6 +168,7 @@ class PromptEncoder:
         namespace: str,
         uid: int = 0,
         priority: int = 0,
+        adapter: Adapter | None = None,
     ) -> UserMsg:
         """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
         compiled."""
@@ -198,6 +200,7 @@ class PromptEncoder:
             sampling=sampling,
             priority=priority,
             namespace=namespace,
+            adapter=adapter,
             grammar=grammar,
             form=form,
             prediction=prompt.prediction,

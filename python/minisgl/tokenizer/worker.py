@@ -34,14 +34,13 @@ from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
     ChatPrompt,
+    Control,
     DetokenizeMsg,
-    ProfileMsg,
     SchedulerMsg,
     TextPrompt,
     TokenizeMsg,
     TokenPrompt,
     UserMsg,
-    WatchMsg,
 )
 from minisgl.message.frontend import (
     CodecMsg,
@@ -82,7 +81,7 @@ JOB_S: Final = 300.0
 
 Codec = Callable[[PromptEncoder, CodecMsg], CodecReply]
 """The row `codec` of the table `tokenizers`: encodes or decodes; an error is in the reply."""
-Answer = SchedulerMsg | ProfileMsg | WatchMsg | Failed | CodecReply
+Answer = SchedulerMsg | Control | Failed | CodecReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +288,9 @@ def user_msg(encoder: PromptEncoder, encoded: Encoded, message: TokenizeMsg) -> 
     """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
     compiled."""
     sampling = message.sampling
-    request = encoder.request(encoded, sampling, message.namespace, message.uid, message.priority)
+    request = encoder.request(
+        encoded, sampling, message.namespace, message.uid, message.priority, message.adapter
+    )
     num_output = len(message.output or b"") // 4
     if message.ids:
         request = replace(request, ids=message.ids)

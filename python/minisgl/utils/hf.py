@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -58,6 +58,22 @@ def resolve_checkpoint(
             f"(config.json, *.safetensors, tokenizer files){other_format(folder)}"
         )
     return folder
+
+
+def fetched_adapters(
+    places: Mapping[str, str], source: Literal["huggingface", "modelscope"]
+) -> dict[str, str]:
+    """Return the folder of each adapter by its name. places: folders, or ids, which are downloaded.
+    Raises ConfigError."""
+    folders = {}
+    for name, place in places.items():
+        folder = Path(os.path.expanduser(place))
+        if not folder.is_dir():
+            from minisgl.utils.hub import downloaded
+
+            folder = downloaded(place, source, weights=True)
+        folders[name] = str(folder.resolve())
+    return folders
 
 
 def _folder_of_file(path: Path) -> Path:
@@ -145,8 +161,8 @@ def other_format(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         return (
-            f"; adapter_config.json says that this is an adapter (LoRA) of {base}: merge it into "
-            "that model with the package peft, PeftModel.merge_and_unload, and serve the result"
+            f"; adapter_config.json says that this is an adapter (LoRA) of {base}: serve that "
+            "model with --lora NAME=FOLDER"
         )
     if any(folder.glob("*.gguf")) or folder.name.lower().endswith("-gguf"):
         return "; to serve a GGUF file, name the file itself: minisgl serve FOLDER/NAME.gguf"

@@ -12,6 +12,7 @@ from minisgl.server.errors import refusal
 from minisgl.server.observe import Observer
 from minisgl.server.web.errors import error_response
 from minisgl_gateway.keys.ring import Key, KeyRing
+from minisgl_gateway.lora import ADAPTER_PATHS
 from minisgl_gateway.watch.replica import PREFIX_HEADER
 
 OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
@@ -20,9 +21,12 @@ OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
 OPEN_BELOW: Final = "/page/"
 """The path of the page's files, which need no key."""
 
-ADMIN: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events", "/replica"))
+ADMIN: Final = frozenset(
+    ("/start_profile", "/stop_profile", "/xray/events", "/replica", *ADAPTER_PATHS)
+)
 """Paths that need a key with admin rights: profiles slow the server down and write files, the X-ray
-shows the requests of all keys, and the state of a replica has hashes of their prompts."""
+shows the requests of all keys, the state of a replica has hashes of their prompts, and adapters
+change what names of models mean."""
 
 
 class KeyGuard:

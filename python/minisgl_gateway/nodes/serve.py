@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from minisgl.runtime.signals import Signals
@@ -31,15 +30,15 @@ def serve_node(args: GatewayArgs, signals: Signals) -> int:
         logger.info("only node 0 uses %s; this node does not", ", ".join(flags))
     try:
         with workers_until_end(signals) as workers:
-            folder = find_checkpoint(args).folder
-            link = join_node_0(args, settings_of(args, folder))
+            model = find_checkpoint(args)
+            link = join_node_0(args, settings_of(args, model.folder))
             workers.nodes = [link]
             workers.endpoints = with_network(workers.endpoints, args, [link])
             ranks = args.local_ranks
             logger.info(
                 "starting ranks %d to %d; HTTP and tokenizers are node 0's", ranks[0], ranks[-1]
             )
-            workers.start_engine(replace(args, model=str(folder)))
+            workers.start_engine(model.resolved(args))
             workers.wait_ready()
             freeze_start_objects()
             logger.info("this node is ready")

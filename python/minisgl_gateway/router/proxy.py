@@ -35,6 +35,7 @@ from minisgl.server.web.guards import Door, behind
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.leaving import while_connected
+from minisgl_gateway.lora import ADAPTER_PATHS
 from minisgl_gateway.router.checked_keys import CheckedKeys
 from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
 from minisgl_gateway.router.metrics import RouterMetrics
@@ -51,7 +52,9 @@ OF_THE_MODEL: Final = frozenset(
      "/api/chat", "/api/generate")
 )  # fmt: skip
 """Requests to these paths have a prompt, whose cached prefix decides which replica gets them."""
-OF_ONE_REPLICA: Final = frozenset(("/start_profile", "/stop_profile", "/xray/events"))
+OF_ONE_REPLICA: Final = frozenset(
+    ("/start_profile", "/stop_profile", "/xray/events", *ADAPTER_PATHS)
+)
 """These concern one engine, so they go to the replica that the request names."""
 STORED: Final = "/v1/responses/"
 """A path below this names an answer, which only one replica has stored."""

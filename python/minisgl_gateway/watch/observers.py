@@ -8,10 +8,9 @@ from typing import Final
 from minisgl.core import Failed
 from minisgl.core.plan import Executor
 from minisgl.errors import MinisglError
-from minisgl.message import ProfileMsg, ProfileReply, WatchReply
+from minisgl.message import Control, ProfileMsg, ProfileReply, WatchMsg, WatchReply
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver, Seat
-from minisgl.scheduler.io import Control
 from minisgl.scheduler.loop import Outbox
 from minisgl_gateway import env
 from minisgl_gateway.args import ours
@@ -89,7 +88,7 @@ class Watching(LoopObserver):
         self._seat = seat
 
     def handle(self, message: Control) -> bool:
-        if isinstance(message, ProfileMsg):
+        if not isinstance(message, WatchMsg):
             return False
         seat = self._seat
         if seat.engine.comm.rank:

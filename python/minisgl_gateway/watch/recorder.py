@@ -5,7 +5,8 @@ FILE has JSON lines. Each is an object with one key:
     config    the scheduler's settings, and whether steps overlap
     frame     a `minisgl_gateway.watch.xray.Frame`; the page's X-ray opens such a file
     arrival   a request: turn, at_s (since the start), uid, input_length, hash_ids, max_tokens,
-              priority, share, scored (the prompt's log-probabilities are wanted), has_grammar
+              priority, share, scored (the prompt's log-probabilities are wanted), has_grammar,
+              adapter (its digest, or null)
     compiled  the grammar of a request is compiled, so it may start: turn, uid
     leave     a client left, or a stop string ended its text: turn, uid, num_tokens (null: all)
     end       a request has ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
@@ -84,6 +85,7 @@ class Recorder(LoopObserver):
             "share": message.share,
             "scored": message.sampling.prompt_logprobs is not None,
             "has_grammar": bool(message.grammar),
+            "adapter": message.adapter and message.adapter.digest,
         }
         self._file.write({"arrival": arrival})
 

@@ -159,8 +159,8 @@ class GatedDeltaNet(ConvolvedOP):
         formats = [build.formats.of([part.module for part in group], "Linear") for group in groups]
         if all(format is PLAIN for format in formats):
             groups = [[*groups[0], *groups[1]]]
-        self.qkvz = build.weight(*groups[0])
-        self.ba = build.weight(*groups[1]) if len(groups) > 1 else None
+        self.qkvz = build.linear(*groups[0])
+        self.ba = build.linear(*groups[1]) if len(groups) > 1 else None
 
     def forward(
         self,

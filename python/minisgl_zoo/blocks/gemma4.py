@@ -206,8 +206,8 @@ class LayerInput(BaseOP):
         gate, projection = (
             f"{prefix}.per_layer_{name}.weight" for name in ("input_gate", "projection")
         )
-        self.gate = build.weight(Part.whole(gate, width, size))
-        self.projection = build.weight(Part.whole(projection, size, width))
+        self.gate = build.linear(Part.whole(gate, width, size))
+        self.projection = build.linear(Part.whole(projection, size, width))
 
     def forward(self, x_TD: Tensor, h_TD: Tensor, part_TP: Tensor) -> tuple[Tensor, Tensor]:
         """x, h: the MLP's output and the residual. Returns (output, h)."""
@@ -305,7 +305,7 @@ class LayerEmbedding(BaseOP):
         )
         self.table_scale = torch.tensor(width**0.5, dtype=build.dtype).item()
         name = "model.per_layer_model_projection.weight"
-        self.projection = build.weight(Part.whole(name, total, config.hidden_size))
+        self.projection = build.linear(Part.whole(name, total, config.hidden_size))
         self.projection_scale = config.hidden_size**-0.5
         name = "model.per_layer_projection_norm.weight"
         self.norm = RMSNorm(build, size=width, eps=config.norm_eps, name=name)

@@ -118,7 +118,7 @@ class StackedExperts(CheckpointView):
 
     @classmethod
     def of(cls, view: CheckpointView, config: ModelConfig) -> StackedExperts:
-        return cls(view.folder, text_name)
+        return cls(view.folder, text_name, view.files)
 
     def is_transposed(self, name: str) -> bool:
         return name.endswith(TRANSPOSED)
@@ -141,7 +141,7 @@ class StackedExperts(CheckpointView):
         is_transposed = self.is_transposed(name)
         places = index[::-1] if is_transposed else index
         file_name, _ = self._places[name]
-        file = self._file_of[file_name]
+        file = self.files[file_name]
         tensor: Tensor = file.get_slice(file_name)[(part.stack.index, *places)]
         return (tensor.mT if is_transposed else tensor)[alternate]
 
@@ -155,7 +155,7 @@ class TransposedExperts(StackedExperts):
 
     @classmethod
     def of(cls, view: CheckpointView, config: ModelConfig) -> TransposedExperts:
-        made = cls(view.folder, text_name)
+        made = cls(view.folder, text_name, view.files)
         sizes = config.hidden_size, config.fields.integer("moe_intermediate_size")
         made.num_inputs = dict(zip(TRANSPOSED, sizes, strict=True))
         return made
@@ -179,7 +179,7 @@ class ScaledView(CheckpointView):
         """factors: the end of a declared name -> the number that multiplies the tensor. rows: the
         end of a declared name -> the numbers that multiply the tensor's rows. A name ends in
         .weight or .bias."""
-        super().__init__(view.folder, text_name)
+        super().__init__(view.folder, text_name, view.files)
         self._factors, self._rows = factors, rows
 
     def share(self, name: str, part: Part) -> Tensor:

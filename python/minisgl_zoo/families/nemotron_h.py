@@ -168,9 +168,9 @@ class SquaredReluExpert(SharedExpert):
     def _declare(self, build: BuildContext, prefix: str, hidden_size: int, inner_size: int) -> None:
         up, down = (f"{prefix}.{self.module}.{kind}_proj" for kind in ("up", "down"))
         columns, shape = build.columns(inner_size, up), (inner_size, hidden_size)
-        self.up = build.weight(Part(name=f"{up}.weight", shape=shape, axis=0, share=columns))
+        self.up = build.linear(Part(name=f"{up}.weight", shape=shape, axis=0, share=columns))
         part = Part(name=f"{down}.weight", shape=shape[::-1], axis=1, share=columns)
-        self.down = build.weight(part)
+        self.down = build.linear(part)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.down.linear(SquaredRelu()(self.up.linear(x_TD)))

@@ -28,7 +28,7 @@ class GgufCheckpoint(Checkpoint):
         places = Places(arch, config)
         count = values.get(f"{arch}.nextn_predict_layers", 0)
         unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
-        self._file_of = {}
+        self.files = {}
         stacks: dict[str, dict[str, MappedTensor]] = {}
         heads: dict[str, dict[str, Dequantised]] = {}
         for tensor in tensors:
@@ -43,14 +43,14 @@ class GgufCheckpoint(Checkpoint):
             else:
                 for place in places.of(tensor.name, tensor.data.shape):
                     data, kind = tensor.data[place.index], tensor.kind
-                    self._file_of[place.name] = Dequantised(data, kind, place.change)
+                    self.files[place.name] = Dequantised(data, kind, place.change)
                     if kind in FORMS:
-                        self._file_of[place.name + BLOCKS] = Blocks(data, place.change)
+                        self.files[place.name + BLOCKS] = Blocks(data, place.change)
         for name, each in heads.items():
-            self._file_of[name] = LatentHeads(*(each[part] for part in LATENT_HEADS))
+            self.files[name] = LatentHeads(*(each[part] for part in LATENT_HEADS))
         for prefix, parts in stacks.items():
-            self._file_of |= {prefix + name: stack for name, stack in _stacks(parts).items()}
-        self.names = set(self._file_of)
+            self.files |= {prefix + name: stack for name, stack in _stacks(parts).items()}
+        self.names = set(self.files)
 
 
 def _stacks(tensors: dict[str, MappedTensor]) -> dict[str, Stack]:

@@ -32,7 +32,8 @@ def test_llm_has_a_keyword_for_each_option() -> None:
         # A server measures its steps anyway. For drafts alone a program's start would be longer.
         default = "off" if field.name == "drafts" else field.default
         assert keywords[field.name].default == default, field.name
-        type_ = field.type if field.name != "model" else "str | Path | None"
+        paths = {"model": "str | Path | None", "lora": "Mapping[str, str | Path] | None"}
+        type_ = paths.get(field.name, field.type)
         assert keywords[field.name].annotation == type_, field.name
     for name in set(keywords) - {"self", "model", "progress"}:
         assert f"`{name}`" in PAGE, name

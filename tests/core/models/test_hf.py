@@ -60,7 +60,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("adapter_config.json", r"an adapter \(LoRA\) of org/base: merge it into that model"),
+        ("adapter_config.json", r"an adapter \(LoRA\) of org/base: serve that model with --lora"),
         ("model-Q4_K_M.gguf", "to serve a GGUF file, name the file itself"),
         ("pytorch_model.bin", "its weights are PyTorch pickles: take a copy .* with safetensors"),
     ],

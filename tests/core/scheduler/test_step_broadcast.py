@@ -15,8 +15,9 @@ import pytest
 
 from helpers.books import check_books
 from minisgl.core import Plan, SamplingParams
+from minisgl.core.adapters import Adapter, AdapterLoad
 from minisgl.core.image import Image, RowImages
-from minisgl.core.plan import Executor, Flight, History, Scored
+from minisgl.core.plan import Executor, Flight, History, Scored, Slotted
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
@@ -275,6 +276,7 @@ def test_the_digest_sees_every_field(field: str) -> None:
     plan.stored = [(0, 4)]  # which a plan of one full group never has
     plan.late_rows = plan.option_rows = [0]
     plan.histories = [History(0, 12, (), b"")]
+    plan.slots, plan.loads = [Slotted(0, 1)], [AdapterLoad(1, Adapter("digest", "folder"))]
     plan.scored = [Scored(0, np.array([5], np.int32), 0)]
     image = Image(digest=b"a", places=bytes(4), token=1, shape=(3, 1, 1), sizes=())
     plan.images = [RowImages(0, [image])]

@@ -33,7 +33,8 @@ def test_defaults_and_every_flag() -> None:
             "--log-level debug --log-format json --log-requests --log-steps f --profile-dir d "
             "--otlp-endpoint http://u --tp 2 --ep --disable-pynccl --record f "
             "--tool-call-parser hermes --kv-cache-dtype int8 --xray-text "
-            "--max-tokens-policy clamp --drafts off"
+            "--max-tokens-policy clamp --drafts off --lora a=x --lora b=y --max-loras 3 "
+            "--max-lora-rank 9"
         )
     )
     # They exclude others of these; the last three are none.
@@ -42,6 +43,8 @@ def test_defaults_and_every_flag() -> None:
         assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
     assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25
     assert parse_args(["--shell"]).shell
+    assert args.loras == {"a": "x", "b": "y"}
+    assert (args.num_slots, parse_args(["--max-loras", "3"]).num_slots) == (3, 0)
     assert pickle.loads(pickle.dumps(args)) == args
 
 
@@ -119,7 +122,7 @@ def test_help_has_each_flags_meaning_and_default(
     shown = [a for a in {id(a): a for a in actions}.values() if a.help != argparse.SUPPRESS]
     flags = [a for a in shown if a.option_strings]
     values = [a for a in flags if a.nargs != 0]
-    assert len(values) == 46
+    assert len(values) == 50
     for action in values:
         help_ = action.help or ""
         assert "(default: " in help_, action.option_strings
@@ -154,7 +157,8 @@ def test_flags_of_other_engines_map_to_flags_that_exist() -> None:
         ("--max-batch-prefill-tokens", "that is --max-prefill-length here"),  # TGI
         ("--json-output", "that is --log-format json here"),
         ("--speculative-config", "there is no speculative decoding here"),
-        ("--enable-lora", "merge them into the checkpoint"),
+        ("--enable-lora", "--lora NAME=PATH, or --lora-folder DIR, is enough here"),
+        ("--lora-modules", "that is --lora here"),
     ],
 )
 def test_a_flag_of_each_engine_is_answered(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import SamplingParams
+from minisgl.core.adapters import Adapter
 from minisgl.core.event import Token
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError, EngineError
@@ -37,6 +38,7 @@ def record(
     namespaces: list[str] | None = None,
     more: Callable[[Scheduler, ListOutbox], list[SchedulerMsg] | None] | None = None,
     times: StepTimes | None = None,
+    adapters: list[Adapter | None] | None = None,
 ) -> None:
     """Serve the prompts over a fake engine, recorded.
 
@@ -45,6 +47,7 @@ def record(
     config = SchedulerConfig(
         num_pages=256, page_size=16, max_seq_len=200, vocab_size=100, eos_ids=frozenset(),
         max_prefill_tokens=64, max_running=8, step_times=times, max_stall_s=times and 1.0,
+        num_slots=2 if adapters else 0,
     )  # fmt: skip
     scheduler = Scheduler(config)
     keeper = Recorder(path)
@@ -55,8 +58,10 @@ def record(
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
     names = namespaces or [""] * len(prompts)
     arrivals: list[SchedulerMsg] = [
-        UserMsg(uid=uid, ids=ids_to_bytes(ids), sampling=sampling, namespace=name)
-        for uid, (ids, name) in enumerate(zip(prompts, names, strict=True))
+        UserMsg(uid=uid, ids=ids_to_bytes(ids), sampling=sampling, namespace=name, adapter=adapter)
+        for uid, (ids, name, adapter) in enumerate(
+            zip(prompts, names, adapters or [None] * len(prompts), strict=True)
+        )
     ]
     kept = ListOutbox()
     rest = more or (lambda scheduler, kept: [] if scheduler.runnable else None)
@@ -69,6 +74,20 @@ def record(
     xray._due = 0
     xray.turn_ended(scheduler)  # the last steps
     keeper.close()
+
+
+def test_plans_with_adapters_are_planned_again(tmp_path: Path) -> None:
+    """Slots decide which requests start, so a replay without them would plan other steps."""
+    path = tmp_path / "flight"
+    adapters = [Adapter(digest, "") for digest in "abc"]
+    of_each = [*adapters, None, *adapters]
+    names = [each.namespace("") if each else "" for each in of_each]
+    record(path, [[*PREFIX, uid] for uid in range(7)], names, adapters=of_each)
+    assert "21 steps of 7 requests, all as recorded" in replay_plans(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line.replace('"adapter":"c"', '"adapter":null') for line in lines))
+    with pytest.raises(EngineError, match="differ"):
+        replay_plans(path)
 
 
 def test_a_replay_sends_requests_of_the_same_lengths_and_prefixes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ ideas.)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,36 +58,41 @@ beside the copy itself."""
 class Checkpoint:
     """The safetensors files of a folder, memory-mapped as long as this and its tensors live.
 
-    Raises CheckpointError if files are missing or damaged.
+    files: a tensor's name -> what has it, instead of the folder's files. Raises CheckpointError if
+    files are missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
-        self._file_of: dict[str, Any] = {}
-        for path in weight_files(folder):
+        self.files: dict[str, Any] = dict(files or {})
+        for path in weight_files(folder) if files is None else ():
             try:
                 file: Any = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"{path} is damaged or incomplete ({error}); {mending(path)}"
                 ) from error
-            self._file_of.update(dict.fromkeys(file.keys(), file))
-        self.names = set(self._file_of)
+            self.files.update(dict.fromkeys(file.keys(), file))
+        self.names = set(self.files)
+
+    def source(self, name: str) -> str:
+        """Return the name, in the files, of the tensor that has this one."""
+        return name
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; (1,) for a single number."""
-        return tuple(self._file_of[name].get_slice(name).get_shape()) or (1,)
+        return tuple(self.files[name].get_slice(name).get_shape()) or (1,)
 
     def dtype(self, name: str) -> str:
         """Return the dtype of a tensor, as safetensors spells it."""
-        return str(self._file_of[name].get_slice(name).get_dtype())
+        return str(self.files[name].get_slice(name).get_dtype())
 
     def share(self, name: str, part: Part) -> Tensor:
         """Return `part` of a tensor as a view. Only its pages of the file are read; for a share of
         axis 1 these may be all. They stay in the system's page cache for other ranks of the host.
         """
-        if not self._file_of[name].get_slice(name).get_shape():
-            number: Tensor = self._file_of[name].get_tensor(name)
+        if not self.files[name].get_slice(name).get_shape():
+            number: Tensor = self.files[name].get_tensor(name)
             return number.reshape(1)[part.share.start : part.share.stop]
         index: list[slice | int] = [slice(0, size) for size in part.shape]
         index[part.axis] = slice(part.share.start, part.share.stop)
@@ -96,7 +101,7 @@ class Checkpoint:
             assert isinstance(rows, slice)
             index[0] = slice(part.stack.first + rows.start, part.stack.first + rows.stop)
             index.insert(0, part.stack.index)
-        tensor: Tensor = self._file_of[name].get_slice(name)[tuple(index)]
+        tensor: Tensor = self.files[name].get_slice(name)[tuple(index)]
         return tensor
 
 

@@ -24,6 +24,9 @@ class GenerateRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /generate. Exactly one of text, input_ids and messages is given; prompt is another name
     of the first two."""
 
+    model: Annotated[
+        str | None, Meta(description="The served model's name, or that of a LoRA adapter.")
+    ] = None
     text: str | None = None
     input_ids: list[NonNegative] | None = None
     prompt: Annotated[
@@ -115,6 +118,7 @@ def router(site: Site) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Continue one of text, input_ids and messages. The answer has the time of each phase."""
         asked = await body.read(request, GenerateRequest)
+        model.check(asked.model)
         sampling, names = asked.params(model.defaults)
         return await respond(
             request,

@@ -1,4 +1,4 @@
-"""GET /v1/models: the served model under each of its names."""
+"""GET /v1/models: the served model under each of its names, and its adapters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from fastapi import APIRouter, Response
+from msgspec import UNSET, UnsetType
 
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json
@@ -19,7 +20,8 @@ class Model(Json, frozen=True, kw_only=True):
     the same, under vLLM's name. has_chat_template: false for a base model, which completes texts
     and refuses messages. has_thinking_switch: whether `enable_thinking` has an effect.
     has_efforts: whether `reasoning_effort` has one.
-    sampling_defaults: the parameters of requests that leave them out.
+    sampling_defaults: the parameters of requests that leave them out. parent: of a LoRA adapter,
+    the model that it adapts.
     """
 
     id: str
@@ -36,6 +38,7 @@ class Model(Json, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     owned_by: Literal["minisgl"] = "minisgl"
     type: Literal["model"] = "model"
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(Json, frozen=True, kw_only=True):
@@ -62,19 +65,20 @@ def router(site: Site) -> APIRouter:
             has_efforts=model.has_efforts,
             sampling_defaults=model.shown_defaults,
             display_name=name,
+            parent=model.name if name in model.adapters else UNSET,
             created_at=datetime.fromtimestamp(model.created, UTC).isoformat(),
         )
 
     @routes.get("/v1/models", **operation(None, ModelList))
     async def list_models() -> Response:
-        """The served model, once for each of its names."""
-        entries = [entry(name) for name in model.names]
-        listed = ModelList(data=entries, first_id=model.names[0], last_id=model.names[-1])
+        """The served model, once for each of its names, and its adapters."""
+        entries = [entry(name) for name in model.all_names]
+        listed = ModelList(data=entries, first_id=entries[0].id, last_id=entries[-1].id)
         return body.response(listed)
 
     @routes.get("/v1/models/{name:path}", **operation(None, Model))
     async def get_model(name: str) -> Response:
-        """The served model. 404 if the name is not one of its names."""
+        """The served model, or an adapter. 404 if nothing has this name."""
         return body.response(entry(model.check(name)))
 
     return routes

@@ -138,7 +138,11 @@ class OpenAIFields(SamplingFields, frozen=True, kw_only=True):
     """The fields that OpenAI's chat completions and text completions have in common."""
 
     model: Annotated[
-        str | None, Meta(description="The served model's name; left out, it is the served model.")
+        str | None,
+        Meta(
+            description="The served model's name, or that of a LoRA adapter; left out, it is the "
+            "served model."
+        ),
     ] = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None

@@ -23,6 +23,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished, SamplingParams
+from minisgl.core.adapters import Adapters
 from minisgl.core.answer import Kind, SplitAnswer, collect
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, PromptToken, TextReply, TokenText
@@ -95,6 +96,8 @@ class Output:
 class Wishes(Protocol):
     """What the fields of a request say about its answer, in every API family."""
 
+    @property
+    def model(self) -> str | None: ...
     @property
     def stream(self) -> bool | None: ...
     @property
@@ -184,6 +187,9 @@ async def respond(
     key: Key | None = request.scope.get("api_key")
     salt = asked.cache_salt or ""
     namespace = key.namespace(salt) if key else salt
+    adapters: Adapters = request.app.state.adapters
+    if adapter := adapters.get(asked.model) if asked.model else None:
+        namespace = adapter.namespace(namespace)
     answers: dict[str, HeaderAnswer] = request.app.state.by_header
     for header, answer in answers.items():
         if header in request.headers:
@@ -203,6 +209,7 @@ async def respond(
         asked.priority or 0,
         origin,
         namespace=namespace,
+        adapter=adapter,
         num_choices=num_choices,
         is_clamped=asked.max_tokens_policy == "clamp",
         returns_ids=shape.returns_ids,

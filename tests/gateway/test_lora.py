@@ -1,0 +1,270 @@
+"""Adapters of a server: chosen by `model` at every door, loaded and unloaded at run time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from helpers.adapters import RandomAdapter
+from helpers.running_server import RunningServer
+from minisgl.core import SamplingParams
+from minisgl.llm import LLM
+
+pytestmark = pytest.mark.needs("minisgl_zoo")
+
+BASE = "minisgl-builtin"
+SHAPES = {
+    f"model.layers.{layer}.{name}": shape
+    for layer in range(6)
+    for name, shape in (
+        ("self_attn.q_proj", (256, 256)),
+        ("self_attn.v_proj", (128, 256)),
+        ("self_attn.o_proj", (256, 256)),
+        ("mlp.up_proj", (768, 256)),
+        ("mlp.down_proj", (256, 768)),
+    )
+}
+"""Of the built-in model."""
+TEXT = "Three cats sit on a wall. One of them"
+KEYS = """
+[admin]
+key = "admin-key"
+admin = true
+[user]
+key = "user-key"
+share_cache = true
+[other]
+key = "other-key"
+share_cache = true
+"""
+
+
+class Served:
+    """A server with the adapter `first`, and the folder for others."""
+
+    def __init__(self, server: RunningServer, folder: Path) -> None:
+        self.server, self.folder, self.url = server, folder, server.url
+
+    def post(self, path: str, fields: dict[str, Any], key: str = "user-key") -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{self.url}{path}", json=fields, headers=headers, timeout=150)
+
+    def load(self, name: str, path: str | Path, **more: Any) -> httpx.Response:
+        fields = {"lora_name": name, "lora_path": str(path), **more}
+        return self.post("/v1/load_lora_adapter", fields, "admin-key")
+
+    def unload(self, name: str) -> httpx.Response:
+        return self.post("/v1/unload_lora_adapter", {"lora_name": name}, "admin-key")
+
+    def text(self, model: str, text: str = TEXT) -> str:
+        answer = self.completion(model, text)
+        return str(answer["choices"][0]["text"])
+
+    def completion(self, model: str, text: str = TEXT) -> dict[str, Any]:
+        fields = {"model": model, "prompt": text, "max_tokens": 12, "temperature": 0}
+        answer: dict[str, Any] = self.post("/v1/completions", fields).json()
+        return answer
+
+    def names(self) -> dict[str, str | None]:
+        listed = httpx.get(f"{self.url}/v1/models", headers={"x-api-key": "user-key"}).json()
+        return {entry["id"]: entry.get("parent") for entry in listed["data"]}
+
+    def cached(self, model: str, text: str) -> int:
+        usage = self.completion(model, text)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("first", "second", "third")):
+        RandomAdapter(folder / name, SHAPES, seed=seed, rank=8, size=2.0)
+    RandomAdapter(folder / "dora", SHAPES, seed=9, use_dora=True)
+    RandomAdapter(folder / "large", SHAPES, seed=9, rank=24)
+    RandomAdapter(folder / "foreign", {"model.layers.0.mlp.up_proj": (768, 512)}, seed=9)
+    pickled = folder / "pickled"
+    RandomAdapter(pickled, SHAPES, seed=9)
+    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    outside = tmp_path_factory.mktemp("outside")
+    RandomAdapter(outside / "fourth", SHAPES, seed=4)
+    (folder / "link").symlink_to(outside / "fourth")
+    keys = outside / "keys.toml"
+    keys.write_text(KEYS)
+    flags = ["--lora", f"first={folder / 'first'}", "--lora-folder", str(folder)]
+    flags += ["--max-loras", "2", "--max-lora-rank", "16", "--api-key-file", str(keys)]
+    flags += ["--dtype", "float32", "--num-pages", "128"]
+    with RunningServer(*flags) as server:
+        yield Served(server, folder)
+
+
+@pytest.fixture(scope="module")
+def expected(served: Served) -> dict[str, str]:
+    """The text of each adapter, and of the model."""
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    lora = {name: served.folder / name for name in ("first", "second", "third")}
+    with LLM(lora=lora, dtype="float32", num_pages=128, progress=False) as llm:
+        named = {name: llm.generate(TEXT, params, lora=name)[0].text for name in lora}
+        return named | {BASE: llm.generate(TEXT, params)[0].text}
+
+
+def test_requests_choose_an_adapter_by_its_name(served: Served, expected: dict[str, str]) -> None:
+    assert len(set(expected.values())) == 4
+    assert served.names() == {BASE: None, "first": BASE}
+    for name in ("first", BASE):
+        assert served.text(name) == expected[name]
+    refused = served.post("/v1/completions", {"model": "second", "prompt": TEXT})
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+
+
+def test_each_door_takes_the_name(served: Served) -> None:
+    turns = [{"role": "user", "content": TEXT}]
+    chat = {"messages": turns, "max_tokens": 12}
+
+    def texts(model: str) -> list[str]:
+        named = {"model": model}
+        greedy = {**chat, **named, "temperature": 0}
+        return [
+            served.post("/v1/chat/completions", greedy).json()["choices"][0]["message"]["content"],
+            served.post("/v1/messages", greedy).json()["content"][0]["text"],
+            served.post("/generate", greedy).json()["text"],
+            served.post(
+                "/api/chat",
+                {**named, "messages": turns, "stream": False,
+                 "options": {"temperature": 0, "num_predict": 12}},
+            ).json()["message"]["content"],
+            served.post(
+                "/v1/responses",
+                {**named, "input": TEXT, "max_output_tokens": 12, "temperature": 0},
+            ).json()["output"][-1]["content"][0]["text"],
+        ]  # fmt: skip
+
+    adapted, plain = texts("first"), texts(BASE)
+    assert len(set(adapted)) == len(set(plain)) == 1
+    assert adapted != plain
+    assert served.post("/generate", {"text": TEXT, "model": "none"}).status_code == 404
+
+
+def test_an_adapter_is_loaded_replaced_and_unloaded(
+    served: Served, expected: dict[str, str]
+) -> None:
+    loaded = served.load("new", "second")
+    assert loaded.status_code == 200, loaded.text
+    assert len(loaded.json()["digest"]) == 64
+    assert served.names() == {BASE: None, "first": BASE, "new": BASE}
+    assert served.text("new") == expected["second"]
+    assert served.load("new", served.folder / "second").status_code == 200, "the same once more"
+    refused = served.load("new", "third")
+    assert refused.status_code == 400
+    assert "load_inplace" in refused.json()["error"]["message"]
+    assert served.load("new", "third", load_inplace=True).status_code == 200
+    assert served.text("new") == expected["third"]
+    assert served.text("first") == expected["first"], "a third adapter took its slot meanwhile"
+    assert served.unload("new").status_code == 200
+    assert served.names() == {BASE: None, "first": BASE}
+    assert served.unload("new").status_code == 404
+
+
+def test_prefixes_are_shared_within_an_adapter_only(served: Served) -> None:
+    long = "Count the cats on the wall, and then the dogs below it. " * 8
+    assert served.load("twin", "first").status_code == 200
+    try:
+        assert served.cached("first", long) == 0
+        assert served.cached(BASE, long) == 0
+        assert served.cached("first", long) > 64
+        assert served.cached("twin", long) > 64, "another name of the same files"
+    finally:
+        served.unload("twin")
+
+
+def test_requests_finish_with_an_adapter_that_is_unloaded(served: Served) -> None:
+    assert served.load("short", "second").status_code == 200
+    fields = {"model": "short", "prompt": TEXT, "max_tokens": 200, "ignore_eos": True}
+    headers = {"authorization": "Bearer user-key"}
+    url = f"{served.url}/v1/completions"
+    with httpx.stream(
+        "POST", url, json=fields | {"stream": True}, headers=headers, timeout=150
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert served.unload("short").status_code == 200
+        events = [line.removeprefix("data: ") for line in lines if line]
+    assert events[-1] == "[DONE]"
+    reasons = [json.loads(event)["choices"][0]["finish_reason"] for event in events[:-1]]
+    assert reasons[-1] == "length"
+    assert served.post("/v1/completions", fields).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "status", "says"),
+    [
+        ("a", "../outside", 403, "below --lora-folder"),
+        ("a", "/etc", 403, "below --lora-folder"),
+        ("a", "link", 403, "below --lora-folder"),
+        ("a", "none", 403, "below --lora-folder"),
+        ("a", "x\0y", 403, "below --lora-folder"),
+        ("a", "pickled", 400, "pickle"),
+        ("a", "dora", 400, "use_dora"),
+        ("a", "large", 400, "--max-lora-rank 24"),
+        ("a", "foreign", 400, "another model's adapter"),
+        ("a=b", "second", 400, "lora_name"),
+        ("", "second", 400, "lora_name"),
+        (BASE, "second", 400, "the model's name"),
+    ],
+)
+def test_what_is_not_loaded(served: Served, name: str, path: str, status: int, says: str) -> None:
+    refused = served.load(name, path)
+    assert refused.status_code == status, refused.text
+    assert says in refused.json()["error"]["message"]
+    assert served.names() == {BASE: None, "first": BASE}
+
+
+def test_loading_needs_a_key_with_admin_rights(served: Served) -> None:
+    fields = {"lora_name": "a", "lora_path": "second"}
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        assert served.post(path, fields, key="user-key").status_code == 403
+        assert served.post(path, fields, key="wrong").status_code == 401
+
+
+def test_a_router_gets_other_hashes_for_an_adapter(served: Served) -> None:
+    def hashes(model: str) -> Any:
+        headers = {"authorization": "Bearer user-key", "x-minisgl-prefix": "16"}
+        fields = {"model": model, "prompt": TEXT * 4}
+        answer = httpx.post(f"{served.url}/v1/completions", json=fields, headers=headers)
+        return answer.json()["hashes"]
+
+    assert hashes("first") != hashes(BASE)
+    assert hashes("first") == hashes("first")
+
+
+def test_without_a_folder_nothing_is_loaded(tmp_path: Path) -> None:
+    RandomAdapter(tmp_path / "first", SHAPES, seed=0, size=2.0)
+    with RunningServer("--lora", f"first={tmp_path / 'first'}") as server:
+        fields = {"lora_name": "a", "lora_path": str(tmp_path / "first")}
+        refused = httpx.post(f"{server.url}/v1/load_lora_adapter", json=fields)
+    assert refused.status_code == 403
+    assert "--lora-folder DIR" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--lora", "first"], "NAME=PATH_OR_ID"),
+        (["--lora", "a=DIR/none"], "none"),
+        (["--lora", "a=DIR/dora"], "use_dora"),
+        (["--lora", f"{BASE}=DIR/first"], "the model's name"),
+        (["--lora", "a=DIR/foreign"], "another model's adapter"),
+        (["--lora-folder", "DIR/none"], "is no folder"),
+        (["--lora", "a=DIR/first", "--lora", "a=DIR/second"], "each name once"),
+    ],
+)
+def test_wrong_flags_end_the_start(served: Served, flags: list[str], says: str) -> None:
+    given = [flag.replace("DIR", str(served.folder)) for flag in flags]
+    server = RunningServer(*given)
+    assert server.ended(150) != 0
+    assert says in server.output["err"]
