@@ -87,8 +87,10 @@ class RecordingRunner(Runner):
             return recording.replay()
         output, self._recordings[key] = self._calls.record(compute)
         if not self._recordings[key]:
-            logger.debug("decode steps are not replayed: the model has ops of torch")
-            self._max_rows, self._places.are_needed = 0, False
+            rows = shape.size.num_rows
+            logger.debug("steps of %d rows and more are not replayed: they have ops of torch", rows)
+            self._max_rows = rows - 1
+            self._places.are_needed = self._max_rows > 0
         return output
 
 

@@ -15,6 +15,7 @@ import torch
 from helpers.engine_runs import VOCAB, Request, drive, make_scheduler
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine, EngineConfig
+from minisgl.kernel.cpu import CpuOps
 from minisgl_kernels.recorded_steps import RecordingRunner
 
 
@@ -35,9 +36,14 @@ def make_requests(count: int, rng: random.Random) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_the_same_tokens(folder: Path, quantization: str | None, kv_cache_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [("bfloat16", None), ("bfloat16", "int8"), ("bfloat16", "int4"), ("float32", None)],
+)
+def test_the_same_tokens(
+    folder: Path, dtype: str, quantization: str | None, kv_cache_dtype: str
+) -> None:
     rng = random.Random(0)
     requests = make_requests(24, rng)
     turns = sorted(rng.randrange(40) for _ in requests)
@@ -45,7 +51,7 @@ def test_the_same_tokens(folder: Path, quantization: str | None, kv_cache_dtype:
     def answers(max_rows: int) -> tuple[list[list[int]], dict[tuple[int, int], bool]]:
         engine = Engine(
             EngineConfig(
-                model=str(folder), device="cpu", dtype="bfloat16", page_size=4, num_pages=100,
+                model=str(folder), device="cpu", dtype=dtype, page_size=4, num_pages=100,
                 max_running_requests=12, max_prefill_length=40, cuda_graph_max_bs=max_rows,
                 quantization=quantization, kv_cache_dtype=kv_cache_dtype,
             )
@@ -66,12 +72,29 @@ def test_the_same_tokens(folder: Path, quantization: str | None, kv_cache_dtype:
 
 
 def test_a_model_with_ops_of_torch_is_not_recorded(folder: Path) -> None:
-    engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="float32", num_pages=64))
+    engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="float16", num_pages=64))
     try:
         drive(engine, [([1, 2, 3], SamplingParams(max_tokens=9))])
         assert isinstance(engine.runner, RecordingRunner)
         assert not any(engine.runner._recordings.values())
         assert engine.runner._max_rows == 0, "the next steps do not try again"
+    finally:
+        engine.close()
+
+
+def test_steps_of_many_rows_with_ops_of_torch(folder: Path) -> None:
+    """Float32 weights of more rows are multiplied by torch; steps of fewer rows are replayed."""
+    engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="float32", num_pages=64))
+    try:
+        assert isinstance(engine._ops, CpuOps)
+        engine._ops.most_plain_rows = 2
+        for uid, rows in ((0, 5), (10, 2), (20, 5)):
+            requests = [([1, 2, 3 + i], SamplingParams(max_tokens=9)) for i in range(rows)]
+            drive(engine, requests, first_uid=uid)
+        assert isinstance(engine.runner, RecordingRunner)
+        recorded = [rows for (rows, _), made in engine.runner._recordings.items() if made]
+        assert recorded == [2]
+        assert 2 <= engine.runner._max_rows < 5
     finally:
         engine.close()
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Activation, Ops
+from minisgl.utils.arch import cpu_flags
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 """The values of `Gate` in csrc/product.h."""
@@ -46,10 +47,13 @@ class CpuOps(Ops):
         self._sample, self._take_ids = library.sample, library.take_ids
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
+        self._plain_rows, self._plain_linear = library.plain_rows, library.plain_linear
         self.numbers_linear = library.numbers_linear  # these four for `weights.panels` of the zoo
         self.numbers_rows = library.numbers_rows
         self.pack_entries, self.pack_nibbles = library.pack_entries, library.pack_nibbles
         self.read_blocks = library.read_blocks  # for `minisgl_zoo.gguf.weight`
+        # torch computes GEMMs of float32 weights with more rows than this as fast.
+        self.most_plain_rows = 32 if "avx2" in cpu_flags() else 8
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -68,6 +72,37 @@ class CpuOps(Ops):
     def _finite(self, source: Tensor, target: Tensor | None) -> bool:
         is_finite: bool = self._copy_finite(source, target, torch.get_num_threads())
         return is_finite
+
+    # --- plain float32 weights, see csrc/plain.cpp ------------------------------------------------
+
+    def embed(self, ids_T: Tensor, weight_VD: Tensor) -> Tensor:
+        if weight_VD.dtype != torch.float32 or ids_T.dim() != 1:
+            return super().embed(ids_T, weight_VD)
+        out_TD = torch.empty(ids_T.shape[0], weight_VD.shape[1], dtype=torch.float32)
+        self._plain_rows(ids_T, weight_VD, out_TD)
+        return out_TD
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> Tensor:
+        outputs, inputs = weight.shape
+        num_rows = x.numel() // max(inputs, 1)
+        is_ours = weight.dtype == x.dtype == torch.float32 and weight.is_contiguous()
+        if not is_ours or num_rows > self.most_plain_rows:
+            return super().linear(x, weight, bias, gate)
+        out = torch.empty(*x.shape[:-1], outputs, dtype=torch.float32)
+        rows, num_threads = x.reshape(num_rows, inputs).contiguous(), torch.get_num_threads()
+        self._plain_linear(rows, weight, bias, out.view(num_rows, outputs), num_threads)
+        return self.gated(out, gate) if gate else out
+
+    def logits(self, x_SD: Tensor, weight_LD: Tensor) -> Tensor:
+        if weight_LD.dtype == torch.float32:
+            return self.linear(x_SD.float(), weight_LD)
+        return super().logits(x_SD, weight_LD)
 
     # --- packed weights, see csrc/panels.h --------------------------------------------------------
 

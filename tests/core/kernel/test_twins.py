@@ -93,6 +93,37 @@ def test_gated_activations(fast: CpuOps, name: str, width: int, dtype: torch.dty
         close(ours, theirs, mostly_equal=name == "silu_and_mul")
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 15), (49, 72), (96, 1000), (301, 64)])
+def test_few_rows_by_float32_weights(fast: CpuOps, outputs: int, inputs: int) -> None:
+    """Each number of rows is right, and a row's result is the same bits beside any others."""
+    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+    x = torch.randn(40, inputs)
+    alone = torch.cat([fast.linear(row, weight, bias) for row in x.split(1)])
+    close(alone, REFERENCE.linear(x.double(), weight.double(), bias.double()).float())
+    for rows in (0, 2, 3, 4, 5, 6, 7, 13, fast.most_plain_rows):
+        assert torch.equal(fast.linear(x[:rows], weight, bias), alone[:rows])
+    close(fast.linear(x, weight, bias), alone)  # by torch
+    assert torch.equal(fast.logits(x[:5], weight), fast.linear(x[:5], weight))
+    assert torch.equal(fast.linear(x[None, :4], weight, bias)[0], alone[:4])
+    every_other = torch.randn(8, 2 * inputs)[:, ::2]
+    close(fast.linear(every_other, weight), every_other @ weight.T)
+    for ids in (torch.tensor([outputs - 1, 0, 0]), torch.tensor([], dtype=torch.int32)):
+        for kind in (torch.int32, torch.int64):
+            assert torch.equal(fast.embed(ids.to(kind), weight), weight[ids.long()])
+
+
+def test_gates_and_odd_numbers_by_float32_weights(fast: CpuOps) -> None:
+    x, weight = torch.randn(5, 40), torch.randn(24, 40)
+    for gate in ("silu", "gelu_tanh"):
+        close(fast.linear(x, weight, None, gate), REFERENCE.linear(x, weight, None, gate))
+    x[1, 39], x[2, 0], weight[3, 5] = torch.nan, torch.inf, 0.0
+    ours, theirs = fast.linear(x, weight), REFERENCE.linear(x, weight)
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    assert torch.equal(ours.isinf(), theirs.isinf())
+    with pytest.raises(ValueError, match="do not fit"):
+        fast._plain_linear(x, weight, None, torch.empty(5, 25), 1)
+
+
 def test_extremes_of_activations(fast: CpuOps) -> None:
     gate = torch.tensor([-torch.inf, -1e30, -200.0, -90.0, -0.0, 0.0, 90.0, 200.0, 1e30, torch.nan])
     x = torch.cat((gate, torch.ones_like(gate)))[None]

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "dots.h"
 #include "tensor.h"
 #include "threads.h"
 
@@ -15,30 +16,15 @@ namespace {
 constexpr int BLOCK = 16;  // outputs of an item
 constexpr int TOKENS = 4;  // that a weight multiplies while it is in a register
 
-// out[r][m] = w[r] . x[m]: R rows of weights times M rows of floats, of n numbers each.
-template <int R, int M, class T>
-INLINE void dots(const T* const* w, const float* const* x, int n, float (&out)[R][TOKENS]) {
-  VF sums[R][M] = {};
-  for (int i = 0; i < n; i += W) {
-    VF v[M];
-    for (int m = 0; m < M; m++) v[m] = load_until(x[m], i, n);
-    for (int r = 0; r < R; r++) {
-      VF weight = load_until(w[r], i, n);
-      for (int m = 0; m < M; m++) sums[r][m] += weight * v[m];
-    }
-  }
-  for (int r = 0; r < R; r++)
-    for (int m = 0; m < M; m++) out[r][m] = sum(sums[r][m]);
-}
-
 template <int R, class T>
-INLINE void dots(const T* const* w, const float* const* x, int num_rows, int n,
+INLINE void tile_dots(const T* const* w, const float* const* x, int num_rows, int n,
                  float (&out)[R][TOKENS]) {
+  const auto no_ask = [](int64_t) {};
   switch (num_rows) {
-    case 1: return dots<R, 1>(w, x, n, out);
-    case 2: return dots<R, 2>(w, x, n, out);
-    case 3: return dots<R, 3>(w, x, n, out);
-    default: return dots<R, 4>(w, x, n, out);
+    case 1: return dots<R, 1>(w, x, n, out, no_ask);
+    case 2: return dots<R, 2>(w, x, n, out, no_ask);
+    case 3: return dots<R, 3>(w, x, n, out, no_ask);
+    default: return dots<R, 4>(w, x, n, out, no_ask);
   }
 }
 
@@ -107,7 +93,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
         const float* from[TOKENS];
         float sums[HALVES][TOKENS];
         for (int j = 0; j < m; j++) from[j] = &tokens[int64_t(pairs.order[i + j] / K) * D];
-        dots<HALVES>(rows, from, m, D, sums);
+        tile_dots<HALVES>(rows, from, m, D, sums);
         for (int j = 0; j < m; j++) act[int64_t(i + j) * F + f] = activate<T>(sums, j);
       }
     }
@@ -126,7 +112,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
           const float* from[TOKENS];
           float y[2][TOKENS];
           for (int j = 0; j < m; j++) from[j] = &act[int64_t(i + j) * F];
-          dots<2>(rows, from, m, F, y);
+          tile_dots<2>(rows, from, m, F, y);
           for (int j = 0; j < m; j++) {
             const int p = pairs.order[i + j];
             for (int r = 0; r < count; r++)

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "dots.h"
 #include "rows.h"
 
 constexpr int PANEL = 16;
@@ -42,16 +43,6 @@ constexpr int64_t WIDE_STEPS = 128;  // widened at a time, so that they stay in 
 // Bytes of a panel between a fetch and what is asked for meanwhile: the hardware alone keeps too few
 // reads in flight where a weight meets several rows.
 constexpr int64_t AHEAD = 4096;
-
-// GCC would read the vector again for each row: two loads a product instead of one.
-template <class V>
-INLINE void keep_in_register(V& vector) {
-#if defined(__x86_64__)
-  asm("" : "+x"(vector));
-#elif defined(__aarch64__)
-  asm("" : "+w"(vector));
-#endif
-}
 
 // How a kind of numbers multiplies. X: what a row of inputs is converted to, once for all panels.
 // PARTS: how many products a step takes. ROWS: those of a tile, TILE or WIDER.
