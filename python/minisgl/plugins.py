@@ -65,7 +65,8 @@ TABLES: Final = {
     "flag_hints": "minisgl_gateway",
     "guards": "minisgl_bench",
 }
-"""Each table -> the package of ours that has rows of it, which an error names if it is absent."""
+"""Each table -> the package of ours that has most rows of it. An error about a row that no package
+has names it."""
 
 OURS: Final = ("minisgl", "minisgl_zoo", "minisgl_kernels", "minisgl_gateway", "minisgl_bench")
 

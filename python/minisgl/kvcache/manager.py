@@ -182,8 +182,8 @@ class CacheManager:
     def publish(self, req: Req, end: int, step: int) -> None:
         """Add the whole pages of `req` below `end` to the prefix cache.
 
-        The ids of these tokens must be committed. `step` or an earlier step writes the pages. It is
-        launched before any step that reads them, so stream order makes them readable.
+        The host must have the ids of these tokens. `step` or an earlier step writes the pages. It
+        is launched before any step that reads them, so stream order makes them readable.
         """
         holding: Holding = req.handle
         start = holding.position.num_tokens

@@ -11,7 +11,7 @@ times, each time through `minisgl.kvcache.manager`::
 
     starts    match    find the longest cached prefix of its ids: a *handle*
               lock     keep that prefix while the request runs
-    computes  insert   give the tree the full pages whose ids are committed; the step that writes
+    computes  insert   give the tree the full pages whose ids the host has; the step that writes
                        them is launched before any step that reads them. Where the tree has pages
                        of the same tokens, the request keeps its own: *duplicates*
     leaves    unlock   the pages stay in the tree, until `evict` frees them for others
@@ -108,7 +108,8 @@ class RadixHandle(BaseCacheHandle):
 
 
 class RadixPrefixCache(BasePrefixCache):
-    """The prefix cache of `--cache radix`. Mutable; the scheduler's cache manager owns it.
+    """The prefix cache of `--cache radix`; `BasePrefixCache` says what its methods return. Mutable;
+    the scheduler's cache manager owns it.
 
     common_prefix: returns how many leading ids of two arrays are equal. roots: by namespace, those
     with children.

@@ -128,7 +128,7 @@ class Shape(ABC):
         """Return the response body."""
 
     def opening(self, num_prompt_tokens: int) -> bytes:
-        """Return the events before the first text. num_prompt_tokens: of all its prompts."""
+        """Return the events before the first text. num_prompt_tokens: those of all prompts."""
         return b""
 
     @abstractmethod
