@@ -38,9 +38,9 @@ LATENTS = (576, 512)
 """The head dim and the latent that are tested here. The package's kernels for them take the part of
 the key that rotates as keys."""
 MAX_JOINED_TOKENS = 4096
-"""In steps of up to this many tokens, prompts that begin and prompts that continue are one call. A
-call took the host 46 us in a profile. Two calls would let the device read k and v of new prompts
-directly, which should save less than that (not measured alone)."""
+"""In steps of up to this many tokens, prompts that begin and prompts that continue are one call.
+With two the device could read k and v of new prompts directly, which should save less than the
+second call takes the host."""
 
 
 class FlashAttentionBackend(PagedAttnBackend):

@@ -39,10 +39,10 @@ class Call:
     """The requests of one call, and their answers so far. Mutable.
 
     error: why the call failed; None if it has not. on_news: called after each turn of the loop with
-    news for this call, with the number of new tokens and the number of requests that have ended. (A
-    call for each token took a quarter of the host's time at 256 requests.) num_choices: requests of
-    each prompt. answers: by uid. They keep no object for each token, because the garbage collector
-    visits all objects: 256 requests of 35 tokens took up to a quarter more CPU time.
+    news for this call, with the number of new tokens and the number of requests that have ended; a
+    call for each token would take the host much time. num_choices: requests of each prompt.
+    answers: by uid. They keep no object for each token, because the garbage collector would visit
+    all of them.
     """
 
     def __init__(self, requests: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> None:

@@ -20,8 +20,8 @@ from minisgl.message import UserMsg
 from minisgl.scheduler.io import Message, Source
 
 LEAD_S: Final = 2e-3
-"""How long before the flight's end the next step is planned. Broadcasting, planning and launching a
-step with prompts take 1 to 2 ms on the host."""
+"""How long before the flight's end the next step is planned: the host's time to broadcast, plan and
+launch a step with prompts."""
 LEAD_SHARE: Final = 0.1
 """The lead as a share of the flight's time, if that is longer: the prediction of step times
 errs."""

@@ -16,7 +16,7 @@ from minisgl.message import AbortMsg
 from minisgl.scheduler.io import Message, Source
 
 CHECK_S: Final = 0.1
-"""The time between two checks. A check of 1,024 waiting requests takes 0.08 ms."""
+"""The time between two checks: short beside any wait that a user sets, and long beside a check."""
 
 
 class QueueWait:

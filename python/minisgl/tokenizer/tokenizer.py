@@ -66,7 +66,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`. add_special_tokens: with the checkpoint's BOS or EOS token."""
-        # "fast" leaves out the offsets: half the time for 250,000 characters (51 against 103 ms).
+        # "fast" leaves out the offsets, which take half of the time.
         [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids

@@ -24,8 +24,7 @@ logger = get_logger(__name__)
 
 BUSY = 2
 """Launching takes so many times longer in a server than at its start, when no client, API process
-or tokenizer uses the processor: 11 to 29 ms for Qwen3-0.6B on an H200's host, 11 to 18 at the
-start."""
+or tokenizer uses the processor."""
 
 
 def choose_prompt_graphs(engine: Engine) -> int:

@@ -26,16 +26,16 @@ logger = get_logger(__name__)
 # --- threads -----------------------------------------------------------------------------------
 
 LONG_DECODE_S = 0.02
-"""If a decode step on all threads takes longer, one thread is not timed. Waking a thread takes 5 to
-50 us, and a step wakes threads for 4 to 8 GEMMs per layer: 1 to 10 ms in all for 28 layers."""
+"""If a decode step on all threads takes longer, one thread is not timed: waking the threads for the
+GEMMs of each layer then takes a small part of the step."""
 SURELY_LONG_S = 2 * LONG_DECODE_S
-"""If the first timed step takes longer, it is not timed again: a step of 8 B takes 0.4 s."""
+"""If the first timed step takes longer, it is not timed again, so that a start with a large model
+does not wait for it."""
 TRIAL_S = 0.5
 """The most that the rounds together take, about."""
 MOST_ROUNDS, LEAST_ROUNDS = 31, 7
-"""A round times one decode step on all threads and one on a single thread: 0.2 s in all for the
-built-in model. With 20 % noise the median ratio of 2 ms to 3 ms is on the wrong side of MARGIN less
-than once in a million starts. Longer steps have fewer rounds."""
+"""A round times one decode step on all threads and one on a single thread. The median of so many is
+on the right side of MARGIN even if each time is noisy. Longer steps have fewer rounds."""
 MARGIN = 0.9
 """One thread is chosen if its median time is below this share of that of all threads."""
 AGREEMENT = 0.7
@@ -101,20 +101,18 @@ def fastest_threads(
 # --- times -------------------------------------------------------------------------------------
 
 LONG_STEP_US = 100_000
-"""Prompts larger than one that takes longer than this are extrapolated. A model of 0.6 B on 2 CPU
-cores is measured up to 64 tokens, which takes 1 s of the start."""
+"""Prompts larger than one that takes longer than this are extrapolated, so that the start stays
+short."""
 NUM_ROUNDS = 3
 """The shortest time of each step counts. With CUDA graphs the first round runs the steps kernel by
 kernel, the second captures them, and the third replays them."""
 SHORT_STEP_US = 5_000
 """Decode steps that take less alone are timed one behind the other, as a server runs them: then the
-host launches a step while the device computes the one before. One row of Qwen3-0.6B takes 1.25 ms
-alone on an H200, and 0.6 in a stream."""
+host launches a step while the device computes the one before."""
 NUM_BEHIND = 4
 DECODE_ROWS, MANY_DECODE_ROWS = 16, 64
 """Rows of the decode step that shows what a row adds; the larger number where a prompt of as many
-tokens is a short step. By 16 rows of Qwen3-0.6B on an H200, which show 17 us a row, a step of 64
-rows was predicted at 3.1 ms; it took 1.9."""
+tokens is a short step, because each of a few rows then takes longer than each of many."""
 CONTEXT_ROWS = 3  # fewer than `MIN_COMMON_ROWS`, so that no common prefix is read once for all
 CACHED_TOKENS = 4096  # before a prompt chunk, if the context has room for them
 

@@ -35,8 +35,7 @@ DEEP, LIGHT = DecodeConfig(64, 2, 6, 3), DecodeConfig(64, 2, 4, 4)
 (`pieces_of_decode_attention_us` in benchmarks/results/h200-experiments.json)."""
 DEEP_8, LIGHT_8 = DecodeConfig(64, 2, 6, 5), DecodeConfig(64, 2, 6, 4)
 """The same for keys and values of 8 bits. DEEP_8 is one of the three best of ten for 256 rows of 8
-heads with fp8: 117 us, and DEEP takes 121, LIGHT with six programs 120. int8 has registers for four
-programs."""
+heads with fp8; int8 has registers for four programs."""
 FULL = 2 / 3
 """From this share of the programs that could run, DEEP is chosen. LIGHT was better at a share of
 0.65 (128 rows of 2 heads), DEEP at 0.81 (160 rows). Not measured between, and not since contexts
@@ -47,16 +46,14 @@ its own for each number of splits. They fetch their first keys before the kernel
 Not measured between 8 and 128."""
 WIDE, WIDE_FLOAT32 = DecodeConfig(32, 2, 3, 4), DecodeConfig(32, 2, 2, 4)
 """For heads above 128 dims, and for float32; they are what shared memory holds. WIDE is the best of
-eight for 64 rows of 16 heads of 256 dims: 236 us; the others took 242 to 352."""
+eight for 64 rows of 16 heads of 256 dims."""
 WIDEST = DecodeConfig(32, 4, 3, 2)
-"""For heads above 256 dims: 64 rows of 4 heads of 512 dims take 130 us, with two warps 322, since
-their registers do not suffice."""
+"""For heads above 256 dims, for which the registers of two warps do not suffice."""
 WIDE_FEW, WIDEST_FEW = DecodeConfig(64, 8, 2, 2), DecodeConfig(32, 8, 3, 2)
-"""The same for a step of few rows with a `Rotation`. One row of 640 keys: 16 heads of 256 dims take
-9.3 us instead of WIDE's 13.2, 4 heads of 512 dims 15.5 instead of WIDEST's 20.3 (one H200)."""
+"""The same for a step of few rows with a `Rotation`: few programs run, so each has more warps."""
 LATENT, LATENT_MANY = DecodeConfig(32, 4, 3, 2, heads=16), DecodeConfig(64, 8, 2, 1, heads=64)
 """For latents, the best of five on an H200. LATENT_MANY is for Hopper's matrix instructions, which
-take 64 heads: 128 heads, 128 rows of 8,000 keys take 1.19 ms, with LATENT 2.68."""
+take 64 heads."""
 LATENT_FLOAT32 = DecodeConfig(16, 4, 1, 2, heads=16)
 """Keys of float32 take twice the shared memory, so a program has half of the keys."""
 LATENT_MANY_FROM = 16

@@ -12,12 +12,10 @@ import triton.language as tl
 from minisgl.kernel.triton.launch import power_of_2
 
 MERGED = 4096
-"""Numbers that a merge loads in one iteration. With twice as many, a context of 4,096 tokens with 8
-key/value heads took 12.9 us instead of 13.4, one of 512 tokens 6.6 instead of 5.8 (`attention_us`
-in benchmarks/results/h200-experiments.json)."""
+"""Numbers that a merge loads in one iteration. With twice as many, short contexts lose more than
+long ones gain (`attention_us` in benchmarks/results/h200-experiments.json)."""
 MOST_MERGED = 16
-"""The most splits that a merge loads at once. Compiling takes 1.4 s with 16, 3 s with 32, 98 s with
-128."""
+"""The most splits that a merge loads at once. With more, compiling takes much longer."""
 
 
 def merge_sizes(group: int, block_h: int, merged: int = MERGED) -> tuple[int, int]:

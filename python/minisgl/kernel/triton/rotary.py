@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
 
 BLOCK, WIDE_BLOCK, BLOCK_8 = 8192, 2048, 1024
-"""The elements of a program, in whole heads; `WIDE_BLOCK` is for heads above 128 dims. Times of
-16,384 tokens on an H200 with 2,048 and with 8,192 elements: 107 and 195 us for 16 query and 2
-key/value heads of 256 dims, of which 64 rotate; 401 and 434 for 32 and 4 heads of 512 dims; 292 and
-288 for 32 and 16 heads of 256 dims. `BLOCK_8` is for pools of 8 bits, where programs that have
-only queries do not quantise: 8,192 tokens of 40 and 8 heads of 128 dims take 85 us in fp8 with
-1,024 elements, 123 with 2,048, 194 with 8,192."""
+"""The elements of a program, in whole heads, by times on an H200. `WIDE_BLOCK` is for heads above
+128 dims. `BLOCK_8` is for pools of 8 bits: it is small, because programs that have only queries do
+not quantise."""
 
 
 def norm_rope_store(
