@@ -29,8 +29,6 @@ from minisgl_gateway.card import ModelCard
 
 EFFORT: Final = "reasoning_effort"
 BUDGET: Final = "thinking_budget"
-UNREADABLE: Final = "[an image or a file, which this model cannot read]"
-"""Replaces an image or a file that a tool returned."""
 
 
 def named_event(name: str, body: msgspec.Struct) -> bytes:

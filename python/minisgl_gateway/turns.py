@@ -9,11 +9,12 @@ import msgspec
 
 from minisgl.server.api.messages import Message, Tool, ToolChoice
 from minisgl.server.strict import field_error
+from minisgl_gateway.pictures import lines
 
 
 def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
     """Join successive messages of the same role if `roles` has it: their texts, with line breaks
-    between them, and their calls. Contents must be texts or None."""
+    between them, their pictures and their calls."""
     turns: list[Message] = []
     for message in messages:
         last = turns[-1] if turns else None
@@ -23,7 +24,7 @@ def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
         calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
         turns[-1] = msgspec.structs.replace(
             last,
-            content=_lines(last.content, message.content) or (None if calls else ""),
+            content=lines([last.content, message.content]) or (None if calls else ""),
             reasoning_content=_lines(last.reasoning_content, message.reasoning_content) or None,
             tool_calls=calls or None,
         )

@@ -195,6 +195,7 @@ ROWS: Final = [
     Row("logit_options", "create", "minisgl_zoo.logit_options:LogitOptions"),
     Row("logit_options", "checks", "minisgl_zoo.logit_checks:CHECKS"),
     Row("logit_options", "words", "minisgl_zoo.logit_checks:ids_of_bad_words"),
+    Row("vision", "family", "minisgl_zoo.vision.family:family_of"),
     Row("vision", "reader", "minisgl_zoo.vision.prompt:create_reader"),
     Row("vision", "tower", "minisgl_zoo.vision.tower:create_tower"),
     Row("vision", "bytes", "minisgl_zoo.vision.tower:tower_bytes"),

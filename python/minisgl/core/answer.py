@@ -32,13 +32,14 @@ class SplitAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What a chat template has beside text.
+    """What a chat has beside text. reads_images: the model has a vision tower that is used.
 
     has_reasoning: a place for reasoning. has_switch: a request can switch reasoning on and off.
     """
 
     has_reasoning: bool = False
     has_switch: bool = False
+    reads_images: bool = False
 
 
 def collect(parts: Iterable[Part]) -> SplitAnswer:

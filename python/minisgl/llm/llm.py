@@ -195,6 +195,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation in OpenAI's form ([{"role": "user", "content": "Hi"}]), or several.
 
+        A message's content may be a list of texts and images: {"type": "image", "image": ...} with
+        an image of PIL or a path, or parts as in chat completions.
+
         n, cache_salt, lora: as for `generate`. chat_template_kwargs: further variables for the
         checkpoint's chat template. tools: functions that the model may call, in OpenAI's form. With
         a list, even an empty one, `RequestOutput` separates reasoning and calls from the text.

@@ -6,9 +6,13 @@ checking the ids of many long prompts one by one would take longer than a GPU ta
 
 from __future__ import annotations
 
+import base64
+import io
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,7 +172,33 @@ def _checked(turn: Mapping[str, Any], index: int) -> dict[str, Any]:
             f"got {brief(calls)}",
             param="messages",
         )
-    return dict(turn)
+    content: Any = turn.get("content")
+    return {**turn, "content": list(map(_as_part, content))} if is_list(content) else dict(turn)
+
+
+def _as_part(part: Any) -> Any:
+    """Return {"type": "image", "image": ...} in the form of chat completions. Raises
+    InvalidRequest."""
+    match part:
+        case {"type": "image", "image": image}:
+            pass
+        case _:
+            return part
+    if isinstance(image, str | PathLike):
+        try:
+            data = Path(image).read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"the image {image}: {error.strerror}", param="messages") from None
+    elif hasattr(image, "save"):  # of PIL
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        data = file.getvalue()
+    else:
+        raise InvalidRequest(
+            f"an image is one of PIL, or the path of a file, got {brief(image)}", param="messages"
+        )
+    url = f"data:image/*;base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _is_call(call: Any) -> bool:

@@ -94,9 +94,11 @@ class ServedModel:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """What the chat template has beside text, as far as a package here can tell."""
+        """What a chat has beside text, as far as a package here can tell."""
         find: Callable[[str], Abilities] | None = plugins.find("answers", "abilities")
-        return find(self.template) if find else Abilities()
+        found = find(self.template) if find else Abilities()
+        reads: Callable[[Path], object] | None = plugins.find("vision", "family")
+        return replace(found, reads_images=bool(reads and reads(self.folder)))
 
     @property
     def has_efforts(self) -> bool:
@@ -112,6 +114,8 @@ class ServedModel:
             found.append("tools")
         if self.abilities.has_reasoning or self.abilities.has_switch:
             found.append("thinking")
+        if self.abilities.reads_images:
+            found.append("vision")
         return found
 
 

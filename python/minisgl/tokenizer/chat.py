@@ -40,6 +40,9 @@ class ChatEncoder:
         self._first = _any_of(sorted({text[0] for text in self._specials}))
         # No client can know the mark, and filters such as `trim`, `upper` and `tojson` keep it.
         self._mark = f"~{secrets.randbelow(10**20):020}~"
+        # Stands for `image_text` in texts of messages for which no template writes images.
+        self.image_mark = f"~{secrets.randbelow(10**20):020}~"
+        self.image_text = ""
 
     def encode(
         self,
@@ -52,7 +55,7 @@ class ChatEncoder:
         args: see `ChatTemplate.render`. check: gets the text before it is encoded, and may raise.
         """
         given = self._template.variables(messages, args)
-        text = self._template.fill(given)
+        text = self._fill(given)
         check(text)
         marked_given = {name: self._marked(value) for name, value in given.items()}
         for message, marked_message in zip(
@@ -61,7 +64,7 @@ class ChatEncoder:
             if _PLAIN_ROLE.fullmatch(message["role"]):
                 marked_message["role"] = message["role"]
         if marked_given != given:
-            marked = self._template.fill(marked_given)
+            marked = self._fill(marked_given)
             if self._special.findall(text) != self._special.findall(marked):
                 return self._encode_parts(marked)
         if ids := self._tokenizer.encode(text, add_special_tokens=False):
@@ -69,6 +72,10 @@ class ChatEncoder:
         raise InvalidRequest(
             "the chat template makes an empty prompt of these messages", param="messages"
         )
+
+    def _fill(self, given: Mapping[str, Any]) -> str:
+        text = self._template.fill(given)
+        return text.replace(self.image_mark, self.image_text) if self.image_text else text
 
     def _marked(self, value: Any) -> Any:
         """Return the value with marks in each string that could be a part of a special token.

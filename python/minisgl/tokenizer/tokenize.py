@@ -115,9 +115,9 @@ class PromptEncoder:
     @cached_property
     def images(self) -> ImageReader | None:
         """What reads images; None if this model reads text only."""
-        create: Callable[[Path, Tokenizer], ImageReader | None] | None
+        create: Callable[[PromptEncoder], ImageReader | None] | None
         create = plugins.find("vision", "reader")
-        return create(self.folder, self.tokenizer) if create else None
+        return create(self) if create else None
 
     @cached_property
     def _encode_chat(self) -> EncodeChat:

@@ -14,12 +14,19 @@ from msgspec import Meta
 
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.messages import Message, TemplateArgs, ToolCall, ToolFunction
+from minisgl.server.api.messages import (
+    ImagePart,
+    Message,
+    TemplateArgs,
+    TextPart,
+    ToolCall,
+    ToolFunction,
+)
 from minisgl.server.api.schema import NonNegative, Positive, Timeout, TopK
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.strict import Json, ignored, only
 from minisgl_gateway.anthropic.tools import AnthropicChoice, AnthropicTool, CacheControl
-from minisgl_gateway.chat import UNREADABLE
+from minisgl_gateway.pictures import UNREADABLE, Content, content_of, picture, picture_of
 from minisgl_gateway.turns import joined, tool_choice_of
 
 _KEEP_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
@@ -87,11 +94,26 @@ LeftOutBlock = (
 )
 
 
-class ImageBlock(Json, tag_field="type", tag="image", frozen=True, kw_only=True):
-    """A part of a tool's result, which is replaced by `UNREADABLE`."""
+class Base64Source(Json, tag_field="type", tag="base64", frozen=True, kw_only=True):
+    data: str
+    media_type: str
 
-    source: dict[str, Any]
+
+class UrlSource(Json, tag_field="type", tag="url", frozen=True, kw_only=True):
+    url: str
+
+
+class ImageBlock(Json, tag_field="type", tag="image", frozen=True, kw_only=True):
+    """In a tool's result it is replaced by `UNREADABLE` if the model reads text only."""
+
+    source: Base64Source | UrlSource
     cache_control: CacheControl = None
+
+    @property
+    def part(self) -> ImagePart:
+        if isinstance(self.source, UrlSource):
+            return picture(self.source.url)
+        return picture_of(self.source.data, self.source.media_type)
 
 
 class DocumentBlock(Json, tag_field="type", tag="document", frozen=True, kw_only=True):
@@ -115,7 +137,12 @@ class ToolResultBlock(Json, tag_field="type", tag="tool_result", frozen=True, kw
 
 class Turn(Json, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | LeftOutBlock]
+    content: (
+        str
+        | list[
+            TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ImageBlock | LeftOutBlock
+        ]
+    )
 
     def left_out(self, path: str) -> list[Omission]:
         """Return the blocks that `messages` leaves out. path: of the turn."""
@@ -140,11 +167,14 @@ class Turn(Json, frozen=True, kw_only=True):
         """
         if isinstance(self.content, str):
             return [Message(role=self.role, content=self.content)]
-        results, texts, thoughts, calls = [], [], [], []
+        results, thoughts, calls = [], [], []
+        pieces: list[str | ImagePart] = []
         for i, block in enumerate(self.content):
             block.refuse_unsupported(f"{path}.content[{i}].")
             if isinstance(block, TextBlock):
-                texts.append(block.text)
+                pieces.append(block.text)
+            elif isinstance(block, ImageBlock):
+                pieces.append(block.part)
             elif isinstance(block, ThinkingBlock):
                 thoughts.append(block.thinking)
             elif isinstance(block, ToolUseBlock):
@@ -152,26 +182,37 @@ class Turn(Json, frozen=True, kw_only=True):
                 function = ToolFunction(name=block.name, arguments=arguments)
                 calls.append(ToolCall(id=block.id, function=function))
             elif isinstance(block, ToolResultBlock):
-                text = f"Error: {_joined(block.content)}" if block.is_error else block.content
+                content = _joined(block.content)
+                if block.is_error:
+                    content = content_of(["Error: ", *_pieces(content)])
                 results.append(
-                    Message(role="tool", content=_joined(text), tool_call_id=block.tool_use_id)
+                    Message(role="tool", content=content, tool_call_id=block.tool_use_id)
                 )
-        if results and not (texts or calls or thoughts):
+        if results and not (pieces or calls or thoughts):
             return results
         spoken = Message(
             role=self.role,
-            content="\n".join(texts) or (None if calls else ""),
+            content=content_of(pieces, "\n") or (None if calls else ""),
             reasoning_content="\n".join(thoughts) or None,
             tool_calls=calls or None,
         )
         return [*results, spoken]
 
 
-def _joined(content: str | Sequence[TextBlock | ImageBlock | DocumentBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    shown = (each.text if isinstance(each, TextBlock) else UNREADABLE for each in content)
-    return "\n".join(shown)
+def _joined(content: str | Sequence[TextBlock | ImageBlock | DocumentBlock]) -> Content:
+    if isinstance(content, str):
+        return content
+    pieces: list[str | ImagePart] = []
+    for each in content:
+        if isinstance(each, ImageBlock):
+            pieces.append(each.part)
+        else:
+            pieces.append(each.text if isinstance(each, TextBlock) else UNREADABLE)
+    return content_of(pieces, "\n")
+
+
+def _pieces(content: Content) -> Sequence[str | TextPart | ImagePart]:
+    return [content] if isinstance(content, str) else content
 
 
 class Thinking(Json, frozen=True, kw_only=True):

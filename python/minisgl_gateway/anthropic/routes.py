@@ -16,6 +16,7 @@ from minisgl_gateway.anthropic.request import CountRequest, MessagesRequest
 from minisgl_gateway.chat import BUDGET, EFFORT, Asked, Chat, Model, fitting
 from minisgl_gateway.error_forms import ErrorEvent
 from minisgl_gateway.in_process import in_process
+from minisgl_gateway.pictures import readable
 
 _NAMES: Final = {
     "prompt": "messages",
@@ -38,7 +39,8 @@ def router(chat: Chat) -> APIRouter:
     def chat_of(asked: CountRequest, model: Model) -> tuple[ChatRequest, list[Omission]]:
         # "high" is Anthropic's default effort, so it is left out without a warning.
         request, left_out = fitting(asked.chat, model, _REASONING, default_effort="high")
-        return request, [*asked.left_out, *left_out]
+        request, of_blocks = readable(request, asked.left_out, model.abilities.reads_images)
+        return request, [*of_blocks, *left_out]
 
     @routes.post(
         "/v1/messages",

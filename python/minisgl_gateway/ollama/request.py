@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.api.schema import Timeout, TopK
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.strict import Json, ignored, only
+from minisgl_gateway.pictures import Content, content_of, picture_of
 from minisgl_gateway.turns import tools_of
 
 Resource = Annotated[Any, ignored("Changes nothing: the server was started with its resources.")]
@@ -74,7 +77,7 @@ class OllamaMessage(Json, frozen=True, kw_only=True):
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: Annotated[list[Any] | None, only([], why="this server reads text only")] = None
+    images: list[str] | None = None
 
     def message(self, index: int) -> Message:
         """Return the chat message. index: of this message. Raises InvalidRequest."""
@@ -91,7 +94,7 @@ class OllamaMessage(Json, frozen=True, kw_only=True):
         ]
         return Message(
             role=self.role,
-            content=self.content or (None if calls else ""),
+            content=_content(self.images, self.content) or (None if calls else ""),
             name=self.tool_name,
             tool_call_id=self.tool_call_id,
             tool_calls=calls or None,
@@ -183,7 +186,7 @@ class OllamaGenerateRequest(_OllamaRequest, frozen=True, kw_only=True):
     ] = None
     template: Annotated[str | None, only("", why="render the prompt yourself and set raw")] = None
     context: Annotated[list[int] | None, only([], why="use /api/chat with all messages")] = None
-    images: Annotated[list[Any] | None, only([], why="this server reads text only")] = None
+    images: list[str] | None = None
     width: Annotated[int | None, only(why="this server writes text only")] = None
     height: Annotated[int | None, only(why="this server writes text only")] = None
     steps: Annotated[int | None, only(why="this server writes text only")] = None
@@ -191,5 +194,13 @@ class OllamaGenerateRequest(_OllamaRequest, frozen=True, kw_only=True):
     @property
     def chat(self) -> ChatRequest:
         """The same request to chat completions. Raises InvalidRequest."""
+        if self.raw and self.images:
+            raise InvalidRequest("images need the chat template; leave raw out", param="images")
         system = [Message(role="system", content=self.system)] if self.system else []
-        return self._chat([*system, Message(role="user", content=self.prompt)])
+        content = _content(self.images, self.prompt)
+        return self._chat([*system, Message(role="user", content=content)])
+
+
+def _content(images: Sequence[str] | None, text: str | None) -> Content:
+    """Return a message's content. images: base64 of files, which come first, as in Ollama."""
+    return content_of([*map(picture_of, images or ()), text or ""])

@@ -29,6 +29,7 @@ from minisgl_gateway.ollama.request import (
     OllamaFunction,
     OllamaGenerateRequest,
 )
+from minisgl_gateway.pictures import readable
 from minisgl_gateway.turns import call_input
 
 NDJSON: Final = "application/x-ndjson"
@@ -81,8 +82,8 @@ def router(server: Chat) -> APIRouter:
     async def answer(
         request: Request, asked: OllamaChatRequest | OllamaGenerateRequest, *, is_load: bool
     ) -> Response:
-        wanted = asked.chat
         model = await named(server, request, asked.model)
+        wanted, _ = readable(asked.chat, [], model.abilities.reads_images)
         is_chat = isinstance(asked, OllamaChatRequest)
         form = _OllamaForm(asked.model, is_chat=is_chat, has_logprobs=bool(wanted.logprobs))
         if is_load:  # the model is loaded already

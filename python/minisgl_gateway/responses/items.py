@@ -10,9 +10,9 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import Omission
-from minisgl.server.api.messages import Message, ToolCall, ToolFunction
+from minisgl.server.api.messages import ImagePart, Message, ToolCall, ToolFunction
 from minisgl.server.strict import Json, ignored, only
-from minisgl_gateway.chat import UNREADABLE
+from minisgl_gateway.pictures import UNREADABLE, Content, content_of, picture
 from minisgl_gateway.responses.tools import custom_arguments
 
 HOSTED: Final = (
@@ -25,8 +25,8 @@ HOSTED: Final = (
 
 
 class InputPart(Json, frozen=True, kw_only=True):
-    """A text, an image or a file. In a tool's output `UNREADABLE` replaces images and files;
-    elsewhere they are refused."""
+    """A text, an image or a file. In a tool's output `UNREADABLE` replaces a file, and an image if
+    the model reads text only; elsewhere these are refused."""
 
     type: Literal[
         "input_text",
@@ -42,8 +42,10 @@ class InputPart(Json, frozen=True, kw_only=True):
     logprobs: Annotated[list[Any] | None, ignored("Changes nothing.")] = None
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
     parsed: Annotated[Any, ignored("Changes nothing.")] = None
-    image_url: Annotated[str | None, ignored("Images are not read.")] = None
-    detail: Annotated[str | None, ignored("Images are not read.")] = None
+    image_url: str | None = None
+    detail: Annotated[
+        str | None, ignored("Changes nothing: the model's own processor sizes pictures.")
+    ] = None
     file_id: Annotated[str | None, ignored("Files are not read.")] = None
     file_url: Annotated[str | None, ignored("Files are not read.")] = None
     file_data: Annotated[str | None, ignored("Files are not read.")] = None
@@ -144,12 +146,13 @@ class InputItem(Json, frozen=True, kw_only=True):
                 return self._call(path)
             case "function_call_output" | "custom_tool_call_output":
                 call_id = _given(self.call_id, f"{path}.call_id")
-                output = _text(_given(self.output, f"{path}.output"), f"{path}.output", UNREADABLE)
-                return Message(role="tool", tool_call_id=call_id, content=output)
+                output = _given(self.output, f"{path}.output")
+                content = _content(output, f"{path}.output", UNREADABLE)
+                return Message(role="tool", tool_call_id=call_id, content=content)
             case "reasoning":
                 thoughts = _text(self.content or self.summary or "", f"{path}.content")
                 return Message(role="assistant", content="", reasoning_content=thoughts)
-        content = _text(_given(self.content, f"{path}.content"), f"{path}.content")
+        content = _content(_given(self.content, f"{path}.content"), f"{path}.content")
         return Message(role=_given(self.role, f"{path}.role"), content=content)
 
     def _call(self, path: str) -> Message:
@@ -174,17 +177,31 @@ def _given(value: Any, path: str) -> Any:
     return value
 
 
-def _text(content: str | list[InputPart], path: str, unreadable: str = "") -> str:
-    """Return the text of the parts. unreadable: replaces images and files; "" refuses them."""
+def _text(content: str | list[InputPart], path: str) -> str:
+    """Return the text of the parts of reasoning. Raises InvalidRequest for others."""
     if isinstance(content, str):
         return content
-    texts = []
+    return "".join(_given(part.text, f"{path}[{i}].text") for i, part in enumerate(content))
+
+
+def _content(content: str | list[InputPart], path: str, unreadable: str = "") -> Content:
+    """Return the parts of a message. unreadable: replaces files, and images that have no URL; ""
+    refuses them."""
+    if isinstance(content, str):
+        return content
+    pieces: list[str | ImagePart] = []
     for index, part in enumerate(content):
-        if part.is_unreadable and not unreadable:
+        if part.type == "input_image" and part.image_url:
+            pieces.append(picture(part.image_url))
+        elif not part.is_unreadable:
+            pieces.append(_given(part.text, f"{path}[{index}].text"))
+        elif unreadable:
+            pieces.append(unreadable)
+        else:
+            what = "has no image_url" if part.type == "input_image" else f"is of type {part.type}"
             raise InvalidRequest(
-                f"{path}[{index}] is of type {part.type}, and this server reads text only",
+                f"{path}[{index}] {what}, and this server reads text only, and images by their "
+                "image_url",
                 param=f"{path}[{index}].type",
             )
-        is_text = not part.is_unreadable
-        texts.append(_given(part.text, f"{path}[{index}].text") if is_text else unreadable)
-    return "".join(texts)
+    return content_of(pieces)

@@ -18,6 +18,7 @@ from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl_gateway.chat import BUDGET, EFFORT, Asked, Chat, fitting
 from minisgl_gateway.in_process import in_process
+from minisgl_gateway.pictures import readable
 from minisgl_gateway.responses.answer import (
     EVENTS,
     CustomCall,
@@ -66,7 +67,8 @@ def router(chat: Chat) -> APIRouter:
                 messages = [*earlier, *asked.messages, _spoken(answer.output)]
                 store.put(answer.id, owner, messages, answer, answer.output)
 
-        whole = Asked(chat=wanted, names=NAMES, left_out=[*asked.left_out, *left_out])
+        wanted, of_items = readable(wanted, asked.left_out, model.abilities.reads_images)
+        whole = Asked(chat=wanted, names=NAMES, left_out=[*of_items, *left_out])
         form = ResponseForm(ResponseObject.begun(model, asked), keep, asked.offered)
         return await chat.answer(request, whole, form)
 

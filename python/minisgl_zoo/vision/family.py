@@ -56,6 +56,10 @@ class VisionFamily(ABC):
     def token(self) -> int:
         """The model's id at an image's places. The chat template writes it once for an image."""
 
+    def written(self, token_of: Callable[[int], str | None]) -> str:
+        """Return what a chat template writes for an image."""
+        return token_of(self.token) or ""
+
     @abstractmethod
     def process(self, processor: Any, image: Any) -> Pixels:
         """Resize a picture of PIL with the checkpoint's image processor."""

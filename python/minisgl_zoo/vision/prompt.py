@@ -7,7 +7,6 @@ import binascii
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,8 +16,7 @@ from minisgl.core.image import LOWEST, Image, places_of
 from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import ids_from_bytes, ids_to_bytes
 from minisgl.tokenizer.template import Part
-from minisgl.tokenizer.tokenize import Encoded
-from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.utils.helper import Helper, HelperEnded, packed
 from minisgl_zoo.vision.family import VisionFamily, family_of
 
@@ -83,8 +81,9 @@ class ReadImages:
 class ImageReader:
     """Reads the images of chats for one checkpoint. Mutable: it starts the helper process."""
 
-    def __init__(self, folder: Path, family: VisionFamily, tokenizer: Tokenizer) -> None:
-        self._family, self._tokenizer = family, tokenizer
+    def __init__(self, encoder: PromptEncoder, family: VisionFamily) -> None:
+        self._family, self._encoder = family, encoder
+        folder = encoder.folder
         self._helper = Helper("minisgl_zoo.vision.reader", [str(folder), str(MAX_MEMORY)])
         self._is_loaded = False
 
@@ -136,8 +135,20 @@ class ImageReader:
                         param=where,
                     )
                 parts.append(Part(type="image"))
-            shown.append({**message, "content": parts})
+            content = self._in_text(parts) if message.get("role") == "tool" else parts
+            shown.append({**message, "content": content})
         return shown, ReadImages(self._family.token, found)
+
+    def _in_text(self, parts: Sequence[Any]) -> Any:
+        """Return the content of a tool's result as one text, with marks for its images, because few
+        templates write parts there."""
+        if not any(isinstance(part, Part) for part in parts):
+            return parts
+        chat = self._encoder.chat
+        if not chat.image_text:
+            chat.image_text = self._family.written(self._encoder.tokenizer.backend.id_to_token)
+        texts = (chat.image_mark if isinstance(part, Part) else part["text"] for part in parts)
+        return "".join(texts)
 
     def _read(self, source: str, where: str) -> Read:
         if not self._is_loaded:
@@ -177,7 +188,7 @@ class ImageReader:
         return hashlib.sha256(b"".join([namespace.encode(), *small])).hexdigest()
 
     def _id_of(self, token: str) -> int:
-        found = self._tokenizer.backend.token_to_id(token)
+        found = self._encoder.tokenizer.backend.token_to_id(token)
         if found is None:
             raise InvalidRequest(
                 f"the tokenizer of this model lacks {token}, so it reads no images",
@@ -215,7 +226,7 @@ def source_of(part: Any, where: str) -> str | None:
     return data
 
 
-def create_reader(folder: Path, tokenizer: Tokenizer) -> ImageReader | None:
+def create_reader(encoder: PromptEncoder) -> ImageReader | None:
     """Return what reads the images of this checkpoint's chats; None if it reads text only."""
-    family = family_of(folder)
-    return ImageReader(folder, family, tokenizer) if family else None
+    family = family_of(encoder.folder)
+    return ImageReader(encoder, family) if family else None

@@ -16,6 +16,7 @@ from minisgl.message import ChatPrompt, TextReply, TokenizeMsg
 from minisgl.message.frontend import UserReply
 
 PATH = "/v1/messages"
+IMAGE = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 
 
@@ -221,7 +222,7 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
         ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "may be any, auto, none or tool"),
         ({"thinking": {"type": "between_tools"}}, "thinking"),
         ({"messages": []}, "messages"),
-        ({"messages": [turn([{"type": "image", "source": {}}])]}, "image"),
+        ({"messages": [turn([{"type": "image", "source": IMAGE}])]}, "has images"),
         ({"messages": [turn("x", role="tool")]}, "role.* may be assistant, system or user"),
         ({"nonsense": 1}, "nonsense is not known"),
     ],

@@ -17,7 +17,7 @@ import pytest
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt
 from minisgl.server.api.left_out import Omission, OmissionLog
-from minisgl_gateway.chat import UNREADABLE
+from minisgl_gateway.pictures import UNREADABLE
 
 WARNING = "x-minisgl-warning"
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}

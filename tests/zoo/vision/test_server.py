@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import ollama
 import pytest
 
 from helpers.pictures import PICTURES, Sample, chat, data_url, image_part, text_part
 from helpers.running_server import RunningServer
+from minisgl.core import SamplingParams
+from minisgl.errors import InvalidRequest
+from minisgl.llm import LLM
 
 OPTIONS = ("--dtype", "float32", "--num-pages", "256", "--page-size", "4", "--log-requests")
 
@@ -69,3 +76,100 @@ def test_a_picture_in_a_text_model_is_refused() -> None:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 400
         assert "this model reads text only, got 'image_url'" in answer.text
+
+
+def test_openai_sends_a_tools_picture(server: RunningServer) -> None:
+    call = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "camera", "arguments": "{}"},
+    }
+    messages: list[Any] = [
+        *chat(PICTURES[0]),
+        {"role": "assistant", "tool_calls": [call]},
+        {
+            "role": "tool",
+            "tool_call_id": "abcdefghi",
+            "content": [text_part("seen: "), image_part(data_url(PICTURES[1]))],
+        },
+    ]
+    options: dict[str, Any] = {"model": "model", "max_tokens": 3, "temperature": 0}
+    answer = server.client().chat.completions.create(messages=messages, **options)
+    without = server.client().chat.completions.create(messages=messages[:2], **options)
+    assert answer.usage
+    assert without.usage
+    assert answer.usage.prompt_tokens > without.usage.prompt_tokens + 15
+
+
+def test_responses_sends_pictures(server: RunningServer) -> None:
+    url = data_url(PICTURES[0])
+    picture = {"type": "input_image", "image_url": url, "detail": "auto"}
+    items: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "look"}, picture]},
+        {"type": "function_call", "call_id": "abcdefghi", "name": "camera", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "abcdefghi", "output": [picture]},
+    ]
+    raw = server.client().responses.with_raw_response.create(
+        model="model", input=items, max_output_tokens=3
+    )
+    assert "x-minisgl-warning" not in raw.headers
+    usage = raw.parse().usage
+    assert usage
+    assert usage.input_tokens > 70
+
+
+def test_anthropic_sends_pictures(server: RunningServer) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    data = data_url(PICTURES[0]).partition(",")[2]
+    block = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": data},
+    }
+    messages: list[Any] = [
+        {"role": "user", "content": [block, {"type": "text", "text": "look"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "abcdefghi", "name": "camera", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "abcdefghi", "content": [block]}],
+        },
+    ]
+    answer = client.messages.create(model="model", messages=messages, max_tokens=3)
+    assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) > 70
+
+
+def test_ollama_sends_pictures(server: RunningServer) -> None:
+    client = ollama.Client(host=server.url)
+    data = base64.b64decode(data_url(PICTURES[0]).partition(",")[2])
+    call = {"function": {"name": "camera", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "look", "images": [data]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "", "images": [data], "tool_name": "camera"},
+    ]
+    answer = client.chat(model="model", messages=messages, options={"num_predict": 3})
+    assert (answer.prompt_eval_count or 0) > 70
+    whole = client.generate(model="model", prompt="look", images=[data], options={"num_predict": 3})
+    assert (whole.prompt_eval_count or 0) > 35
+    assert "vision" in (client.show("model").capabilities or ())
+
+
+def test_python_sends_pictures_and_paths(mistral3: Sample, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    PICTURES[0].save(path)
+    with LLM(mistral3.folder, dtype="float32", num_pages=256, progress=False) as llm:
+        outputs = []
+        for image in (PICTURES[0], path, str(path)):
+            parts = [{"type": "image", "image": image}, text_part("look")]
+            [output] = llm.chat(
+                [{"role": "user", "content": parts}], SamplingParams(max_tokens=4, temperature=0)
+            )
+            outputs.append((output.num_prompt_tokens, output.token_ids))
+        assert outputs[0] == outputs[1] == outputs[2]
+        assert outputs[0][0] > 35
+        for wrong, why in (("missing.png", "No such file"), (7, "one of PIL")):
+            parts = [{"type": "image", "image": wrong}]
+            with pytest.raises(InvalidRequest, match=why):
+                llm.chat([{"role": "user", "content": parts}])
