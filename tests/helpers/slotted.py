@@ -27,8 +27,8 @@ class SlottedExecutor:
         self.num_loads += len(plan.loads)
         self.slots |= {load.slot: load.adapter for load in plan.loads}
         begun = {begin.table_idx for begin in plan.begins}
-        assert begun.issuperset(slotted.table_idx for slotted in plan.slots)
-        self.rows |= dict.fromkeys(begun, 0) | dict(plan.slots)
+        assert begun.issuperset(slotted.table_idx for slotted in plan.adapter_slots)
+        self.rows |= dict.fromkeys(begun, 0) | dict(plan.adapter_slots)
         for uid, row in zip(plan.uids, plan.table_idxs, strict=True):
             adapter = self.scheduler.requests.by_uid[uid].adapter
             assert self.slots.get(self.rows[row]) == adapter, f"step {plan.step}, uid {uid}"

@@ -118,7 +118,7 @@ class Plan:
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
-    slots: list[Slotted] = field(default_factory=list)  # those of `begins` with an adapter
+    adapter_slots: list[Slotted] = field(default_factory=list)  # those of `begins` with an adapter
     loads: list[AdapterLoad] = field(default_factory=list)
 
     @property

@@ -42,7 +42,7 @@ logger = get_logger(__name__)
 
 
 Named = Callable[[Plan, Callable[[], Tensor]], Callable[[], Tensor]]
-"""Gives the work of a plan's step a name, for profiles."""
+"""Returns the work of a plan's step under the step's name, for profiles."""
 
 
 class Engine:
@@ -219,6 +219,7 @@ class Engine:
         return ForwardOutput(plan, self.device, pending, self.comm.size == 1, late)
 
     def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
+        """Enqueue work of a step, under the step's name if an observer gives names."""
         return self.device.enqueue(self.named(plan, work) if self.named else work)
 
     def synchronize(self) -> None:
@@ -238,7 +239,7 @@ class Engine:
         sample = self.sampler.sample
         if self.runner.samples and plan.num_decodes == plan.num_rows and not inputs.has_options:
             sampled = self.runner.run(self._shape(inputs), lambda: sample(forward(), inputs))
-        else:  # the shape does not say which rows sample and how, so a graph cannot sample
+        else:  # a graph is found by the shape, which does not say how these rows sample
             sampled = sample(self.runner.run(self._shape(inputs), forward), inputs)
         return self._end_step(inputs, sampled)
 

@@ -84,10 +84,10 @@ class RequestTables:
             values = sampling_row(sampling)
             for column, value in zip(self._sampling.values(), values, strict=True):
                 column[table_idx] = value
-        if plan.slots or (self.has_slots and plan.begins):
+        if plan.adapter_slots or (self.has_slots and plan.begins):
             for table_idx, _ in plan.begins:
                 self._slots[table_idx] = 0
-            for table_idx, slot in plan.slots:
+            for table_idx, slot in plan.adapter_slots:
                 self._slots[table_idx] = slot
             self.has_slots = bool(self._slots.any())
         new_pages = np.array(plan.new_pages, np.int64).reshape(-1, 4)

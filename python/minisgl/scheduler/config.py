@@ -24,10 +24,9 @@ class SchedulerConfig:
     decode rows, as `step_times` predict it; None for no bound. eos_ids: the model's end-of-sequence
     tokens. max_queued: the most waiting requests, None for no limit. watermark_tokens: a request
     starts only if the pool then still has room for this many more tokens of each running request;
-    otherwise a full pool would start a request and retract it at the next page boundary.
-    In a simulation 8 to 32 cost least, and 32 retracts least. drafters: rows of the table of this
-    name; with any, there are step_times. num_slots: adapters that the device holds; 0 without
-    adapters.
+    otherwise a full pool would start a request and retract it at the next page boundary. drafters:
+    rows of the table of this name; with any, there are step_times. num_slots: adapters that the
+    device holds; 0 without adapters.
     """
 
     num_pages: int = 0

@@ -105,8 +105,8 @@ def plan_drafts(
 
 
 def accept(req: Req, plan: Plan, index: int, unmasked: Mapping[int, int]) -> bool:
-    """Return whether a draft is the token that the row before it has sampled. If so, its KV is that
-    of a known token, and its row has sampled the next one.
+    """Return whether a draft is the token that the row before it has sampled. If so, count it as
+    computed: its KV is that of a known token, and its row has sampled the next one.
 
     index: of its row in `sample_rows`. unmasked: see `LateMasks`.
     """

@@ -73,7 +73,7 @@ class PlanBuilder:
         self.scored: list[Scored] = []
         self.images: list[RowImages] = []
         self.begins: list[Begin] = []
-        self.slots: list[Slotted] = []
+        self.adapter_slots: list[Slotted] = []
         self.loads: list[AdapterLoad] = []
         self.num_drafts = 0
         self.unfinished: list[Req] = []

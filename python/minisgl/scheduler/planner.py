@@ -211,7 +211,7 @@ class Planner:
         is_full = plan.is_full or not self._requests.num_places
         if is_full or self._requests.waits_for_prefix(req, plan.unfinished):
             return False
-        if (slots := self._requests.slots) and req.adapter:
+        if (slots := self._requests.adapter_slots) and req.adapter:
             plan.waits_for_slot = plan.waits_for_slot or not slots.has_room(req.adapter)
             if plan.waits_for_slot:
                 return False
@@ -227,8 +227,8 @@ class Planner:
 
     def _start(self, plan: PlanBuilder, req: Req, num_cached: int) -> None:
         self._requests.start(req)
-        if (slots := self._requests.slots) and req.adapter:
-            plan.slots.append(Slotted(req.table_idx, slots.take(req.adapter, plan.loads)))
+        if (slots := self._requests.adapter_slots) and req.adapter:
+            plan.adapter_slots.append(Slotted(req.table_idx, slots.take(req.adapter, plan.loads)))
         if req.table_idx in self._requests.needs.with_options:
             ids = ids_to_bytes(req.token_ids(0, req.num_tokens))
             stop_ids = tuple(sorted(req.stop_ids))

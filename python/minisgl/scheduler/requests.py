@@ -66,9 +66,9 @@ class Requests:
     waiting, running: in order. compiling: by uid; their grammars are being compiled. leaving: by
     uid; a flight still has a row of them, but no more rows are planned. free_table_idxs: the free
     rows of the tables, which have `max_running` + 1 rows, so that one request can start while
-    another leaves. needs: which rows of the tables need more than a sampled token. slots: of
-    adapters; None without adapters. next_step: the number of the next plan. void_from: outcomes
-    from this failed step on are discarded; None if no step failed.
+    another leaves. needs: which rows of the tables need more than a sampled token. adapter_slots:
+    None without adapters. next_step: the number of the next plan. void_from: outcomes from this
+    failed step on are discarded; None if no step failed.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -82,9 +82,9 @@ class Requests:
         self.running: list[Req] = []
         self.leaving: dict[int, Req] = {}
         self.needs = RowNeeds()
-        self.slots: AdapterSlots | None = None
+        self.adapter_slots: AdapterSlots | None = None
         if config.num_slots:
-            self.slots = plugins.need("adapters", "slots", "--lora")(config.num_slots)
+            self.adapter_slots = plugins.need("adapters", "slots", "--lora")(config.num_slots)
         self.free_table_idxs = list(range(config.max_running, -1, -1))
         self.next_step = 0
         self.void_from: int | None = None
@@ -194,8 +194,8 @@ class Requests:
             self.release_pages(req)
         self.free_table_idxs.append(req.table_idx)
         self.needs.discard(req.table_idx)
-        if self.slots and req.adapter:
-            self.slots.leave(req.adapter)
+        if self.adapter_slots and req.adapter:
+            self.adapter_slots.leave(req.adapter)
         req.table_idx = -1
         req.leaving = False
         if req.ended:
@@ -227,8 +227,8 @@ class Requests:
         for req in self.running[::-1]:
             self.retract(req)
         self.cache.drop(self.void_from)
-        if self.slots:
-            self.slots.clear()  # one may not be filled
+        if self.adapter_slots:
+            self.adapter_slots.clear()  # one may not be filled
         self.void_from = None
         return True
 

@@ -190,7 +190,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.new_pages,
         plan.stored,
         plan.begins,
-        plan.slots,
+        plan.adapter_slots,
         plan.loads,
     )
     return crc32(plan.token_ids.data, crc32(msgspec.msgpack.encode(fields), before))

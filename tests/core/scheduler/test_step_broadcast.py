@@ -276,7 +276,7 @@ def test_the_digest_sees_every_field(field: str) -> None:
     plan.stored = [(0, 4)]  # which a plan of one full group never has
     plan.late_rows = plan.option_rows = [0]
     plan.histories = [History(0, 12, (), b"")]
-    plan.slots, plan.loads = [Slotted(0, 1)], [AdapterLoad(1, Adapter("digest", "folder"))]
+    plan.adapter_slots, plan.loads = [Slotted(0, 1)], [AdapterLoad(1, Adapter("digest", "folder"))]
     plan.scored = [Scored(0, np.array([5], np.int32), 0)]
     image = Image(digest=b"a", places=bytes(4), token=1, shape=(3, 1, 1), sizes=())
     plan.images = [RowImages(0, [image])]
