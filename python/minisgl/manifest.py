@@ -9,12 +9,13 @@ from minisgl.plugins import Row
 ROWS: Final = [
     Row(
         "families", "LlamaForCausalLM", "minisgl.models.families.dense:LLAMA",
-        ("LLaMAForCausalLM",),
+        ("LLaMAForCausalLM", "LlamaModel"),
         about="Llama 1, Llama 2 and Llama 3 (Llama 3.1, Llama 3.2, Llama 3.3): no norms on heads, "
         "no window, biases where config.json asks for them.",
     ),
     Row(
         "families", "MistralForCausalLM", "minisgl.models.families.dense:MISTRAL",
+        ("MistralModel",),
         about="Mistral: a Llama without biases, whose layers all attend within a window (unless "
         "it is null).",
     ),
@@ -24,6 +25,7 @@ ROWS: Final = [
     ),
     Row(
         "families", "Qwen2ForCausalLM", "minisgl.models.families.dense:QWEN2",
+        ("Qwen2Model",),
         about="Qwen2 and Qwen2.5: biases on q, k and v; some layers may attend within a window.",
     ),
     Row(
@@ -33,6 +35,7 @@ ROWS: Final = [
     ),
     Row(
         "families", "Qwen3ForCausalLM", "minisgl.models.families.dense:QWEN3",
+        ("Qwen3Model",),
         about="Qwen3 (dense): queries and keys are normed per head; windows as in Qwen2.",
     ),
     Row(

@@ -41,6 +41,7 @@ TABLES: Final = {
     "tokenizers": "minisgl_zoo",
     "logit_options": "minisgl_zoo",
     "vision": "minisgl_zoo",
+    "pooling": "minisgl_zoo",
     "drafters": "minisgl_zoo",
     "drafts": "minisgl_zoo",
     "adapters": "minisgl_zoo",

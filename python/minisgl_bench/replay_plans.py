@@ -114,6 +114,7 @@ class Recording:
             ignore_eos=True,
             stop_token_ids=(int(tokens[-1]),) if ends_by_token else (),
             prompt_logprobs=0 if arrival["scored"] else None,
+            pooling=arrival.get("pooling", ""),
         )
         return UserMsg(
             uid=uid, ids=ids_to_bytes(tokens[:num_prompt].tolist()), sampling=sampling,

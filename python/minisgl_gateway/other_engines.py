@@ -104,8 +104,11 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
     "adapters have the scale of their files: merge others into the checkpoint": ("--lora-scaled",),
     "--lora NAME=PATH, or --lora-folder DIR, is enough here: leave it out": ("--enable-lora",),
     "only text is read and written here": (
-        "--mmproj", "--limit-mm-per-prompt", "--enable-multimodal", "--embedding", "--embeddings",
-        "--reranking", "--rerank", "--is-embedding", "--task", "--runner",
+        "--mmproj", "--limit-mm-per-prompt", "--enable-multimodal",
+    ),
+    "every model embeds and ranks here, without a flag (docs/embeddings.md)": (
+        "--embedding", "--embeddings", "--reranking", "--rerank", "--is-embedding", "--task",
+        "--runner", "--convert", "--pooling", "--override-pooler-config", "--pooler-config",
     ),
     "weights and KV cache stay on the device here; a smaller --memory-ratio, fewer --num-pages or "
     "--quantization save memory": (

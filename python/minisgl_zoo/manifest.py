@@ -207,6 +207,10 @@ ROWS: Final = [
     Row("adapters", "slots", "minisgl_zoo.lora.slots:Slots"),
     Row("loop_observers", "adapters", "minisgl_zoo.lora.observer:checks_of"),
     Row("adapters", "read", "minisgl_zoo.lora.peft:read_adapter"),
+    Row("pooling", "checked", "minisgl_zoo.pooling.recipe:checked"),
+    Row("pooling", "recipe", "minisgl_zoo.pooling.recipe:read_recipe"),
+    Row("pooling", "capabilities", "minisgl_zoo.pooling.recipe:capabilities"),
+    Row("pooling", "rows", "minisgl_zoo.pooling.rows:pool_rows"),
     Row("drafts", "rule", "minisgl_zoo.drafts.rule:DraftRule"),
     Row(
         "drafters",

@@ -17,9 +17,12 @@ places, and answers differ from the first near tie on
 Llama, Mistral, Mixtral or Qwen were not tried on released checkpoints. For 38 checkpoints the tests
 read config.json [as it was released](../tests/zoo/models/released/README.md).
 
-Not served, because they need more than data: Llama 4 (attention within chunks, which no cache group
-has), Ling 1 and Ring 1 (`BailingMoe`, whose LM head is normed), and DeepSeek-V3.2 and GLM-5 (an
-indexer chooses the keys).
+Any of them embeds and ranks ([embeddings](embeddings.md)). Embedders name `LlamaModel`,
+`MistralModel`, `Qwen2Model` or `Qwen3Model`, too.
+
+Not served, because they need more than data: encoders (BERT, ModernBERT, EmbeddingGemma), Llama 4
+(attention within chunks, which no cache group has), Ling 1 and Ring 1 (`BailingMoe`, whose LM head
+is normed), and DeepSeek-V3.2 and GLM-5 (an indexer chooses the keys).
 
 | architecture | what it is |
 |---|---|

@@ -58,7 +58,7 @@ class CheckpointView(Checkpoint):
         # Declared name -> (name in the files, the part of that tensor; None is all).
         self._places: dict[str, tuple[str, Cut | None]] = {}
         for name in self.names:
-            if declared := rename(name):
+            if declared := rename(f"model.{name}" if self.is_bare else name):
                 self._places[declared] = (name, None)
         if skipped := self.names - {name for name, _ in self._places.values()}:
             logger.info(

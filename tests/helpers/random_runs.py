@@ -57,7 +57,7 @@ class Case:
     def expected(self, config: SchedulerConfig) -> tuple[list[int], str]:
         """Return the tokens and the finish reason without an abort or a stop."""
         limit = min(config.max_seq_len, config.num_pool_tokens) - len(self.prompt)
-        max_tokens = self.sampling.max_tokens or limit
+        max_tokens = 1 if self.sampling.pooling else self.sampling.max_tokens or limit
         stops = set(self.sampling.stop_token_ids)
         if not self.sampling.ignore_eos:
             stops |= config.eos_ids
@@ -204,7 +204,9 @@ def random_groups(
     return replace(config, num_pages=0, groups=tuple(groups))
 
 
-def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
+def random_cases(
+    rng: random.Random, config: SchedulerConfig, *, pooled: bool = False
+) -> list[Case]:
     roots = [[rng.randrange(50) for _ in range(rng.randint(1, 60))] for _ in range(3)]
     cases = []
     has_full_group = config.cache_groups[0].kind == "full"
@@ -228,7 +230,23 @@ def random_cases(rng: random.Random, config: SchedulerConfig) -> list[Case]:
                 has_grammar=rng.random() < masked_share,
             )
         )
+        if pooled and has_full_group and rng.random() < 0.5:
+            sampling = SamplingParams(pooling=rng.choice(["last", "mean", "cls"]), seed=0)
+            cases[-1] = Case(prompt, sampling)
     return cases
+
+
+def check_pooled(case: Case, end: Finished) -> None:
+    """The pooled tokens count once each, however the prompt was computed."""
+    values = [
+        fake_logprob(np.array(case.prompt[:i], np.int32), 0) for i in range(1, len(case.prompt) + 1)
+    ]
+    row = {
+        "last": np.float32(values[-1]),
+        "cls": np.float32(values[0]),
+        "mean": np.float32(sum(values)) / np.float32(len(values)),
+    }[case.sampling.pooling]
+    assert np.frombuffer(end.pooled, np.float32).tolist() == [row]
 
 
 def check_prompt_logprobs(case: Case, events: Sequence[Event], *, whole: bool) -> None:
@@ -252,16 +270,18 @@ def run_once(
     drafts: bool = False,
     adapters: Sequence[Adapter] = (),
     lost: str = "",
+    pooled: bool = False,
 ) -> None:
     """grouped, intervals: see `random_groups`. drafts: some are right, see `ScriptedDrafts`.
-    adapters: of requests. lost: the digest of one whose files are gone."""
+    adapters: of requests. lost: the digest of one whose files are gone. pooled: half of the
+    requests ask for a pooled prompt."""
     config = random_config(rng)
     if adapters:
         config = replace(config, num_slots=rng.randint(1, len(adapters)))
     if grouped:
         config = random_groups(rng, config, intervals)
     drafts = drafts and not any(group.interval for group in config.cache_groups)
-    cases = random_cases(rng, config)
+    cases = random_cases(rng, config, pooled=pooled)
     overlap = rng.random() < 0.7
     fail_steps = {rng.randint(0, 30): rng.randint(1, 3) for _ in range(3)} if fail else None
     answers = [case.expected(config)[0] for case in cases] if drafts else []
@@ -288,6 +308,8 @@ def run_once(
     for uid, case in enumerate(cases):
         events = [event for event in outbox.events if event.uid == uid]
         asked = len(case.prompt) + (case.sampling.max_tokens or 1)
+        if case.sampling.pooling:  # a whole context, if the pool has room for the dropped token
+            asked -= config.max_seq_len < config.num_pool_tokens
         if asked > limit:
             assert [type(event) for event in events] == [Failed], events
             continue
@@ -319,6 +341,8 @@ def run_once(
         elif not (case.stopped_at and len(ids) < len(expected)):
             assert (ids, end.reason) == (expected, reason)
             assert end.num_output_tokens == len(expected)
+            if case.sampling.pooling:
+                check_pooled(case, end)
     assert not scheduler.runnable
     assert not scheduler.requests.by_uid
     assert scheduler.requests.cache.num_used_pages == 0

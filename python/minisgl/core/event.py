@@ -86,7 +86,8 @@ class Finished(_Event, frozen=True, kw_only=True):
     which prompt tokens were computed. num_drafted, num_accepted: drafts that steps have computed,
     and those of them that became output tokens (`minisgl.scheduler.drafting`). cost: device seconds
     and joules (`minisgl_gateway.watch.cost`), None if no energy can be read. num_resumed: how often
-    another engine went on with it (`minisgl_gateway.resume`).
+    another engine went on with it (`minisgl_gateway.resume`). pooled: the prompt's pooled hidden
+    state or logits, little-endian float32; empty unless `SamplingParams.pooling`.
     """
 
     reason: FinishReason
@@ -105,6 +106,7 @@ class Finished(_Event, frozen=True, kw_only=True):
     decode_s: float = 0.0
     cost: tuple[float, float] | None = None
     num_resumed: int = 0
+    pooled: bytes = b""
 
 
 class Failed(_Event, frozen=True, kw_only=True):

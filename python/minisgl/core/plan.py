@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from minisgl.core.adapters import AdapterLoad
 from minisgl.core.image import RowImages
-from minisgl.core.req import IdArray, Mask
+from minisgl.core.req import FloatArray, IdArray, Mask
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
 
@@ -83,6 +83,15 @@ class Score(NamedTuple):
     tops: list[list[tuple[int, float]]]  # (id, log-probability) there, the likeliest first
 
 
+class Pooled(NamedTuple):
+    """A row some tokens of which are pooled (`SamplingParams.pooling`)."""
+
+    row: int
+    first: int  # the first of these tokens in the row
+    num_tokens: int
+    logit_ids: tuple[int, ...]  # the row yields their logits, if any, else its hidden states' sum
+
+
 PROMISED = -1
 """In `Plan.token_ids`: the id that the request's last launched row samples. Only the device has it.
 """
@@ -114,12 +123,18 @@ class Plan:
 
     scored: list[Scored] = field(default_factory=list)  # ascending
     images: list[RowImages] = field(default_factory=list)  # ascending; of prompt rows
+    pooled: list[Pooled] = field(default_factory=list)  # ascending
     histories: list[History] = field(default_factory=list)  # of those of `begins` with options
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
     adapter_slots: list[Slotted] = field(default_factory=list)  # those of `begins` with an adapter
     loads: list[AdapterLoad] = field(default_factory=list)
+
+    @property
+    def reports(self) -> bool:
+        """Whether the step reports more of its prompts than their next tokens."""
+        return bool(self.scored or self.pooled)
 
     @property
     def num_rows(self) -> int:
@@ -137,14 +152,16 @@ class StepResult:
 
     logprobs: the log-probability of ``next_ids[j]``, for each j of ``plan.logprob_rows``. tops: for
     each j of ``plan.top_rows`` the most likely tokens as (id, log-probability), the likeliest
-    first. scores: one for each of ``plan.scored``. The ranks may compute different logprobs, tops
-    and scores, so planning does not use these; clients get rank 0's.
+    first. scores: one for each of ``plan.scored``. pooled: one for each of ``plan.pooled``, a sum
+    of hidden states or a row of logits. The ranks may compute different logprobs, tops, scores and
+    pooled rows, so planning does not use these; clients get rank 0's.
     """
 
     next_ids: list[int]
     logprobs: dict[int, float] = field(default_factory=dict)
     tops: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
+    pooled: list[FloatArray] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

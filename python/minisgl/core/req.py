@@ -31,6 +31,7 @@ from minisgl.core.adapters import Adapter
 from minisgl.core.sampling import SamplingParams
 
 IdArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.uint32]
 """[W], W = ceil(vocabulary / 32): bit i of word w is set if token 32 * w + i is allowed."""
 
@@ -97,9 +98,10 @@ class Req:
     num_known: int = 0  # tokens of prompt and output, and the promised ones
     num_computed: int = 0  # tokens whose KV is computed, or is written by a launched step
     num_scored: int = ALL
-    """Leading prompt tokens that have yielded the log-probability of their next token; `ALL` if the
-    request asks for no more. Later tokens are computed even if the prefix cache has their KV,
-    because only computing them yields log-probabilities."""
+    """Leading prompt tokens that have yielded the log-probability of their next token, or are
+    pooled, or need no pooling; `ALL` if the request asks for no more. Later tokens are computed
+    even if the prefix cache has their KV, because only computing them yields these."""
+    pooled: FloatArray | None = None  # the sum over the pooled tokens below `num_scored`
 
     # --- what it holds while it runs
     pages: list[int] = field(default_factory=list)  # of the full group, one for each page's tokens

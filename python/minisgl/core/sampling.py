@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from numbers import Integral, Real
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -35,6 +35,7 @@ INT32: Final = 2**31 - 1
 
 Count = Annotated[int, Meta(ge=0, le=INT32)]
 """A number or an id of tokens, which the device keeps as int32."""
+PoolingKind = Literal["last", "mean", "cls"]
 NumTop = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
@@ -71,7 +72,7 @@ class SamplingParams(
     temperature: 0 to 2. top_k: 1 to 2**31 - 1; 0 or -1 for all. top_p: above 0, to 1.
     min_p: 0 to 1. seed: any 64-bit integer; if it is None, the server or `LLM` draws one.
     max_tokens: the most output tokens; None is as many as the context and the KV pool leave. 0 is
-    allowed with `prompt_logprobs` or `echo`.
+    allowed with `prompt_logprobs` or `echo`, and the value with `pooling`.
     ignore_eos: do not end at the model's end-of-sequence tokens.
     stop_token_ids: also end at these, at most 256; they are in the ids, but not in the text.
     stop: end at one of these strings, and cut the text before it; at most 16, of at most 1,024
@@ -85,7 +86,11 @@ class SamplingParams(
     of the most likely tokens at its position, 0 to 20; None reports neither. The whole prompt is
     then computed, even if the prefix cache has it.
     echo: the text begins with the prompt.
-    truncate_prompt_tokens: keep at most this many tokens of the prompt, the last ones.
+    truncate_prompt_tokens: keep at most this many tokens of the prompt, the last ones. With
+    `pooling` the first ones, and a special token at the end.
+    pooling: report the prompt's pooled hidden state, of the last token, of the first ("cls") or the
+    mean of all, and no output (`minisgl_zoo.pooling`). logit_ids: report the logits of these tokens
+    instead of the hidden state.
 
     These change the logits, before temperature and filters and also for greedy requests:
     repetition_penalty: divides the positive logits of the tokens in prompt and output, multiplies
@@ -129,6 +134,8 @@ class SamplingParams(
     bad_words_ids: tuple[Annotated[tuple[Count, ...], Meta(min_length=1)], ...] = ()
     min_tokens: Count = 0
     structured_outputs: dict[str, Any] | None = None
+    pooling: PoolingKind | Literal[""] = ""
+    logit_ids: tuple[Count, ...] = ()
 
     def but(self, **fields: Any) -> SamplingParams:
         """Return the parameters with other values of these fields. Raises InvalidSampling."""
@@ -173,7 +180,11 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: _CHECKS[name](name, value) for name, value in given.items()}
     if plain.get("top_logprobs") and not plain.get("logprobs"):
         raise InvalidSampling("top_logprobs needs logprobs=True", param="top_logprobs")
-    shows_prompt = plain.get("echo") or plain.get("prompt_logprobs") is not None
+    if plain.get("pooling"):
+        plain |= _of_package("pooling", "pooling", "checked")(plain)
+    shows_prompt = (
+        plain.get("pooling") or plain.get("echo") or plain.get("prompt_logprobs") is not None
+    )
     max_tokens = plain.get("max_tokens")
     if max_tokens == 0 and not shows_prompt:
         raise InvalidSampling(
@@ -313,4 +324,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "bad_words_ids": _logit_option,
     "min_tokens": _whole(-inf, inf),  # `_checked` compares it with max_tokens
     "structured_outputs": lambda name, value: value,  # `_checked` compares it with other fields
+    "pooling": lambda name, value: value,  # and this
+    "logit_ids": _stop_token_ids,
 }

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from minisgl import plugins
+from minisgl.core.req import IdArray
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.utils.container import container_bytes, container_cores, container_free_bytes
 from minisgl.utils.text import counted
@@ -32,9 +33,8 @@ class _CpuPending:
     def __init__(self, future: Future[Tensor]) -> None:
         self._future = future
 
-    def wait(self) -> list[int]:
-        ids: list[int] = self._future.result().tolist()
-        return ids
+    def wait(self) -> IdArray:
+        return self._future.result().numpy()
 
 
 class CpuDevice(Device):

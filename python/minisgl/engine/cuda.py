@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from minisgl.core.req import IdArray
 from minisgl.engine.device import Device, EagerRunner, Pending, Runner
 from minisgl.engine.graph import PROMPT_TOKENS, SIZES, GraphRunner, captured
 from minisgl.errors import ConfigError
@@ -52,10 +53,9 @@ class _Ready:
     def __init__(self, ids: Tensor, event: torch.cuda.Event) -> None:
         self._ids, self._event = ids, event
 
-    def wait(self) -> list[int]:
+    def wait(self) -> IdArray:
         self._event.synchronize()
-        ids: list[int] = self._ids.tolist()
-        return ids
+        return self._ids.numpy().copy()  # a later step writes the buffer
 
 
 class _Failed:
@@ -64,7 +64,7 @@ class _Failed:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def wait(self) -> list[int]:
+    def wait(self) -> IdArray:
         raise self._error
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan
+from minisgl.core.req import IdArray
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import OutOfDeviceMemory
 
@@ -24,7 +25,7 @@ from minisgl.errors import OutOfDeviceMemory
 class Pending(Protocol):
     """Enqueued work."""
 
-    def wait(self) -> list[int]:
+    def wait(self) -> IdArray:
         """Wait for the work and return its ids. Raises the exception that the work raised."""
 
 

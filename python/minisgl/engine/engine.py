@@ -149,6 +149,7 @@ class Engine:
             comm=comm,
             ops=ops,
             guard=self._guard,
+            pool=plugins.find("pooling", "rows"),
             options=create_options
             and create_options(
                 self.device.torch_device,
@@ -260,19 +261,19 @@ class Engine:
 
     def _forward_late(self, plan: Plan) -> tuple[StepInputs, Tensor]:
         """Run the forward pass, in stream order. Returns the step's inputs, and the logits of this
-        rank's rows. If prompt tokens are scored, it returns hidden states instead of logits,
-        because those logits are computed block by block."""
+        rank's rows. If prompt tokens are scored or pooled, it returns hidden states instead of
+        logits, because those logits are computed block by block."""
         inputs = self._begin_step(plan)
         self._upload(inputs, inputs.forward, writes_pages=True)
         x_SD = self.runner.run(self._shape(inputs), lambda: self.forward(inputs))
-        return inputs, x_SD if plan.scored else self.sampler.logits(x_SD, inputs)
+        return inputs, x_SD if plan.reports else self.sampler.logits(x_SD, inputs)
 
     def _sample_late(self, inputs: StepInputs, forwarded: Tensor, masks: Sequence[Mask]) -> Tensor:
         """Sample from the output of `_forward_late`, in stream order. Returns the ids as a step
         does."""
         _, rows = self.sampler.split(inputs)
         self._upload(inputs, inputs.sample | mask_arrays(inputs.plan.late_rows, masks, rows))
-        sample = self.sampler.sample if inputs.plan.scored else self.sampler.choose
+        sample = self.sampler.sample if inputs.plan.reports else self.sampler.choose
         return self._end_step(inputs, sample(forwarded, inputs))
 
     def upload_step(self, plan: Plan) -> StepInputs:
@@ -290,7 +291,7 @@ class Engine:
         if plan.loads:
             assert self.adapters, "a request without an engine's adapters is refused"
             self.adapters.load(plan.loads)
-        padded = None if plan.scored or plan.images else self.runner.padded(plan)
+        padded = None if plan.reports or plan.images else self.runner.padded(plan)
         return make_inputs(plan, self._tables, self.page_size, padded)
 
     def _shape(self, inputs: StepInputs) -> Hashable | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from minisgl.core import Plan
 from minisgl.core.adapters import AdapterLoad
 from minisgl.core.batch import ImageRows
+from minisgl.core.plan import Pooled
 from minisgl.models import BaseLLMModel
 from minisgl.quantization import Part, Weight
 
@@ -60,6 +61,18 @@ class EngineAdapters(Protocol):
     def begin(self, slots_T: Tensor | None, positions_S: Tensor) -> None:
         """Tell the weights of a forward pass which slot each of its tokens uses, 0 for none, and
         which tokens the last layers compute. slots_T: None if no token uses any."""
+
+
+class PoolRows(Protocol):
+    """Pools hidden states (the row `pooling`: `rows`)."""
+
+    def __call__(
+        self, model: BaseLLMModel, x_UD: Tensor, spans: Sequence[tuple[int, Pooled]]
+    ) -> list[Tensor]:
+        """Return what each row yields, float32 [D], or [L] for L logits.
+
+        x_UD: hidden states after the last norm. spans: where the tokens of a row begin in them.
+        """
 
 
 class StepGuard(Protocol):

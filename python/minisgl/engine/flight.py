@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.plan import Flight
-from minisgl.core.req import Mask
+from minisgl.core.req import IdArray, Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
 from minisgl.engine.logprobs import result_with_logprobs
-from minisgl.engine.prompt_scores import scored_result
+from minisgl.engine.prompt_scores import reported_result
 from minisgl.errors import AdapterLost
 
 SampleLate = Callable[[Sequence[Mask]], Pending]
@@ -63,10 +63,10 @@ class ForwardOutput(Flight):
             return StepFailed(error=failure, uids=tuple(newest))
 
 
-def _result(plan: Plan, values: list[int]) -> StepResult:
+def _result(plan: Plan, values: IdArray) -> StepResult:
     """Return the result of a step. values: the output of `Sampler.sample`, on the host."""
-    if plan.scored:
-        return scored_result(plan, values, _result)
+    if plan.reports:
+        return reported_result(plan, values, _result)
     if plan.logprob_rows:
         return result_with_logprobs(plan, values)
-    return StepResult(next_ids=values)
+    return StepResult(next_ids=values.tolist())

@@ -174,14 +174,14 @@ def make_inputs(
         "positions": _pad(positions, size.num_tokens - num_in_rows, 0),
         "slots": _slots(plan, tables, page_size, padding, rows, positions),
         "rows": rows,
-        "sample_positions": needed_tokens(plan) if plan.scored else sample_positions,
+        "sample_positions": needed_tokens(plan) if plan.reports else sample_positions,
     }
     is_padded_decode = padded is not None and not size.num_prompts
     if is_padded_decode and (num_common := tables.common_tokens(plan, page_size)):
         forward["common_prefix"] = np.array([num_common], np.int32)
     if tables.has_slots and (slots := tables.adapter_slots(table_idxs)) is not None:
         forward["adapters"] = _pad(slots.repeat(lengths), size.num_tokens - num_in_rows, 0)
-    has_options = bool(plan.top_rows or plan.option_rows or plan.scored)
+    has_options = bool(plan.top_rows or plan.option_rows or plan.reports)
     all_rows_sample = is_padded_decode and not has_options
     sample = _sample_arrays(
         plan, tables, table_idxs[sample_rows], size.num_rows if all_rows_sample else num_samples

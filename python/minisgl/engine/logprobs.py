@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Plan, StepResult
+from minisgl.core.req import IdArray
 from minisgl.engine.inputs import StepInputs
 from minisgl.kernel.ops import Ops
 
@@ -40,23 +41,19 @@ def with_logprobs(
     return torch.cat(parts)
 
 
-def result_with_logprobs(plan: Plan, values: list[int]) -> StepResult:
+def result_with_logprobs(plan: Plan, values: IdArray) -> StepResult:
     """Return the result of a step from the output of `with_logprobs`, on the host."""
     num_samples = len(plan.sample_rows)
-    logprobs = _floats(values[num_samples : 2 * num_samples])
+    logprobs = values[num_samples : 2 * num_samples].view(np.float32).tolist()
     return StepResult(
-        next_ids=values[:num_samples],
+        next_ids=values[:num_samples].tolist(),
         logprobs={index: logprobs[index] for index in plan.logprob_rows},
         tops=_tops(plan.top_rows, values[2 * num_samples :]) if plan.top_rows else {},
     )
 
 
-def _tops(rows: list[int], values: list[int]) -> dict[int, list[tuple[int, float]]]:
+def _tops(rows: list[int], values: IdArray) -> dict[int, list[tuple[int, float]]]:
     num_top, half = len(values) // (2 * len(rows)), len(values) // 2
-    pairs = list(zip(values[:half], _floats(values[half:]), strict=True))
+    tops: list[float] = values[half:].view(np.float32).tolist()
+    pairs = list(zip(values[:half].tolist(), tops, strict=True))
     return {row: pairs[i * num_top : (i + 1) * num_top] for i, row in enumerate(rows)}
-
-
-def _floats(bits: list[int]) -> list[float]:
-    floats: list[float] = np.array(bits, np.int32).view(np.float32).tolist()
-    return floats

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from minisgl.engine.inputs import StepInputs
 from minisgl.engine.logprobs import with_logprobs
-from minisgl.engine.prompt_scores import sample_and_score
+from minisgl.engine.prompt_scores import sample_and_report
 from minisgl.engine.tables import RequestTables
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
-    from minisgl.engine.extras import LogitOptions, StepGuard
+    from minisgl.engine.extras import LogitOptions, PoolRows, StepGuard
     from minisgl.kernel.ops import Ops
     from minisgl.models import BaseLLMModel
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Sampler:
     """tables: get the sampled ids. guard: watches the logits.
 
-    options: None if no package has them. Used in stream order.
+    options, pool: None if no package has them. Used in stream order.
     """
 
     model: BaseLLMModel
@@ -36,22 +36,24 @@ class Sampler:
     comm: DistributedCommunicator
     ops: Ops
     guard: StepGuard | None
+    pool: PoolRows | None
     options: LogitOptions | None
 
     def sample(self, x_SD: Tensor, inputs: StepInputs) -> Tensor:
         """Sample a token for each row and write it to the tables as the row's last token.
 
         Returns int32 ids [S], padding included; if a row asks for log-probabilities, the output of
-        `with_logprobs`; if prompt tokens are scored, that of `sample_and_score`. The id of a row
+        `with_logprobs`; if prompt tokens are scored or pooled, that of
+        `sample_and_report`. The id of a row
         whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid id.
 
         If S is large, each rank samples its part R of the rows, and the ranks gather the ids. If S
         is small, or a row has options, every rank samples all rows and rank 0's ids are broadcast,
         because two devices may compute logits that differ in the last bit.
         """
-        if inputs.plan.scored:
+        if inputs.plan.reports:
             sample = partial(self._sample, inputs=inputs)
-            return sample_and_score(self.model, sample, x_SD, inputs.plan)
+            return sample_and_report(self.model, sample, self.pool, x_SD, inputs.plan)
         return self._sample(x_SD, inputs)
 
     def _sample(self, x_SD: Tensor, inputs: StepInputs) -> Tensor:

@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from minisgl.core import SamplingParams
 from minisgl.llm.llm import LLM, ChatArgs, Messages, Prompt, Scope
 from minisgl.llm.output import Delta, RequestOutput
@@ -72,6 +75,14 @@ class AsyncLLM:
         return self._stream(
             conversations, sampling_params, self._llm._scope(cache_salt, lora), chat, is_chat=True
         )
+
+    async def embed(self, texts: Any, **options: Any) -> npt.NDArray[np.float32]:
+        """Do what `LLM.embed` does, in a thread. Cancelling the task does not end the request."""
+        return await asyncio.to_thread(self._llm.embed, texts, **options)
+
+    async def score(self, query: str, documents: Sequence[str], **options: Any) -> list[float]:
+        """Do what `LLM.score` does, in a thread."""
+        return await asyncio.to_thread(self._llm.score, query, documents, **options)
 
     async def aclose(self) -> None:
         """Release memory, threads and processes. Open requests end with a ConfigError."""

@@ -6,13 +6,15 @@ import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from minisgl import env
+from minisgl import env, plugins
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
 from minisgl.core.adapters import Adapter, adapter_of, read_adapters
@@ -30,6 +32,7 @@ from minisgl.core.args import (
     naming_keywords,
     options_of,
 )
+from minisgl.core.sampling import PoolingKind
 from minisgl.errors import InvalidRequest, RequestError
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.output import RequestOutput
@@ -45,6 +48,7 @@ from minisgl.llm.session import Call, LLMEngine, OnNews, Session
 from minisgl.llm.stream import Reader, Stream
 from minisgl.message import Prompt as PromptRecord
 from minisgl.message import UserMsg
+from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.tokenizer import (
     Detokenizer,
@@ -231,6 +235,59 @@ class LLM:
             prompt, sampling_params, self._scope(cache_salt, lora), chat, lambda *_: news.put(None)
         )
         return Stream(reader, news)
+
+    def embed(
+        self,
+        texts: Prompt | Iterable[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        pooling: PoolingKind | None = None,
+        cache_salt: str = "",
+        lora: str | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Return the embeddings of one text, or several, as rows: float32 [N, D].
+
+        The checkpoint's files say how it embeds; a model without such files embeds by its last
+        token, normalised. prompt_name: of the released prompt that goes before each text, such as
+        "query". dimensions: keep so many. pooling: instead of the checkpoint's. The others, and
+        errors: see `generate`.
+        """
+        records, _ = prompt_records(texts)
+        asked = self._recipe.embed(
+            list(records), prompt_name=prompt_name, dimensions=dimensions, pooling=pooling
+        )
+        rows = asked.vectors(self._pool(asked, self._scope(cache_salt, lora)))
+        return np.stack([np.frombuffer(row, "<f4") for row in rows])
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        cache_salt: str = "",
+        lora: str | None = None,
+    ) -> list[float]:
+        """Return how relevant each document is for the query, or for its own one.
+
+        An embedder compares embeddings (cosine, -1 to 1). Any other model is asked about each pair,
+        as Qwen3-Reranker is, and the score is the probability of "yes". instruction: what counts as
+        relevant, for these.
+        """
+        queries = [query] if isinstance(query, str) else query
+        asked = self._recipe.rank(queries, documents, instruction=instruction)
+        return asked.scores(self._pool(asked, self._scope(cache_salt, lora)))
+
+    @cached_property
+    def _recipe(self) -> Recipe:
+        read: ReadRecipe = plugins.need("pooling", "recipe", "LLM.embed")
+        return read(self._encoder.folder)
+
+    def _pool(self, asked: Pooling, scope: Scope) -> list[bytes]:
+        prompts = self._encode(iter(asked.prompts), len(asked.prompts))
+        outputs = self._run(prompts, asked.sampling, 1, scope)
+        return [output.pooled for output in outputs]
 
     def close(self) -> None:
         """Release memory, threads and processes, and end open calls with a ConfigError.

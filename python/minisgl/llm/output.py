@@ -25,6 +25,7 @@ class RequestOutput:
     `SamplingParams.prompt_logprobs`. The first token has None and no ids.
     reasoning, tool_calls: parts of the answer in a chat with `tools`; `text` is then the rest. The
     arguments of a call are JSON as the model wrote it.
+    pooled: see `Finished`; `LLM.embed` makes embeddings of it.
     stop_match: the stop string or stop token id that ended the answer; None for the model's end of
     sequence or another `finish_reason`. num_cached_tokens: prompt tokens found in the prefix cache.
     queued_s, prefill_s, decode_s: seconds until the first step, then until the first token, then
@@ -49,6 +50,7 @@ class RequestOutput:
     prompt_top_logprobs: list[dict[int, float]] | None = None
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    pooled: bytes = b""
 
     def __getitem__(self, name: str) -> Any:
         """Return the field of this name. Raises KeyError."""

@@ -106,6 +106,7 @@ class Call:
             queued_s=reply.queued_s,
             prefill_s=reply.prefill_s,
             decode_s=reply.decode_s,
+            pooled=reply.pooled,
         )
 
 

@@ -86,6 +86,7 @@ def load_model(
     checkpoint = None if dummy else open_checkpoint(folder, config)
     if checkpoint:
         config = replace(config, formats=config.formats.of_files(checkpoint.names))
+        config = _headed(config, checkpoint)
     if checkpoint and config.tie_word_embeddings:
         config = _untied_if_different(checkpoint, config, comm)
     model = build_model(
@@ -105,6 +106,12 @@ def load_model(
     if config.formats.names and comm.rank == 0:
         config.formats.log(model)
     return model
+
+
+def _headed(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """Return `config`, with tied embeddings if the files are an embedder's, without an LM head."""
+    is_headless = checkpoint.is_bare and LM_HEAD not in checkpoint.names
+    return replace(config, tie_word_embeddings=True) if is_headless else config
 
 
 def _untied_if_different(
@@ -147,9 +154,9 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
             folder, config
         )
         return opened
-    family = get_model_class(config.architecture)
-    if not (family.view or family.names or config.is_wrapped):
-        return Checkpoint(folder)
+    family, plain = get_model_class(config.architecture), Checkpoint(folder)
+    if not (family.view or family.names or config.is_wrapped or plain.is_bare):
+        return plain
     seen: Checkpoint = plugins.need("wrappers", "view", f"{folder}: {config.architecture}")(
         folder, config, family
     )
@@ -174,8 +181,10 @@ def check_model(
         logger.warning("%s has no weights yet; a start needs them", folder)
         return
     config = read_config(folder, quantization)
+    checkpoint = open_checkpoint(folder, config)
+    config = _headed(config, checkpoint)
     model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
-    join_names(list(model.parameters()), open_checkpoint(folder, config))
+    join_names(list(model.parameters()), checkpoint)
 
 
 def _check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:

@@ -33,11 +33,11 @@ def admissible_max_tokens(
             f"got {low if low < 0 else high}",
             param="prompt",
         )
-    if (stop_id := max(sampling.stop_token_ids, default=0)) >= config.vocab_size:
-        raise InvalidSampling(
-            f"stop_token_ids must be between 0 and {config.vocab_size - 1}, got {stop_id}",
-            param="stop_token_ids",
-        )
+    for name in ("stop_token_ids", "logit_ids"):
+        if (highest := max(getattr(sampling, name), default=0)) >= config.vocab_size:
+            raise InvalidSampling(
+                f"{name} must be between 0 and {config.vocab_size - 1}, got {highest}", param=name
+            )
     if sampling.changes_logits:
         _check_logit_ids(sampling, config.vocab_size, config.eos_ids)
     limit = min(config.max_seq_len, config.num_pool_tokens)

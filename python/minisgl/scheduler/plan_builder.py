@@ -8,7 +8,7 @@ import numpy as np
 
 from minisgl.core.adapters import AdapterLoad
 from minisgl.core.image import RowImages, images_in
-from minisgl.core.plan import Begin, History, NewPage, Plan, Scored, Slotted, Stored
+from minisgl.core.plan import Begin, History, NewPage, Plan, Pooled, Scored, Slotted, Stored
 from minisgl.core.req import IdArray, Req
 
 
@@ -72,6 +72,7 @@ class PlanBuilder:
         self.stored: list[Stored] = []
         self.scored: list[Scored] = []
         self.images: list[RowImages] = []
+        self.pooled: list[Pooled] = []
         self.begins: list[Begin] = []
         self.adapter_slots: list[Slotted] = []
         self.loads: list[AdapterLoad] = []
@@ -101,7 +102,9 @@ class PlanBuilder:
             self.output_idxs.append(len(req.output))
         if start < req.num_stored:
             self.stored.append(Stored(len(self.uids), req.num_stored))
-        if max(start, req.num_scored) < (scored_end := min(end, req.num_prompt - 1)):
+        if req.sampling.pooling:
+            self.add_pooled(req, start, end)
+        elif max(start, req.num_scored) < (scored_end := min(end, req.num_prompt - 1)):
             next_ids = req.prompt[start + 1 : scored_end + 1]
             num_top = req.sampling.prompt_logprobs or 0
             self.scored.append(Scored(len(self.uids), next_ids, num_top))
@@ -113,6 +116,13 @@ class PlanBuilder:
         self.starts.append(start)
         self.ends.append(end)
         self.chunks.append(req.token_ids(start, end))
+
+    def add_pooled(self, req: Req, start: int, end: int) -> None:
+        """Let the next row, with the tokens [start, end) of a request, yield those to be pooled."""
+        first = max(start, req.num_scored)
+        if first < (pooled_end := min(end, 1) if req.sampling.pooling == "cls" else end):
+            row, num_tokens = len(self.uids), pooled_end - first
+            self.pooled.append(Pooled(row, first - start, num_tokens, req.sampling.logit_ids))
 
     def build(self) -> Plan:
         decode_ids = np.array(self.decode_ids, np.int32)

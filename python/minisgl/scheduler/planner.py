@@ -91,6 +91,8 @@ class Planner:
                 token = int(req.prompt[-1])
                 req.num_chunks += 1
                 self._requests.cache.publish(req, known, plan.step)
+                if req.sampling.pooling:
+                    plan.add_pooled(req, start, known)
             plan.uids.append(req.uid)
             plan.table_idxs.append(req.table_idx)
             plan.starts.append(start)

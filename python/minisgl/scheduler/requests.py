@@ -21,7 +21,7 @@ from typing import Protocol
 
 from minisgl import plugins
 from minisgl.core.adapters import Adapter, AdapterLoad
-from minisgl.core.req import ALL, IdArray, Order, Req
+from minisgl.core.req import IdArray, Order, Req
 from minisgl.kvcache import create_cache_manager
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import RowNeeds
@@ -165,7 +165,7 @@ class Requests:
             if source.num_computed < req.num_reusable:
                 return True
         for other in unfinished:
-            if other.order.priority <= req.order.priority and req.num_scored == ALL:
+            if other.order.priority <= req.order.priority and req.num_scored + 1 >= req.num_prompt:
                 num_common = self.cache.num_common(req, other)
                 if num_common > other.num_computed:
                     req.prefix_source, req.num_reusable = other, num_common

@@ -24,6 +24,7 @@ from minisgl.core.event import Accepted, Event, Failed, Finished, FinishReason, 
 from minisgl.core.image import plain_ids
 from minisgl.core.plan import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.req import ALL, Mask, Masker, Order, Req
+from minisgl.core.sampling import SamplingParams
 from minisgl.errors import (
     AdapterLost,
     InvalidSampling,
@@ -39,7 +40,7 @@ from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.masks import LateMasks
 from minisgl.scheduler.planner import Planner
 from minisgl.scheduler.requests import Requests
-from minisgl.scheduler.scores import report_scores
+from minisgl.scheduler.scores import add_pooled, report_scores
 
 
 class Scheduler:
@@ -138,7 +139,7 @@ class Scheduler:
             adapter=message.adapter,
             output=output,
             num_known=len(prompt) + len(output),
-            num_scored=ALL if sampling.prompt_logprobs is None or output else 0,
+            num_scored=ALL if output else _num_unreported(sampling, len(prompt)),
             masker=self._create_masker(message) if self._create_masker else None,
             prediction=prediction[prediction < self.config.vocab_size],
             images=images,
@@ -233,6 +234,8 @@ class Scheduler:
         damaged: list[Req] = []
         if plan.scored:
             damaged = report_scores(plan, result, rows, events)
+        if plan.pooled:
+            damaged += add_pooled(plan, result, rows)
         has_logprobs = plan.logprob_rows or plan.top_rows
         drafts = drafting.draft_rows(plan)
         for index, (row, token) in enumerate(zip(plan.sample_rows, result.next_ids, strict=True)):
@@ -293,6 +296,7 @@ class Scheduler:
             queued_s=launched_at - req.queued_at,
             prefill_s=first_token_at - launched_at,
             decode_s=now - first_token_at,
+            pooled=b"" if req.pooled is None else req.pooled.tobytes(),
         )
 
     def _fail(self, req: Req, error: MinisglError) -> list[Event]:
@@ -302,3 +306,10 @@ class Scheduler:
         req.ended = True
         self.requests.stop(req)
         return [Failed.of(req.uid, error)]
+
+
+def _num_unreported(sampling: SamplingParams, num_prompt: int) -> int:
+    """Return the first value of `Req.num_scored`."""
+    if sampling.pooling == "last":
+        return num_prompt - 1
+    return ALL if sampling.prompt_logprobs is None and not sampling.pooling else 0

@@ -186,6 +186,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.option_rows,
         [(each.row, len(each.next_ids), each.num_top) for each in plan.scored],
         [(row, [each.digest for each in images]) for row, images in plan.images],
+        plan.pooled,
         plan.histories,
         plan.new_pages,
         plan.stored,

@@ -106,9 +106,9 @@ class ServedModel:
         names = ("reasoning_effort", "reasoning_strength")
         return any(name in self.template for name in names) or self.abilities.has_switch
 
-    @property
+    @cached_property
     def capabilities(self) -> list[str]:
-        """What the chat template supports, in the words of Ollama's lists."""
+        """What the checkpoint supports, in the words of Ollama's lists."""
         found = ["completion"]
         if "tools" in self.template:
             found.append("tools")
@@ -116,7 +116,8 @@ class ServedModel:
             found.append("thinking")
         if self.abilities.reads_images:
             found.append("vision")
-        return found
+        more: Callable[[Path], list[str]] | None = plugins.find("pooling", "capabilities")
+        return found + (more(self.folder) if more else [])
 
 
 def find_checkpoint(args: ServerArgs) -> ServedModel:

@@ -95,7 +95,7 @@ class Detokenizer:
         matcher = None
         if sampling.stop:
             matcher = StopMatcher(sampling.stop, included=sampling.include_stop_str_in_output)
-        if sampling.shows_prompt:
+        if sampling.shows_prompt or sampling.pooling:
             return prompt_output(event, self._tokenizer, matcher)
         if event.form:
             assert self._split_output, "the encoder that split the answer is installed"

@@ -196,7 +196,7 @@ class PromptEncoder:
             namespace = self.images.namespace_of(namespace, prompt.images)
         return UserMsg(
             uid=uid,
-            ids=bytes(sampling.kept(ids)),
+            ids=bytes(self._kept(sampling, ids)),
             sampling=sampling,
             priority=priority,
             namespace=namespace,
@@ -206,6 +206,14 @@ class PromptEncoder:
             prediction=prompt.prediction,
             images=prompt.images,
         )
+
+    def _kept(self, sampling: SamplingParams, ids: bytes) -> bytes:
+        most = sampling.truncate_prompt_tokens
+        if not sampling.pooling or most is None or len(ids) <= 4 * most:
+            return sampling.kept(ids)
+        last = int(ids_from_bytes(ids)[-1])
+        end = ids[-4:] if last in self.tokenizer.special_ids else b""
+        return ids[: 4 * most - len(end)] + end
 
     def _prediction(self, text: str, context_length: int | None) -> bytes:
         """Return the ids of a predicted answer. Raises InvalidRequest if the text is too long."""

@@ -18,8 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.core.groups import FULL, CacheGroup
-from minisgl.core.plan import PROMISED, Flight, Plan, Score, StepFailed, StepOutcome, StepResult
-from minisgl.core.req import IdArray, Mask
+from minisgl.core.plan import (
+    PROMISED,
+    Flight,
+    Plan,
+    Pooled,
+    Score,
+    StepFailed,
+    StepOutcome,
+    StepResult,
+)
+from minisgl.core.req import FloatArray, IdArray, Mask
 from minisgl.errors import EngineError
 
 _UNWRITTEN = -(2**31)
@@ -88,6 +97,7 @@ class _FakeFlight(Flight):
     sample: Callable[[dict[int, Mask]], list[int]]
     late_rows: list[int]
     scores: list[Score]
+    pooled: list[FloatArray]
     next_ids: list[int] | None = None
 
     def sample_late(self, masks: Sequence[Mask]) -> None:
@@ -96,7 +106,7 @@ class _FakeFlight(Flight):
 
     def wait(self) -> StepOutcome:
         assert self.next_ids is not None, "the late rows are not sampled"
-        return StepResult(next_ids=self.next_ids, scores=self.scores)
+        return StepResult(next_ids=self.next_ids, scores=self.scores, pooled=self.pooled)
 
 
 class FakeExecutor:
@@ -152,8 +162,9 @@ class FakeExecutor:
         self._write(plan, ids_of_rows)
         states = self._update_states(plan, ids_of_rows)
         scores = [self._score(plan, *scored) for scored in plan.scored]
+        pooled = [self._pool(plan, each) for each in plan.pooled]
         flight = _FakeFlight(
-            lambda masks: self._sample(plan, states, masks), plan.late_rows, scores
+            lambda masks: self._sample(plan, states, masks), plan.late_rows, scores, pooled
         )
         if plan.late_rows:
             sampled = [plan.table_idxs[row] for row in plan.sample_rows]
@@ -190,6 +201,13 @@ class FakeExecutor:
         ids = self._read(0, plan.table_idxs[row], 0, ends[-1])
         logprobs = [fake_logprob(ids[:end], id) for end, id in zip(ends, next_ids, strict=True)]
         return Score(logprobs, [[(end, 0.0)] * num_top for end in ends])
+
+    def _pool(self, plan: Plan, pooled: Pooled) -> FloatArray:
+        """Return the sum over the pooled tokens of a hash of the ids up to them."""
+        first = plan.starts[pooled.row] + pooled.first
+        ids = self._read(0, plan.table_idxs[pooled.row], 0, first + pooled.num_tokens)
+        ends = range(first + 1, first + 1 + pooled.num_tokens)
+        return np.array([sum(fake_logprob(ids[:end], 0) for end in ends)], np.float32)
 
     def _grow_tables(self, index: int) -> None:
         missing = index + 1 - self._page_table.shape[2]

@@ -177,13 +177,13 @@ class Job:
     def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
         """Charge the key for an accepted prompt, or for a piece of an answer.
 
-        The share counts the prompt as served when the first piece of its answer comes.
+        The share counts the prompt as served when the first piece of its answer comes, or its end.
         """
         if isinstance(reply, Accepted):
             self._num_prompt = reply.num_prompt_tokens if self._counts_prompt else 0
             self._key.charge(prompt=self._num_prompt)
-        elif isinstance(reply, TextReply):
-            num_output = len(reply.token_ids)
+        elif isinstance(reply, TextReply | Finished):
+            num_output = len(reply.token_ids) if isinstance(reply, TextReply) else 0
             self._key.charge(output=num_output)
             served, self._num_prompt = self._num_prompt + num_output, 0
             expected = min(served, self._left)

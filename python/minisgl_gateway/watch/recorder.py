@@ -84,6 +84,7 @@ class Recorder(LoopObserver):
             "priority": message.priority,
             "share": message.share,
             "scored": message.sampling.prompt_logprobs is not None,
+            "pooling": message.sampling.pooling,
             "has_grammar": bool(message.grammar),
             "adapter": message.adapter and message.adapter.digest,
         }

@@ -33,8 +33,10 @@ class GgufCheckpoint(Checkpoint):
         heads: dict[str, dict[str, Dequantised]] = {}
         for tensor in tensors:
             layer, part = split_name(tensor.name)
-            if tensor.name.startswith("rope_") or layer in unread:
-                continue  # config.json has the former; multi-token prediction is not served
+            if tensor.name.startswith(("rope_", "cls.")) or layer in unread:
+                # config.json has the first; a reranker's rows are in the LM head, too;
+                # multi-token prediction is not served
+                continue
             if part in LATENT_HEADS:
                 made = Dequantised(tensor.data, tensor.kind)
                 heads.setdefault(f"{layer}self_attn.kv_b_proj.weight", {})[part] = made

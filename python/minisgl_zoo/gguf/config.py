@@ -66,6 +66,8 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
         "torch_dtype": "bfloat16",
         "eos_token_id": _ends(values),
     }
+    if pooling := file.get("pooling_type", 0):
+        config["pooling_type"] = pooling
     if scaling := file.rope_scaling():
         config["rope_scaling"] = scaling
     return config | own(file)

@@ -57,7 +57,7 @@ def card_of(values: Mapping[str, Any], tensors: Mapping[str, MappedTensor]) -> d
 
 logger = get_logger(__name__)
 
-VERSION: Final = 6
+VERSION: Final = 7
 """Raise this version when a folder's files change: folders of older versions are then not used."""
 _SAMPLING: Final = {
     "temp": "temperature",

@@ -58,12 +58,17 @@ def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if fields.get(f"{key}_token_id", len(tokens)) < len(tokens)
     }
-    if fields.get("add_bos_token", adds_bos) and "bos_token" in named:
-        bos = named["bos_token"]
+    begins = fields.get("add_bos_token", adds_bos) and "bos_token" in named
+    ends = fields.get("add_eos_token", False) and "eos_token" in named
+    if begins or ends:
+        added = [name for name, adds in (("bos", begins), ("eos", ends)) if adds]
+        bos, eos = (
+            f"{named[f'{name}_token']} " if name in added else "" for name in ("bos", "eos")
+        )
         tokenizer.post_processor = TemplateProcessing(
-            single=f"{bos} $A",
-            pair=f"{bos} $A {bos} $B",
-            special_tokens=[(bos, fields["bos_token_id"])],
+            single=f"{bos}$A {eos}".strip(),
+            pair=f"{bos}$A {eos}{bos}$B {eos}".strip(),
+            special_tokens=[(named[f"{x}_token"], fields[f"{x}_token_id"]) for x in added],
         )
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
     if template := values.get("tokenizer.chat_template"):

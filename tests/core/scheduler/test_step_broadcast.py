@@ -17,7 +17,7 @@ from helpers.books import check_books
 from minisgl.core import Plan, SamplingParams
 from minisgl.core.adapters import Adapter, AdapterLoad
 from minisgl.core.image import Image, RowImages
-from minisgl.core.plan import Executor, Flight, History, Scored, Slotted
+from minisgl.core.plan import Executor, Flight, History, Pooled, Scored, Slotted
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
@@ -280,6 +280,7 @@ def test_the_digest_sees_every_field(field: str) -> None:
     plan.scored = [Scored(0, np.array([5], np.int32), 0)]
     image = Image(digest=b"a", places=bytes(4), token=1, shape=(3, 1, 1), sizes=())
     plan.images = [RowImages(0, [image])]
+    plan.pooled = [Pooled(0, 0, 1, ())]
     before = digest(plan)
     assert digest(dataclasses.replace(plan)) == before
     value = getattr(plan, field)

@@ -228,7 +228,7 @@ def test_failures(llama: ollama.Client, http: httpx.Client) -> None:
         llama.chat(MODEL, user("!fail"))
     with pytest.raises(ollama.ResponseError, match="out of luck"):
         list(llama.chat(MODEL, user("one !fail"), stream=True))
-    assert "nothing at /api/embed" in http.post("/api/embed", json={}).json()["error"]
+    assert "nothing at /api/pull" in http.post("/api/pull", json={}).json()["error"]
 
 
 def test_no_field_of_ollamas_schema_is_unknown() -> None:

@@ -59,8 +59,11 @@ class Checkpoint:
     """The safetensors files of a folder, memory-mapped as long as this and its tensors live.
 
     files: a tensor's name -> what has it, instead of the folder's files. Raises CheckpointError if
-    files are missing or damaged.
+    files are missing or damaged. is_bare: the names lack "model.", as in files of embedders, which
+    have no LM head either.
     """
+
+    is_bare = False
 
     def __init__(self, folder: Path, files: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
@@ -74,6 +77,7 @@ class Checkpoint:
                 ) from error
             self.files.update(dict.fromkeys(file.keys(), file))
         self.names = set(self.files)
+        self.is_bare = "embed_tokens.weight" in self.names
 
     def source(self, name: str) -> str:
         """Return the name, in the files, of the tensor that has this one."""

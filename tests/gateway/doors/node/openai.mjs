@@ -86,7 +86,8 @@ const completion = await client.completions.create({ model, prompt: "12 + 30 =",
 assert.ok((await client.models.list()).data.some((entry) => entry.id === model));
 const ended = await client.chat.completions.create({ ...asked, max_tokens: 300, stream: true });
 for await (const chunk of ended) if (chunk.choices[0]?.delta.content) break; // ends the request
-await assert.rejects(client.embeddings.create({ model, input: "a" }), OpenAI.NotFoundError);
+const embedded = await client.embeddings.create({ model, input: ["a", "b"] });
+assert.ok(embedded.data.every((entry) => entry.embedding.length > 0 && Number.isFinite(entry.embedding[0])));
 const wrong = await client.chat.completions.create({ ...asked, temperature: -1 }).catch((error) => error);
 assert.ok(wrong instanceof OpenAI.BadRequestError);
 assert.equal(wrong.param, "temperature");

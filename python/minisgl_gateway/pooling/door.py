@@ -1,0 +1,148 @@
+"""What the doors have in common: the fields of requests, and the way to the model and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Final, NoReturn, Self
+
+import msgspec
+from fastapi import Request, Response
+from msgspec import Meta
+
+from minisgl import plugins
+from minisgl.core import Finished
+from minisgl.errors import CheckpointError, InvalidRequest
+from minisgl.message import Namespace, Priority, TextReply
+from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
+from minisgl.server.api.schema import Timeout
+from minisgl.server.errors import refusal
+from minisgl.server.frontend import Frontend
+from minisgl.server.site import Site
+from minisgl.server.strict import Json
+from minisgl.server.web.respond import Output, Shape, respond
+from minisgl.utils.logger import get_logger
+
+logger = get_logger(__name__)
+
+MAX_TEXTS: Final = 2048
+"""In one call, as OpenAI has it. --max-queued-requests may allow fewer."""
+
+
+class PoolingFields(Json, frozen=True, kw_only=True):
+    """The fields that all requests have."""
+
+    model: Annotated[
+        str | None, Meta(description="The served model's name; left out, it is the served model.")
+    ] = None
+    timeout: Timeout = None
+    priority: Annotated[
+        Priority | None, Meta(description="Lower is served first; the default is 0.")
+    ] = None
+    cache_salt: Annotated[
+        Namespace | None,
+        Meta(description="Only requests with the same salt share cached prefixes."),
+    ] = None
+
+    @property
+    def stream(self) -> bool:
+        return False
+
+    @property
+    def max_tokens_policy(self) -> str | None:
+        return None
+
+
+class PromptUsage(Json, frozen=True, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, ends: Sequence[Finished]) -> Self:
+        num_tokens = sum(end.num_prompt_tokens for end in ends)
+        return cls(prompt_tokens=num_tokens, total_tokens=num_tokens)
+
+
+class Door:
+    """Mutable: it keeps the recipe of the checkpoint."""
+
+    def __init__(self, site: Site) -> None:
+        self.frontend: Frontend = site.frontend
+        self.model = site.model
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """How the checkpoint embeds. Raises InvalidRequest if it cannot be told here."""
+        read: ReadRecipe | None = plugins.find("pooling", "recipe")
+        if read is None:
+            raise refusal(
+                f"this endpoint {plugins.absent('pooling')}", status=501, code="not_supported"
+            )
+        try:
+            return read(self.model.folder)
+        except CheckpointError as error:
+            logger.error("the model has no embeddings: %s", error)
+            raise refusal(
+                "the served model's files ask for a kind of embedding that this server does not "
+                "compute; its log says which",
+                status=501,
+                code="not_supported",
+            ) from error
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a text; None while the model loads. One token is left for the output
+        that an answer would have."""
+        length = self.frontend.context_length
+        return length - 1 if length else None
+
+    def names(self, documents: str) -> dict[str, str]:
+        """Return the name of the field with the documents, by which a refusal names one of them. An
+        embedder's first prompts are queries."""
+        return {} if self.recipe.is_embedder else {"prompt": documents}
+
+    async def answer(
+        self,
+        request: Request,
+        asked: PoolingFields,
+        pooling: Pooling,
+        make: Callable[[list[Finished]], msgspec.Struct],
+        names: Mapping[str, str],
+    ) -> Response:
+        """Let the model compute the prompts. make: makes the answer from their ends. names: the
+        request's names of fields, as in `respond`."""
+        return await respond(
+            request,
+            self.frontend,
+            pooling.prompts,
+            pooling.sampling,
+            asked,
+            shape=_Rows(make),
+            names=names,
+        )
+
+
+class _Rows(Shape):
+    """An answer that is made of the ends of its prompts. It is never a stream."""
+
+    def __init__(self, make: Callable[[list[Finished]], msgspec.Struct]) -> None:
+        self._make = make
+
+    def whole(self, outputs: list[Output]) -> msgspec.Struct:
+        return self._make([output.end for output in outputs])
+
+    def text(self, index: int, reply: TextReply) -> NoReturn:
+        raise AssertionError("pooled prompts have no text")
+
+    def end(self, index: int, end: Finished) -> NoReturn:
+        raise AssertionError("embeddings are no stream")
+
+
+def check_count(count: int, name: str) -> None:
+    """Raise InvalidRequest for no text, or for too many."""
+    if not 1 <= count <= MAX_TEXTS:
+        raise InvalidRequest(f"{name} must have 1 to {MAX_TEXTS} items, got {count}", param=name)
+
+
+def rows_of(ends: Sequence[Finished]) -> list[bytes]:
+    return [end.pooled for end in ends]

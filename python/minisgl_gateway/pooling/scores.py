@@ -1,0 +1,162 @@
+"""POST /rerank, /v1/rerank and /v2/rerank: Cohere's and Jina's form. POST /v1/score: vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, Meta, UnsetType
+
+from minisgl.core import Finished
+from minisgl.server.api.schema import Positive
+from minisgl.server.errors import naming
+from minisgl.server.site import Routes, Site, operation
+from minisgl.server.strict import Json, only
+from minisgl.server.web import body
+from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, check_count, rows_of
+
+Instruction = Annotated[
+    str | None, Meta(description="What counts as relevant, for a reranker; embedders have none.")
+]
+
+
+class Document(Json, frozen=True, kw_only=True):
+    text: str
+
+
+class RerankRequest(PoolingFields, frozen=True, kw_only=True):
+    """POST /rerank"""
+
+    query: str
+    documents: list[str | Document]
+    top_n: Annotated[
+        Positive | None, Meta(description="Return so many results, the best ones.")
+    ] = None
+    return_documents: Annotated[
+        bool | None, Meta(description="true: each result has its document.")
+    ] = None
+    instruction: Instruction = None
+    max_tokens_per_doc: Annotated[int | None, only(why="cut the documents in the client")] = None
+    max_chunks_per_doc: Annotated[int | None, only(1, why="cut the documents in the client")] = None
+    rank_fields: Annotated[list[str] | None, only(["text"], why="documents have a text alone")] = (
+        None
+    )
+
+    @property
+    def texts(self) -> list[str]:
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+class Ranked(Json, frozen=True, kw_only=True):
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class Reranked(Json, frozen=True, kw_only=True):
+    """results: the most relevant first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PromptUsage
+    meta: dict[str, Any]
+
+
+class ScoreRequest(PoolingFields, frozen=True, kw_only=True):
+    """POST /v1/score"""
+
+    text_1: Annotated[str | list[str], Meta(description="A query, or one for each text of text_2.")]
+    text_2: Annotated[str | list[str], Meta(description="The documents.")]
+    instruction: Instruction = None
+
+
+class Score(Json, frozen=True, kw_only=True):
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class Scores(Json, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: PromptUsage
+    object: Literal["list"] = "list"
+
+
+def router(site: Site) -> APIRouter:
+    door, routes = Door(site), APIRouter()
+
+    @routes.post("/v2/rerank", **operation(RerankRequest, Reranked))
+    @routes.post("/v1/rerank", **operation(RerankRequest, Reranked))
+    @routes.post("/rerank", **operation(RerankRequest, Reranked))
+    async def rerank(request: Request) -> Response:
+        """Order documents by their relevance for a query; Cohere's and Jina's schema."""
+        asked = await body.read(request, RerankRequest)
+        name, texts = door.model.check(asked.model), asked.texts
+        check_count(len(texts), "documents")
+        # In a thread, because the first call may read a vocabulary of 10 MB.
+        pooling = await asyncio.to_thread(
+            door.recipe.rank, [asked.query], texts, instruction=asked.instruction
+        )
+
+        def make(ends: list[Finished]) -> Reranked:
+            scores = pooling.scores(rows_of(ends))
+            best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
+            shown = asked.return_documents
+            return Reranked(
+                id=f"rerank-{uuid.uuid4().hex}",
+                model=name,
+                results=[
+                    Ranked(
+                        index=index,
+                        relevance_score=scores[index],
+                        document=Document(text=texts[index]) if shown else UNSET,
+                    )
+                    for index in best[: asked.top_n]
+                ],
+                usage=PromptUsage.of(ends),
+                meta={"api_version": {"version": "2"}},
+            )
+
+        return await door.answer(request, asked, pooling, make, door.names("documents"))
+
+    @routes.post("/v1/score", **operation(ScoreRequest, Scores))
+    @routes.post("/score", **operation(ScoreRequest, Scores))
+    async def score(request: Request) -> Response:
+        """Score documents for a query, or pairs of texts; vLLM's schema."""
+        asked = await body.read(request, ScoreRequest)
+        name = door.model.check(asked.model)
+        queries, texts = _listed(asked.text_1), _listed(asked.text_2)
+        check_count(len(texts), "text_2")
+        with naming({"query": "text_1"}):
+            pooling = await asyncio.to_thread(
+                door.recipe.rank, queries, texts, instruction=asked.instruction
+            )
+
+        def make(ends: list[Finished]) -> Scores:
+            scores = pooling.scores(rows_of(ends))
+            return Scores(
+                id=f"score-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=name,
+                data=[Score(index=index, score=value) for index, value in enumerate(scores)],
+                usage=PromptUsage.of(ends),
+            )
+
+        return await door.answer(request, asked, pooling, make, door.names("text_2"))
+
+    return routes
+
+
+def _listed(texts: str | list[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+ROUTES: Final = Routes(router, (RerankRequest, Reranked, ScoreRequest, Scores))

@@ -1,0 +1,258 @@
+"""Embeddings, rerank and score over HTTP, by the official clients, through servers and a router."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import ollama
+import openai
+import pytest
+from ollama._types import EmbeddingsRequest, EmbedRequest
+from openai.types import embedding_create_params
+
+from helpers.embedders import (
+    QUERY,
+    TEXTS,
+    cosines,
+    embeddings_of,
+    older,
+    save_embedder,
+    save_reranker,
+    scores_of,
+)
+from helpers.router_thread import RouterThread
+from helpers.running_server import RunningServer
+from minisgl_bench.replay_plans import replay_plans
+from minisgl_gateway.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from minisgl_gateway.pooling.embeddings import EmbeddingRequest
+from minisgl_gateway.pooling.scores import RerankRequest, ScoreRequest
+
+pytestmark = [pytest.mark.needs("minisgl_zoo"), pytest.mark.needs("minisgl_bench")]
+MODEL = "an-embedder"
+KEY = "a-key-of-this-test"
+PAGE = Path(__file__).parents[3] / "docs/embeddings.md"
+FORMS = (
+    EmbeddingRequest, RerankRequest, ScoreRequest, OllamaEmbedRequest, OllamaEmbeddingsRequest,
+)  # fmt: skip
+
+
+def serve(folder: Path, *flags: str) -> RunningServer:
+    sizes = ("--page-size", "4", "--num-pages", "256", "--max-prefill-length", "64")
+    return RunningServer(
+        "--model", str(folder), "--dtype", "float32", "--device", "cpu", *sizes, *flags
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_embedder(tmp_path_factory.mktemp("m") / "e", pooling=older("lasttoken"))
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("r") / "recording.jsonl"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, recording: Path) -> Iterator[RunningServer]:
+    flags = ("--served-model-name", MODEL, "--api-key", KEY, "--record", str(recording))
+    with serve(folder, *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Any:
+    return embeddings_of(folder, TEXTS, "lasttoken")
+
+
+def test_openais_client_gets_the_embeddings_of_transformers(
+    client: openai.OpenAI, expected: Any
+) -> None:
+    base64_by_default = client.embeddings.create(model=MODEL, input=TEXTS)
+    floats = client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float")
+    ours = np.array([each.embedding for each in base64_by_default.data])
+    assert cosines(ours, expected).min() >= 0.99999
+    assert [each.index for each in floats.data] == list(range(len(TEXTS)))
+    assert np.allclose([each.embedding for each in floats.data], ours, atol=1e-6)
+    assert floats.usage.prompt_tokens == floats.usage.total_tokens > len(TEXTS)
+    one = client.embeddings.create(model=MODEL, input=TEXTS[0], dimensions=8)
+    first = ours[0, :8] / np.linalg.norm(ours[0, :8])
+    assert np.allclose(one.data[0].embedding, first, atol=1e-6)
+
+
+def test_token_ids_and_extensions(http: httpx.Client, folder: Path, expected: Any) -> None:
+    def embed(**fields: Any) -> Any:
+        answer = http.post("/v1/embeddings", json=fields).raise_for_status().json()
+        return np.array([each["embedding"] for each in answer["data"]])
+
+    ids = [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in TEXTS]
+    assert cosines(embed(input=ids), expected).min() >= 0.99999
+    assert cosines(embed(input=ids[0]), expected[:1]).min() >= 0.99999
+    with_prompt = embeddings_of(folder, [QUERY + TEXTS[0]], "lasttoken")
+    assert cosines(embed(input=TEXTS[0], prompt_name="query"), with_prompt) >= 0.99999
+    mean = embeddings_of(folder, TEXTS, "mean")
+    assert cosines(embed(input=TEXTS, pooling="mean"), mean).min() >= 0.99999
+    cut = [[*ids[2][:4], ids[2][-1]]]  # the special token at the end stays
+    assert cosines(embed(input=TEXTS[2], truncate_prompt_tokens=5), embed(input=cut)) >= 0.99999
+    whole = http.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"})
+    vector = np.frombuffer(base64.b64decode(whole.json()["data"][0]["embedding"]), "<f4")
+    assert cosines(vector[None], expected[:1]) >= 0.99999
+
+
+def test_ollamas_client(server: RunningServer, expected: Any) -> None:
+    llama = ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"})
+    answer = llama.embed(f"{MODEL}:latest", TEXTS, options={"num_ctx": 512}, keep_alive=1)
+    assert cosines(np.array(answer.embeddings), expected).min() >= 0.99999
+    assert answer.prompt_eval_count > len(TEXTS)
+    one = llama.embeddings(MODEL, TEXTS[0])
+    assert cosines(np.array([one.embedding]), expected[:1]) >= 0.99999
+    assert len(llama.embed(MODEL, TEXTS[0], dimensions=8).embeddings[0]) == 8
+    assert llama.embed(MODEL, "").embeddings == []
+    assert len(llama.embed(MODEL, "word " * 9000).embeddings[0]) == 48  # cut to the context
+    with pytest.raises(ollama.ResponseError, match="the prompt"):
+        llama.embed(MODEL, "word " * 9000, truncate=False)
+
+
+def test_an_embedder_reranks_and_scores_by_cosine(http: httpx.Client, folder: Path) -> None:
+    [query] = embeddings_of(folder, [QUERY + TEXTS[0]], "lasttoken")
+    scores = embeddings_of(folder, TEXTS, "lasttoken") @ query
+    documents = [TEXTS[0], *({"text": text} for text in TEXTS[1:])]
+    asked = {"model": MODEL, "query": TEXTS[0], "documents": documents}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = http.post(path, json=asked).raise_for_status().json()
+        found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
+        assert [index for index, _ in found] == np.argsort(-scores).tolist()
+        assert [score for _, score in found] == pytest.approx(-np.sort(-scores), abs=1e-5)
+    best = http.post("/rerank", json=asked | {"top_n": 2, "return_documents": True}).json()
+    assert [each["document"]["text"] for each in best["results"]] == [
+        TEXTS[index] for index in np.argsort(-scores)[:2]
+    ]
+    one = http.post("/v1/score", json={"text_1": TEXTS[0], "text_2": TEXTS}).json()
+    assert [each["score"] for each in one["data"]] == pytest.approx(scores, abs=1e-5)
+    pairs = http.post("/score", json={"text_1": [TEXTS[0], TEXTS[0]], "text_2": TEXTS[:2]}).json()
+    assert [each["score"] for each in pairs["data"]] == pytest.approx(scores[:2], abs=1e-5)
+
+
+def test_a_model_says_that_it_embeds(http: httpx.Client) -> None:
+    [model] = http.get("/v1/models").json()["data"]
+    assert "embedding" in model["capabilities"]
+    assert "embedding" in http.post("/api/show", json={"model": MODEL}).json()["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "says"),
+    [
+        ("/v1/embeddings", {"input": []}, 400, "input must have 1 to 2048 items, got 0"),
+        ("/v1/embeddings", {"input": ["a", [1]]}, 400, "not a mixture"),
+        ("/v1/embeddings", {"input": ["a", ""]}, 400, r"prompt\[1\]: the prompt is empty"),
+        ("/v1/embeddings", {"input": "word " * 900}, 400, "context length holds"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 49}, 400, "dimensions must be 1 to 48"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": "x"}, 400, "has query, document"),
+        ("/v1/embeddings", {"input": "a", "model": "other"}, 404, "not served here"),
+        ("/v1/embeddings", {"input": [[401]]}, 400, "between 0 and 400"),
+        ("/v1/embeddings", {"input": "a", "nonsense": 1}, 400, "nonsense is not known"),
+        ("/rerank", {"query": "a", "documents": []}, 400, "documents must have 1 to 2048"),
+        ("/rerank", {"query": "a", "documents": ["b"], "instruction": "c"}, 400, "rerankers"),
+        ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, 400, "client"),
+        (
+            "/score",
+            {"text_1": ["a", "b"], "text_2": ["c"]},
+            400,
+            "there must be one text_1, or one for",
+        ),
+    ],
+)
+def test_refusals(
+    http: httpx.Client, path: str, fields: dict[str, Any], status: int, says: str
+) -> None:
+    answer = http.post(path, json=fields)
+    assert answer.status_code == status
+    with pytest.raises(AssertionError, match=says):
+        raise AssertionError(answer.json()["error"]["message"])
+
+
+def test_a_key_is_needed_and_its_tokens_count(server: RunningServer, http: httpx.Client) -> None:
+    assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}).status_code == 401
+
+    def counted() -> float:
+        page = http.get("/metrics").text
+        [value] = re.findall(r'minisgl_key_tokens_total\{[^}]*kind="prompt"[^}]*\} (\S+)', page)
+        return float(value)
+
+    before = counted()
+    used = http.post("/v1/embeddings", json={"input": TEXTS}).json()["usage"]["prompt_tokens"]
+    assert counted() == before + used
+
+
+def test_a_router_passes_embeddings_and_ranks_on(server: RunningServer, expected: Any) -> None:
+    with RouterThread([server.url], KEY) as router:
+        headers = {"authorization": f"Bearer {KEY}"}
+        with httpx.Client(base_url=router.url, headers=headers, timeout=60) as http:
+            answer = http.post("/v1/embeddings", json={"input": TEXTS}).raise_for_status().json()
+            ours = np.array([each["embedding"] for each in answer["data"]])
+            assert cosines(ours, expected).min() >= 0.99999
+            ranked = http.post("/rerank", json={"query": TEXTS[0], "documents": TEXTS})
+            assert len(ranked.raise_for_status().json()["results"]) == len(TEXTS)
+            embedded = http.post("/api/embed", json={"model": MODEL, "input": "a"})
+            assert len(embedded.raise_for_status().json()["embeddings"]) == 1
+
+
+def test_a_reranker_answers_beside_chats(tmp_path: Path) -> None:
+    folder, task = save_reranker(tmp_path / "m"), "Find the capital"
+    with serve(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        asked = {"query": TEXTS[0], "documents": TEXTS[1:], "instruction": task}
+        answer = http.post("/rerank", json=asked).raise_for_status().json()
+        scores = scores_of(folder, TEXTS[0], TEXTS[1:], task)
+        found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
+        assert [index for index, _ in found] == np.argsort(-np.array(scores)).tolist()
+        assert [score for _, score in found] == pytest.approx(sorted(scores)[::-1], abs=1e-5)
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        assert http.post("/v1/chat/completions", json=chat).status_code == 200
+        vector = http.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_recording_of_embeddings_plans_the_same_steps(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recording.jsonl"
+    with serve(folder, "--record", str(file)) as server:
+        for fields in ({"pooling": "mean"}, {}, {"pooling": "cls"}):
+            url = f"{server.url}/v1/embeddings"
+            httpx.post(url, json={"input": TEXTS, **fields}, timeout=60).raise_for_status()
+    assert "18 requests, all as recorded" in replay_plans(file)
+
+
+def test_no_field_of_the_vendors_schemas_is_unknown() -> None:
+    pairs: Any = (
+        (embedding_create_params.EmbeddingCreateParams.__annotations__, EmbeddingRequest),
+        (EmbedRequest.model_fields, OllamaEmbedRequest),
+        (EmbeddingsRequest.model_fields, OllamaEmbeddingsRequest),
+    )
+    for theirs, ours in pairs:
+        assert set(theirs) <= set(ours.__struct_fields__)
+
+
+def test_the_page_names_each_field() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for form in FORMS:
+        for field in msgspec.structs.fields(form):
+            assert f"`{field.name}`" in page, (form, field.name)

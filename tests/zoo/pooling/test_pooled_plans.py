@@ -1,0 +1,61 @@
+"""Plans with pooled prompts: each token counts once, whatever happens to the request."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.random_runs import run_once
+from helpers.scheduling import add, make
+from minisgl.core import Failed, Finished, Plan, StepResult
+from minisgl.errors import NonFiniteLogits
+from minisgl.scheduler import Scheduler
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_random_runs(grouped: bool, fail: bool) -> None:
+    """With aborts, retractions, chunks, prefix hits, drafts' rows, other keys and failing steps."""
+    for seed in range(50_000, 50_120):
+        try:
+            run_once(random.Random(seed), fail=fail, grouped=grouped, pooled=True)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def plan_alone(prompt: list[int], **sampling: Any) -> tuple[Scheduler, Plan]:
+    scheduler = make()
+    add(scheduler, 0, prompt, **sampling)
+    plan = scheduler.plan()
+    assert plan
+    return scheduler, plan
+
+
+def test_a_value_that_is_not_finite_fails_the_request_alone() -> None:
+    scheduler, plan = plan_alone([1, 2, 3], pooling="mean")
+    damaged = StepResult(next_ids=[5], pooled=[np.array([1.0, np.nan], np.float32)])
+    [failed] = scheduler.commit(plan, damaged)
+    assert isinstance(failed, Failed)
+    assert failed.code == NonFiniteLogits.code
+    assert not scheduler.runnable
+
+
+def test_the_last_token_alone_is_pooled_from_a_cached_prompt() -> None:
+    scheduler, plan = plan_alone([1] * 9, pooling="last")
+    assert [tuple(each) for each in plan.pooled] == [(0, 8, 1, ())]
+    row = np.array([2.0], np.float32)
+    [*_, end] = scheduler.commit(plan, StepResult(next_ids=[5], pooled=[row]))
+    assert isinstance(end, Finished)
+    assert end.pooled == row.tobytes()
+    add(scheduler, 1, [1] * 9, pooling="last", logit_ids=(4, 5))
+    again = scheduler.plan()
+    assert again
+    assert (again.starts, again.ends) == ([8], [9])
+    assert [tuple(each) for each in again.pooled] == [(0, 0, 1, (4, 5))]
+    add(scheduler, 2, [1] * 9, pooling="mean")  # it needs the hidden states of all tokens
+    whole = scheduler.plan()
+    assert whole
+    assert (whole.starts, whole.ends) == ([0], [9])
