@@ -230,6 +230,13 @@ ROWS: Final = [
         "minisgl_zoo.drafts.history:History",
         about="what followed the last three tokens where they stood before",
     ),
+    Row(
+        "drafters",
+        "mtp",
+        "minisgl_zoo.drafts.predicted:Predicted",
+        when={"made": "by the model"},
+        about="what the checkpoint's layer of multi-token prediction guesses",
+    ),
     Row("grammars", "check", "minisgl_zoo.grammar.forms:checked_structured_outputs"),
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),
     Row("grammars", "maskers", "minisgl_zoo.grammar.maskers:Grammars"),

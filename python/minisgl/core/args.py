@@ -184,14 +184,21 @@ _RATIO = Rule(
 )
 
 
+MTP: Final = "mtp"
+"""The drafter whose guesses the model makes."""
+
+
 def _are_drafters(names: str) -> bool:
-    known = {row.name for row in plugins.rows("drafters")}
+    known = {row.name for row in plugins.installed() if row.table == "drafters"}
     return names in ("auto", "off") or known.issuperset(names.split(","))
 
 
 _DRAFTS = text(
     "auto, off, or drafters joined by commas: "
-    + (", ".join(row.name for row in plugins.rows("drafters")) or plugins.absent("drafters")),
+    + (
+        ", ".join(row.name for row in plugins.installed() if row.table == "drafters")
+        or plugins.absent("drafters")
+    ),
     _are_drafters,
 )
 
@@ -259,7 +266,8 @@ class EngineConfig:
         "guess next tokens and let a step confirm several of them, where that is predicted to be "
         "faster: grammar guesses what a schema or grammar forces, tree what followed in an earlier "
         "request, ngram what followed the same three tokens before. Answers do not change. auto is "
-        "all of them on a CPU, and none on a GPU",
+        "all of these on a CPU, and none on a GPU. mtp, which auto leaves out, is the checkpoint's "
+        "layer of multi-token prediction",
         metavar="NAMES",
     )
     max_running_requests: int = option(
@@ -338,6 +346,11 @@ class EngineConfig:
         return self.drafts
 
     @property
+    def mtp(self) -> bool:
+        """See `minisgl.models.ModelConfig`."""
+        return MTP in self.draft_names.split(",")
+
+    @property
     def folder(self) -> Path:
         """The checkpoint on disk. Only once the model was fetched."""
         return Path(self.model) if self.model else model_path()
@@ -360,4 +373,8 @@ class EngineConfig:
         if self.num_pages is not None and self.memory_ratio is not None:
             raise ConfigError(
                 "--num-pages and --memory-ratio both size the KV cache: give one of them"
+            )
+        if self.mtp and self.lora:
+            raise ConfigError(
+                "--drafts mtp guesses for the model without adapters: leave out mtp, or --lora"
             )

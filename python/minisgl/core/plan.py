@@ -109,6 +109,9 @@ class Plan:
     token_ids: IdArray  # of row 0, then row 1, ...; `PROMISED` for ids that the host lacks
     num_decodes: int  # the first rows: each computes one token, with KV of all tokens before it
     num_drafts: int = 0  # the last of the decode rows compute drafts (`minisgl.scheduler.drafting`)
+    next_ids: list[int] = field(default_factory=list)
+    """For each row after the decodes, the token after its last one; `PROMISED` if the row samples
+    it."""
     sample_rows: list[int]  # rows whose last position yields a token, ascending
     output_idxs: list[int]  # for each of `sample_rows`, the token's index in the output
 
@@ -154,7 +157,9 @@ class StepResult:
     each j of ``plan.top_rows`` the most likely tokens as (id, log-probability), the likeliest
     first. scores: one for each of ``plan.scored``. pooled: one for each of ``plan.pooled``, a sum
     of hidden states or a row of logits. The ranks may compute different logprobs, tops, scores and
-    pooled rows, so planning does not use these; clients get rank 0's.
+    pooled rows, so planning does not use these; clients get rank 0's. guesses: for each of
+    ``next_ids`` the model's guess of the token after it, -1 for none; empty for a model that
+    guesses nothing.
     """
 
     next_ids: list[int]
@@ -162,6 +167,7 @@ class StepResult:
     tops: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     pooled: list[FloatArray] = field(default_factory=list)
+    guesses: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,9 @@ class Req:
 
     # --- progress
     output: list[int] = field(default_factory=list)  # committed ids
+    guesses: list[int] = field(default_factory=list)
+    """For each id of `output` that this engine has sampled, the model's guess of the next one
+    (`StepResult.guesses`)."""
     num_known: int = 0  # tokens of prompt and output, and the promised ones
     num_computed: int = 0  # tokens whose KV is computed, or is written by a launched step
     num_scored: int = ALL

@@ -15,19 +15,22 @@ import torch
 from torch import Tensor
 
 from minisgl import env, plugins
-from minisgl.attention import BaseAttnBackend, create_attention_backend
-from minisgl.core import Batch, Context, Plan, PoolBatch
+from minisgl.attention import create_attention_backend
+from minisgl.core import Batch, Context, Plan
 from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.req import Mask
+from minisgl.engine.batch import make_batch
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, Tuning
 from minisgl.engine.extras import EngineAdapters, StepGuard, Vision
 from minisgl.engine.flight import ForwardOutput, SampleLate
+from minisgl.engine.guesses import create_guesser, guess_arrays, sampling_states
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
+from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import create_kvcache_pool
 from minisgl.models import PoolBuild, load_model
@@ -79,9 +82,11 @@ class Engine:
         progress: Callable[[int, int], None] | None,
         clock: StartClock,
     ) -> None:
-        self.model_config = read_config(config.folder, config.quantization)
+        self.model_config = read_config(config.folder, config.quantization, mtp=config.mtp)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         device, comm, ops = self.device, self.comm, create_ops(self.device.torch_device)
+        if config.mtp and device.torch_device.type != "cpu":
+            raise ConfigError("--drafts mtp works on a CPU only: no GPU has run it; leave mtp out")
         clock.lap("kernels")  # the C++ kernels are compiled or loaded
         self.adapters: EngineAdapters | None = None
         if config.num_slots:
@@ -103,6 +108,7 @@ class Engine:
             quantization=config.quantization,
             dummy=config.dummy_weight,
             progress=progress,
+            mtp=config.mtp,
         )
         if self.adapters:
             self.adapters.bind(self.model)
@@ -157,6 +163,7 @@ class Engine:
                 self.model_config.vocab_size,
             ),
         )
+        self._guesser = create_guesser(self.model, comm, ops, self._batch)
         clock.lap("memory")
 
     def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:
@@ -217,7 +224,8 @@ class Engine:
     def _flight(
         self, plan: Plan, pending: Pending, late: SampleLate | None = None
     ) -> ForwardOutput:
-        return ForwardOutput(plan, self.device, pending, self.comm.size == 1, late)
+        is_alone, has_guesses = self.comm.size == 1, self._guesser is not None
+        return ForwardOutput(plan, self.device, pending, is_alone, has_guesses, late)
 
     def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
         """Enqueue work of a step, under the step's name if an observer gives names."""
@@ -233,6 +241,10 @@ class Engine:
         Returns the output of `Sampler.sample` for the plan's rows, flat.
         """
         inputs = self.upload_step(plan)
+        if self._guesser:
+            x_TD = self.runner.run(self._shape(inputs), lambda: self.forward(inputs))
+            sampled = self.sampler.sample(sampling_states(x_TD, inputs), inputs)
+            return self._end_step(inputs, sampled, x_TD)
 
         def forward() -> Tensor:
             return self.forward(inputs)
@@ -248,7 +260,9 @@ class Engine:
         """Enqueue the forward pass of a step with late rows, whose masks depend on the tokens of
         the step before. The forward pass and the LM head need no masks; the sampling is enqueued
         when the host has them (docs/decisions/0021)."""
-        forwarded: list[tuple[StepInputs, Tensor]] = []  # filled and emptied in stream order
+        forwarded: list[
+            tuple[StepInputs, Tensor, Tensor]
+        ] = []  # filled and emptied in stream order
 
         def forward() -> Tensor:
             forwarded.append(self._forward_late(plan))
@@ -259,22 +273,28 @@ class Engine:
 
         return self._flight(plan, self.enqueue(plan, forward), sample)
 
-    def _forward_late(self, plan: Plan) -> tuple[StepInputs, Tensor]:
-        """Run the forward pass, in stream order. Returns the step's inputs, and the logits of this
-        rank's rows. If prompt tokens are scored or pooled, it returns hidden states instead of
-        logits, because those logits are computed block by block."""
+    def _forward_late(self, plan: Plan) -> tuple[StepInputs, Tensor, Tensor]:
+        """Run the forward pass, in stream order. Returns the step's inputs, the logits of this
+        rank's rows, and the hidden states. If prompt tokens are scored or pooled, it returns hidden
+        states instead of logits, because those logits are computed block by block."""
         inputs = self._begin_step(plan)
         self._upload(inputs, inputs.forward, writes_pages=True)
-        x_SD = self.runner.run(self._shape(inputs), lambda: self.forward(inputs))
-        return inputs, x_SD if plan.reports else self.sampler.logits(x_SD, inputs)
+        x = self.runner.run(self._shape(inputs), lambda: self.forward(inputs))
+        x_SD = sampling_states(x, inputs)
+        return inputs, x_SD if plan.reports else self.sampler.logits(x_SD, inputs), x
 
-    def _sample_late(self, inputs: StepInputs, forwarded: Tensor, masks: Sequence[Mask]) -> Tensor:
+    def _sample_late(
+        self, inputs: StepInputs, forwarded: Tensor, x: Tensor, masks: Sequence[Mask]
+    ) -> Tensor:
         """Sample from the output of `_forward_late`, in stream order. Returns the ids as a step
         does."""
         _, rows = self.sampler.split(inputs)
-        self._upload(inputs, inputs.sample | mask_arrays(inputs.plan.late_rows, masks, rows))
+        arrays = inputs.sample | mask_arrays(inputs.plan.late_rows, masks, rows)
+        if self._guesser:  # it needs them after this upload
+            arrays |= inputs.forward
+        self._upload(inputs, arrays)
         sample = self.sampler.sample if inputs.plan.reports else self.sampler.choose
-        return self._end_step(inputs, sample(forwarded, inputs))
+        return self._end_step(inputs, sample(forwarded, inputs), x)
 
     def upload_step(self, plan: Plan) -> StepInputs:
         """Make and upload the inputs of a step."""
@@ -292,7 +312,10 @@ class Engine:
             assert self.adapters, "a request without an engine's adapters is refused"
             self.adapters.load(plan.loads)
         padded = None if plan.reports or plan.images else self.runner.padded(plan)
-        return make_inputs(plan, self._tables, self.page_size, padded)
+        inputs = make_inputs(plan, self._tables, self.page_size, padded)
+        if self._guesser:
+            inputs.forward.update(guess_arrays(inputs))
+        return inputs
 
     def _shape(self, inputs: StepInputs) -> Hashable | None:
         """Return what steps must have in common to be replayed from one graph."""
@@ -300,13 +323,17 @@ class Engine:
             return inputs.shape, self.adapters.key
         return inputs.shape
 
-    def _end_step(self, inputs: StepInputs, sampled: Tensor) -> Tensor:
-        """Return the output of `Sampler.sample` without padding rows, flat."""
+    def _end_step(self, inputs: StepInputs, sampled: Tensor, x: Tensor | None = None) -> Tensor:
+        """Return the output of `Sampler.sample` without padding rows, flat, and the guesses. x: the
+        hidden states from which a model guesses."""
+        guesses = None
+        if self._guesser and x is not None:
+            guesses = self._guesser.guess(x, sampled, inputs)
         if self._guard:
             self._guard.after(inputs.plan)
-        if inputs.has_options:
-            return sampled.flatten()
-        return sampled[..., : len(inputs.plan.sample_rows)].flatten()
+        if not inputs.has_options:
+            sampled = sampled[..., : len(inputs.plan.sample_rows)]
+        return sampled.flatten() if guesses is None else torch.cat((sampled.flatten(), guesses))
 
     def _upload(
         self, inputs: StepInputs, arrays: dict[str, Array], *, writes_pages: bool = False
@@ -320,38 +347,20 @@ class Engine:
             self._ops.write_pages(self._tables.page_table, inputs["new_pages"])
 
     def forward(self, inputs: StepInputs) -> Tensor:
-        """Run the model. Returns the hidden states [S, D] for the LM head, padding included."""
-        rows, padded = inputs["rows"], inputs.padded
-        decoding = rows[0, : inputs.num_decodes]  # only decode rows can have promised ids
-        pools = []
-        for pool, context in zip(self._pools, self._contexts, strict=True):
-            attn: BaseAttnBackend = context.attn
-            if padded and padded.num_prompts:
-                attn_metadata = attn.prepare_any(
-                    padded.num_prompts, padded.num_prompt_tokens, padded.longest
-                )
-            else:
-                attn_metadata = attn.prepare(inputs.plan)
-            is_full = self.memory.groups[pool.group].kind == "full"
-            pools.append(
-                PoolBatch(
-                    positions=inputs["positions"],
-                    slots=inputs["slots"][pool.group],
-                    attn_metadata=attn_metadata,
-                    context=context,
-                    rows=rows,
-                    common_prefix=inputs.tensors.get("common_prefix") if is_full else None,
-                )
-            )
-        batch = Batch(
-            input_ids=self._ops.take_ids(inputs["token_ids"], decoding, self._tables.last_token),
-            sample_positions=inputs["sample_positions"],
-            pools=tuple(pools),
-            images=self._image_rows(inputs.plan),
-        )
+        """Run the model. Returns the hidden states [S, D] for the LM head, padding included; those
+        of all tokens if the model guesses."""
+        decoding = inputs["rows"][0, : inputs.num_decodes]  # only these can have promised ids
+        ids_T = self._ops.take_ids(inputs["token_ids"], decoding, self._tables.last_token)
+        positions = inputs["sample_positions"]
+        if self._guesser and len(positions) < len(ids_T):
+            positions = torch.arange(len(ids_T), device=ids_T.device)
         if self.adapters:
-            self.adapters.begin(inputs.tensors.get("adapters"), batch.sample_positions)
-        return self.model.forward(batch)
+            self.adapters.begin(inputs.tensors.get("adapters"), positions)
+        return self.model.forward(self._batch(inputs, ids_T, positions))
+
+    def _batch(self, inputs: StepInputs, ids_T: Tensor, positions: Tensor) -> Batch:
+        groups, images = self.memory.groups, self._image_rows(inputs.plan)
+        return make_batch(inputs, ids_T, positions, self._pools, self._contexts, groups, images)
 
     def _image_rows(self, plan: Plan) -> ImageRows | None:
         """Run the vision tower for the images of a step that it has not seen lately."""
@@ -374,6 +383,7 @@ class Engine:
             "_guard",
             "sampler",
             "vision",
+            "_guesser",
         )
         for name in owned:
             self.__dict__.pop(name, None)

@@ -9,6 +9,7 @@ from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.plan import Flight
 from minisgl.core.req import IdArray, Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
+from minisgl.engine.guesses import guessed_result
 from minisgl.engine.logprobs import result_with_logprobs
 from minisgl.engine.prompt_scores import reported_result
 from minisgl.errors import AdapterLost
@@ -21,13 +22,15 @@ class ForwardOutput(Flight):
     """A launched step. Mutable: `sample_late` sets `sampled`.
 
     pending: the whole step, or only its forward pass if it has late rows. sample: enqueues the
-    sampling of a step with late rows. is_alone: whether this is the only rank.
+    sampling of a step with late rows. is_alone: whether this is the only rank. has_guesses: whether
+    the model guesses.
     """
 
     plan: Plan
     device: Device
     pending: Pending
     is_alone: bool
+    has_guesses: bool = False
     sample: SampleLate | None = None
     sampled: Pending | None = None
 
@@ -47,7 +50,10 @@ class ForwardOutput(Flight):
         assert self.sample is None or self.sampled is not None, "the late rows are not sampled"
         try:
             values = self.pending.wait()
-            return _result(self.plan, self.sampled.wait() if self.sampled else values)
+            values = self.sampled.wait() if self.sampled else values
+            if self.has_guesses:
+                return guessed_result(self.plan, values, _result)
+            return _result(self.plan, values)
         except AdapterLost as error:
             return StepFailed(error=error, uids=())
         except Exception as error:

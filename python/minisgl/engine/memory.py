@@ -274,6 +274,8 @@ def _activation_bytes(
     model = spec.config
     heads = max(layer.width for layer in spec.layers)
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads)
+    if model.mtp:  # the hidden states of all tokens, and the layer's own inputs
+        widest += 4 * model.hidden_size
     num_tokens, num_steps = max_prompt_tokens(config, device) + config.max_running_requests, 1
     if config.cuda_graph_max_bs and device.max_graph_tokens:
         num_tokens += min(device.max_graph_tokens + config.max_running_requests, num_tokens)

@@ -59,7 +59,13 @@ def build_model(
         expert_parallel=expert_parallel,
         adapt=adapt,
     )
-    return (spec.decoder or Decoder)(spec, build, max_context or config.max_context)
+    model = (spec.decoder or Decoder)(spec, build, max_context or config.max_context)
+    if config.mtp and model.mtp is None:
+        raise ConfigError(
+            f"--drafts mtp needs a layer of multi-token prediction, and {config.architecture} has "
+            "none that is served; leave mtp out"
+        )
+    return model
 
 
 def load_model(
@@ -76,13 +82,15 @@ def load_model(
     dummy: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
+    mtp: bool = False,
 ) -> BaseLLMModel:
     """Load the model of a checkpoint folder, ready to run on `device`.
 
-    quantization: see `read_config`. dummy: draw random weights from `seed`; no weight file is read.
-    For the others see `build_model`. Raises UnsupportedModel, ConfigError and CheckpointError.
+    quantization, mtp: see `read_config`. dummy: draw random weights from `seed`; no weight file is
+    read. For the others see `build_model`. Raises UnsupportedModel, ConfigError and
+    CheckpointError.
     """
-    config = read_config(folder, quantization)
+    config = read_config(folder, quantization, mtp=mtp)
     checkpoint = None if dummy else open_checkpoint(folder, config)
     if checkpoint:
         config = replace(config, formats=config.formats.of_files(checkpoint.names))
@@ -171,6 +179,7 @@ def check_model(
     comm: DistributedCommunicator,
     expert_parallel: bool,
     quantization: Quantization | None,
+    mtp: bool,
 ) -> None:
     """Raise the errors that `load_model` would raise before it reads a tensor.
 
@@ -180,7 +189,7 @@ def check_model(
     if not has_weights and not other_format(folder):
         logger.warning("%s has no weights yet; a start needs them", folder)
         return
-    config = read_config(folder, quantization)
+    config = read_config(folder, quantization, mtp=mtp)
     checkpoint = open_checkpoint(folder, config)
     config = _headed(config, checkpoint)
     model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)

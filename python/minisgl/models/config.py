@@ -67,7 +67,8 @@ class ModelConfig:
 
     fields: all of config.json under our names of fields, with the family's defaults. dtype: of the
     checkpoint's tensors. formats: of its weights. is_wrapped: whether the decoder is the text model
-    of a larger model.
+    of a larger model. mtp: whether to build its layer of multi-token prediction
+    (`minisgl.models.spec.NextTokens`).
     """
 
     architecture: str
@@ -86,6 +87,7 @@ class ModelConfig:
     fields: Fields
     formats: Formats
     is_wrapped: bool = False
+    mtp: bool = False
 
     @property
     def max_context(self) -> int:

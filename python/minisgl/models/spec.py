@@ -136,8 +136,24 @@ class ModelSpec:
         return max(widths)
 
 
+class NextTokens(Protocol):
+    """A layer of multi-token prediction: at each position it takes the model's hidden state and the
+    next token, and predicts the token after that. Its KV is a layer of the model's pools, so every
+    step that stores the model's KV computes this layer, too."""
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        """Store the KV. Returns hidden states [S, D] for the LM head, at `batch.sample_positions`.
+
+        x_TD: the model's final hidden states of all tokens. batch: the model's, in which each input
+        id is the next token's.
+        """
+
+
 class BaseLLMModel(BaseOP, ABC):
-    """The interface of a model to the engine."""
+    """The interface of a model to the engine. mtp: its layer of multi-token prediction, if it was
+    asked for (`ModelConfig.mtp`)."""
+
+    mtp: NextTokens | None = None
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

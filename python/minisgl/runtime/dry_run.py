@@ -28,7 +28,7 @@ def dry_run(config: EngineConfig) -> str:
     """Check the checkpoint and the options without loading weights. Returns the memory table."""
     device, comm = connect(config)
     try:
-        model = read_config(config.folder, config.quantization)
+        model = read_config(config.folder, config.quantization, mtp=config.mtp)
         dtype = resolve_dtype(config, model, device)
         # Only for quantised weights the memory depends on the kernels, which must be compiled.
         is_known = not config.quantization and not model.formats.depends_on_kernels
@@ -52,6 +52,7 @@ def dry_run(config: EngineConfig) -> str:
                 comm=comm,
                 expert_parallel=config.ep,
                 quantization=config.quantization,
+                mtp=config.mtp,
             )
         if config.quantization:
             table += _saved(config, model, dtype, comm, ops)

@@ -56,7 +56,8 @@ def create_drafts(config: SchedulerConfig, requests: Requests) -> Drafts | None:
     """Return the drafts of `config.drafters`; None if there are none."""
     if not config.drafters:
         return None
-    drafters = [plugins.need("drafters", name, "--drafts") for name in config.drafters]
+    facts = {"made": "by the model"}  # a drafter of that kind is not one of `auto`
+    drafters = [plugins.need("drafters", name, "--drafts", **facts) for name in config.drafters]
     drafts: Drafts = plugins.need("drafts", "rule", "--drafts")(drafters, config, requests)
     return drafts
 

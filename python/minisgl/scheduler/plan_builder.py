@@ -8,7 +8,17 @@ import numpy as np
 
 from minisgl.core.adapters import AdapterLoad
 from minisgl.core.image import RowImages, images_in
-from minisgl.core.plan import Begin, History, NewPage, Plan, Pooled, Scored, Slotted, Stored
+from minisgl.core.plan import (
+    PROMISED,
+    Begin,
+    History,
+    NewPage,
+    Plan,
+    Pooled,
+    Scored,
+    Slotted,
+    Stored,
+)
 from minisgl.core.req import IdArray, Req
 
 
@@ -68,6 +78,7 @@ class PlanBuilder:
         self.chunks: list[IdArray] = []
         self.sample_rows: list[int] = []
         self.output_idxs: list[int] = []
+        self.next_ids: list[int] = []
         self.new_pages: list[NewPage] = []
         self.stored: list[Stored] = []
         self.scored: list[Scored] = []
@@ -100,6 +111,9 @@ class PlanBuilder:
         if end == req.num_known:
             self.sample_rows.append(len(self.uids))
             self.output_idxs.append(len(req.output))
+            self.next_ids.append(PROMISED)
+        else:
+            self.next_ids.append(int(req.token_ids(end, end + 1)[0]))
         if start < req.num_stored:
             self.stored.append(Stored(len(self.uids), req.num_stored))
         if req.sampling.pooling:

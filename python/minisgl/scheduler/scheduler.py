@@ -251,6 +251,8 @@ class Scheduler:
             self.stats.num_accepted += row in drafts
             output = req.output
             output.append(token)
+            if result.guesses:
+                req.guesses.append(result.guesses[index])
             if not req.first_token_at:
                 req.first_token_at = now
             stop = token in req.stop_ids

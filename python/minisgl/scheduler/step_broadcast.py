@@ -177,6 +177,7 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.ends,
         plan.num_decodes,
         plan.num_drafts,
+        plan.next_ids,
         plan.sample_rows,
         plan.output_idxs,
         plan.late_rows,

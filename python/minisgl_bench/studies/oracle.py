@@ -52,6 +52,7 @@ class Oracle:
 
     name: Final = "oracle"
     is_over: Final = False
+    is_fresh: Final = False
 
     def __init__(self, answer: Sequence[int], rate: float, seed: int) -> None:
         coins = random.Random(seed)

@@ -16,6 +16,7 @@ class Forced:
     """Mutable: it keeps what the grammar proposes until a token of the output differs."""
 
     name = "grammar"
+    is_fresh = False
 
     def __init__(self, req: Req, requests: Requests) -> None:
         self._masker = req.masker

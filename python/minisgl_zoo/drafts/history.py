@@ -34,6 +34,7 @@ class History:
 
     name = "ngram"
     is_over = False
+    is_fresh = False
 
     def __init__(self, req: Req, requests: Requests) -> None:
         ids = np.concatenate((req.prediction, req.prompt))[-MOST_TOKENS:].astype(np.int64)

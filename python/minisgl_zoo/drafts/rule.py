@@ -47,13 +47,17 @@ DECAY: Final = 0.99
 
 
 class Drafter(Protocol):
-    """The guesses of one drafter for one request. is_over: it has none any more."""
+    """The guesses of one drafter for one request. is_over: it has none any more. is_fresh: each
+    step makes a guess of the next token, which does not continue the guess before."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_over(self) -> bool: ...
+
+    @property
+    def is_fresh(self) -> bool: ...
 
     def next(self, count: int) -> Sequence[int]:
         """Return up to `count` tokens that may come next."""
@@ -104,6 +108,14 @@ class _Candidate:
     streak: int = field(compare=False)
     rates: list[_Rate] = field(compare=False)
     count: int = field(default=0, compare=False)
+
+    def worth(self) -> float:
+        """Return how many of the tokens are expected to be right."""
+        chance, sum = -self.minus_chance, 0.0
+        for index in range(1, len(self.tokens) + 1):
+            sum += chance
+            chance *= self.rates[_class_of(self.streak + index)].value
+        return sum
 
     def advance(self) -> None:
         """Let the chance be that of the token behind those that are taken."""
@@ -175,21 +187,28 @@ class DraftRule:
         return list(taken.values()) if pays else []
 
     def _best(self, index: int, req: Req, num_unknown: int) -> _Candidate | None:
-        """Return the likeliest next draft of a request, behind the tokens in flight."""
+        """Return the likeliest next draft of a request, behind the tokens in flight. A fresh guess
+        is one token, so the other drafter's tokens must be worth less, all together."""
         best: _Candidate | None = None
+        fresh: _Candidate | None = None
         for guess in self._follow(req).guesses:
-            tokens = guess.drafter.next(MOST_DRAFTS + num_unknown)
-            if len(tokens) <= num_unknown:
+            num_before = 0 if guess.drafter.is_fresh else num_unknown
+            tokens = guess.drafter.next(MOST_DRAFTS + num_before)
+            if len(tokens) <= num_before:
                 continue
             rates = self._rates_of(guess.drafter.name)
             candidate = _Candidate(-1.0, index, req, tokens, guess.streak, rates)
             candidate.advance()
-            for _ in range(num_unknown):
+            for _ in range(num_before):
                 candidate.streak += 1
                 candidate.advance()
-            if best is None or candidate < best:
-                candidate.tokens = tokens[num_unknown:]
+            candidate.tokens = tokens[num_before:]
+            if guess.drafter.is_fresh:
+                fresh = candidate
+            elif best is None or candidate < best:
                 best = candidate
+        if fresh and (best is None or best.worth() < fresh.worth()):
+            return fresh
         return best
 
     def _follow(self, req: Req) -> _Followed:

@@ -20,6 +20,7 @@ class Continuation:
     ids are guesses all the same."""
 
     name = "tree"
+    is_fresh = False
 
     def __init__(self, req: Req, requests: Requests) -> None:
         tree = requests.cache.prefix_cache

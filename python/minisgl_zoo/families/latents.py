@@ -26,6 +26,7 @@ from minisgl_zoo.blocks.latent_attention import (
     latent_layers,
 )
 from minisgl_zoo.blocks.layer_kinds import refuse, rope_fields
+from minisgl_zoo.blocks.next_tokens import predicting
 from minisgl_zoo.blocks.routers import SoftmaxExperts, sigmoid_mixture
 from minisgl_zoo.families.sigmoid_mixtures import without_drafts
 
@@ -86,7 +87,7 @@ SIZES: dict[str, Any] = {
 """What most families with this attention default to."""
 
 DEEPSEEKV3 = Family(
-    spec=partial(latent, moe=sigmoid_mixture),
+    spec=predicting(partial(latent, moe=sigmoid_mixture)),
     view=without_drafts,
     defaults={
         **SIZES,

@@ -20,6 +20,7 @@ from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import WideNormBlock
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, no_rotation, refuse
+from minisgl_zoo.blocks.next_tokens import predicting
 from minisgl_zoo.blocks.routers import CORRECTION, SigmoidExperts, sigmoid_mixture
 from minisgl_zoo.blocks.sandwich import SandwichBlock
 from minisgl_zoo.blocks.scaled import ScaledDecoder
@@ -42,8 +43,13 @@ class AfmoeBlock(SandwichBlock):
 
 
 def without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """Leave out the layers of multi-token prediction, which follow the last layer."""
-    for index in range(config.fields.integer("num_nextn_predict_layers", 1, minimum=0)):
+    """Leave out the layers of multi-token prediction, which follow the last layer. The first one
+    stays if it is asked for, without what it shares with the model."""
+    if config.mtp:
+        for shared in ("embed_tokens", "shared_head.head"):
+            view.drop(f"model.layers.{config.num_layers}.{shared}.")
+    count = config.fields.integer("num_nextn_predict_layers", 1, minimum=0)
+    for index in range(config.mtp, count):
         view.drop(f"model.layers.{config.num_layers + index}.")
     return view
 
@@ -94,7 +100,7 @@ def hy_v3(config: ModelConfig) -> ModelSpec:
 
 
 GLM4MOE = Family(
-    spec=partial(plain, moe=sigmoid_mixture, o_bias=False, qk_norm="use_qk_norm"),
+    spec=predicting(partial(plain, moe=sigmoid_mixture, o_bias=False, qk_norm="use_qk_norm")),
     view=without_drafts,
     defaults={
         "n_routed_experts": 128,

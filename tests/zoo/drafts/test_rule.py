@@ -12,7 +12,14 @@ from helpers.scheduling import add, make
 from minisgl.core.req import Req
 from minisgl.core.step_times import StepTimes
 from minisgl.scheduler import Scheduler
-from minisgl_zoo.drafts.rule import HOST_S, MOST_DRAFTS, MOST_ROWS, MOST_STREAMS, DraftRule
+from minisgl_zoo.drafts.rule import (
+    HOST_S,
+    MOST_DRAFTS,
+    MOST_ROWS,
+    MOST_STREAMS,
+    DraftRule,
+    _Rate,
+)
 
 TIMES = StepTimes(prompt_us=((16, 50_000.0),), decode_us=10_000.0, row_us=1_000.0)
 
@@ -22,6 +29,7 @@ class Endless:
 
     name = "endless"
     is_over = False
+    is_fresh = False
 
     def __init__(self, *_: object) -> None:
         self.num_added = 0
@@ -131,3 +139,36 @@ def test_drafts_hold_up_other_requests_no_longer_than_a_prompt_may() -> None:
         assert sum(len(ids) for _, ids in rule.propose(reqs, 2, 60)) == most
         alone = rule.propose(reqs[:1], 1, 60)
         assert sum(len(ids) for _, ids in alone) == MOST_DRAFTS, "there is no other"
+
+
+class Fresh(Endless):
+    """Guesses the next token only."""
+
+    name = "fresh"
+    is_fresh = True
+
+    def next(self, count: int) -> Sequence[int]:
+        return [0]
+
+
+def test_a_fresh_guess_needs_no_token_in_flight_to_be_right() -> None:
+    rule, (req,), _ = rule_for(1)
+    rule._drafters = [Fresh]
+    teach(rule, req, 0.9)
+    assert rule.pays([req], 1)
+    assert [ids for _, ids in rule.propose([req], 1, 60)] == [[0]]
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.9, MOST_DRAFTS), (0.3, 1)])
+def test_one_fresh_guess_is_taken_if_the_others_are_worth_less(rate: float, count: int) -> None:
+    rule, (req,), _ = rule_for(1, replace(TIMES, row_us=100.0))
+    teach(rule, req, rate)
+    rule._drafters = [Endless, Fresh]
+    req.drafts = None
+    rule._rates_of("fresh")[:] = [rule_rate(0.95) for _ in rule._rates_of("fresh")]
+    ((_, ids),) = rule.propose([req], 1, 60)
+    assert len(ids) == count
+
+
+def rule_rate(value: float) -> _Rate:
+    return _Rate(right=value * 100, count=100.0)

@@ -52,6 +52,7 @@ class _Adversary:
 
     name = "adversary"
     is_over = False
+    is_fresh = False
 
     def __init__(self, *_: object) -> None:
         self._last = 7

@@ -41,10 +41,13 @@ MAX_LAYERS = 1024
 """A larger number is refused as a typo, because it would take long to build."""
 
 
-def read_config(folder: Path, quantization: Quantization | None = None) -> ModelConfig:
+def read_config(
+    folder: Path, quantization: Quantization | None = None, *, mtp: bool = False
+) -> ModelConfig:
     """Read `folder`/config.json, and the weights' headers only if it does not name the dtype.
 
-    quantization: the format into which plain weights are converted while they are read.
+    quantization: the format into which plain weights are converted while they are read. mtp: see
+    `ModelConfig`.
     Raises UnsupportedModel if no family has the architecture, CheckpointError if the file is no
     JSON object, and ConfigError for a wrong field.
     """
@@ -113,6 +116,7 @@ def read_config(folder: Path, quantization: Quantization | None = None) -> Model
         fields=config,
         formats=formats,
         is_wrapped=is_wrapped,
+        mtp=mtp,
     )
     if stored is None or formats is not UNQUANTISED:
         return made

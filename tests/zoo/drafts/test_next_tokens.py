@@ -1,0 +1,334 @@
+"""Drafts from the checkpoint's own layer of multi-token prediction, float32 on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from helpers import scheduling
+from helpers.engine_ranks import engines
+from helpers.engine_runs import drive, greedy, make_engine, make_scheduler
+from helpers.model_harness import VOCAB, random_ids
+from helpers.predicting import CASES, Predicting, save_predicting
+from minisgl import plugins
+from minisgl.core import Plan, SamplingParams, StepOutcome, StepResult
+from minisgl.core.args import EngineConfig
+from minisgl.core.plan import Flight
+from minisgl.core.req import Mask, Masker
+from minisgl.core.step_times import StepTimes
+from minisgl.engine import Engine
+from minisgl.errors import ConfigError
+from minisgl.message import UserMsg
+from minisgl.scheduler import Scheduler
+from minisgl_zoo.drafts import rule as rule_module
+from minisgl_zoo.drafts.predicted import Predicted
+
+FREE_ROWS = StepTimes(prompt_us=((16, 1_000.0),), decode_us=1_000.0)
+OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "page_size": 4}
+LENGTHS = (90, 1, 33, 64)  # the first is computed in chunks
+PROMPTS = [random_ids(length, seed=length) for length in LENGTHS]
+SAMPLING = {
+    "greedy": greedy(24),
+    "hot": SamplingParams(temperature=1.3, top_p=0.9, seed=4, max_tokens=24),
+    "filtered": SamplingParams(temperature=0.8, top_k=20, min_p=0.05, seed=5, max_tokens=24),
+    "penalties": SamplingParams(
+        temperature=0.0, repetition_penalty=1.2, presence_penalty=0.4, max_tokens=24
+    ),
+    "logprobs": SamplingParams(temperature=0.0, logprobs=True, top_logprobs=3, max_tokens=24),
+    "scored": SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=24),
+}
+
+
+@pytest.fixture(autouse=True)
+def drafts_whatever_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule_module, "LEAST_GAIN", 0.0)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def random(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Predicting:
+    return save_predicting(tmp_path_factory.mktemp("random"), request.param)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def certain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Predicting:
+    folder = tmp_path_factory.mktemp("certain")
+    return save_predicting(folder, request.param, is_certain=True)
+
+
+@pytest.fixture(scope="module")
+def pair(certain: Predicting) -> Iterator[tuple[Engine, Engine]]:
+    """Engines without and with the layer."""
+    off, on = engine_of(certain, drafts="off"), engine_of(certain)
+    yield off, on
+    off.close()
+    on.close()
+
+
+def engine_of(model: Predicting, **options: Any) -> Engine:
+    return make_engine((model.folder, model.layers), **OPTIONS | {"drafts": "mtp"} | options)
+
+
+def scheduler_of(engine: Engine, **options: Any) -> Scheduler:
+    is_on = engine.model.mtp is not None
+    settings: dict[str, Any] = {"vocab_size": VOCAB, "drafters": ("mtp",) if is_on else ()}
+    return make_scheduler(engine, **settings | {"step_times": FREE_ROWS} | options)
+
+
+@dataclass(slots=True)
+class Watched:
+    """An engine. Mutable: it keeps the guess behind each position, the last one that was made."""
+
+    engine: Engine
+    guesses: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def launch(self, plan: Plan) -> Flight:
+        return _Watched(plan, self.engine.launch(plan), self.guesses)
+
+
+@dataclass(slots=True)
+class _Watched(Flight):
+    plan: Plan
+    flight: Flight
+    guesses: dict[tuple[int, int], int]
+
+    def sample_late(self, masks: Sequence[Mask]) -> None:
+        self.flight.sample_late(masks)
+
+    def wait(self) -> StepOutcome:
+        result = self.flight.wait()
+        assert isinstance(result, StepResult)
+        for row, guess in zip(self.plan.sample_rows, result.guesses, strict=True):
+            self.guesses[self.plan.uids[row], self.plan.ends[row] - 1] = guess
+        return result
+
+
+def check_guesses(
+    model: Predicting, watched: Watched, uid: int, prompt: int, ids: list[int]
+) -> int:
+    """Compare the guess behind each computed token of the output with the reference's. Returns how
+    many there are."""
+    logits = model.guess_logits(ids)
+    for position in range(prompt - 1, len(ids) - 1):
+        row = logits[position]
+        first, second = row.topk(2).values
+        assert first - second > 1e-4, "the reference nearly ties; take another seed"
+        assert watched.guesses[uid, position] == int(row.argmax()), position
+    return len(ids) - prompt
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_guesses_are_the_references(random: Predicting, overlap: bool) -> None:
+    """Behind chunks, behind a reused prefix, behind decodes, and behind drafts, which are all wrong
+    but by chance. A prefix that another request continues otherwise is not compared."""
+    engine = engine_of(random)
+    scheduler = scheduler_of(engine, max_prefill_tokens=16)
+    watched: Any = Watched(engine)
+    outputs = drive(
+        watched,
+        [(prompt, greedy(24)) for prompt in PROMPTS],
+        turns=[0, 0, 3, 5],
+        scheduler=scheduler,
+        overlap=overlap,
+    )
+    checked = 0
+    for uid, (prompt, output) in enumerate(zip(PROMPTS, outputs, strict=True)):
+        assert output == reference_output(random, prompt, output)
+        checked += check_guesses(random, watched, uid, len(prompt), prompt + output)
+    again = [PROMPTS[0] + outputs[0][:9], PROMPTS[3]]
+    more = drive(
+        watched,
+        [(prompt, greedy(8)) for prompt in again],
+        scheduler=scheduler,
+        overlap=overlap,
+        first_uid=4,
+    )
+    assert scheduler.stats.num_cached_tokens > 100
+    for uid, (prompt, output) in enumerate(zip(again, more, strict=True), 4):
+        checked += check_guesses(random, watched, uid, len(prompt), prompt + output)
+    assert checked == 4 * 24 + 2 * 8
+    assert scheduler.stats.num_drafted > 40
+    engine.close()
+
+
+def reference_output(model: Predicting, prompt: list[int], output: list[int]) -> list[int]:
+    logits = model.logits((prompt + output)[:-1])
+    return logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_answers_are_the_same_and_certain_guesses_are_accepted(
+    pair: tuple[Engine, Engine], name: str
+) -> None:
+    """The guesses have the noise of the tokens, so they are right at any temperature."""
+    off, on = pair
+    requests = [(prompt, SAMPLING[name]) for prompt in PROMPTS]
+    expected = drive(off, requests, turns=[0, 1, 2, 6], scheduler=scheduler_of(off))
+    scheduler = scheduler_of(on)
+    assert drive(on, requests, turns=[0, 1, 2, 6], scheduler=scheduler) == expected
+    stats = scheduler.stats
+    assert stats.num_drafted > 30
+    # Nucleus, penalties and ties of the layer's own rounding may part them.
+    assert stats.num_accepted >= (0.4 if name == "penalties" else 0.9) * stats.num_drafted
+
+
+def test_answers_are_the_same_with_random_guesses(random: Predicting) -> None:
+    off, on = engine_of(random, drafts="off"), engine_of(random)
+    requests = [
+        (prompt, replace(params, seed=seed))
+        for seed, prompt in enumerate(PROMPTS)
+        for params in SAMPLING.values()
+    ]
+    expected = drive(off, requests, scheduler=scheduler_of(off))
+    scheduler = scheduler_of(on)
+    assert drive(on, requests, scheduler=scheduler) == expected
+    off.close()
+    on.close()
+
+
+class ThirdMasker:
+    """Allows a third of the vocabulary, which depends on the whole output."""
+
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
+        said = [*output, *drafts]
+        bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
+        bits[:VOCAB] = (np.arange(VOCAB) + 5 * sum(said) + len(said)) % 3 == 0
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        return ()
+
+
+def every_third_token(message: UserMsg) -> Masker | None:
+    """Return the masker of two of three requests."""
+    return ThirdMasker() if message.uid % 3 else None
+
+
+def test_masked_rows_have_guesses_too(pair: tuple[Engine, Engine]) -> None:
+    """They are sampled late, when the inputs of the forward pass were overwritten."""
+    off, on = pair
+    requests = [(prompt, greedy(24)) for prompt in PROMPTS]
+    outputs = []
+    for engine in (off, on):
+        scheduler = scheduler_of(engine)
+        scheduler._create_masker = every_third_token
+        outputs.append(drive(engine, requests, turns=[0, 1, 2, 6], scheduler=scheduler))
+    assert outputs[0] == outputs[1]
+    assert scheduler.stats.num_accepted > 10, "of the requests without a mask"
+
+
+def test_a_masked_row_has_the_references_guess(random: Predicting) -> None:
+    engine = engine_of(random)
+    scheduler = scheduler_of(engine)
+    scheduler._create_masker = every_third_token
+    watched: Any = Watched(engine)
+    prompt = PROMPTS[2]
+    (output,) = drive(
+        watched,
+        [(prompt, greedy(24))],
+        scheduler=scheduler,
+        first_uid=1,  # it has a mask
+    )
+    assert output != reference_output(random, prompt, output)
+    assert check_guesses(random, watched, 1, len(prompt), prompt + output) == 24
+    engine.close()
+
+
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
+def test_rounded_weights_and_caches_have_the_same_answers(
+    certain: Predicting, options: dict[str, Any]
+) -> None:
+    requests = [(prompt, greedy(24)) for prompt in PROMPTS]
+    outputs = []
+    for drafts in ("off", "mtp"):
+        engine = engine_of(certain, drafts=drafts, **options)
+        scheduler = scheduler_of(engine)
+        outputs.append(drive(engine, requests, scheduler=scheduler))
+        engine.close()
+    assert outputs[0] == outputs[1]
+    assert scheduler.stats.num_accepted > 10
+
+
+def test_ranks_have_the_same_guesses(certain: Predicting, tmp_path: Path) -> None:
+    sampling = [greedy(16), SAMPLING["hot"], greedy(16), greedy(16)]
+    requests = list(zip(PROMPTS, sampling, strict=True))
+    alone = engine_of(certain, drafts="off")
+    expected = drive(alone, requests, scheduler=scheduler_of(alone))
+    alone.close()
+    with engines(certain.folder, tmp_path / "store", 2, drafts="mtp", num_pages=400) as ranks:
+        schedulers = [scheduler_of(rank) for rank in ranks]
+        with ThreadPoolExecutor(2) as pool:
+            pairs = zip(ranks, schedulers, strict=True)
+            runs = [pool.submit(drive, rank, requests, scheduler=each) for rank, each in pairs]
+            outputs = [each.result() for each in runs]
+    assert outputs == [expected, expected]
+    counts = [(each.stats.num_drafted, each.stats.num_accepted) for each in schedulers]
+    assert counts[0] == counts[1]
+    assert counts[0][1] >= 16
+
+
+def test_the_layers_memory_counts(certain: Predicting) -> None:
+    off, on = engine_of(certain, drafts="off", num_pages=8), engine_of(certain, num_pages=8)
+    assert on.memory.weight_bytes > off.memory.weight_bytes
+    assert on.memory.activation_bytes > off.memory.activation_bytes
+    (before,), (after,) = off.memory.group_page_bytes, on.memory.group_page_bytes
+    assert after * 3 == before * 4, "three layers of the model, and one more"
+    off.close()
+    on.close()
+
+
+def test_only_the_layer_that_is_asked_for_is_read(certain: Predicting) -> None:
+    """Its embedding and LM head are the model's."""
+    engine = engine_of(certain)
+    sizes = [each.shape for each in engine.model.parameters()]
+    vocabulary = [shape for shape in sizes if VOCAB in shape]
+    assert len(vocabulary) == 2
+    engine.close()
+
+
+def test_auto_leaves_it_out() -> None:
+    """It costs memory and time whether its guesses are computed or not."""
+    assert "mtp" not in [row.name for row in plugins.rows("drafters")]
+    assert plugins.need("drafters", "mtp", "--drafts", made="by the model").name == "mtp"
+
+
+@pytest.mark.parametrize("count", [None, 0])
+def test_a_model_without_the_layer_is_refused(
+    certain: Predicting, tmp_path: Path, count: int | None
+) -> None:
+    for file in certain.folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(values | {"num_nextn_predict_layers": count}))
+    with pytest.raises(ConfigError, match="--drafts mtp needs a layer of multi-token prediction"):
+        make_engine((tmp_path, certain.layers), **OPTIONS | {"drafts": "ngram,mtp"})
+
+
+def test_adapters_exclude_it() -> None:
+    with pytest.raises(ConfigError, match="--drafts mtp guesses for the model without adapters"):
+        EngineConfig(model="model", drafts="mtp", lora={"name": "folder"})
+
+
+def test_an_answer_that_goes_on_here_has_guesses_of_its_last_tokens() -> None:
+    """Another engine has sampled the first two."""
+    scheduler = scheduling.make()
+    scheduling.add(scheduler, 0, [1, 2])
+    req = scheduler.requests.by_uid[0]
+    req.output, req.guesses = [5, 6, 7], [8]
+    drafter = Predicted(req, scheduler.requests)
+    for token in req.output:
+        assert drafter.next(3) == ()
+        drafter.add(token)
+    assert drafter.next(3) == [8]
+    req.output.append(9)
+    req.guesses.append(-1)
+    drafter.add(9)
+    assert drafter.next(3) == (), "its logits were not finite"
