@@ -132,7 +132,7 @@ class Plan:
     stored: list[Stored] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
     adapter_slots: list[Slotted] = field(default_factory=list)  # those of `begins` with an adapter
-    loads: list[AdapterLoad] = field(default_factory=list)
+    loads: list[AdapterLoad] = field(default_factory=list)  # before the step
 
     @property
     def reports(self) -> bool:

@@ -85,13 +85,14 @@ class Req:
     order: Order  # the lower goes first
     stop_ids: frozenset[int]  # output ids that end the request
     namespace: str = ""  # requests share pages of the prefix cache only within one namespace
-    adapter: Adapter | None = None
+    adapter: Adapter | None = None  # None is the model alone
     masker: Masker | None = None  # its rows are sampled late (`minisgl.scheduler.loop`)
     prediction: IdArray = field(default_factory=lambda: np.zeros(0, np.int32))
     """Ids that the output may repeat, a source of drafts."""
     images: Sequence[Any] = ()  # `minisgl.core.image.Image`s of the prompt
-    keys: IdArray | None = None
-    """The prompt for the prefix cache if there are images; None if `prompt` is."""
+    tree_prompt: IdArray | None = None
+    """The prompt as the prefix cache has it, with ids that tell images apart; None without images.
+    """
 
     # --- progress
     output: list[int] = field(default_factory=list)  # committed ids
@@ -158,13 +159,13 @@ class Req:
         return self._ids(self.prompt, start, end)
 
     @property
-    def prompt_keys(self) -> IdArray:
+    def prompt_in_tree(self) -> IdArray:
         """The prompt as the prefix cache has it."""
-        return self.prompt if self.keys is None else self.keys
+        return self.prompt if self.tree_prompt is None else self.tree_prompt
 
-    def key_ids(self, start: int, end: int) -> IdArray:
+    def ids_in_tree(self, start: int, end: int) -> IdArray:
         """Return the committed ids in [start, end) as the prefix cache has them."""
-        return self._ids(self.prompt_keys, start, end)
+        return self._ids(self.prompt_in_tree, start, end)
 
     def _ids(self, prompt: IdArray, start: int, end: int) -> IdArray:
         num_prompt = len(prompt)

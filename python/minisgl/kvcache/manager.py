@@ -108,7 +108,7 @@ class CacheManager:
 
     def differs_at(self, req: Req) -> int | None:
         """Return the first position of the prompt that differs from the best cached branch."""
-        return self.prefix_cache.differs_at(req.prompt_keys, req.namespace)
+        return self.prefix_cache.differs_at(req.prompt_in_tree, req.namespace)
 
     def num_common(self, req: Req, other: Req) -> int:
         """Return the number of leading prompt tokens whose pages the two requests could share.
@@ -117,8 +117,8 @@ class CacheManager:
         """
         if req.namespace != other.namespace:
             return 0
-        ids = req.prompt_keys[: req.num_tokens - 1]
-        return self.prefix_cache.num_common(ids, other.prompt_keys)
+        ids = req.prompt_in_tree[: req.num_tokens - 1]
+        return self.prefix_cache.num_common(ids, other.prompt_in_tree)
 
     def attach(self, req: Req, ids: IdArray, step: int) -> int | None:
         """Give `req`, which holds no pages, the cached prefix of `ids`. Returns its length.
@@ -192,7 +192,7 @@ class CacheManager:
             return
         pages = req.pages[start // self.page_size : end // self.page_size]
         position, duplicates = self.prefix_cache.insert(
-            holding.position, req.key_ids(start, end), pages, step
+            holding.position, req.ids_in_tree(start, end), pages, step
         )
         self.prefix_cache.lock(position)
         self.prefix_cache.unlock(holding.position)

@@ -178,7 +178,7 @@ class Requests:
 
         The last token is always computed, and so are the tokens from `num_scored` on.
         """
-        return req.key_ids(0, min(req.num_tokens - 1, req.num_scored))
+        return req.ids_in_tree(0, min(req.num_tokens - 1, req.num_scored))
 
     def release_settled(self, rows: Iterable[Req]) -> None:
         """Release the requests that are leaving and have no row in a flight any more."""

@@ -143,7 +143,7 @@ class Scheduler:
             masker=self._create_masker(message) if self._create_masker else None,
             prediction=prediction[prediction < self.config.vocab_size],
             images=images,
-            keys=ids if images else None,
+            tree_prompt=ids if images else None,
             queued_at=self.clock(),
         )
         self.requests.add(req, is_compiled=not message.grammar)

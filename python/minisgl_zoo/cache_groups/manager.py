@@ -198,7 +198,7 @@ class GroupedCacheManager(CacheManager):
             return
         tree, part = self._tree, slice(start // self.page_size, end // self.page_size)
         position, duplicates = tree.insert(
-            holding.cursor, req.key_ids(start, end), req.pages[part], step
+            holding.cursor, req.ids_in_tree(start, end), req.pages[part], step
         )
         columns = [pages[part] for pages in holding.tails]
         tree.insert_tails(position, columns, step, holding.num_cached)

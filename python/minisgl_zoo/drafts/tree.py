@@ -57,7 +57,7 @@ class Continuation:
             return
         position = req.handle.position
         end = req.num_prompt + self._num_added
-        ids = req.key_ids(position.num_tokens, end)
+        ids = req.ids_in_tree(position.num_tokens, end)
         found = following(self._tree, position, ids)
         if (is_image := found >= LOWEST).any():  # of another request; no answer has such ids
             found = found[: is_image.argmax()]
