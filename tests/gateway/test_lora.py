@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import httpx
 import pytest
 
 from helpers.adapters import RandomAdapter
+from helpers.routing import Setup
 from helpers.running_server import RunningServer
+from helpers.scripted_server import STATE
 from minisgl.core import SamplingParams
 from minisgl.llm import LLM
 
@@ -100,6 +105,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags += ["--dtype", "float32", "--num-pages", "128"]
     with RunningServer(*flags) as server:
         yield Served(server, folder)
+
+
+@pytest.fixture
+def two() -> Iterator[Setup]:
+    with ExitStack() as stack:
+        yield Setup(stack, STATE, STATE)
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +251,45 @@ def test_a_router_gets_other_hashes_for_an_adapter(served: Served) -> None:
 
     assert hashes("first") != hashes(BASE)
     assert hashes("first") == hashes("first")
+
+
+def test_a_stream_with_an_adapter_goes_on_after_a_restart(served: Served) -> None:
+    """So does one whose adapter was loaded at run time, and its name."""
+    flags = ["--lora", f"first={served.folder / 'first'}", "--lora-folder", str(served.folder)]
+    flags += ["--restart", "--dtype", "float32", "--num-pages", "128"]
+    fields = {"model": "new", "prompt": TEXT, "max_tokens": 400, "ignore_eos": True}
+    fields |= {"temperature": 0}
+    with RunningServer(*flags) as server:
+        url = f"{server.url}/v1/completions"
+        load = {"lora_name": "new", "lora_path": "second"}
+        assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=load).status_code == 200
+        expected = httpx.post(url, json=fields, timeout=150).json()["choices"][0]["text"]
+        with httpx.stream("POST", url, json=fields | {"stream": True}, timeout=150) as stream:
+            lines = stream.iter_lines()
+            text = read_event(next(lines))
+            os.kill(server.pid("engine"), signal.SIGKILL)
+            text += "".join(read_event(line) for line in lines)
+        assert text == expected
+        assert "started again after" in server.output["err"], "it was killed in the stream"
+        again = httpx.post(url, json=fields, timeout=150).json()["choices"][0]["text"]
+        assert again == expected
+
+
+def read_event(line: str) -> str:
+    """Return the text of a line of a stream; "" for an empty line, a comment or the end."""
+    if not line.startswith("data: {"):
+        return ""
+    choices = json.loads(line.removeprefix("data: "))["choices"]
+    return "".join(str(choice["text"]) for choice in choices)
+
+
+def test_a_router_passes_an_adapter_on_to_the_server_that_is_named(two: Setup) -> None:
+    fields = {"lora_name": "a", "lora_path": "b"}
+    refused = httpx.post(f"{two.url}/v1/load_lora_adapter", json=fields)
+    assert refused.status_code == 400
+    assert "replica" in refused.json()["error"]["message"]
+    url = f"{two.url}/v1/load_lora_adapter?replica={two.name(1)}"
+    assert "--lora-folder" in httpx.post(url, json=fields).json()["error"]["message"]
 
 
 def test_without_a_folder_nothing_is_loaded(tmp_path: Path) -> None:

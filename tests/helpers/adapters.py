@@ -15,6 +15,9 @@ from transformers import PreTrainedModel
 
 from helpers.text_checkpoints import make
 from minisgl.core import SamplingParams
+from minisgl.llm import LLM
+from minisgl.llm.output import RequestOutput
+from minisgl.llm.prompts import prompt_records
 
 NOT_ADAPTED = re.compile(r"lm_head|shared_expert_gate|kv_b_proj|\.gate$|\.router|latent_proj")
 """Linear layers of transformers that take no adapters here."""
@@ -107,6 +110,24 @@ def greedy_ids(model: PreTrainedModel, prompt: Sequence[int], count: int = 10) -
         for _ in range(count):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
+
+
+def as_batch(
+    llm: LLM,
+    names: Sequence[str | None],
+    prompts: Sequence[list[int]],
+    params: SamplingParams = GREEDY,
+) -> list[RequestOutput]:
+    """Compute prompts with adapters of their own as one batch."""
+    messages = []
+    for name, prompt in zip(names, prompts, strict=True):
+        (encoded,) = llm._encode(*prompt_records([prompt]))
+        namespace, adapter = llm._scope("", name)
+        request = llm._encoder.request(encoded, params.with_seed(0), namespace, adapter=adapter)
+        messages.append(request)
+    call = llm._session.submit(messages, lambda *_: None, 1)
+    llm._session.wait(call)
+    return call.outputs()
 
 
 def with_tokenizer(folder: Path) -> Path:

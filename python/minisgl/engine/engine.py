@@ -23,7 +23,7 @@ from minisgl.core.req import Mask
 from minisgl.engine.batch import make_batch
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, Tuning
-from minisgl.engine.extras import EngineAdapters, StepGuard, Vision
+from minisgl.engine.extras import StepGuard, Vision, create_adapters
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.guesses import create_guesser, guess_arrays, sampling_states
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
@@ -88,10 +88,7 @@ class Engine:
         if config.mtp and device.torch_device.type != "cpu":
             raise ConfigError("--drafts mtp works on a CPU only: no GPU has run it; leave mtp out")
         clock.lap("kernels")  # the C++ kernels are compiled or loaded
-        self.adapters: EngineAdapters | None = None
-        if config.num_slots:
-            create = plugins.need("adapters", "engine", "--lora")
-            self.adapters = create(config, self.model_config, device.torch_device, comm)
+        self.adapters = create_adapters(config, self.model_config, device.torch_device, comm)
         adapt = self.adapters.adapt if self.adapters else None
         self.memory = plan_engine_memory(
             config, self.model_config, self.dtype, device, comm, ops, adapt

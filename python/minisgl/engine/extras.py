@@ -6,13 +6,17 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.core import Plan
 from minisgl.core.adapters import AdapterLoad
+from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.plan import Pooled
-from minisgl.models import BaseLLMModel
+from minisgl.distributed import DistributedCommunicator
+from minisgl.models import BaseLLMModel, ModelConfig
 from minisgl.quantization import Part, Weight
 
 
@@ -61,6 +65,17 @@ class EngineAdapters(Protocol):
     def begin(self, slots_T: Tensor | None, positions_S: Tensor) -> None:
         """Tell the weights of a forward pass which slot each of its tokens uses, 0 for none, and
         which tokens the last layers compute. slots_T: None if no token uses any."""
+
+
+def create_adapters(
+    config: EngineConfig, model: ModelConfig, device: torch.device, comm: DistributedCommunicator
+) -> EngineAdapters | None:
+    """Return the adapters of an engine; None if it is started without. Raises ConfigError."""
+    if not config.num_slots:
+        return None
+    create = plugins.need("adapters", "engine", "--lora")
+    made: EngineAdapters = create(config, model, device, comm)
+    return made
 
 
 class PoolRows(Protocol):

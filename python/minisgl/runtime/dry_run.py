@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from minisgl.attention import create_attention_backend
 from minisgl.core.args import EngineConfig
 from minisgl.engine.connect import connect, resolve_dtype
+from minisgl.engine.extras import create_adapters
 from minisgl.engine.memory import plan_engine_memory
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
@@ -33,7 +34,11 @@ def dry_run(config: EngineConfig) -> str:
         # Only for quantised weights the memory depends on the kernels, which must be compiled.
         is_known = not config.quantization and not model.formats.depends_on_kernels
         ops = Ops() if is_known else create_ops(device.torch_device)
-        table = str(plan_engine_memory(config, model, dtype, device, comm, ops))
+        adapters = create_adapters(config, model, device.torch_device, comm)
+        adapt = adapters.adapt if adapters else None
+        table = str(plan_engine_memory(config, model, dtype, device, comm, ops, adapt))
+        if adapters:
+            adapters.bind(build_model(model, dtype=dtype, ops=ops, comm=comm, adapt=adapt))
         if config.attn != "auto":
             create_attention_backend(
                 config.attn,

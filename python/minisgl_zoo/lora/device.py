@@ -72,12 +72,12 @@ class DeviceAdapters:
         rank = -(-rank // RANK_UNIT) * RANK_UNIT
         self.step = StepRows(config.num_slots, rank, is_gpu=device.type == "cuda")
         self._config, self._comm = model, comm
-        self._changed: set[int] = set()  # weights that an adapter has changed, by index
+        self._num_changed = 0  # weights that an adapter has changed; it only grows
         self._weights: list[AdaptedWeight] = []
 
     @property
     def key(self) -> int:
-        return len(self._changed)
+        return self._num_changed
 
     def adapt(self, weight: Weight, parts: Sequence[Part]) -> Weight:
         return AdaptedWeight(weight, parts, self.step)
@@ -103,9 +103,9 @@ class DeviceAdapters:
                     digest=adapter.digest,
                     folder=adapter.folder,
                 )
-            for index, weight in enumerate(self._weights):
-                if weight.fill(slot, *_shares(weight, a, b, view)):
-                    self._changed.add(index)
+            for weight in self._weights:
+                weight.fill(slot, *_shares(weight, a, b, view))
+        self._num_changed = sum(weight.is_changed for weight in self._weights)
 
     def begin(self, slots_T: Tensor | None, positions_S: Tensor) -> None:
         self.step.begin(slots_T, positions_S)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,15 +117,15 @@ def open_adapter(folder: Path) -> AdapterFile:
             raise CheckpointError(
                 f"{folder / WEIGHTS}: A of {module} has rank {rank}, B has {outputs[module][1]}"
             )
-        said = _of_pattern(config, "rank_pattern", module, config.get("r"), file)
+        said = _of_pattern(config, "rank_pattern", "r", module, file)
         if said != rank:
-            raise CheckpointError(f"{file} gives {module} rank {said}, but its A has rank {rank}")
+            raise CheckpointError(f"{file} gives {module} rank {said:g}, but its A has rank {rank}")
         if rank > MAX_RANK:
             raise ConfigError(
                 f"{file}: {module} has rank {rank}, and at most {MAX_RANK} are served; merge the "
                 "adapter into its model (PEFT's merge_and_unload) and serve the result"
             )
-        alpha = _of_pattern(config, "alpha_pattern", module, config.get("lora_alpha"), file)
+        alpha = _of_pattern(config, "alpha_pattern", "lora_alpha", module, file)
         scales[module] = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     return AdapterFile(folder=folder, inputs=inputs, outputs=outputs, scales=scales)
 
@@ -155,20 +156,22 @@ def _refuse_others(config: dict[str, Any], file: Path) -> None:
             )
 
 
-def _of_pattern(config: dict[str, Any], field: str, module: str, default: Any, file: Path) -> float:
+def _of_pattern(
+    config: dict[str, Any], patterns: str, field: str, module: str, file: Path
+) -> float:
     """Return the value of the first pattern whose regular expression matches the module's name or
-    the end of it, as PEFT reads `rank_pattern` and `alpha_pattern`; else `default`."""
-    patterns = config.get(field) or {}
-    if not isinstance(patterns, dict):
-        raise ConfigError(f"{file}: {field} must be an object, got {brief(patterns)}")
+    the end of it, as PEFT reads `rank_pattern` and `alpha_pattern`; else that of the field."""
+    given = config.get(patterns) or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{file}: {patterns} must be an object, got {brief(given)}")
     try:
-        found = [v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", module)]
+        found = [v for key, v in given.items() if re.match(rf"(.*\.)?({key})$", module)]
     except re.error as error:
-        raise ConfigError(f"{file}: {field} has no regular expression: {error}") from error
-    value = found[0] if found else default
-    if type(value) not in (int, float) or not value > 0:
+        raise ConfigError(f"{file}: {patterns} has no regular expression: {error}") from error
+    value, name = (found[0], patterns) if found else (config.get(field), field)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ConfigError(
-            f"{file}: {field} gives {module} {brief(value)}; expected a number above 0"
+            f"{file}: {name} gives {module} {brief(value)}; expected a number above 0"
         )
     return float(value)
 

@@ -68,8 +68,11 @@ class StepRows:
 class AdaptedWeight(Weight):
     """Mutable: its slots are filled while the engine runs.
 
-    base: the weight without adapters. parts: its parts (`BuildContext.linear`).
+    base: the weight without adapters. parts: its parts (`BuildContext.linear`). is_changed: whether
+    an adapter has ever changed it; until then a GPU's steps leave its products out.
     """
+
+    is_changed = False
 
     a: Tensor  # [N, P, R, I]
     b: tuple[Tensor, ...]  # for each part [N, R, O]
@@ -101,9 +104,8 @@ class AdaptedWeight(Weight):
             for at in self._columns
         )
 
-    def fill(self, slot: int, a: Mapping[str, Tensor], b: Mapping[int, Tensor]) -> bool:
-        """Put an adapter into a slot. a: by name, [rank, I]. b: by part, [O, rank]. Returns whether
-        it changes this weight."""
+    def fill(self, slot: int, a: Mapping[str, Tensor], b: Mapping[int, Tensor]) -> None:
+        """Put an adapter into a slot. a: by name, [rank, I]. b: by part, [O, rank]."""
         self.a[slot - 1].zero_()
         for name, given in a.items():
             self.a[slot - 1, self.names.index(name), : len(given)] = given
@@ -112,7 +114,7 @@ class AdaptedWeight(Weight):
             if part in b:
                 held[slot - 1, : b[part].shape[1]] = b[part].T
         (self._filled.add if b else self._filled.discard)(slot)
-        return bool(b)
+        self.is_changed |= bool(b)
 
     # --- as a weight ---------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class AdaptedWeight(Weight):
     def _add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
         """Add the adapters' part to y, [T, O], in place."""
         if isinstance(rows, Tensor):
-            if self._filled:
+            if self.is_changed:
                 self._add_masked(x, y, rows)
             return
         for slot, own in rows:

@@ -12,13 +12,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from helpers.adapters import GREEDY, RandomAdapter, greedy_ids, with_tokenizer
+from helpers.adapters import GREEDY, RandomAdapter, as_batch, greedy_ids, with_tokenizer
 from helpers.family_cases import SIZES
 from helpers.model_harness import make_reference
 from minisgl.core import SamplingParams
+from minisgl.engine.device import EagerRunner
 from minisgl.errors import AdapterLost, ConfigError, InvalidRequest, ModelNotFound
 from minisgl.llm import LLM
-from minisgl.llm.output import RequestOutput
+from minisgl_zoo.lora.weight import StepRows
 
 NUM = 8
 PROMPTS = [[uid + 3, 99, 3, 150, 42, 8, 61 + uid] for uid in range(NUM)]
@@ -55,27 +56,6 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup(reference, with_tokenizer(folder / "model"), adapters)
 
 
-def as_batch(
-    llm: LLM, names: list[str | None], prompts: list[list[int]], params: SamplingParams = GREEDY
-) -> list[RequestOutput]:
-    """Compute prompts with adapters of their own as one batch."""
-    messages = []
-    for name, prompt in zip(names, prompts, strict=True):
-        encoded = llm._encode(iter([_tokens(prompt)]), 1)[0]
-        namespace, adapter = llm._scope("", name)
-        request = llm._encoder.request(encoded, params.with_seed(0), namespace, adapter=adapter)
-        messages.append(request)
-    call = llm._session.submit(messages, lambda *_: None, 1)
-    llm._session.wait(call)
-    return call.outputs()
-
-
-def _tokens(prompt: list[int]) -> Any:
-    from minisgl.llm.prompts import prompt_records
-
-    return next(prompt_records([prompt])[0])
-
-
 @pytest.fixture(scope="module")
 def llm(setup: Setup) -> Iterator[LLM]:
     with LLM(setup.model, lora=setup.lora, **OPTIONS) as llm:
@@ -90,6 +70,42 @@ def test_a_batch_of_8_adapters_equals_8_single_runs(setup: Setup, llm: LLM) -> N
     assert ids[NUM] == greedy_ids(setup.reference, PROMPTS[0])
     for name, prompt, expected in zip(names, PROMPTS, ids, strict=False):
         assert llm.generate([prompt], GREEDY, lora=name)[0].token_ids == expected
+
+
+def test_the_products_of_a_gpu_give_the_same_ids(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All slots at once, with a mask."""
+    always = property(lambda self: True, lambda self, given: None)
+    monkeypatch.setattr(StepRows, "is_gpu", always, raising=False)
+    for slots in (3, 8):
+        with LLM(setup.model, lora=setup.lora, max_loras=slots, **OPTIONS) as llm:
+            outputs = as_batch(llm, [*setup.lora, None], [*PROMPTS, PROMPTS[0]])
+        ids = [output.token_ids for output in outputs]
+        assert ids == [*setup.expected(PROMPTS), greedy_ids(setup.reference, PROMPTS[0])]
+
+
+@pytest.mark.needs("minisgl_kernels")
+def test_steps_without_adapters_are_replayed_after_steps_with_them(tmp_path: Path) -> None:
+    shapes = {f"model.layers.{layer}.mlp.down_proj": (256, 768) for layer in range(6)}
+    lora = {"a": RandomAdapter(tmp_path, shapes, seed=1, size=3.0).folder}
+    options = {"num_pages": 128, "progress": False}
+    with LLM(**options) as plain, LLM(lora=lora, **options) as llm:
+        if isinstance(runner_of(plain), EagerRunner):
+            pytest.skip(reason="no recorded steps here")
+        expected = plain.generate([PROMPTS[0]], GREEDY)[0].token_ids
+        for name in ("a", None, "a", None):
+            ids = llm.generate([PROMPTS[0]], GREEDY, lora=name)[0].token_ids
+            assert (ids == expected) == (name is None)
+        recorded, ours = (runner_of(each)._recordings for each in (plain, llm))
+        assert recorded.keys() == ours.keys()
+        for key, recording in recorded.items():
+            assert recording is not None, "the built-in model's steps are recorded"
+            assert len(ours[key].calls) == len(recording.calls), "and no call is more"
+
+
+def runner_of(llm: LLM) -> Any:
+    return llm._engine.engine.runner  # type: ignore[attr-defined] # the engine of one rank
 
 
 def test_prefixes_are_shared_within_an_adapter_only(setup: Setup, llm: LLM) -> None:
