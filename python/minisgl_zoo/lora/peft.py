@@ -168,7 +168,8 @@ def _of_pattern(
         found = [v for key, v in given.items() if re.match(rf"(.*\.)?({key})$", module)]
     except re.error as error:
         raise ConfigError(f"{file}: {patterns} has no regular expression: {error}") from error
-    value, name = (found[0], patterns) if found else (config.get(field), field)
+    value: Any = found[0] if found else config.get(field)
+    name = patterns if found else field
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ConfigError(
             f"{file}: {name} gives {module} {brief(value)}; expected a number above 0"
