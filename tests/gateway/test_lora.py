@@ -310,6 +310,7 @@ def test_without_a_folder_nothing_is_loaded(tmp_path: Path) -> None:
         (["--lora", f"{BASE}=DIR/first"], "the model's name"),
         (["--lora", "a=DIR/foreign"], "another model's adapter"),
         (["--lora-folder", "DIR/none"], "is no folder"),
+        (["--lora-folder", "DIR", "--drafts", "mtp"], "without adapters"),
         (["--lora", "a=DIR/first", "--lora", "a=DIR/second"], "each name once"),
     ],
 )

@@ -374,7 +374,7 @@ class EngineConfig:
             raise ConfigError(
                 "--num-pages and --memory-ratio both size the KV cache: give one of them"
             )
-        if self.mtp and self.lora:
+        if self.mtp and self.num_slots:
             raise ConfigError(
-                "--drafts mtp guesses for the model without adapters: leave out mtp, or --lora"
+                "--drafts mtp guesses for the model without adapters: leave out mtp, or adapters"
             )

@@ -156,6 +156,17 @@ def test_logprobs_of_the_prompt_are_those_of_the_adapter(setup: Setup, llm: LLM)
     assert output.prompt_logprobs[1:] == pytest.approx(expected, abs=1e-3)
 
 
+def test_embeddings_are_those_of_the_merged_model(setup: Setup, llm: LLM, tmp_path: Path) -> None:
+    with setup.adapters[3].merged(setup.reference) as model:
+        model.save_pretrained(tmp_path)
+    prompts = [PROMPTS[0], PROMPTS[1] * 3]
+    with LLM(with_tokenizer(tmp_path), **OPTIONS) as merged:
+        expected = merged.embed(prompts)
+    rows = llm.embed(prompts, lora="a3")
+    torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(torch.tensor(llm.embed(prompts)), torch.tensor(rows), atol=1e-2)
+
+
 def test_two_ranks_give_the_ids_of_one(setup: Setup) -> None:
     with LLM(setup.model, lora=setup.lora, tp=2, max_loras=3, **OPTIONS) as llm:
         outputs = as_batch(llm, [*setup.lora, None], [*PROMPTS, PROMPTS[0]])
