@@ -1,17 +1,21 @@
 """Ends engines within answers, and compares each answer with one that nothing disturbed.
 
-    python scripts/outlive.py [--rounds N] [--seed S] [--tp N] [--json FILE]
+    python scripts/outlive.py [--rounds N] [--seed S] [--tp N | --routed] [--json FILE]
 
 The server has `--restart`, the built-in model and float32. First all kinds of requests are answered
 undisturbed. In a round 1 to 32 of them are open at a time, and one worker is killed, stopped, or
 its engine raises an error. Every answer must be whole and equal: text, calls, token ids, reasons,
 usage, and log-probabilities but for rounding. Round i of seed S is the same in each run but for the
 machine's timing.
+
+With --routed a router is before two servers without `--restart`. In a round 32 streams are open,
+and a server or its engine is killed, or the server is asked to end; then it is started again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,14 +26,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 
 from minisgl_bench.report import write_json
-from own_server import Server, wait_until
+from own_server import START_S, Server, wait_until
+from try_replicas import Process
 
 HANG_S: Final = 2.0
 ROUNDING: Final = 2e-3
@@ -302,13 +309,7 @@ def one_round(
     result.faults[f"{fault} {worker}"] += 1
     for name, answer in zip(names, answers, strict=True):
         assert answer
-        result.answers[name] += 1
-        result.resumed[name] += bool(answer.num_resumed)
-        result.num_comments += answer.num_comments
-        if different := answer.difference(whole[name]):
-            result.problems.append(f"round {number} ({fault} {worker}), {name}: {different}")
-        else:
-            result.rounding = max(result.rounding, answer.rounding(whole[name]))
+        compare(f"round {number} ({fault} {worker}), {name}", name, answer, whole, result)
     if fault in ERRORS:  # the engine may have been idle
         ask(server.url, "ids")
     goes_on = fault == "memory" and result.tp == 1
@@ -348,6 +349,65 @@ def run(num_rounds: int, seed: int, tp: int) -> Result:
     return result
 
 
+ENDS: Final = ("kill server", "kill engine", "end server")
+
+
+def run_routed(num_rounds: int, seed: int) -> Result:
+    result = Result(seed=seed, tp=1)
+    flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", "float32"]
+    flags += ["--drain-timeout", "0"]
+    names = [name for name in sorted(ASKS) if name not in ("ollama", "scored")]
+    with tempfile.TemporaryDirectory(prefix="outlive") as scratch, contextlib.ExitStack() as stack:
+        servers = [Process(Path(scratch), "serve", *flags) for _ in range(2)]
+        urls = [part for server in servers for part in ("--replica", server.url)]
+        router = Process(Path(scratch), "route", *urls)
+        for process in (*servers, router):
+            stack.callback(process.end)
+            process.wait_ready()
+        whole = {name: ask(servers[0].url, name) for name in names}
+        for number in range(num_rounds):
+            if not wait_until(lambda: httpx.get(f"{router.url}/health").json()["up"] == 2):
+                result.problems.append(f"round {number}: no two servers are up")
+            rng = random.Random(seed * 100_003 + number)
+            fault, server = ENDS[number % len(ENDS)], servers[rng.randrange(2)]
+            asked = rng.choices(names, k=32)
+            with ThreadPoolExecutor(len(asked)) as threads:
+                waiting = [threads.submit(ask, router.url, name) for name in asked]
+                time.sleep(1 + rng.random() * 4)
+                if fault == "kill engine":
+                    psutil.Process(engine_of(server)).kill()
+                else:
+                    server.process.send_signal(
+                        signal.SIGKILL if fault == "kill server" else signal.SIGTERM
+                    )
+            result.faults[fault] += 1
+            for name, each in zip(asked, waiting, strict=True):
+                compare(f"round {number} ({fault}), {name}", name, each.result(), whole, result)
+            server.process.wait(START_S)
+            server.start()
+            server.wait_ready()
+    return result
+
+
+def engine_of(server: Process) -> int:
+    """Return the process id of the server's engine: its worker with most memory."""
+    workers = psutil.Process(server.process.pid).children()
+    return int(max(workers, key=lambda worker: worker.memory_info().rss).pid)
+
+
+def compare(
+    where: str, name: str, answer: Answer, whole: dict[str, Answer], result: Result
+) -> None:
+    """Count an answer, and compare it with the undisturbed one of this name."""
+    result.answers[name] += 1
+    result.resumed[name] += bool(answer.num_resumed)
+    result.num_comments += answer.num_comments
+    if different := answer.difference(whole[name]):
+        result.problems.append(f"{where}: {different}")
+    else:
+        result.rounding = max(result.rounding, answer.rounding(whole[name]))
+
+
 def as_json(result: Result) -> dict[str, Any]:
     return {each.name: getattr(result, each.name) for each in fields(result)}
 
@@ -357,9 +417,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=14, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--tp", type=int, default=1, help="ranks (default: %(default)s)")
+    parser.add_argument("--routed", action="store_true", help="a router and two servers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
-    result = run(args.rounds, args.seed, args.tp)
+    routed = args.routed
+    result = run_routed(args.rounds, args.seed) if routed else run(args.rounds, args.seed, args.tp)
     print(json.dumps(as_json(result), indent=1))
     if args.json:
         write_json(args.json, as_json(result))

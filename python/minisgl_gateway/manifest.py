@@ -54,6 +54,7 @@ ROWS: Final = [
     Row("routes", "xray", "minisgl_gateway.watch.xray_route:ROUTES"),
     Row("routes", "lora", "minisgl_gateway.lora:ROUTES"),
     Row("routes", "replica", "minisgl_gateway.watch.replica:ROUTES"),
+    Row("routes", "relayed", "minisgl_gateway.watch.relayed:ROUTES"),
     Row("routes", "page", "minisgl_gateway.page:ROUTES"),
     Row("request_headers", "x-minisgl-prefix", "minisgl_gateway.watch.replica:prefix_answer"),
     Row("prompt_watchers", "prefixes", "minisgl_gateway.watch.prefixes:prefix_watch"),

@@ -84,7 +84,7 @@ class _Kept:
         self.lost_s = (0.0, lost_s) if self.output else (lost_s, 0.0)
         message, accepted = self.message, self.accepted
         if accepted is None:
-            return replace(message, output=b"", context_length=context_length)
+            return replace(message, output=message.output or b"", context_length=context_length)
         # Without a limit of its own it keeps the one that it got, unless the new pool is smaller.
         most = accepted.sampling.max_tokens
         return replace(
@@ -92,7 +92,8 @@ class _Kept:
             sampling=replace(message.sampling, max_tokens=most),
             is_clamped=message.is_clamped or message.sampling.max_tokens is None,
             context_length=context_length,
-            output=ids_to_bytes(self.output.tolist()),
+            output=ids_to_bytes(self.output.tolist()) or message.output or b"",
+            repeats=message.repeats and not self.output,
             ids=accepted.prompt_ids,
         )
 

@@ -40,7 +40,7 @@ class Accepted(_Event, frozen=True, kw_only=True):
 
     sampling: its `max_tokens` is a number, the most output tokens that the request can have. form:
     see `UserMsg`. prompt_ids: little-endian int32; empty unless the answer has the prompt's ids,
-    text or log-probabilities. output: int32 ids of the output that an earlier engine has made.
+    text or log-probabilities. output, repeats: see `UserMsg`.
     """
 
     num_prompt_tokens: int
@@ -48,6 +48,7 @@ class Accepted(_Event, frozen=True, kw_only=True):
     sampling: SamplingParams
     form: str = ""
     output: bytes = b""
+    repeats: bool = False
 
 
 class PromptLogprobs(_Event, frozen=True, kw_only=True):

@@ -102,8 +102,9 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     share: of the API key. namespace: of the prefix cache (`cache_salt` of the API). context_length:
     the most tokens of prompt and answer, None if unknown. The scheduler refuses more; the tokenizer
     stops early on a text that is far too long. is_clamped: `max_tokens` is lowered to what the
-    context leaves. returns_ids: `Accepted` has the prompt's ids. output: as in `UserMsg`. ids: of
-    the prompt, int32, if an earlier engine has accepted it; a template may write another text now.
+    context leaves. returns_ids: `Accepted` has the prompt's ids. output, repeats: as in `UserMsg`.
+    ids: of the prompt, int32, if an earlier engine has accepted it; a template may write another
+    text now.
     """
 
     uid: Uid
@@ -117,6 +118,7 @@ class TokenizeMsg(Record, frozen=True, kw_only=True):
     returns_ids: bool = False
     share: KeyShare = NO_KEY
     output: bytes | None = None
+    repeats: bool = False
     ids: bytes = b""
 
 
@@ -173,8 +175,9 @@ class UserMsg(Record, frozen=True, kw_only=True):
     `AnswerForm` by which the answer is split; "" if it is text alone. returns_ids: `Accepted` has
     the ids. prediction: ids that the answer may repeat, in the same form as `ids`. output: None for
     a new request. Otherwise the request goes on that an earlier engine had, and these are the ids
-    of its output that the client has the text of, in the same form, perhaps none. images: those of
-    the prompt, in order; `minisgl.core.image` says which ids it has at their places.
+    of its output that the client has the text of, in the same form, perhaps none. repeats: the API
+    server gets the text of `output`, too, in one reply before all others. images: those of the
+    prompt, in order; `minisgl.core.image` says which ids it has at their places.
     """
 
     uid: Uid
@@ -189,6 +192,7 @@ class UserMsg(Record, frozen=True, kw_only=True):
     returns_ids: bool = False
     prediction: bytes = b""
     output: bytes | None = None
+    repeats: bool = False
     images: tuple[Image, ...] = ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from minisgl.core import SamplingParams
@@ -17,16 +17,23 @@ MAX_PIXEL_BYTES: Final = 2**30
 
 
 def admissible_max_tokens(
-    config: SchedulerConfig, prompt: IdArray, sampling: SamplingParams, *, num_waiting: int
+    config: SchedulerConfig,
+    prompt: IdArray,
+    sampling: SamplingParams,
+    *,
+    num_waiting: int,
+    output: Sequence[int] = (),
 ) -> int:
     """Return the most output tokens of the request: its `max_tokens`, or as many as fit.
 
-    Raises RequestError, which states the limit, if the request can never fit or the queue is full.
+    output: of an earlier engine. Raises RequestError, which states the limit, if the request can
+    never fit or the queue is full.
     """
     num_prompt, asked = len(prompt), sampling.max_tokens
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
-    low, high = int(prompt.min()), int(prompt.max())
+    bounds = [int(prompt.min()), int(prompt.max()), *output]
+    low, high = min(bounds), max(bounds)
     if low < 0 or high >= config.vocab_size:
         raise InvalidRequest(
             f"prompt token ids must be between 0 and {config.vocab_size - 1}, "
@@ -74,6 +81,10 @@ def admissible_max_tokens(
         raise InvalidSampling(
             f"min_tokens must be from 0 to max_tokens, got {sampling.min_tokens}",
             param="min_tokens",
+        )
+    if output and len(output) >= max_tokens:
+        raise InvalidRequest(
+            f"{len(output)} of at most {max_tokens} output tokens are there already"
         )
     return max_tokens
 

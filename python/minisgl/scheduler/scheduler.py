@@ -98,6 +98,7 @@ class Scheduler:
         prompt = ids = ids_from_bytes(message.ids).copy()
         if images := message.images:
             prompt = plain_ids(ids, images)
+        output: list[int] = ids_from_bytes(message.output or b"").tolist()
         try:
             if message.sampling.changes_logits and not self._has_logit_options:
                 raise InvalidSampling(
@@ -110,10 +111,14 @@ class Scheduler:
                     "restart the server if they are as they were",
                     param="model",
                 )
-            is_new = message.output is None  # others were admitted by an earlier engine
-            num_waiting = len(self.requests.queued) if is_new else 0
+            # Those of this server's engine before were admitted by it.
+            is_new = message.output is None or message.repeats
             max_tokens = admissible_max_tokens(
-                self.config, prompt, message.sampling, num_waiting=num_waiting
+                self.config,
+                prompt,
+                message.sampling,
+                num_waiting=len(self.requests.queued) if is_new else 0,
+                output=output,
             )
             if images and is_new:
                 check_images(images, self.requests.by_uid.values())
@@ -123,8 +128,6 @@ class Scheduler:
             )
         except RequestError as error:
             return Failed.of(message.uid, error)
-        output: list[int] = ids_from_bytes(message.output or b"").tolist()
-        assert len(output) < max(max_tokens, 1), f"{len(output)} of {max_tokens} tokens, and no end"
         stop_ids = frozenset(sampling.stop_token_ids)
         prediction = ids_from_bytes(message.prediction)
         self._arrivals += 1
@@ -155,6 +158,7 @@ class Scheduler:
             sampling=sampling,
             form=message.form,
             output=message.output or b"",
+            repeats=message.repeats,
         )
 
     def _end_early(

@@ -1,13 +1,13 @@
-"""Who asks: API keys, as the server sees them, and the HTTP request of a prompt.
+"""Who asks: API keys and routers, as the server sees them, and the HTTP request of a prompt.
 
 Keys are a plugin (the table `keys`). A server without them has no `Keys`, and its requests no key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.message import KeyShare, Prompt, TextReply
@@ -57,6 +57,23 @@ class Keys(Protocol):
     requests (the row `guard`), and sets `scope["api_key"]` to the key of a request that passes."""
 
     def __iter__(self) -> Iterator[Key]: ...
+
+
+class Relay(Protocol):
+    """A router that passes a request on, as `scope["relay"]`. If this server ends, another one goes
+    on with the answer.
+
+    outputs: by the prompt's index in the call, int32 ids that an earlier server has sent; None for
+    a new request.
+    """
+
+    outputs: Mapping[int, bytes] | None
+
+    def seeded(self, sampling: SamplingParams) -> SamplingParams:
+        """Return the parameters with a seed that the router knows."""
+
+    def shape(self, shape: Any) -> Any:
+        """Return a `Shape` that writes the answer as `shape` does, and tells the router its ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -101,15 +101,17 @@ class Frontend:
         num_choices: int = 1,
         is_clamped: bool = False,
         returns_ids: bool = False,
+        outputs: Mapping[int, bytes] | None = None,
     ) -> Call:
         """Send `prompts` to the tokenizers, each with `sampling` and a seed of its own.
 
         origin: of the HTTP request. num_choices: choices per prompt; `prompts` has each prompt this
         many times in a row. The first choice computes the prompt, the others find it in the prefix
         cache. is_clamped: `max_tokens` is lowered to what the context leaves. returns_ids: the call
-        gets the prompts' ids. Raises EngineError if a worker has died or the server ends,
-        ServerBusy if too many prompts are open, InvalidRequest for a value that no message can
-        hold, RequestError for a priority that the key does not allow.
+        gets the prompts' ids. outputs: by position, what another server's engine has made of the
+        prompts, which go on with it; the call gets its text, too. Raises EngineError if a worker
+        has died or the server ends, ServerBusy if too many prompts are open, InvalidRequest for a
+        value that no message can hold, RequestError for a priority that the key does not allow.
         """
         key = origin.key if origin else None
         self._check_call(len(prompts), num_choices, priority, key)
@@ -137,6 +139,8 @@ class Frontend:
                         context_length=self.context_length,
                         is_clamped=is_clamped or self._clamps,
                         returns_ids=returns_ids,
+                        output=None if outputs is None else outputs.get(position, b""),
+                        repeats=outputs is not None,
                     )
                     messages.append(message)
                 self._send(messages)

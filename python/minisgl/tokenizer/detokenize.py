@@ -75,6 +75,8 @@ class Detokenizer:
                     if event.output and _read(output, event):
                         stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
                     replies.append(event)
+                    if event.repeats:
+                        touched[event.uid] = output
                 else:
                     self._outputs.pop(event.uid, None)
                     touched.pop(event.uid, None)
@@ -108,10 +110,11 @@ class Detokenizer:
 
 
 def _read(output: Output, event: Accepted) -> bool:
-    """Add the tokens whose text the client has. Returns whether they complete a stop string."""
+    """Add the tokens of an earlier engine. Returns whether they complete a stop string."""
     ids: list[int] = ids_from_bytes(event.output).tolist()
     is_stopped = any(output.add(Token(uid=event.uid, id=token)) for token in ids)
-    output.take(event.uid)
+    if not event.repeats:
+        output.take(event.uid)  # the client has it
     return is_stopped
 
 

@@ -292,14 +292,18 @@ def user_msg(encoder: PromptEncoder, encoded: Encoded, message: TokenizeMsg) -> 
         encoded, sampling, message.namespace, message.uid, message.priority, message.adapter
     )
     num_output = len(message.output or b"") // 4
-    if message.ids:
+    if message.ids and not request.images:  # those have other ids in the tree than in `Accepted`
         request = replace(request, ids=message.ids)
     if message.is_clamped and sampling.max_tokens and message.context_length:
         left = max(message.context_length - len(request.ids) // 4, num_output + 1)
         clamped = replace(request.sampling, max_tokens=min(sampling.max_tokens, left))
         request = replace(request, sampling=clamped)
     return replace(
-        request, share=message.share, returns_ids=message.returns_ids, output=message.output
+        request,
+        share=message.share,
+        returns_ids=message.returns_ids,
+        output=message.output,
+        repeats=message.repeats,
     )
 
 

@@ -48,6 +48,12 @@ def settings_of(args: GatewayArgs, folder: Path) -> dict[str, str]:
     }
 
 
+def digest_of(args: GatewayArgs, folder: Path) -> str:
+    """Return a digest of what servers with the same answers have in common."""
+    settings = repr(sorted(settings_of(args, folder).items()))
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
+
+
 def given_of_node_0(args: GatewayArgs) -> list[str]:
     """Return the given flags that only node 0 uses, as a user types them."""
     return [

@@ -10,6 +10,7 @@ from starlette.types import Scope
 from minisgl.server.web.http import ABORT_CONNECTION
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.router.fleet import Replica
+from minisgl_gateway.router.streams import Stream
 from minisgl_gateway.router.upstream import Answer, ReplicaFailed, end_to_end
 from minisgl_gateway.router.waits import Wait
 from minisgl_gateway.watch.replica import PREFIX_HEADER
@@ -22,7 +23,8 @@ allows."""
 class PassedRequest:
     """target: the path and the query as the client sent them. headers: without those that concern
     one connection, and those that the router's door has checked. key: the text of the client's API
-    key, or "". abort_connection: cuts the client's connection."""
+    key, or "". stream: what is known of an answer that can go on at another replica.
+    abort_connection: cuts the client's connection."""
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.path, self.method, self.body = scope["path"], scope["method"], body
@@ -34,18 +36,27 @@ class PassedRequest:
         dropped = (b"host", b"content-length", b"x-request-id", PREFIX_HEADER.encode())
         self.headers = end_to_end(scope["headers"], *dropped, *_OF_THE_DOOR)
         self.headers.append((b"x-request-id", self.id.encode()))
+        self.stream = Stream.of(self.method, self.path, body)
         self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
+
+    def began(self) -> None:
+        """Forget the body when the answer has begun, unless another replica may go on with it."""
+        if not (self.stream and self.stream.digest):
+            self.body = b""
 
     async def ask(self, replica: Replica) -> Answer:
         """Send the request to a replica and return the answer. Raises ReplicaFailed, also if the
         replica does not have the request (`Wait`)."""
         wait = Wait(self.id)
+        target, body, state = self.target, self.body, replica.view.state
+        if self.stream and state:
+            self.stream.digest = state.digest
+            if state.digest:
+                target, body = "/replica/stream", self.stream.request(self.body)
         replica.waits.add(wait)
         try:
             async with wait.limit:
-                return await replica.upstream.request(
-                    self.method, self.target, self.headers, self.body
-                )
+                return await replica.upstream.request(self.method, target, self.headers, body)
         except TimeoutError:
             raise ReplicaFailed("it says that it does not have the request") from None
         finally:

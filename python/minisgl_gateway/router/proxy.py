@@ -10,7 +10,8 @@
     all others                        pass on to the replica with the least load
 
 If a replica fails before the first byte of its answer, the request goes to another one, once. If it
-fails later, the stream ends with an error event. When a client leaves, its request is aborted.
+fails later, another one goes on with the stream (`minisgl_gateway.router.streams`), or the stream
+ends with an error event. When a client leaves, its request is aborted.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from minisgl_gateway.router.metrics import RouterMetrics
 from minisgl_gateway.router.passed_request import PassedRequest
 from minisgl_gateway.router.replica_state import PromptHashes
 from minisgl_gateway.router.stream_errors import last_event
+from minisgl_gateway.router.streams import pieces
 from minisgl_gateway.router.upstream import Answer, Headers, ReplicaFailed, end_to_end, with_key
 from minisgl_gateway.watch.replica import PREFIX_HEADER
 
@@ -63,8 +65,7 @@ _NAMES_EARLIER: Final = re.compile(rb'"previous_response_id"\s*:\s*"|"type"\s*:\
 """Matches the body of a request that needs an earlier answer, which one replica has stored."""
 
 PROBE_S: Final = 10.0
-"""A question for a prompt's hashes, or about a key, ends after this time. Without hashes the load
-alone decides."""
+"""A question for hashes or about a key ends after this time. Without hashes the load decides."""
 
 PAGE_SIZE: Final = 16
 """Hashes are of pages of this size until a replica has told its own: it is the server's default."""
@@ -254,7 +255,7 @@ class RouterApp:
                     answer.close()
                 else:
                     await _begin(answer)
-                    request.body = b""  # it is not sent again
+                    request.began()
                     sent.started_at = time.monotonic()
                     if passed and answer.status >= 400:
                         passed.take_back(num_tokens, is_counted=answer.status != 429)
@@ -293,8 +294,7 @@ class RouterApp:
                 headers.append((NAME_HEADER, replica.name.encode()))
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             has_more = True
-            async for data in answer:
-                has_more = not answer.is_complete
+            async for data, has_more in pieces(answer, request, self._fleet, replica):
                 await send({"type": "http.response.body", "body": data, "more_body": has_more})
             if has_more:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

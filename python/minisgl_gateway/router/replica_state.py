@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+RELAYED: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/generate")
+"""The endpoints whose streams can go on at another server (`minisgl_gateway.watch.relayed`). Those
+of others have names or numbers in each event, or no place for a comment."""
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +39,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     hashes: of prefixes in the cache (`minisgl_gateway.router.prefix_hashes`), little-endian uint64.
     model, max_model_len: of the server. keys: the API keys with limits that were used; None if the
     server has no keys. open: of the request ids that the router asked about (`?open=ID,ID`), those
-    that the server has and has not answered whole. The API server sets these four.
+    that the server has and has not answered whole. The API server sets these four. digest: of the
+    weights, the version and the settings: servers with the same one give the same answers.
     """
 
     page_size: int
@@ -53,6 +60,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     keys: list[KeyUse] | None = None
     open: list[str] = []
+    digest: str = ""
 
 
 class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):

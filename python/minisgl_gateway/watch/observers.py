@@ -14,6 +14,7 @@ from minisgl.runtime.observers import LoopObserver, Seat
 from minisgl.scheduler.loop import Outbox
 from minisgl_gateway import env
 from minisgl_gateway.args import ours
+from minisgl_gateway.nodes.settings import digest_of
 from minisgl_gateway.watch.cost import CostedExecutor, CostedOutbox, Ledger
 from minisgl_gateway.watch.energy import PowerMeter, meter_of
 from minisgl_gateway.watch.line_file import StepLog
@@ -101,7 +102,8 @@ class Watching(LoopObserver):
             return True
         if self._report is None:
             step_times = seat.engine.tuning.step_times
-            self._report = ReplicaReport(seat.scheduler(), seat.meter, step_times)
+            digest = digest_of(ours(seat.args), seat.args.folder)
+            self._report = ReplicaReport(seat.scheduler(), seat.meter, step_times, digest=digest)
         seat.send(WatchReply(frame=self._report(), seq=message.seq))
         return True
 

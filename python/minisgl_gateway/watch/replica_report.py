@@ -31,8 +31,10 @@ class ReplicaReport:
         meter: LoopMeter,
         step_times: StepTimes | None,
         clock: Callable[[], float] = time.perf_counter,
+        digest: str = "",
     ) -> None:
         self._scheduler, self._meter, self._clock = scheduler, meter, clock
+        self._digest = digest
         self._prefill_rate = step_times.rate(step_times.default_chunk) if step_times else 0.0
         self._step_times, self._context = step_times, 0.0
         self._finished_rate = 0.0
@@ -68,6 +70,7 @@ class ReplicaReport:
             row_s=round(self._row_s(), 9),
             num_output_tokens=scheduler.stats.num_output_tokens,
             hashes=self._hashes,
+            digest=self._digest,
         )
         return msgspec.json.encode(state)
 

@@ -144,6 +144,22 @@ def test_a_request_of_an_earlier_engine_goes_on() -> None:
     assert isinstance(end, Finished)
     assert (end.num_cached_tokens, end.num_output_tokens) == (8, 5)
 
+    # What a router says that another server has made is checked as a prompt is.
+    add(scheduler, 4, [1, 2])
+    for ids, says in (
+        ([100], "between 0 and 99, got 100"),
+        ([-1], "between 0 and 99, got -1"),
+        ([], "the queue is full"),
+    ):
+        sent = msgspec.structs.replace(message, output=ids_to_bytes(ids), repeats=True)
+        refused = scheduler.add(sent)
+        assert isinstance(refused, Failed)
+        assert says in refused.message
+    scheduler.handle(AbortMsg(uid=4))
+    refused = scheduler.add(msgspec.structs.replace(message, output=ids_to_bytes([5] * 5)))
+    assert isinstance(refused, Failed)
+    assert "5 of at most 5 output tokens" in refused.message
+
     # One without output begins anew.
     scheduler.add(msgspec.structs.replace(message, uid=3, output=b""))
     plan = scheduler.plan()

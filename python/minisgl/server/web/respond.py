@@ -28,7 +28,7 @@ from minisgl.core.answer import Kind, SplitAnswer, collect
 from minisgl.errors import EngineError, RequestError
 from minisgl.message import Prompt, PromptToken, TextReply, TokenText
 from minisgl.server.call import Call, ClientGone, Replies
-from minisgl.server.clients import Key, Origin
+from minisgl.server.clients import Key, Origin, Relay
 from minisgl.server.errors import DeadlineExceeded, rename
 from minisgl.server.frontend import Frontend
 from minisgl.server.observe import Observer
@@ -202,6 +202,9 @@ async def respond(
         key=key,
         address=request.client.host if request.client else "",
     )
+    relay: Relay | None = request.scope.get("relay")
+    if relay:
+        sampling, shape = relay.seeded(sampling), relay.shape(shape)
     prompts = [prompt for prompt in prompts for _ in range(num_choices)]
     call = frontend.submit(
         prompts,
@@ -213,6 +216,7 @@ async def respond(
         num_choices=num_choices,
         is_clamped=asked.max_tokens_policy == "clamp",
         returns_ids=shape.returns_ids,
+        outputs=relay.outputs if relay else None,
     )
     call.watcher = asyncio.create_task(_abort_on_disconnect(request.receive, call))
     deadline = Deadline(call, asked.timeout, request.scope) if asked.timeout else None
@@ -285,7 +289,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(data: bytes, *, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            if data or not more:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
 
         try:
             headers = [(b"content-type", self._shape.media_type), *STREAM_HEADERS]

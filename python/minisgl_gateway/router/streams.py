@@ -1,0 +1,165 @@
+"""Streams that outlive a replica: the router keeps their ids, and another replica goes on.
+
+`minisgl_gateway.watch.relayed` says how a replica tells the router the ids, in comments that the
+client does not get. Another replica goes on if it has the same weights, version and settings
+(`ReplicaState.digest`). Once for each stream: what ends two replicas may be the request.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from minisgl.utils.logger import get_logger
+from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
+from minisgl_gateway.router.replica_state import RELAYED
+from minisgl_gateway.router.upstream import Answer, ReplicaFailed
+
+logger = get_logger(__name__)
+
+MAX_BODY: Final = 2**20
+"""The most bytes of a request whose stream can go on: its body is kept until its end."""
+
+_NOTE: Final = re.compile(rb"^: minisgl (\[[\d,\[\]]*\])\n\n", re.MULTILINE)
+_HEAD: Final = re.compile(rb'^data: (\{"id":"[^"]*","created":\d+)', re.MULTILINE)
+"""What the chunks of OpenAI's streams have in common. A second replica's is another."""
+
+
+class _Asked(msgspec.Struct):
+    stream: bool | None = None
+
+
+class Stream:
+    """What the router knows of a stream. Mutable.
+
+    digest: of the replica that has begun it; "" if that cannot say what it has sent. failure: the
+    replica's last event, if it cannot go on.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.digest, self.failure = "", b""
+        self._path, self._seed = path, secrets.randbits(63)
+        self._outputs: dict[int, list[int]] = {}
+        self._ended: list[int] = []
+        self._goes_on = False
+        self._num_asked = 0
+        self._heads: list[bytes] = []
+
+    @classmethod
+    def of(cls, method: str, path: str, body: bytes) -> Stream | None:
+        """Return what is known of a new request; None if its answer cannot go on."""
+        if method != "POST" or path not in RELAYED or len(body) > MAX_BODY:
+            return None
+        try:
+            asked = msgspec.json.decode(body, type=_Asked)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None  # the replica refuses it
+        return cls(path) if asked.stream else None
+
+    def request(self, body: bytes) -> bytes:
+        """Return the body of the request to a replica. body: the client's."""
+        self._num_asked += 1
+        line: dict[str, Any] = {"path": self._path, "seed": self._seed}
+        if self._goes_on:
+            line |= {"outputs": self._outputs, "ended": self._ended}
+        return msgspec.json.encode(line) + b"\n" + body
+
+    def goes_on(self) -> bool:
+        """Let the next request continue the answer. Returns False if it cannot."""
+        # A prompt whose own text was sent (`echo`), and no output, would send it again.
+        if self._num_asked > 1 or not all(self._outputs.values()):
+            return False
+        self._goes_on = bool(self._outputs)  # else nothing was sent
+        return True
+
+    def read(self, data: bytes) -> bytes:
+        """Return the piece of the answer without what is for the router."""
+        if len(self._heads) <= self._goes_on and (head := _HEAD.search(data)):
+            self._heads.append(head[1])
+        if len(self._heads) > 1:
+            data = data.replace(self._heads[1], self._heads[0])
+        shown, _, failure = data.partition(b": minisgl []\n\n")
+        self.failure += failure
+        return _NOTE.sub(self._note, shown)
+
+    def _note(self, found: re.Match[bytes]) -> bytes:
+        index, *ids = msgspec.json.decode(found[1])
+        if ids:
+            self._outputs.setdefault(index, []).extend(ids[0])
+        elif index not in self._ended:
+            self._ended.append(index)
+        return b""
+
+
+class Passed(Protocol):
+    """The request. stream: what is known of its answer; None if that cannot go on."""
+
+    stream: Stream | None
+
+    async def ask(self, replica: Replica) -> Answer:
+        """Send it to a replica. Raises ReplicaFailed."""
+
+
+async def pieces(
+    answer: Answer, request: Passed, fleet: Fleet, replica: Replica | None
+) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield the pieces of an answer, each with whether more follow.
+
+    replica: of the answer. Raises ReplicaFailed.
+    """
+    stream = request.stream
+    if stream is None or replica is None or not stream.digest:
+        async for data in answer:
+            yield data, not answer.is_complete
+        return
+    try:
+        async for data in answer:
+            if (shown := stream.read(data)) or answer.is_complete:
+                yield shown, bool(stream.failure) or not answer.is_complete
+        if not stream.failure:
+            return
+        error = ReplicaFailed("it says so")
+    except ReplicaFailed as failed:
+        error = failed
+    other = await _other(stream, request, fleet, replica)
+    if other is None:
+        if not stream.failure:
+            raise error
+        yield stream.failure, False
+        return
+    fleet.failed(replica, error)
+    second, its_answer = other
+    logger.info("replica %s goes on for %s (%s)", second.name, replica.name, error)
+    second.num_open += 1
+    try:
+        async for data in its_answer:
+            stream.failure = b""
+            yield stream.read(data) + stream.failure, not its_answer.is_complete
+        second.ends["answered"] += 1
+    finally:
+        its_answer.close()
+        second.num_open -= 1
+
+
+async def _other(
+    stream: Stream, request: Passed, fleet: Fleet, replica: Replica
+) -> tuple[Replica, Answer] | None:
+    """Return another replica of the same model, and the rest of the answer; None if there is
+    none."""
+    states = [(each, each.view.state) for each in fleet.replicas if each is not replica]
+    same = [each for each, state in states if state and state.digest == stream.digest]
+    if not stream.goes_on():
+        return None
+    try:
+        second, _ = fleet.choose(without=[each for each in fleet.replicas if each not in same])
+        answer = await request.ask(second)
+    except (NoReplica, ReplicaFailed):
+        return None
+    if answer.status == 200:
+        return second, answer
+    answer.close()
+    return None

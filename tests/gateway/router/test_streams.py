@@ -1,0 +1,213 @@
+"""A stream whose replica ends goes on at another one, and the client gets each piece once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from helpers.router_thread import RouterThread
+from helpers.routing import state_with
+from helpers.scripted_server import MODEL, ScriptedServer
+from helpers.waiting import until
+from minisgl.core import Accepted, Finished
+from minisgl.errors import EngineError, NonFiniteLogits, WorkerDied
+from minisgl.message import TextReply, TokenizeMsg, TokenText, ids_from_bytes
+from minisgl.message.frontend import PongMsg, UserReply
+from minisgl_gateway.router.streams import Stream
+
+DIED = WorkerDied("engine", -9)
+NUM = 6
+"""Tokens of an answer. Choice 1 ends after half of them."""
+
+
+class Engine:
+    """A server whose answers stop behind `most` tokens, all but those of choice 1. Mutable."""
+
+    def __init__(self, stack: ExitStack, most: int, digest: str = "same") -> None:
+        self.most, self.is_there = most, threading.Event()
+        self.server = stack.enter_context(ScriptedServer(answer=self._answer))
+        self.server.state = state_with(digest=digest)
+
+    def _answer(self, message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
+        sampling, uid = message.sampling, message.uid
+        yield Accepted(uid=uid, num_prompt_tokens=2, sampling=sampling)
+        done = ids_from_bytes(message.output or b"").tolist()
+        if done:
+            assert message.repeats
+            yield self._text(message, done, has_logprobs=False)
+        most = NUM // 2 if sampling.seed == 6 else NUM
+        for token in range(len(done), most):
+            while token == self.most and most == NUM:
+                self.is_there.set()
+                yield PongMsg(seq=0)  # nothing
+            yield self._text(message, [token], has_logprobs=sampling.logprobs)
+        yield Finished(uid=uid, reason="length", num_prompt_tokens=2, num_output_tokens=most)
+
+    def _text(self, message: TokenizeMsg, ids: list[int], *, has_logprobs: bool) -> TextReply:
+        return TextReply(
+            uid=message.uid,
+            text="".join(f"w{token} " for token in ids),
+            token_ids=ids,
+            logprobs=[-1.0] * len(ids) if has_logprobs else None,
+            tokens=[TokenText(data=b"w", offset=0) for _ in ids] if has_logprobs else (),
+        )
+
+
+class Pair:
+    """A router before two engines, of which the first gets requests, and ends. Mutable."""
+
+    def __init__(self, stack: ExitStack, *, most: int = 4, digest: str = "same") -> None:
+        self._stack = stack
+        self.first, self.second = Engine(stack, most), Engine(stack, NUM, digest)
+        self.second.server.state = state_with(digest=digest, queued_tokens=10_000)
+
+    def ask(self, path: str, error: EngineError = DIED, **fields: Any) -> list[str]:
+        """Return the lines of a stream within which the first engine ends."""
+        urls = [each.server.url for each in (self.first, self.second)]
+        router = self._stack.enter_context(RouterThread(urls))
+        until(lambda: all(each.view.state for each in router.fleet.replicas))
+        lines: list[str] = []
+
+        def read() -> None:
+            body = {"stream": True, **fields}
+            with httpx.stream("POST", router.url + path, json=body, timeout=60) as answer:
+                lines.extend(answer.iter_lines())
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert self.first.is_there.wait(60)
+        self.first.server.fail(error)
+        thread.join(60)
+        assert not thread.is_alive()
+        return lines
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def chunks(lines: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def words(first: int, last: int = NUM) -> str:
+    return "".join(f"w{token} " for token in range(first, last))
+
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_chat_goes_on(stack: ExitStack) -> None:
+    pair = Pair(stack)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    lines = pair.ask("/v1/chat/completions", **CHAT, logprobs=True, stream_options=options)
+    found = chunks(lines)
+    assert [each["choices"][0]["delta"].get("role") for each in found[:-1]].count("assistant") == 1
+    deltas = [each["choices"][0]["delta"].get("content") or "" for each in found[:-1]]
+    assert "".join(deltas) == words(0)
+    assert len({(each["id"], each["created"]) for each in found}) == 1
+    counts = [each["usage"]["completion_tokens"] for each in found[1:-2]]
+    assert counts == list(range(1, NUM + 1))
+    assert found[-1]["usage"]["total_tokens"] == 2 + NUM
+    assert found[-1]["timings"]["resumed"] == 1
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert not any(line.startswith(":") for line in lines)
+    (first,), (second,) = (each.server.received for each in (pair.first, pair.second))
+    assert first.sampling.seed == second.sampling.seed
+    assert first.output is None
+    assert ids_from_bytes(second.output or b"").tolist() == [0, 1, 2, 3]
+
+
+def test_a_choice_that_has_ended_ends_once(stack: ExitStack) -> None:
+    found = chunks(Pair(stack).ask("/v1/completions", prompt="a", n=2, seed=5))
+    texts, ends = ["", ""], [0, 0]
+    for each in found:
+        for choice in each["choices"]:
+            texts[choice["index"]] += choice["text"]
+            ends[choice["index"]] += choice["finish_reason"] is not None
+    assert texts == [words(0), words(0, NUM // 2)]
+    assert ends == [1, 1]
+
+
+def test_a_message_goes_on(stack: ExitStack) -> None:
+    found = chunks(Pair(stack).ask("/v1/messages", **CHAT, max_tokens=9))
+    kinds = [each["type"] for each in found]
+    assert kinds.count("message_start") == kinds.count("message_stop") == 1
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 1
+    texts = [each["delta"]["text"] for each in found if each["type"] == "content_block_delta"]
+    assert "".join(texts) == words(0)
+    assert found[-2]["usage"]["output_tokens"] == NUM
+
+
+def test_ids_come_once(stack: ExitStack) -> None:
+    found = chunks(Pair(stack).ask("/generate", text="a"))
+    assert [token for each in found for token in each["token_ids"]] == list(range(NUM))
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_nothing_was_sent_or_all_but_the_end(most: int, stack: ExitStack) -> None:
+    pair = Pair(stack, most=most)
+    assert "".join(each["text"] for each in chunks(pair.ask("/generate", text="a"))) == words(0)
+
+
+def test_other_weights_do_not_go_on(stack: ExitStack) -> None:
+    pair = Pair(stack, digest="another")
+    *_, last = chunks(pair.ask("/generate", text="a"))
+    assert last["error"]["code"] == "worker_died"
+    assert pair.second.server.received == []
+
+
+def test_what_ends_two_replicas_is_not_tried_again(stack: ExitStack) -> None:
+    pair = Pair(stack)
+    pair.second.most = 5
+    threading.Thread(
+        target=lambda: pair.second.is_there.wait(60) and pair.second.server.fail(DIED)
+    ).start()
+    found = chunks(pair.ask("/generate", text="a"))
+    assert "".join(each.get("text", "") for each in found) == words(0, 5)
+    assert found[-1]["error"]["code"] == "worker_died"
+
+
+def test_an_error_of_the_request_ends_it(stack: ExitStack) -> None:
+    pair = Pair(stack)
+    *_, last = chunks(pair.ask("/generate", NonFiniteLogits(), text="a"))
+    assert last["error"]["code"] == "non_finite_logits"
+    assert pair.second.server.received == []
+
+
+def test_a_prompt_that_is_shown_does_not_come_twice() -> None:
+    """Its text came before any output, so another replica would send it again."""
+    stream = Stream.of("POST", "/v1/completions", b'{"stream": true}')
+    assert stream
+    stream.request(b"")
+    assert stream.read(b"data: {}\n\n: minisgl [0,[]]\n\n") == b"data: {}\n\n"
+    assert not stream.goes_on()
+
+
+def test_text_that_looks_like_a_note_is_text() -> None:
+    stream = Stream("/generate")
+    event = b'data: {"text": "\\n: minisgl [0,[1]]\\n\\n"}\n\n'
+    assert stream.read(event) == event
+    assert stream.goes_on()  # nothing was noted
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/completions", b"{}"),
+        ("POST", "/v1/completions", b'{"stream": 1'),
+        ("POST", "/v1/responses", b'{"stream": true}'),
+        ("GET", "/v1/completions", b'{"stream": true}'),
+        ("POST", "/v1/completions", b'{"stream": true}' + b" " * 2**20),
+    ],
+)
+def test_other_requests_are_passed_on_as_they_are(method: str, path: str, body: bytes) -> None:
+    assert Stream.of(method, path, body) is None
