@@ -159,7 +159,8 @@ ASKS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 class Answer:
     """Mutable: pieces are added. texts: by place in the answer. numbers: log-probabilities.
 
-    num_resumed: as the answer says. longest_s: the longest time between two pieces.
+    num_resumed: as the answer says. longest_s: the longest time between two pieces. is_refused: it
+    came while the engine was starting.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
@@ -170,6 +171,7 @@ class Answer:
     num_comments: int = 0
     longest_s: float = 0.0
     error: str = ""
+    is_refused: bool = False
 
     def take(self, value: Any, place: str = "") -> None:
         """Add a piece: texts and lists grow, numbers of usage are kept."""
@@ -228,7 +230,7 @@ class Answer:
 
 def ask(url: str, name: str) -> Answer:
     """Return the answer. A request that comes while the engine starts is sent again."""
-    while "restarting" in (answer := _ask(url, name)).error and not answer.texts:
+    while (answer := _ask(url, name)).is_refused:
         time.sleep(0.2)
     return answer
 
@@ -249,6 +251,7 @@ def _ask(url: str, name: str) -> Answer:
                 is_ended |= data == "[DONE]" or "message_stop" in data or '"done":true' in data
                 if data.startswith("{"):
                     answer.take(json.loads(data))
+            answer.is_refused = response.status_code == 503
             if response.status_code != 200:
                 answer.error = answer.error or f"HTTP {response.status_code}"
     except httpx.HTTPError as error:
