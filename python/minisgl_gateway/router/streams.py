@@ -46,7 +46,7 @@ class Stream:
         self._outputs: dict[int, list[int]] = {}
         self._ended: list[int] = []
         self._goes_on = False
-        self._num_asked = 0
+        self._num_asked, self._has_begun = 0, False
         self._heads: list[bytes] = []
 
     @classmethod
@@ -71,7 +71,8 @@ class Stream:
     def goes_on(self) -> bool:
         """Let the next request continue the answer. Returns False if it cannot."""
         # A prompt whose own text was sent (`echo`), and no output, would send it again.
-        if self._num_asked > 1 or not all(self._outputs.values()):
+        is_unknown = self._has_begun and not self._outputs
+        if self._num_asked > 1 or is_unknown or not all(self._outputs.values()):
             return False
         self._goes_on = bool(self._outputs)  # else nothing was sent
         return True
@@ -84,6 +85,7 @@ class Stream:
             data = data.replace(self._heads[1], self._heads[0])
         shown, _, failure = data.partition(b": minisgl []\n\n")
         self.failure += failure
+        self._has_begun |= b"data:" in shown
         return _NOTE.sub(self._note, shown)
 
     def _note(self, found: re.Match[bytes]) -> bytes:

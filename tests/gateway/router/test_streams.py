@@ -195,8 +195,9 @@ def test_a_prompt_that_is_shown_does_not_come_twice() -> None:
 def test_text_that_looks_like_a_note_is_text() -> None:
     stream = Stream("/generate")
     event = b'data: {"text": "\\n: minisgl [0,[1]]\\n\\n"}\n\n'
+    assert stream.goes_on()
     assert stream.read(event) == event
-    assert stream.goes_on()  # nothing was noted
+    assert not stream.goes_on()  # no ids were noted
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ async def respond(
         key=key,
         address=request.client.host if request.client else "",
     )
-    relay: Relay | None = request.scope.get("relay")
+    relay: Relay | None = None if adapter else request.scope.get("relay")  # it may differ there
     if relay:
         sampling, shape = relay.seeded(sampling), relay.shape(shape)
     prompts = [prompt for prompt in prompts for _ in range(num_choices)]
