@@ -2,8 +2,8 @@
 
 On the user's model and machine, each request is first answered alone in an empty cache, and then
 again under each condition: cached, in batches, beside aborts, without overlap, in chunks,
-retracted, without CUDA graphs, on one rank. Random weights depend on the number of ranks, so they
-are not compared on one. `minisgl_bench.comparer` defines when two answers are equal.
+retracted, with drafts, without CUDA graphs, on one rank. Random weights depend on the number of
+ranks, so they are not compared on one. `minisgl_bench.comparer` defines when two answers are equal.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec.structs
 import numpy as np
 import torch
 
@@ -33,6 +34,7 @@ from minisgl.server.args import server_options
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
 from minisgl.utils.hf import resolve_checkpoint
 from minisgl_bench.comparer import ROUNDING, ROUNDING_8_BIT, Comparer, Condition
+from minisgl_zoo.drafts.rule import DraftRule
 
 LENGTHS: Final = (1, 3, 17, 40, 64, 97, 150, 330)
 """The lengths of the prompts, in turn: below, at and above the usual page sizes, in tokens."""
@@ -70,6 +72,7 @@ class SelfCheck:
         self._batches = batches
         self._say = say
         self._num_namespaces = 0
+        self._can_draft = False  # not known before the first engine runs
         limit = min(int(config["max_position_embeddings"]), args.max_seq_len or 2**31)
         vocab = int(config["vocab_size"])
         draw = np.random.default_rng(0)
@@ -96,6 +99,9 @@ class SelfCheck:
     def run(self) -> list[Condition]:
         """Compare under all conditions, and return them."""
         with self._llm() as llm:
+            own = llm._engine.engine if isinstance(llm._engine, OwnEngine) else None
+            groups = own.memory.groups if own else ()
+            self._can_draft = own is not None and not any(each.interval for each in groups)
             self._comparer = Comparer(
                 [self._ask(llm, [i], self._fresh())[0] for i in range(len(self._prompts))],
                 self.rounding,
@@ -114,6 +120,8 @@ class SelfCheck:
             "in chunks": {"max_prefill_length": 2 * args.page_size},
             "retracted": {"num_pages": num_pages, "memory_ratio": None},
         }
+        if self._can_draft:
+            engines["with drafts"] = {"drafts": self._drafters}
         if self._has_graphs:
             engines["without CUDA graphs"] = {"cuda_graph_max_bs": 0}
         if args.tp > 1 and not args.dummy_weight:
@@ -177,7 +185,17 @@ class SelfCheck:
                 retracting = own if name == "retracted" else None
                 if retracting:  # start without room to grow
                     retracting.requests.watermark_tokens = 0
+                if own and name == "with drafts":
+                    # The tree guesses these answers: right ones, and those of other seeds.
+                    self._ask(llm, everything, "")
+                    self._ask(llm, everything, "", first_seed=len(everything))
+                    rule = own._drafts
+                    assert isinstance(rule, DraftRule)
+                    rule.take_all()
                 outputs = self._ask(llm, everything, "")
+                if own and own.stats.num_drafted:
+                    num_drafted, num_accepted = own.stats.num_drafted, own.stats.num_accepted
+                    condition.note = f", {num_accepted} of {num_drafted} drafts right"
                 if retracting:
                     condition.note = f", {retracting.stats.num_retractions} retractions"
             self._comparer.compare(condition, everything, outputs)
@@ -185,7 +203,12 @@ class SelfCheck:
 
     def _llm(self, **changes: Any) -> LLM:
         options = {name: getattr(self._args, name) for name in options_of(EngineConfig)}
-        return LLM(**(options | changes), progress=False)
+        return LLM(**(options | {"drafts": "off"} | changes), progress=False)
+
+    @property
+    def _drafters(self) -> str:
+        """The drafters of one condition; the others have none."""
+        return "tree,ngram" if self._args.drafts in ("auto", "off") else self._args.drafts
 
     def _pages_that_run_out(self) -> int:
         """Return half of the pages that all requests need, but enough for the longest."""
@@ -200,10 +223,12 @@ class SelfCheck:
         self._num_namespaces += 1
         return f"selfcheck-{self._num_namespaces}"
 
-    def _ask(self, llm: LLM, indices: Sequence[int], salt: str) -> list[RequestOutput]:
+    def _ask(
+        self, llm: LLM, indices: Sequence[int], salt: str, first_seed: int = 0
+    ) -> list[RequestOutput]:
         return llm.generate(
             [self._prompts[i] for i in indices],
-            [self._params[i] for i in indices],
+            [msgspec.structs.replace(self._params[i], seed=first_seed + i) for i in indices],
             cache_salt=salt,
         )
 

@@ -1,10 +1,11 @@
 """Summarises the client's records: latency distributions, throughput, goodput.
 
 Definitions. TTFT: the time from sending a request to its first token. ITL: a token's time since the
-token before it; if tokens arrive in one chunk, the first has the whole gap and the others 0, so no
-stall is averaged away. TPOT: a request's (end - first token) / (tokens - 1). E2E: the time from
-sending to the end of the stream. Goodput: requests a second that met every part of the SLO (as in
-DistServe, Zhong et al., OSDI 2024).
+token before it; tokens that arrive together share the gap, or else a server that confirms drafts
+would have a median of 0. The largest ITL of a request is the longest gap itself, so no stall is
+averaged away. TPOT: a request's (end - first token) / (tokens - 1). E2E: the time from sending to
+the end of the stream. Goodput: requests a second that met every part of the SLO (as in DistServe,
+Zhong et al., OSDI 2024).
 """
 
 from __future__ import annotations
@@ -87,6 +88,19 @@ def token_times(record: Record) -> tuple[list[float], str]:
     return times[:1] + times[:1] * missing + times[1:], "usage"
 
 
+def token_gaps(record: Record) -> Floats:
+    """Return the ITL in seconds of each token that did not arrive first: the time since the arrival
+    before, over the tokens that came with it. If chunks do not name their tokens, each arrival has
+    the mean number, and one value."""
+    times, how = token_times(record)
+    arrivals, counts = np.unique(times, return_counts=True)
+    gaps: Floats = np.diff(arrivals)
+    if how == "ids":
+        return np.repeat(gaps / counts[1:], counts[1:])
+    num_tokens = max(record.num_output or 0, len(times))
+    return gaps / max((num_tokens - 1) / len(gaps), 1.0) if len(gaps) else gaps
+
+
 def request_values(times: Sequence[float], record: Record) -> dict[str, float]:
     """Return a finished request's TTFT, TPOT, largest ITL and E2E, in milliseconds."""
     gaps = np.diff(times)
@@ -104,6 +118,7 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
     errors = Counter(record.error for record in records if record.error is not None)
     per_request: list[dict[str, float]] = []
     itl: list[Floats] = []
+    several: list[float] = []  # the TPOT of requests with more than one token
     counted: dict[str, int] = {}
     num_output = 0
     for record in records:
@@ -116,7 +131,9 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
         counted[how] = counted.get(how, 0) + 1
         num_output += len(times)
         per_request.append(request_values(times, record))
-        itl.append(np.diff(times) * 1e3)
+        itl.append(token_gaps(record) * 1e3)
+        if len(times) > 1:
+            several.append(per_request[-1]["tpot_ms"])
     columns = {
         name: [values[name] for values in per_request]
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
@@ -135,7 +152,6 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
         for values, record in zip(per_request, done, strict=True)
         if record.server_ttft_s is not None
     ]
-    several = [v for v, ids in zip(columns["tpot_ms"], itl, strict=True) if len(ids)]
     summary: dict[str, Any] = {
         "num_requests": len(records),
         "num_failed": len(records) - len(done),

@@ -26,5 +26,5 @@ def test_fixed_drafts_begin_behind_the_output_and_fit_the_room() -> None:
     settle(scheduler, scheduler.plan(), 10)
     req = scheduler.requests.by_uid[0]
     drafts = FixedDrafts([[10, 11, 12, 13, 14]], 1.0, 3)
-    assert drafts.propose([req], 1, 60) == [(req, [11, 12, 13])]
-    assert drafts.propose([req], 1, 2) == [(req, [11, 12])]
+    assert drafts.propose([req], 1, 60) == [(req, [11, 12, 13], "oracle")]
+    assert drafts.propose([req], 1, 2) == [(req, [11, 12], "oracle")]

@@ -17,9 +17,12 @@ from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import make_reference
 from minisgl.builtin import model_path
 from minisgl.cli import run_command
+from minisgl.core import Plan
 from minisgl.core.args import EngineConfig
+from minisgl.core.req import Req
 from minisgl.kvcache.manager import CacheManager
 from minisgl.models.blocks.decoder import Decoder
+from minisgl.scheduler import drafting
 from minisgl_bench.comparer import ROUNDING
 from minisgl_bench.selfcheck import Condition, SelfCheck
 from minisgl_zoo.cache_groups.manager import GroupedCacheManager
@@ -58,6 +61,7 @@ def test_the_builtin_model_passes() -> None:
         "without overlap",
         "in chunks",
         "retracted",
+        "with drafts",
     ]
     for condition in conditions.values():
         assert not condition.differs, str(condition)
@@ -66,6 +70,7 @@ def test_the_builtin_model_passes() -> None:
     assert ", 0 tokens" not in conditions["cached"].note
     assert ", 0 requests" not in conditions["beside aborts"].note
     assert ", 0 retractions" not in conditions["retracted"].note
+    assert int(conditions["with drafts"].note.split()[1]) > 20
 
 
 def as_if_a_key_were_rounded(logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -183,6 +188,26 @@ def test_planted_bugs_are_found(
     assert not conditions["again"].differs
 
 
+def test_drafts_that_are_accepted_without_a_look_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def accept_all(req: Req, plan: Plan, index: int, unmasked: object) -> bool:
+        req.num_computed += not req.ended
+        req.num_known += not req.ended
+        return not req.ended
+
+    engines = SelfCheck._other_engines
+
+    def only_drafts(self: SelfCheck) -> dict[str, dict[str, Any]]:
+        return {"with drafts": engines(self)["with drafts"]}
+
+    monkeypatch.setattr(drafting, "accept", accept_all)
+    monkeypatch.setattr(SelfCheck, "_other_engines", only_drafts)
+    conditions = check(num_requests=6, num_tokens=40)
+    assert conditions["with drafts"].differences
+    assert not conditions["cached"].differs
+
+
 def test_a_planted_stale_state_is_found(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SelfCheck, "_of_another_engine", lambda *_: Condition(name="left out"))
     sound = check(model=str(hybrid))
@@ -191,6 +216,7 @@ def test_a_planted_stale_state_is_found(hybrid: Path, monkeypatch: pytest.Monkey
     planted = stale_state(GroupedCacheManager.list_pages)
     monkeypatch.setattr(GroupedCacheManager, "list_pages", planted)
     conditions = check(model=str(hybrid))
+    assert "with drafts" not in conditions, "a model with recurrent layers has none"
     assert conditions["cached"].differences
     assert not conditions["again"].differs
 

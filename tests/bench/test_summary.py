@@ -5,7 +5,14 @@ import pytest
 
 from minisgl.benchmark.record import Record
 from minisgl.errors import ConfigError
-from minisgl_bench.summary import Slo, distribution, request_values, summarize, token_times
+from minisgl_bench.summary import (
+    Slo,
+    distribution,
+    request_values,
+    summarize,
+    token_gaps,
+    token_times,
+)
 
 
 def record(arrivals: list[float], counts: list[int], **fields: object) -> Record:
@@ -38,6 +45,19 @@ def test_an_end_without_text_is_a_token_only_if_the_usage_says_so() -> None:
 
 def test_without_usage_chunks_are_counted_and_a_note_says_so() -> None:
     assert token_times(record([1.0, 1.5], [0, 0])) == ([1.0, 1.5], "chunks")
+
+
+def test_tokens_that_arrive_together_share_the_gap() -> None:
+    """Confirmed drafts: the median is no 0, and the largest ITL is the stall itself."""
+    burst = record([1.0, 1.4, 1.8, 1.8, 2.0], [2, 4, 1, 3, 1], sent=0.9)
+    assert token_gaps(burst) == pytest.approx([0.1] * 8 + [0.2])
+    summary = summarize([burst], Slo())["summary"]
+    assert summary["itl_ms"]["p50"] == pytest.approx(100)
+    assert summary["largest_itl_ms"]["max"] == pytest.approx(400)
+    by_usage = record([1.0, 1.4, 1.8], [0, 0, 0], num_output=9)
+    assert token_gaps(by_usage) == pytest.approx([0.1, 0.1])
+    assert token_gaps(record([1.0, 1.4, 1.8], [0, 0, 0])) == pytest.approx([0.4, 0.4])
+    assert len(token_gaps(record([1.0], [5]))) == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 1001])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from minisgl.core.req import Req
+from minisgl.scheduler.drafting import Draft
 
 KINDS: Final = ("never", "always", "all but the last", "every other", "at random")
 
@@ -35,17 +36,17 @@ class ScriptedDrafts:
     def pays(self, running: Sequence[Req], num_rows: int) -> bool:
         return self._rng.random() < self._share
 
-    def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[tuple[Req, list[int]]]:
+    def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[Draft]:
         proposed = []
         for req in reqs:
             if self._given:
                 tokens = self._given(req)[:room]
                 room -= len(tokens)
-                proposed.append((req, tokens))
+                proposed.append(Draft(req, tokens, "scripted"))
             elif self._rng.random() < self._share:
                 tokens = self._tokens(req, self._rng.randint(0, min(room, 9)))
                 room -= len(tokens)
-                proposed.append((req, tokens))
+                proposed.append(Draft(req, tokens, "scripted"))
         return proposed
 
     def _tokens(self, req: Req, count: int) -> list[int]:

@@ -138,6 +138,7 @@ class Req:
     scheduler last looked; None if it has not looked."""
     prefix_source: Req | None = None  # that other request
     drafts: Any = None  # what the drafters remember of it
+    drafter: str = ""  # the name of the drafter of its last drafts
 
     @property
     def num_prompt(self) -> int:

@@ -259,7 +259,8 @@ class StatusReply(Record, frozen=True, kw_only=True):
     num_prompt_tokens, num_cached_tokens: counted when a request first starts. num_prefill_tokens:
     prompt tokens computed; those computed again after a retraction count again. part_s: seconds of
     the loop by part, in the order of `minisgl.scheduler.loop.PARTS`. peak_memory_bytes: see
-    `Device.peak_memory_bytes`. num_drafted, num_accepted: see `Finished`.
+    `Device.peak_memory_bytes`. num_drafted, num_accepted: see `Finished`. drafted_by, accepted_by:
+    the same by drafter.
     """
 
     rank: int
@@ -276,6 +277,8 @@ class StatusReply(Record, frozen=True, kw_only=True):
     num_output_tokens: int
     num_drafted: int = 0
     num_accepted: int = 0
+    drafted_by: dict[str, int] = msgspec.field(default_factory=dict)
+    accepted_by: dict[str, int] = msgspec.field(default_factory=dict)
     part_s: list[float]
     peak_memory_bytes: int = 0
 

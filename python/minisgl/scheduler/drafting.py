@@ -24,14 +24,23 @@ back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from minisgl import plugins
 from minisgl.core.plan import PROMISED, Plan
 from minisgl.core.req import Req
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
-from minisgl.scheduler.requests import Requests
+from minisgl.scheduler.requests import Requests, SchedulerStats
+
+
+class Draft(NamedTuple):
+    """A request's drafts for a step, in order. drafter: the name of the row of the table `drafters`
+    that guessed them."""
+
+    req: Req
+    tokens: list[int]
+    drafter: str
 
 
 class Drafts(Protocol):
@@ -44,7 +53,7 @@ class Drafts(Protocol):
         """Return whether the next step should have drafts. It must then be planned after the step
         in flight, which has `num_rows` decode rows, and whose tokens are not known yet."""
 
-    def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[tuple[Req, list[int]]]:
+    def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[Draft]:
         """Return the drafts of these requests for a step of `num_rows` other rows, at most `room`
         in all. The host has all tokens of the requests."""
 
@@ -89,7 +98,7 @@ def plan_drafts(
     room = max_running - len(plan.uids)
     if not reqs or room <= 0:
         return
-    for req, tokens in drafts.propose(reqs, len(plan.uids), room):
+    for req, tokens, drafter in drafts.propose(reqs, len(plan.uids), room):
         # A stop token ends the request where the row before it samples it.
         stops = (at for at, token in enumerate(tokens) if token in req.stop_ids)
         # The row before it computes the last known token and samples the one that is promised.
@@ -103,6 +112,7 @@ def plan_drafts(
         for offset, token in enumerate(tokens[:count]):
             plan.add_draft(req, start + offset, token, index + offset)
         req.num_drafted += count
+        req.drafter = drafter
 
 
 def accept(req: Req, plan: Plan, index: int, unmasked: Mapping[int, int]) -> bool:
@@ -120,3 +130,12 @@ def accept(req: Req, plan: Plan, index: int, unmasked: Mapping[int, int]) -> boo
     req.num_known += 1
     req.num_accepted += 1
     return True
+
+
+def count(stats: SchedulerStats, drafts: Sequence[Req], accepted: Sequence[Req]) -> None:
+    """Count the drafts of a committed step, by drafter. drafts, accepted: the request of each."""
+    stats.num_drafted += len(drafts)
+    stats.num_accepted += len(accepted)
+    for rows, counts in ((drafts, stats.drafted_by), (accepted, stats.accepted_by)):
+        for req in rows:
+            counts[req.drafter] = counts.get(req.drafter, 0) + 1

@@ -113,6 +113,8 @@ class LoopMeter(Meter):
             num_output_tokens=stats.num_output_tokens,
             num_drafted=stats.num_drafted,
             num_accepted=stats.num_accepted,
+            drafted_by=stats.drafted_by.copy(),
+            accepted_by=stats.accepted_by.copy(),
             part_s=self.part_s[:],
             peak_memory_bytes=self._peak_memory_bytes(),
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from minisgl import plugins
@@ -58,6 +58,8 @@ class SchedulerStats:
     num_output_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    drafted_by: dict[str, int] = field(default_factory=dict)  # by drafter
+    accepted_by: dict[str, int] = field(default_factory=dict)
 
 
 class Requests:

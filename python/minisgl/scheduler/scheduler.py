@@ -236,6 +236,7 @@ class Scheduler:
         """
         now, num_discarded = self.clock(), 0
         damaged: list[Req] = []
+        accepted: list[Req] = []
         if plan.scored:
             damaged = report_scores(plan, result, rows, events)
         if plan.pooled:
@@ -252,7 +253,8 @@ class Scheduler:
                 if not req.ended:  # else the row was launched before the end was known
                     damaged.append(req)
                 continue
-            self.stats.num_accepted += row in drafts
+            if row in drafts:
+                accepted.append(req)
             output = req.output
             output.append(token)
             if result.guesses:
@@ -271,7 +273,8 @@ class Scheduler:
                 match = token if is_match else None
                 events.append(self._end(req, "stop" if stop else "length", match))
         self.stats.num_output_tokens += len(plan.sample_rows) - num_discarded
-        self.stats.num_drafted += len(drafts)
+        if drafts:
+            drafting.count(self.stats, rows[drafts.start : drafts.stop], accepted)
         if damaged:  # its KV may be damaged since its first step, and in the prefix cache
             self.requests.void_from = min(req.first_step for req in damaged)
             for req in damaged:

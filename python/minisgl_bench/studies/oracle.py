@@ -32,7 +32,7 @@ from minisgl.engine import Engine
 from minisgl.engine.startup import start_engine
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.scheduler.drafting import CreateDrafts
+from minisgl.scheduler.drafting import CreateDrafts, Draft
 from minisgl.scheduler.requests import Requests
 from minisgl_bench.arguments import add_json, benchmark_parser, natural, naturals
 from minisgl_bench.checkpoint import write_checkpoint
@@ -76,14 +76,14 @@ class FixedDrafts:
     def pays(self, running: Sequence[Req], num_rows: int) -> bool:
         return True
 
-    def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[tuple[Req, list[int]]]:
+    def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[Draft]:
         proposed = []
         for req in reqs:
             oracle = self._oracles[req.uid]
             oracle._at = len(req.output)
             tokens = list(oracle.next(min(self._count, room)))
             room -= len(tokens)
-            proposed.append((req, tokens))
+            proposed.append(Draft(req, tokens, oracle.name))
         return proposed
 
 

@@ -128,6 +128,9 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(
     req = scheduler.requests.by_uid[0]
     assert (req.num_computed, req.num_known) == (2 + len(output), 3 + len(output))
     assert (req.num_drafted, req.num_accepted) == (2, len(output) - 1)
+    stats = scheduler.stats
+    assert stats.drafted_by == {"scripted": 2}
+    assert sum(stats.accepted_by.values()) == stats.num_accepted == len(output) - 1
 
 
 def test_a_stop_token_inside_accepted_drafts_ends_the_request() -> None:
@@ -202,7 +205,7 @@ def test_scripted_drafts_are_what_they_say(kind: str) -> None:
     for seed in range(20):
         drafts = ScriptedDrafts(random.Random(seed), [answer], 50, kind)
         req = make_req(answer[:3])
-        for _, tokens in drafts.propose([req], 1, 9):
+        for _, tokens, _ in drafts.propose([req], 1, 9):
             right = next((i for i, t in enumerate(tokens) if t != answer[3 + i]), len(tokens))
             num_drafted, num_accepted = num_drafted + len(tokens), num_accepted + right
     share = num_accepted / num_drafted

@@ -220,6 +220,23 @@ def test_metrics_of_two_ranks() -> None:
     }
 
 
+def test_metrics_of_drafters() -> None:
+    """Rank 0 counts; a server that has not drafted has none."""
+    observer = Observer()
+    drafted, accepted = {"tree": 9, "ngram": 4}, {"tree": 7}
+    for rank in (0, 1):
+        observer.status[rank] = msgspec.structs.replace(
+            status(9), rank=rank, drafted_by=drafted, accepted_by=accepted
+        )
+    page = MetricsPage(observer, "m").render("").body.decode()
+    lines = [line for line in page.splitlines() if "_by_total{" in line]
+    assert lines == [
+        'minisgl_drafted_by_total{drafter="ngram",rank="0"} 4.0',
+        'minisgl_drafted_by_total{drafter="tree",rank="0"} 9.0',
+        'minisgl_accepted_by_total{drafter="tree",rank="0"} 7.0',
+    ]
+
+
 @pytest.mark.parametrize("version", ["latest", "1.x", ""])
 def test_a_metrics_format_of_no_known_version(version: str) -> None:
     accept = f"application/openmetrics-text; version={version}"

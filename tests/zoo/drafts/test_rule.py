@@ -86,7 +86,7 @@ def test_requests_with_better_guesses_get_more_drafts() -> None:
     teach(rule, reqs[0], 0.8)
     rule.propose(reqs, 2, 0)
     reqs[0].drafts.guesses[0].streak = 20
-    counts = {req.uid: len(ids) for req, ids in rule.propose(reqs, 2, 60)}
+    counts = {req.uid: len(ids) for req, ids, _ in rule.propose(reqs, 2, 60)}
     assert counts[0] >= counts.get(1, 0) > 0
 
 
@@ -95,7 +95,7 @@ def test_drafts_fit_the_room_of_the_step() -> None:
     teach(rule, reqs[0], 1.0)
     for room in (0, 1, 5, 200):
         drafts = rule.propose(reqs, 8, room)
-        assert sum(len(ids) for _, ids in drafts) == min(room, MOST_ROWS - 8, 8 * MOST_DRAFTS)
+        assert sum(len(ids) for _, ids, _ in drafts) == min(room, MOST_ROWS - 8, 8 * MOST_DRAFTS)
 
 
 def test_many_streams_are_not_followed() -> None:
@@ -136,9 +136,9 @@ def test_drafts_hold_up_other_requests_no_longer_than_a_prompt_may() -> None:
     for max_stall_s, most in ((0.005, 4), (0.002, 1), (0.0001, 0)):
         rule, reqs, _ = rule_for(2, max_stall_s=max_stall_s)
         teach(rule, reqs[0], 1.0)
-        assert sum(len(ids) for _, ids in rule.propose(reqs, 2, 60)) == most
+        assert sum(len(ids) for _, ids, _ in rule.propose(reqs, 2, 60)) == most
         alone = rule.propose(reqs[:1], 1, 60)
-        assert sum(len(ids) for _, ids in alone) == MOST_DRAFTS, "there is no other"
+        assert sum(len(ids) for _, ids, _ in alone) == MOST_DRAFTS, "there is no other"
 
 
 class Fresh(Endless):
@@ -156,7 +156,7 @@ def test_a_fresh_guess_needs_no_token_in_flight_to_be_right() -> None:
     rule._drafters = [Fresh]
     teach(rule, req, 0.9)
     assert rule.pays([req], 1)
-    assert [ids for _, ids in rule.propose([req], 1, 60)] == [[0]]
+    assert [ids for _, ids, _ in rule.propose([req], 1, 60)] == [[0]]
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.9, MOST_DRAFTS), (0.3, 1)])
@@ -166,7 +166,7 @@ def test_one_fresh_guess_is_taken_if_the_others_are_worth_less(rate: float, coun
     rule._drafters = [Endless, Fresh]
     req.drafts = None
     rule._rates_of("fresh")[:] = [rule_rate(0.95) for _ in rule._rates_of("fresh")]
-    ((_, ids),) = rule.propose([req], 1, 60)
+    ((_, ids, _),) = rule.propose([req], 1, 60)
     assert len(ids) == count
 
 
