@@ -38,16 +38,18 @@ async def encode(
     key: int,
     *,
     is_plain: bool = False,
+    for_cache: bool = False,
     with_pieces: bool = False,
 ) -> CodecReply:
     """Return the ids of `prompt`. Raises RequestError, EngineError.
 
-    key, is_plain, with_pieces: see `EncodeMsg`.
+    key, is_plain, for_cache, with_pieces: see `EncodeMsg`.
     """
     message = EncodeMsg(
         seq=frontend.round_trips.new_seq(),
         prompt=prompt,
         is_plain=is_plain,
+        for_cache=for_cache,
         with_pieces=with_pieces,
         key=key,
         context_length=frontend.context_length,

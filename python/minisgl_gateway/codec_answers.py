@@ -46,7 +46,10 @@ def _encoded(encoder: PromptEncoder, message: EncodeMsg) -> bytes:
         prompt = msgspec.structs.replace(prompt, add_special_tokens=False)
     half = None if context_length is None else most_tokens(context_length) // 2
     try:
-        data = encoder.encode(prompt, half).ids
+        encoded = encoder.encode(prompt, half)
+        data = encoded.ids
+        if message.for_cache and encoded.images and encoder.images:
+            data = encoder.images.keyed(data, encoded.images)
     except PromptTooLong as error:  # its beginning alone
         check_count(error.got, context_length, "at least ")
         raise

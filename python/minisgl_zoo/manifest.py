@@ -155,7 +155,13 @@ _WEIGHT_FORMATS: Final = {
 }
 """The `quant_method` -> the module and name of what reads it."""
 
-_VISION: Final = {"Mistral3": "mistral:Mistral3"}
+_VISION: Final = {
+    "Mistral3": "mistral:Mistral3",
+    "Qwen3VL": "qwen:Qwen3VL",
+    "Qwen3VLMoe": "qwen:Qwen3VLMoe",
+    "Qwen3_5": "qwen:Qwen35",
+    "Qwen3_5Moe": "qwen:Qwen35Moe",
+}
 """The architecture without "ForConditionalGeneration" -> its vision tower."""
 
 ROWS: Final = [

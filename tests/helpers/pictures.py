@@ -20,9 +20,12 @@ from transformers import (
     Mistral3Config,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3VLConfig,
 )
 
 from helpers import text_checkpoints
+from helpers.hybrid_cases import DELTA
 
 SIZES = {
     "hidden_size": 48,
@@ -41,6 +44,13 @@ MISTRAL = (
     "{% elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
     "{% else %}[TOOL]{{ m.content if m.content is string else m.content | tojson }}[/TOOL]"
     "{% endif %}{% endfor %}"
+)
+
+QWEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for b in m.content %}{% if b.type == 'image' %}<|vision_start|><|image_pad|>"
+    "<|vision_end|>{% else %}{{ b.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n"
 )
 
 
@@ -77,6 +87,56 @@ def mistral3(folder: Path) -> Sample:
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
     return _saved(folder, config, settings, _mistral_pixels)
+
+
+def qwen3_vl(folder: Path) -> Sample:
+    return _qwen(folder, Qwen3VLConfig, {"deepstack_visual_indexes": [0, 2]}, (4, 2, 2))
+
+
+def qwen3_5(folder: Path) -> Sample:
+    return _qwen(folder, Qwen3_5Config, {}, (2, 1, 1), partial=0.5, **DELTA)
+
+
+def _qwen(
+    folder: Path,
+    kind: type[Any],
+    more: dict[str, Any],
+    section: tuple[int, ...],
+    partial: float = 1.0,
+    **text: Any,
+) -> Sample:
+    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    ids = _tokenizer(folder, names, QWEN)
+    vision = {
+        "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
+        "out_hidden_size": SIZES["hidden_size"], "num_position_embeddings": 36, **more,
+    }  # fmt: skip
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+    rope |= {"mrope_section": section, "mrope_interleaved": True, "partial_rotary_factor": partial}
+    sizes = {**SIZES, "vocab_size": ids["size"], "rope_parameters": rope, "pad_token_id": 0, **text}
+    config = kind(
+        text_config=sizes,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "size": {"shortest_edge": 256, "longest_edge": 8192},
+        "image_mean": [0.5, 0.4, 0.5],
+        "image_std": [0.5, 0.5, 0.3],
+    }
+
+    def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
+        return dict(processor(images=shown, return_tensors="pt"))
+
+    return _saved(folder, config, settings, pixels)
 
 
 def _tokenizer(folder: Path, special: list[str], template: str) -> dict[str, int]:

@@ -25,7 +25,8 @@ TOLERANCE = 1e-4
 
 def start(sample: Sample, **options: Any) -> Engine:
     settings = {"num_pages": 256, "page_size": 4, "max_running_requests": 8, "dtype": "float32"}
-    return Engine(EngineConfig(model=str(sample.folder), device="cpu", **(settings | options)))
+    settings |= {"device": "cpu"}
+    return Engine(EngineConfig(model=str(sample.folder), **(settings | options)))
 
 
 def scheduler_of(engine: Engine, **options: Any) -> Scheduler:
@@ -113,6 +114,8 @@ def check(sample: Sample, answer: Answer, pictures: list[Any]) -> None:
     """Compare an answer's log-probabilities with those of transformers."""
     ids = torch.tensor([answer.prompt + answer.output[:-1]])
     given = sample.pixels(sample.processor, pictures) if pictures else {}
+    if "image_grid_thw" in given:
+        given["mm_token_type_ids"] = (ids == sample.model.config.image_token_id).int()
     logits = sample.model(input_ids=ids, **given).logits[0]
     expected = logits.log_softmax(-1)[-len(answer.tops) :]
     scale = float(logits.abs().max())

@@ -51,11 +51,12 @@ class ImageRows:
     """Rows of images, which replace embeddings.
 
     tokens: int64 [N], their indices in the step. rows: [N, D]; None on a rank whose partial sum is
-    zero there.
+    zero there. deep: [N, D] for each of the first blocks, whose output they are added to.
     """
 
     tokens: Tensor
     rows: Tensor | None
+    deep: tuple[Tensor, ...] = ()
 
     def put(self, x_TD: Tensor) -> Tensor:
         """Write the rows into the embeddings of the step, in place."""

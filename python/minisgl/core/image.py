@@ -43,7 +43,8 @@ class Image(Record, frozen=True, kw_only=True):
 
 
 class RowImages(NamedTuple):
-    """A row of a step that computes tokens of a request with images."""
+    """The images of a request. row: of a step, which computes tokens up to the end of its last
+    image; or of the tables, which it gets in a step."""
 
     row: int
     images: Sequence[Image]
@@ -53,10 +54,9 @@ def places_of(image: Image) -> IdArray:
     return np.frombuffer(image.places, "<i4")
 
 
-def images_in(images: Iterable[Image], start: int, end: int) -> list[Image]:
-    """Return the images some of whose places may be in [start, end) of the prompt."""
-    bounds = ((image, places_of(image)) for image in images)
-    return [image for image, places in bounds if places[0] < end and places[-1] >= start]
+def end_of(images: Sequence[Image]) -> int:
+    """Return the end of the last image in the prompt; 0 without images."""
+    return int(places_of(images[-1])[-1]) + 1 if images else 0
 
 
 def plain_ids(ids: IdArray, images: Iterable[Image]) -> IdArray:

@@ -113,10 +113,6 @@ class Engine:
         clock.lap("weights")
         if comm.rank == 0:  # other ranks differ little, and use the same number of pages
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory)
-        create_vision = plugins.find("vision", "tower") if self.model_config.is_wrapped else None
-        self.vision: Vision | None = create_vision and create_vision(
-            config, self.dtype, device.torch_device, leads=comm.rank == 0
-        )
         self.page_size = config.page_size
         self.max_running = config.max_running_requests
         self.max_seq_len = self.memory.max_seq_len
@@ -141,6 +137,16 @@ class Engine:
         # All ranks pad a step to the same size, because they all-reduce its rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
         self.max_prefill_tokens = max_prompt_tokens(config, self.device)
+        create_vision = plugins.find("vision", "tower") if self.model_config.is_wrapped else None
+        self.vision: Vision | None = create_vision and create_vision(
+            config,
+            self.dtype,
+            device.torch_device,
+            self.model,
+            table_rows=self._tables.request_rows + 1,
+            most_tokens=self.max_prefill_tokens,
+            leads=comm.rank == 0,
+        )
         self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens, ops)
         if env.check_pages():
             create_guard = plugins.need("guards", "pages", "MINISGL_CHECK_PAGES")
@@ -310,6 +316,8 @@ class Engine:
             self.adapters.load(plan.loads)
         padded = None if plan.reports or plan.images else self.runner.padded(plan)
         inputs = make_inputs(plan, self._tables, self.page_size, padded)
+        if self.vision:
+            self.vision.begin(plan, inputs.forward["rows"], inputs.forward["positions"])
         if self._guesser:
             inputs.forward.update(guess_arrays(inputs))
         return inputs

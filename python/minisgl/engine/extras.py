@@ -15,6 +15,7 @@ from minisgl.core.adapters import AdapterLoad
 from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.plan import Pooled
+from minisgl.core.req import IdArray
 from minisgl.distributed import DistributedCommunicator
 from minisgl.models import BaseLLMModel, ModelConfig
 from minisgl.quantization import Part, Weight
@@ -38,6 +39,10 @@ class LogitOptions(Protocol):
 
 class Vision(Protocol):
     """Turns images into rows of embeddings (the row `tower` of the table `vision`)."""
+
+    def begin(self, plan: Plan, rows: IdArray, positions: IdArray) -> None:
+        """Keep what later steps need of the requests that start, and write the positions by which
+        the step's tokens are rotated, in place. rows, positions: see `StepInputs`."""
 
     def rows(self, plan: Plan) -> ImageRows | None:
         """Return the rows of a step; None if it computes no place of an image."""

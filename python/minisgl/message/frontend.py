@@ -32,13 +32,15 @@ class PongMsg(Record, frozen=True, kw_only=True):
 class EncodeMsg(Record, frozen=True, kw_only=True):
     """Encode a prompt. The tokenizer answers with a `CodecReply` of the same seq, with `ids`.
 
-    is_plain: add no special tokens to a text. with_pieces: ask for `pieces` too. key: the number of
-    the API key; 0 without keys. context_length: as in `TokenizeMsg`; it bounds the ids.
+    is_plain: add no special tokens to a text. for_cache: images have their ids in the prefix cache.
+    with_pieces: ask for `pieces` too. key: the number of the API key; 0 without keys.
+    context_length: as in `TokenizeMsg`; it bounds the ids.
     """
 
     seq: int
     prompt: Prompt
     is_plain: bool = False
+    for_cache: bool = False
     with_pieces: bool = False
     key: Natural = 0
     context_length: int | None = None

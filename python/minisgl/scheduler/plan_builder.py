@@ -7,7 +7,7 @@ from collections.abc import Set
 import numpy as np
 
 from minisgl.core.adapters import AdapterLoad
-from minisgl.core.image import RowImages, images_in
+from minisgl.core.image import RowImages, end_of
 from minisgl.core.plan import (
     PROMISED,
     Begin,
@@ -84,6 +84,7 @@ class PlanBuilder:
         self.scored: list[Scored] = []
         self.images: list[RowImages] = []
         self.pooled: list[Pooled] = []
+        self.image_begins: list[RowImages] = []
         self.begins: list[Begin] = []
         self.adapter_slots: list[Slotted] = []
         self.loads: list[AdapterLoad] = []
@@ -122,8 +123,8 @@ class PlanBuilder:
             next_ids = req.prompt[start + 1 : scored_end + 1]
             num_top = req.sampling.prompt_logprobs or 0
             self.scored.append(Scored(len(self.uids), next_ids, num_top))
-        if req.images and (images := images_in(req.images, start, end)):
-            self.images.append(RowImages(len(self.uids), images))
+        if req.images and start < end_of(req.images):
+            self.images.append(RowImages(len(self.uids), req.images))
         self.with_chunk.add(req.uid)
         self.uids.append(req.uid)
         self.table_idxs.append(req.table_idx)

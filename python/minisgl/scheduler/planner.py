@@ -15,6 +15,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from minisgl import plugins
+from minisgl.core.image import RowImages
 from minisgl.core.plan import PROMISED, Begin, History, Plan, Slotted
 from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
@@ -235,6 +236,8 @@ class Planner:
             ids = ids_to_bytes(req.token_ids(0, req.num_tokens))
             stop_ids = tuple(sorted(req.stop_ids))
             plan.histories.append(History(req.table_idx, req.num_prompt, stop_ids, ids))
+        if req.images:
+            plan.image_begins.append(RowImages(req.table_idx, req.images))
         req.num_computed = num_cached
         plan.begins.append(Begin(req.table_idx, req.sampling))
         self._requests.cache.list_pages(req, plan.new_pages)

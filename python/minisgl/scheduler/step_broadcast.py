@@ -186,7 +186,10 @@ def digest(plan: Plan, before: int = 0) -> int:
         plan.num_top,
         plan.option_rows,
         [(each.row, len(each.next_ids), each.num_top) for each in plan.scored],
-        [(row, [each.digest for each in images]) for row, images in plan.images],
+        [
+            (row, [each.digest for each in images])
+            for row, images in (*plan.images, *plan.image_begins)
+        ],
         plan.pooled,
         plan.histories,
         plan.new_pages,

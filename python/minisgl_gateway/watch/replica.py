@@ -85,7 +85,7 @@ async def prefix_answer(
         )
     page_size = int(asked)
     number = key_number(request.scope)
-    replies = [await encode(frontend, prompt, number) for prompt in prompts]
+    replies = [await encode(frontend, prompt, number, for_cache=True) for prompt in prompts]
     hashes = prompt_hashes(ids_from_bytes(replies[0].ids), page_size, namespace)
     key: Key | None = request.scope.get("api_key")
     answer = PromptHashes(

@@ -38,18 +38,43 @@ class Limits(NamedTuple):
     places: int
 
 
+class Rotation(NamedTuple):
+    """Three positions for a token (`minisgl_zoo.vision.turns`). section: the pairs of dims that
+    rotate by each; the last two take turns with the first, from pair 1 and 2 on."""
+
+    section: tuple[int, ...]
+
+
 class VisionFamily(ABC):
     """One architecture. config: the checkpoint's config.json.
 
-    model: the class of transformers that has `get_image_features`. towers: how the names of its
-    tensors in the files begin, after an optional "model.".
+    num_deep: how many decoder blocks get rows of an image, too. has_mask: the tower has a mask of
+    all pairs of patches. model: the class of transformers that has `get_image_features`. towers:
+    how the names of its tensors in the files begin, after an optional "model.".
     """
 
     model: ClassVar[str]
     towers: ClassVar[tuple[str, ...]]
+    has_mask: ClassVar[bool] = False
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
+
+    @property
+    def num_deep(self) -> int:
+        return 0
+
+    @property
+    def rotation(self) -> Rotation | None:
+        return None
+
+    def grid(self, sizes: tuple[int, ...]) -> tuple[int, int]:
+        """Return the rows and columns of an image's places, for a family with a rotation."""
+        raise NotImplementedError
+
+    def channel_axis(self) -> int:
+        """Return the axis of the pixels that has the colours."""
+        return 0
 
     @property
     @abstractmethod
@@ -78,7 +103,8 @@ class VisionFamily(ABC):
     def features(
         self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
     ) -> list[Tensor]:
-        """Run the tower. pixels: normalised. Returns the rows of each image, one for a place."""
+        """Run the tower. pixels: normalised. Returns the rows of each image, one for a place: those
+        of the embedding, and of `num_deep` blocks, side by side."""
 
     def is_of_tower(self, name: str) -> bool:
         """Return whether a file's tensor is one of the tower's."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Mistral3(VisionFamily):
     model = "Mistral3Model"
     towers = ("vision_tower.", "multi_modal_projector.")
+    has_mask = True
 
     @property
     def token(self) -> int:

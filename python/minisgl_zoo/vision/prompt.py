@@ -74,6 +74,8 @@ class ReadImages:
             at = ids_to_bytes(places.astype(np.int32))
             images.append(msgspec.structs.replace(image, places=at))
             length, end = length + len(image_ids), mark + 1
+        if end == len(ids):
+            raise InvalidRequest("a prompt must not end with an image", param="messages")
         whole = np.concatenate([*pieces, ids[end:]])
         return replace(encoded, ids=ids_to_bytes(whole.astype(np.int32)), images=tuple(images))
 

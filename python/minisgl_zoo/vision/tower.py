@@ -22,11 +22,14 @@ from minisgl.core import Plan
 from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.image import Image, places_of
+from minisgl.core.req import IdArray
 from minisgl.errors import CheckpointError
+from minisgl.models import BaseLLMModel
 from minisgl.utils.hf import weight_files
 from minisgl_zoo.vision.family import VisionFamily, family_of, image_processor
+from minisgl_zoo.vision.turns import Turns
 
-CACHED_IMAGES = 8
+CACHED_IMAGES = 4
 """The cache has room for so many of the largest images, and for more that are smaller: those of a
 few conversations. Prompts that begin with the same images mostly need none, since their keys and
 values are cached."""
@@ -47,14 +50,36 @@ class _Part(NamedTuple):
     last: int
 
 
-class Tower:
-    """Mutable: it caches what it computed. num_runs: images that went through the tower."""
+class Sight:
+    """What every rank has: the places of images in a step, and the positions around them."""
+
+    def __init__(self, device: torch.device, turns: Turns | None) -> None:
+        self._device, self._turns = device, turns
+
+    def begin(self, plan: Plan, rows: IdArray, positions: IdArray) -> None:
+        if self._turns:
+            self._turns.write(plan, rows, positions)
+
+    def rows(self, plan: Plan) -> ImageRows | None:
+        parts = list(_parts(plan))
+        return ImageRows(tokens=_tokens(parts, self._device), rows=None) if parts else None
+
+
+class Tower(Sight):
+    """Rank 0's part. Mutable: it caches what it computed. num_runs: images that went through the
+    tower."""
 
     def __init__(
-        self, family: VisionFamily, model: Any, processor: Any, device: torch.device
+        self,
+        family: VisionFamily,
+        model: Any,
+        processor: Any,
+        device: torch.device,
+        turns: Turns | None,
     ) -> None:
+        super().__init__(device, turns)
         self.num_runs = 0
-        self._family, self._model, self._device = family, model, device
+        self._family, self._model = family, model
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
         self._most_places = CACHED_IMAGES * family.limits(processor).places
         is_scaled, is_normal = processor.do_rescale, processor.do_normalize
@@ -66,8 +91,9 @@ class Tower:
         if not (parts := list(_parts(plan))):
             return None
         found = self._features({part.image.digest: part.image for part in parts})
-        rows = [found[part.image.digest][part.first : part.last] for part in parts]
-        return ImageRows(tokens=_tokens(parts, self._device), rows=torch.cat(rows))
+        rows = torch.cat([found[each.image.digest][each.first : each.last] for each in parts])
+        first, *deep = rows.chunk(1 + self._family.num_deep, dim=-1)
+        return ImageRows(tokens=_tokens(parts, self._device), rows=first, deep=tuple(deep))
 
     def _features(self, images: dict[bytes, Image]) -> dict[bytes, Tensor]:
         """Return the rows of each image, by digest, from the cache or from the tower."""
@@ -109,21 +135,11 @@ class Tower:
         """Return the pixels [C, ...] as the processor would, in the tower's dtype."""
         assert image.pixels, "rank 0 has the pixels"
         raw = torch.from_numpy(np.frombuffer(image.pixels, np.uint8).copy()).to(self._device)
-        shape = (-1, *(1,) * (len(image.shape) - 1))
+        shape = [1] * len(image.shape)
+        shape[self._family.channel_axis()] = -1
         pixels = raw.view(image.shape).float() * self._scale
         normal = (pixels - self._mean.view(shape)) / self._std.view(shape)
         return normal.to(self._model.dtype)
-
-
-class NoTower:
-    """The other ranks' part."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def rows(self, plan: Plan) -> ImageRows | None:
-        parts = list(_parts(plan))
-        return ImageRows(tokens=_tokens(parts, self._device), rows=None) if parts else None
 
 
 def _parts(plan: Plan) -> Iterator[_Part]:
@@ -148,19 +164,30 @@ def _tokens(parts: list[_Part], device: torch.device) -> Tensor:
 
 
 def create_tower(
-    config: EngineConfig, dtype: torch.dtype, device: torch.device, *, leads: bool
-) -> Tower | NoTower | None:
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    model: BaseLLMModel,
+    *,
+    table_rows: int,
+    most_tokens: int,
+    leads: bool,
+) -> Sight | None:
     """Return this rank's part of the vision of a checkpoint; None if it has none.
 
-    leads: whether this is rank 0. Raises CheckpointError if tensors are missing.
+    leads: whether this is rank 0. table_rows, most_tokens: rows of the request tables, and prompt
+    tokens of a step. Raises CheckpointError if tensors are missing.
     """
     family = family_of(config.folder)
     if family is None:
         return None
+    turns = None
+    if family.rotation:
+        turns = Turns(family, model, table_rows=table_rows, most_tokens=most_tokens)
     if not leads:
-        return NoTower(device)
-    model = _load(family, config, dtype).to(device)
-    return Tower(family, model, image_processor(config.folder), device)
+        return Sight(device, turns)
+    tower = _load(family, config, dtype).to(device)
+    return Tower(family, tower, image_processor(config.folder), device, turns)
 
 
 def _load(family: VisionFamily, config: EngineConfig, dtype: torch.dtype) -> Any:
@@ -207,7 +234,12 @@ def _small_config(config: EngineConfig) -> Any:
     text.num_attention_heads = text.num_key_value_heads = 1
     text.head_dim, text.pad_token_id = 8, 0
     if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
+        text.layer_types = ["full_attention"]
+    for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+        if hasattr(text, name):
+            setattr(text, name, 1)
+    if hasattr(text, "shared_expert_intermediate_size"):
+        text.shared_expert_intermediate_size = 1
     if hasattr(small, "quantization_config"):  # of the text model: the tower's tensors are plain
         del small.quantization_config
     return small
@@ -227,8 +259,9 @@ def tower_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
     vision = family.config["vision_config"]
     hidden = int(vision.get("hidden_size", 1024))
     widest = 6 * hidden + 2 * int(vision.get("intermediate_size", 4 * hidden))
-    places = CACHED_IMAGES * limits.places * int(family.config["text_config"]["hidden_size"])
+    width = (1 + family.num_deep) * int(family.config["text_config"]["hidden_size"])
+    places = CACHED_IMAGES * limits.places * width
     patches = max(limits.patches, BATCH_PATCHES)
-    activations = 4 * patches**2 + 4 * patches * widest
+    activations = 4 * patches * (widest + patches * family.has_mask)
     weights: int = sum(each.numel() for each in model.parameters())
     return (weights + places) * dtype.itemsize + activations

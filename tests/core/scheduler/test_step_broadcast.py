@@ -279,7 +279,7 @@ def test_the_digest_sees_every_field(field: str) -> None:
     plan.adapter_slots, plan.loads = [Slotted(0, 1)], [AdapterLoad(1, Adapter("digest", "folder"))]
     plan.scored = [Scored(0, np.array([5], np.int32), 0)]
     image = Image(digest=b"a", places=bytes(4), token=1, shape=(3, 1, 1), sizes=())
-    plan.images = [RowImages(0, [image])]
+    plan.images = plan.image_begins = [RowImages(0, [image])]
     plan.pooled = [Pooled(0, 0, 1, ())]
     before = digest(plan)
     assert digest(dataclasses.replace(plan)) == before

@@ -14,6 +14,16 @@ def mistral3(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return pictures.mistral3(tmp_path_factory.mktemp("mistral3") / "model")
 
 
+@pytest.fixture(scope="session")
+def qwen3_vl(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return pictures.qwen3_vl(tmp_path_factory.mktemp("qwen3_vl") / "model")
+
+
+@pytest.fixture(scope="session")
+def qwen3_5(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return pictures.qwen3_5(tmp_path_factory.mktemp("qwen3_5") / "model")
+
+
 @pytest.fixture
 def eyes(mistral3: Sample) -> Iterator[Eyes]:
     engine = start(mistral3, max_prefill_length=512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ import pytest
 from helpers.engine_ranks import engines
 from helpers.pictures import PICTURES, Sample, chat, text_part
 from helpers.seen import NUM_TOP, Eyes, check, start
-from minisgl.core import Accepted, Failed, Finished
+from minisgl.core import Accepted, Failed, Finished, Token
 from minisgl.core.image import LOWEST, places_of
-from minisgl.message import AbortMsg, TokenPrompt, ids_from_bytes
+from minisgl.message import AbortMsg, ChatPrompt, TokenPrompt, ids_from_bytes, ids_to_bytes
+from minisgl.message.frontend import EncodeMsg
 from minisgl.scheduler.step_broadcast import Leader
+from minisgl_gateway.codec_answers import answer_codec
+from minisgl_gateway.router.prefix_hashes import TreeHashes, prompt_hashes, reported_lengths
+from minisgl_gateway.watch.recorder import Recorder
 from minisgl_zoo.vision import tower
 
 
@@ -184,3 +189,42 @@ def test_two_ranks_see_the_same(mistral3: Sample, tmp_path: Path) -> None:
     assert both[0].memory.vision_bytes > 0 == both[1].memory.vision_bytes
     for answer, shown in zip(found[0], [PICTURES, PICTURES[1:2]], strict=True):
         check(mistral3, answer, shown)
+
+
+def test_a_request_goes_on_in_another_engine(eyes: Eyes) -> None:
+    """As after a restart: the same prompt with its picture, and the output that the client has."""
+    encoded = eyes.encode(chat(*PICTURES[:2]))
+    whole = eyes.message(encoded, max_tokens=12)
+    ids = [event.id for event in eyes.run([[whole]]) if isinstance(event, Token)]
+    other = start(eyes.sample, max_prefill_length=64)
+    again = Eyes(eyes.sample, other)
+    message = again.message(encoded, max_tokens=12)
+    message = msgspec.structs.replace(message, output=ids_to_bytes(ids[:5]))
+    events = again.run([[message]])
+    assert [event.id for event in events if isinstance(event, Token)] == ids[5:]
+    other.close()
+
+
+def test_a_router_finds_the_pages_of_pictures(eyes: Eyes) -> None:
+    """The replica reports hashes of its tree, and answers a question with those of a prompt."""
+    messages = chat(*PICTURES[:2])
+    eyes.ask([messages])
+    question = EncodeMsg(seq=1, prompt=ChatPrompt(messages=messages), for_cache=True)
+    ids = ids_from_bytes(answer_codec(eyes.encoder, question).ids)
+    known = TreeHashes(eyes.scheduler.requests.cache.prefix_cache)()
+    hashes = prompt_hashes(ids, eyes.engine.page_size)
+    assert len(hashes) > 10
+    assert set(hashes[reported_lengths(len(hashes))[-1] - 1 :][:1].tolist()) <= set(known.tolist())
+    plain = answer_codec(eyes.encoder, msgspec.structs.replace(question, for_cache=False)).ids
+    assert max(ids_from_bytes(plain)) < LOWEST
+
+
+def test_the_recorder_keeps_hashes_and_no_pixels(eyes: Eyes, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "recording")
+    for shown in (PICTURES[:1], PICTURES[:1], PICTURES[1:2]):
+        recorder.arrived(0, eyes.message(eyes.encode(chat(*shown))))
+    recorder.close()
+    text = (tmp_path / "recording").read_text()
+    first, second, third = (json.loads(line)["arrival"] for line in text.splitlines())
+    assert len(text) < 2_000
+    assert first["hash_ids"] == second["hash_ids"] != third["hash_ids"]

@@ -106,12 +106,15 @@ class Decoder(BaseLLMModel):
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed(batch.input_ids)
-        if batch.images:
-            x_TD = batch.images.put(x_TD)
+        images, deep = batch.images, list[Tensor]()
+        if images:
+            x_TD, deep = images.put(x_TD), list(images.deep)
         residual_TD: Tensor | None = None
         *blocks, last = self.blocks
         for block in blocks:
             x_TD, residual_TD = block.forward(x_TD, residual_TD, batch)
+            if images and deep:
+                x_TD[images.tokens] += deep.pop(0)
         # After the last attention only the tokens that sample are needed. If there are as many of
         # them as tokens, they are all tokens in order, and nothing has to be selected.
         rows_S = batch.sample_positions
