@@ -104,8 +104,8 @@ class DeviceAdapters:
                     folder=adapter.folder,
                 )
             for weight in self._weights:
-                weight.fill(slot, *_shares(weight, a, b, view))
-        self._num_changed = sum(weight.is_changed for weight in self._weights)
+                weight.products.fill(slot, *_shares(weight, a, b, view))
+        self._num_changed = sum(weight.products.is_changed for weight in self._weights)
 
     def begin(self, slots_T: Tensor | None, positions_S: Tensor) -> None:
         self.step.begin(slots_T, positions_S)
@@ -178,15 +178,15 @@ def _shares(
     a: Mapping[str, Tensor],
     b: Mapping[str, Tensor],
     view: CheckpointView,
-) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Return this rank's share of an adapter's A, by name, and B, by part of the weight."""
-    of_name: dict[str, Tensor] = {}
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Return this rank's share of an adapter's A's and B's, as `Products.fill` takes them."""
+    of_name: dict[int, Tensor] = {}
     of_part: dict[int, Tensor] = {}
     for index, part in enumerate(weight.parts):
         if part.name in view.names:
             module = view.source(part.name).removesuffix(".weight")
             inputs, rows = inputs_of(part), rows_of(part)
-            of_name[part.name] = a[module][:, inputs.start : inputs.stop]
+            of_name[weight.names.index(part.name)] = a[module][:, inputs.start : inputs.stop]
             whole = Part(
                 name=part.name, shape=(part.shape[0], b[module].shape[1]), axis=0, share=rows
             )

@@ -1,0 +1,144 @@
+"""How the adapters in the slots of a weight are multiplied: one class for CPUs, one for GPUs.
+
+An adapter adds B A x for each part of the weight; parts of one name have one A. The scale is in B::
+
+    qkv   x --[A_q; A_k; A_v]--> h, [T, 3 R] --B_q, B_k, B_v--> added to the columns of q, k and v
+
+Axes: T tokens, N slots, P names, R rank, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Rows = Tensor | list[tuple[int, Tensor | None]]
+"""Which slot each of some tokens uses: on a GPU bool [T, N]; on a CPU the slots with the indices of
+their tokens, None for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of a weight's slots. num_slots: N. rank: R. names: the number of A's. a_of: for each part,
+    the number of its A. columns: of each part. inputs: I."""
+
+    num_slots: int
+    rank: int
+    names: int
+    a_of: Sequence[int]
+    columns: Sequence[slice]
+    inputs: int
+
+    @property
+    def outputs(self) -> int:
+        return int(self.columns[-1].stop)
+
+
+class Products(ABC):
+    """Mutable: the slots are filled while the engine runs. is_changed: whether an adapter has ever
+    changed the weight; until then a GPU's steps leave its products out."""
+
+    is_changed = False
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """The most that all slots take."""
+
+    def fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
+        """Put an adapter into a slot. a: by name's number, [rank, I]. b: by part, [O, rank]; empty
+        if it does not change the weight."""
+        self.is_changed |= bool(b)
+        self._fill(slot, a, b)
+
+    @abstractmethod
+    def _fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None: ...
+
+    @abstractmethod
+    def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
+        """Add the adapters' products for x, [T, I], to y, [T, O], in place."""
+
+
+class EachSlot(Products):
+    """On a CPU: the tokens of one slot after another, with the adapter's own ranks. B has zeros
+    where a part does not read an A, so a slot takes two products. In float32, because a product of
+    few rows in bfloat16 takes torch ten times as long."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> A, [I, K], and B, [K, O]
+
+    @property
+    def num_bytes(self) -> int:
+        sizes = self.sizes
+        return 4 * sizes.num_slots * sizes.names * sizes.rank * (sizes.inputs + sizes.outputs)
+
+    def _fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
+        self._held.pop(slot, None)
+        if not b:
+            return
+        first, places = 0, {}
+        for name, given in a.items():
+            places[name] = slice(first, first + len(given))
+            first += len(given)
+        wide = torch.zeros(first, self.sizes.outputs)
+        for part, given in b.items():
+            wide[places[self.sizes.a_of[part]], self.sizes.columns[part]] = given.T
+        self._held[slot] = torch.cat(list(a.values())).float().T.contiguous(), wide
+
+    def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
+        assert isinstance(rows, list)
+        for slot, own in rows:
+            if held := self._held.get(slot):
+                a, b = held
+                if own is None:
+                    y += x.float() @ a @ b
+                else:
+                    y.index_add_(0, own, (x[own].float() @ a @ b).to(y.dtype))
+
+
+class AllSlots(Products):
+    """On a GPU: all slots at once, and a mask keeps what belongs to a token. N * R columns are few
+    beside the weight's, the kernels are plain GEMMs, and a CUDA graph can have them. What a slot's
+    adapter does not use is zeros."""
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(sizes)
+        slots, rank = sizes.num_slots, sizes.rank
+        self.a = torch.zeros(slots, sizes.names, rank, sizes.inputs, dtype=dtype, device=device)
+        self.b = tuple(
+            torch.zeros(slots, rank, at.stop - at.start, dtype=dtype, device=device)
+            for at in sizes.columns
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.a, *self.b))
+
+    def _fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
+        self.a[slot - 1].zero_()
+        for name, given in a.items():
+            self.a[slot - 1, name, : len(given)] = given
+        for part, held in enumerate(self.b):
+            held[slot - 1].zero_()
+            if part in b:
+                held[slot - 1, : b[part].shape[1]] = b[part].T
+
+    def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
+        if not self.is_changed:
+            return
+        assert isinstance(rows, Tensor)
+        slots, names, rank, _ = self.a.shape
+        h = (x @ self.a.flatten(0, 2).T).view(len(x), slots, names, rank)
+        # Not a product: another adapter's A may overflow on these tokens.
+        h = h.where(rows[:, :, None, None], h.new_zeros(()))
+        by_name = h.transpose(1, 2).reshape(len(x), -1).chunk(names, dim=1)
+        for name, columns, b in zip(self.sizes.a_of, self.sizes.columns, self.b, strict=True):
+            y[:, columns].addmm_(by_name[name], b.flatten(0, 1))
