@@ -72,7 +72,7 @@ class RestartingServer(Server):
         self._restarts: deque[float] = deque()
         self._restart: asyncio.Task[None] | None = None
 
-    async def _settle(self) -> None:
+    async def _after_http(self) -> None:
         while self._restart and not self._restart.done():
             self._workers.kill()  # ends the wait for them
             await asyncio.wait([self._restart], timeout=KILL_AGAIN_S)

@@ -30,7 +30,7 @@ from minisgl.server.address import bind, url_of
 from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
 from minisgl.server.command import ready_text, run_serving, say
-from minisgl.server.model import find_checkpoint
+from minisgl.server.model import find_model
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
@@ -89,7 +89,7 @@ def _keys(args: ServerArgs) -> Keys | None:
 
 def _dry_run(args: ServerArgs, signals: Signals) -> int:
     _keys(args)
-    model = find_checkpoint(args)
+    model = find_model(args)
     folder = model.folder
     with workers_until_end(signals) as workers:
         workers.start_engine(model.resolved(args))
@@ -118,7 +118,7 @@ def _serve(
     keys = _keys(args)
     on_line = lines.show if lines else None
     with bind(args.host, args.http_port) as bound, workers_until_end(signals, on_line) as workers:
-        model = find_checkpoint(args)
+        model = find_model(args)
         folder = model.folder
         if lines:
             lines.begin()

@@ -120,8 +120,8 @@ class ServedModel:
         return found + (more(self.folder) if more else [])
 
 
-def find_checkpoint(args: ServerArgs) -> ServedModel:
-    """Find the model of `args.model`, or download it.
+def find_model(args: ServerArgs) -> ServedModel:
+    """Return the model of `args.model`, whose checkpoint is downloaded if it is not here.
 
     Raises ConfigError, also for options that do not fit the machine or the model, as far as that
     is known without torch.

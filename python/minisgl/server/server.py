@@ -100,14 +100,14 @@ class Server:
         finally:
             if self._drain:
                 self._drain.cancel()
-            await self._settle()
+            await self._after_http()
             self._disconnect(self._loop)
             self._frontend.observer.close()
             self._loop = None
         if self._failure:
             raise self._failure
 
-    async def _settle(self) -> None:
+    async def _after_http(self) -> None:
         """Called when HTTP has ended. A subclass waits here for what it has begun."""
 
     def _open_queues(self) -> tuple[list[PushQueue], AsyncPullQueue[UserReply]]:

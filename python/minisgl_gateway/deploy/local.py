@@ -25,7 +25,7 @@ from minisgl.runtime.signals import Signals
 from minisgl.server.address import bind
 from minisgl.server.args import ServerArgs
 from minisgl.server.command import run_serving
-from minisgl.server.model import find_checkpoint
+from minisgl.server.model import find_model
 from minisgl.server.web.guards import door_of
 from minisgl.utils.container import num_cores
 from minisgl.utils.gpus import num_gpus
@@ -92,7 +92,7 @@ class _Servers:
     def __init__(self, args: GatewayArgs) -> None:
         if args.model:
             # The servers get the folder: given the id, they would all download the model at once.
-            found = find_checkpoint(args)
+            found = find_model(args)
             names = ",".join(found.names)
             args = replace(args, model=str(found.folder), served_model_name=names)
         self._devices = _devices(args)

@@ -7,7 +7,7 @@ from pathlib import Path
 from minisgl.runtime.signals import Signals
 from minisgl.runtime.workers import Workers
 from minisgl.server.launch import workers_until_end
-from minisgl.server.model import find_checkpoint
+from minisgl.server.model import find_model
 from minisgl.utils.logger import get_logger
 from minisgl.utils.process import freeze_start_objects
 from minisgl_gateway.args import GatewayArgs
@@ -30,7 +30,7 @@ def serve_node(args: GatewayArgs, signals: Signals) -> int:
         logger.info("only node 0 uses %s; this node does not", ", ".join(flags))
     try:
         with workers_until_end(signals) as workers:
-            model = find_checkpoint(args)
+            model = find_model(args)
             link = join_node_0(args, settings_of(args, model.folder))
             workers.nodes = [link]
             workers.endpoints = with_network(workers.endpoints, args, [link])

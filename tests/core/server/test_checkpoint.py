@@ -16,7 +16,7 @@ from minisgl.builtin import model_path
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.runtime.check_early import check_context, check_ranks
 from minisgl.server.args import ServerArgs
-from minisgl.server.model import find_checkpoint
+from minisgl.server.model import find_model
 from minisgl.utils import gpus
 
 
@@ -86,7 +86,7 @@ def test_random_weights_are_not_downloaded(
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr("minisgl.utils.hub.why_offline", lambda: "")
-    found = find_checkpoint(ServerArgs(model="org/name", dummy_weight=dummy))
+    found = find_model(ServerArgs(model="org/name", dummy_weight=dummy))
     assert (found.folder, found.names) == (tmp_path, ("org/name",))
 
 
@@ -120,7 +120,7 @@ def test_no_gpu_is_noticed_before_the_model_is_looked_for(monkeypatch: pytest.Mo
     monkeypatch.setattr("minisgl.runtime.check_early.has_no_gpu", lambda: True)
     monkeypatch.setattr("minisgl.server.model.resolve_checkpoint", None)
     with pytest.raises(ConfigError, match="--device cuda: torch finds no CUDA device here"):
-        find_checkpoint(ServerArgs(model="org/name", device="cuda"))
+        find_model(ServerArgs(model="org/name", device="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_only_a_machine_that_surely_has_no_gpu_is_refused(
 def test_weights_that_are_cut_off_or_missing_are_noticed_at_the_door(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model_path(), folder)
-    find_checkpoint(ServerArgs(model=str(folder)))
+    find_model(ServerArgs(model=str(folder)))
     weights = folder / "model.safetensors"
     os.truncate(weights, weights.stat().st_size - 1)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or incomplete"):
-        find_checkpoint(ServerArgs(model=str(folder)))
+        find_model(ServerArgs(model=str(folder)))
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
-        find_checkpoint(ServerArgs(model=str(folder)))
+        find_model(ServerArgs(model=str(folder)))
     for args in ({"dummy_weight": True}, {"dry_run": True}):
-        find_checkpoint(ServerArgs(model=str(folder), **args))
+        find_model(ServerArgs(model=str(folder), **args))

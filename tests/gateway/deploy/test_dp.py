@@ -117,7 +117,7 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
         folder=Path("/hub/snapshots/0f1e"), names=("a/b",), defaults=SamplingParams()
     )
     started: list[GatewayArgs] = []
-    monkeypatch.setattr(local, "find_checkpoint", lambda args: found)
+    monkeypatch.setattr(local, "find_model", lambda args: found)
     monkeypatch.setattr(local, "ServerProcess", lambda name, args, env: started.append(args))
     local._Servers(GatewayArgs(model="a/b", dp=2, device="cpu"))
     asked = [(args.model, args.served_model_name) for args in started]

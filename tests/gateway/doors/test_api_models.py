@@ -19,7 +19,7 @@ from minisgl.core import SamplingParams
 from minisgl.message import ChatPrompt, TextPrompt
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.args import ServerArgs
-from minisgl.server.model import ServedModel, find_checkpoint
+from minisgl.server.model import ServedModel, find_model
 from minisgl.server.site import DocumentedAPI
 from minisgl.server.web.guards import Door
 from minisgl_gateway.card import ModelCard, read_card
@@ -51,7 +51,7 @@ def test_anthropics_client_lists_models(server: ScriptedServer) -> None:
 
 def test_names_of_a_checkpoint() -> None:
     def names(given: str | None) -> tuple[str, ...]:
-        return find_checkpoint(ServerArgs(served_model_name=given)).names
+        return find_model(ServerArgs(served_model_name=given)).names
 
     assert names(None) == ("minisgl-builtin",)
     assert names("a, b") == ("a", "b")
