@@ -15,9 +15,9 @@ field or a wrong type is an error at the receiver. What it does not know: socket
 
 The events of `minisgl.core.event` are records too. `minisgl.message.frontend` has the unions of the
 API server, and the records of requests that run no model (encode, decode). A uid is a number that
-the API server gives each prompt; it is not used again. The messages of a uid keep their order,
-because one tokenizer (uid modulo the number of tokenizers) handles all of them. The encoding is
-MessagePack; token ids are little-endian int32 bytes.
+the API server gives each prompt; only another engine that goes on with it gets the same one. The
+messages of a uid keep their order, because one tokenizer (uid modulo the number of tokenizers)
+handles all of them. The encoding is MessagePack; token ids are little-endian int32 bytes.
 """
 
 from __future__ import annotations

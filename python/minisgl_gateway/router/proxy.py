@@ -286,15 +286,14 @@ class RouterApp:
     async def _send(
         self, answer: Answer, request: PassedRequest, send: Send, replica: Replica | None = None
     ) -> None:
-        """Send the answer to the client. If the replica fails before the end, the last event of a
-        stream is an error; another answer is cut with its connection."""
+        """Send the answer to the client. One that fails ends with an error event, or is cut."""
+        parts = pieces(answer, request, self._fleet, replica)
         try:
             headers = end_to_end(answer.headers, b"date", b"server")
-            if replica:
-                headers.append((NAME_HEADER, replica.name.encode()))
+            headers += [(NAME_HEADER, replica.name.encode())] if replica else []
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             has_more = True
-            async for data, has_more in pieces(answer, request, self._fleet, replica):
+            async for data, has_more in parts:
                 await send({"type": "http.response.body", "body": data, "more_body": has_more})
             if has_more:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -303,14 +302,14 @@ class RouterApp:
                 self._fleet.failed(replica, error)
             name = replica.name if replica else "a replica"
             broken = Broken(f"replica {name} failed within its answer ({error}); try again")
-            event = last_event(request.path, answer.media_type, broken)
-            if event is None:
+            if (event := last_event(request.path, answer.media_type, broken)) is None:
                 request.abort_connection()
             else:
                 await send({"type": "http.response.body", "body": event, "more_body": False})
             logger.warning("request %s is cut: %s", request.id, broken)
         finally:
             answer.close()
+            await parts.aclose()
 
     async def _from_holder(self, request: PassedRequest) -> Answer:
         """Return the answer of the replica that has the response of the path, or the last 404."""

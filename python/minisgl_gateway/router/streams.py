@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -108,7 +108,7 @@ class Passed(Protocol):
 
 async def pieces(
     answer: Answer, request: Passed, fleet: Fleet, replica: Replica | None
-) -> AsyncIterator[tuple[bytes, bool]]:
+) -> AsyncGenerator[tuple[bytes, bool], None]:
     """Yield the pieces of an answer, each with whether more follow.
 
     replica: of the answer. Raises ReplicaFailed.

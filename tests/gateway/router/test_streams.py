@@ -176,6 +176,21 @@ def test_what_ends_two_replicas_is_not_tried_again(stack: ExitStack) -> None:
     assert found[-1]["error"]["code"] == "worker_died"
 
 
+def test_a_client_that_leaves_the_second_replica_ends_its_request(stack: ExitStack) -> None:
+    pair = Pair(stack)
+    pair.second.most = 5
+    urls = [each.server.url for each in (pair.first, pair.second)]
+    router = stack.enter_context(RouterThread(urls))
+    until(lambda: all(each.view.state for each in router.fleet.replicas))
+    body = {"stream": True, "text": "a"}
+    with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=60) as answer:
+        assert pair.first.is_there.wait(60)
+        pair.first.server.fail(DIED)
+        assert pair.second.is_there.wait(60)
+        assert answer.status_code == 200
+    assert pair.second.server.wait_aborted(1) == [0]
+
+
 def test_an_error_of_the_request_ends_it(stack: ExitStack) -> None:
     pair = Pair(stack)
     *_, last = chunks(pair.ask("/generate", NonFiniteLogits(), text="a"))
