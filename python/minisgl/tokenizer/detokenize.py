@@ -3,7 +3,7 @@
 Each turn of the scheduler's loop sends the events of all running requests, in order::
 
     Accepted   create the request's `Output`; send the event on; the `Output` reads what an earlier
-               engine has made, without sending it
+               engine has made, and sends that only if it is asked to
     Token      add its text to the `Output`; after the turn's events, send it as a `TextReply`
     Finished   send the rest of the text, then the event; delete the `Output`
     Failed     send the text of earlier tokens, then the event; delete the `Output`
@@ -72,11 +72,12 @@ class Detokenizer:
                         stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
                 elif isinstance(event, Accepted):
                     self._outputs[event.uid] = output = self._open(event)
-                    if event.output and _read(output, event):
-                        stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
                     replies.append(event)
-                    if event.repeats:
-                        touched[event.uid] = output
+                    if event.output:
+                        if _read(output, event):
+                            stops.append(StopMsg(uid=event.uid, num_tokens=output.num_tokens))
+                        had = output.take(event.uid)  # new tokens of this turn come after it
+                        replies += [had] if event.repeats else []
                 else:
                     self._outputs.pop(event.uid, None)
                     touched.pop(event.uid, None)
@@ -112,10 +113,7 @@ class Detokenizer:
 def _read(output: Output, event: Accepted) -> bool:
     """Add the tokens of an earlier engine. Returns whether they complete a stop string."""
     ids: list[int] = ids_from_bytes(event.output).tolist()
-    is_stopped = any(output.add(Token(uid=event.uid, id=token)) for token in ids)
-    if not event.repeats:
-        output.take(event.uid)  # the client has it
-    return is_stopped
+    return any(output.add(Token(uid=event.uid, id=token)) for token in ids)
 
 
 def _last_replies(event: Finished | Failed, output: Output | None) -> list[RequestReply]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from helpers.token_events import acceptance, ending, ids_of, text_of, tokens_of
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
 from minisgl.core.event import PromptLogprobs
@@ -119,6 +121,15 @@ class TestLife:
         assert reply.token_ids == ids[3:4]
         assert reply.prompt == []
         assert reply.tokens[0].offset == len("é a é b" + tokenizer.decode(ids[:3]))
+
+    def test_what_an_earlier_engine_made_is_a_reply_of_its_own(self, tokenizer: Tokenizer) -> None:
+        """Also if it has no text yet, and if a new token comes in the same turn."""
+        ids = tokenizer.encode("a🦜b", add_special_tokens=False)
+        for num in range(1, len(ids)):
+            again = replace(acceptance(1), output=ids_to_bytes(ids[:num]), repeats=True)
+            replies, _ = Detokenizer(tokenizer).handle([again, *tokens_of(1, ids[num:])])
+            assert [ids_of([reply]) for reply in replies] == [[], ids[:num], ids[num:]]
+            assert text_of(replies) == "a🦜b"
 
     def test_unfinished_character_at_the_end(self, tokenizer: Tokenizer) -> None:
         detokenizer = Detokenizer(tokenizer)
