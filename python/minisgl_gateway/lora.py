@@ -24,7 +24,10 @@ from minisgl.server.model import ServedModel
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
+from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
+
+logger = get_logger(__name__)
 
 LOAD: Final = "/v1/load_lora_adapter"
 UNLOAD: Final = "/v1/unload_lora_adapter"
@@ -80,6 +83,7 @@ def router(site: Site) -> APIRouter:
             )
         await _check(frontend, adapter)
         model.adapters[name] = adapter
+        logger.info("the adapter %s is loaded from %s", name, folder)
         return body.response(AdapterAnswer(lora_name=name, digest=adapter.digest, status="loaded"))
 
     @routes.post(UNLOAD, **operation(UnloadRequest, AdapterAnswer))
@@ -89,6 +93,7 @@ def router(site: Site) -> APIRouter:
         adapter = model.adapters.pop(name, None)
         if adapter is None:
             raise ModelNotFound(f"no adapter is called {brief(name)}", param="lora_name")
+        logger.info("the adapter %s is unloaded", name)
         return body.response(
             AdapterAnswer(lora_name=name, digest=adapter.digest, status="unloaded")
         )

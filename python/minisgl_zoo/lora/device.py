@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from minisgl.errors import AdapterLost, CheckpointError, ConfigError
 from minisgl.models import BaseLLMModel, ModelConfig, get_model_class
 from minisgl.quantization import Part, Weight
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import brief
 from minisgl_zoo.lora.peft import WEIGHTS, AdapterFile, digest_of, open_adapter
 from minisgl_zoo.lora.weight import AdaptedWeight, StepRows, inputs_of, rows_of
 from minisgl_zoo.view import CheckpointView, open_view
@@ -71,6 +73,8 @@ class DeviceAdapters:
         rank = config.max_lora_rank or max(ranks)
         rank = -(-rank // RANK_UNIT) * RANK_UNIT
         self.step = StepRows(config.num_slots, rank, is_gpu=device.type == "cuda")
+        if comm.rank == 0:
+            logger.info("slots for %d LoRA adapters of rank %d", config.num_slots, rank)
         self._config, self._comm = model, comm
         self._num_changed = 0  # weights that an adapter has changed; it only grows
         self._weights: list[AdaptedWeight] = []
@@ -95,7 +99,7 @@ class DeviceAdapters:
             error: Exception | None = None
             try:
                 a, b, view = self._read(adapter)
-            except (ConfigError, OSError) as failed:
+            except (ConfigError, OSError, SafetensorError) as failed:
                 error = failed
             if not self._comm.all_min(int(error is None)):
                 raise AdapterLost(
@@ -159,8 +163,9 @@ class DeviceAdapters:
             used.add(module)
         if unused := sorted(file.inputs.keys() - used):
             more = f" and {len(unused) - MAX_NAMED} more" if len(unused) > MAX_NAMED else ""
+            named = ", ".join(map(brief, unused[:MAX_NAMED]))
             raise ConfigError(
-                f"{file.folder} adapts {', '.join(unused[:MAX_NAMED])}{more}, which this model "
+                f"{file.folder} adapts {named}{more}, which this model "
                 "does not have, or which take no adapters here: those are the linear layers, "
                 "without experts, routers, embeddings and LM head (docs/lora.md)"
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ MAX_RANK: Final = 128
 """The largest rank. Larger ones cost as much as a second model; they are better merged."""
 MAX_HEADER_BYTES: Final = 64 << 20
 """safetensors refuses headers above 100 MB; an adapter of 10,000 layers has 3 MB."""
+
+ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Of the number formats that adapters have."""
 
 _READ: Final = frozenset(
     ("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora",
@@ -101,8 +105,8 @@ def open_adapter(folder: Path) -> AdapterFile:
         found = _TENSOR.fullmatch(name)
         if not found or len(shape) != 2:
             raise CheckpointError(
-                f"{folder / WEIGHTS} has {name} {list(shape)}, which is not the A or B of a linear "
-                "layer; only linear layers can be adapted"
+                f"{folder / WEIGHTS} has {brief(name)} {list(shape)}, which is not the A or B of a "
+                "linear layer; only linear layers can be adapted"
             )
         (inputs if found[2] == "A" else outputs)[found[1]] = (shape[0], shape[1])
     for module in inputs.keys() ^ outputs.keys():
@@ -178,7 +182,7 @@ def _of_pattern(
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor of the file, from its header."""
+    """Return the shape of each tensor of the file, from its header, which must fit its size."""
     path = folder / WEIGHTS
     if not path.is_file():
         raise CheckpointError(
@@ -191,10 +195,24 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             if not 2 <= length <= MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(file.read(length))
+            num_bytes = os.fstat(file.fileno()).st_size - 8 - length
         header.pop("__metadata__", None)
-        shapes = {str(name): tuple(map(int, each["shape"])) for name, each in header.items()}
+        shapes = {str(name): _shape(each, num_bytes) for name, each in header.items()}
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); save the adapter again") from error
+        raise CheckpointError(
+            f"{path} is damaged ({brief(str(error))}); save the adapter again"
+        ) from error
     return shapes
+
+
+def _shape(tensor: dict[str, Any], num_bytes: int) -> tuple[int, ...]:
+    """Return the shape of a header's entry. num_bytes: of the file's data. Raises ValueError."""
+    shape, (begin, end) = tuple(map(int, tensor["shape"])), tensor["data_offsets"]
+    if tensor["dtype"] not in ITEM_BYTES:
+        raise ValueError(f"numbers of type {tensor['dtype']}")
+    size = math.prod(shape) * ITEM_BYTES[tensor["dtype"]]
+    if min((begin, *shape)) < 0 or end - begin != size or end > num_bytes:
+        raise ValueError("it is cut off")
+    return shape

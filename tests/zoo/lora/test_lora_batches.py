@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedModel
 
 from helpers.adapters import GREEDY, RandomAdapter, as_batch, greedy_ids, with_tokenizer
@@ -228,6 +229,19 @@ def test_an_adapter_whose_files_change_is_lost_and_nothing_else(
             as_batch(llm, ["copy", None], PROMPTS[:2])
         with pytest.raises(ModelNotFound, match="load it again"):
             llm.generate([PROMPTS[0]], GREEDY, lora="copy")
+        outputs = as_batch(llm, list(setup.lora), PROMPTS)
+    assert [output.token_ids for output in outputs] == setup.expected(PROMPTS)
+
+
+def test_an_adapter_with_nan_fails_its_requests_alone(setup: Setup, tmp_path: Path) -> None:
+    bad = RandomAdapter.of(tmp_path / "bad", setup.reference, seed=1)
+    file = bad.folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values()))[0, 0] = torch.nan
+    save_file(tensors, file)
+    with LLM(setup.model, lora={"bad": bad.folder, **setup.lora}, **OPTIONS) as llm:
+        with pytest.raises(AdapterLost, match="has NaN or infinity"):
+            as_batch(llm, ["bad", None], PROMPTS[:2])
         outputs = as_batch(llm, list(setup.lora), PROMPTS)
     assert [output.token_ids for output in outputs] == setup.expected(PROMPTS)
 

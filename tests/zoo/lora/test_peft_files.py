@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load as load_whole
 from safetensors.torch import load_file, save_file
 
 from helpers.adapters import RandomAdapter
@@ -157,6 +158,13 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         file.write_bytes(data)
         with pytest.raises(CheckpointError, match="damaged"):
             open_adapter(tmp_path)
+    for data in (whole[:-1], whole[:-200]):
+        file.write_bytes(data)
+        with pytest.raises(CheckpointError, match="cut off"):
+            open_adapter(tmp_path)
+    save_file({name: tensor.to(torch.int8) for name, tensor in load_whole(whole).items()}, file)
+    with pytest.raises(CheckpointError, match="type I8"):
+        open_adapter(tmp_path)
     save_file({}, file)
     with pytest.raises(CheckpointError, match="has no tensors"):
         open_adapter(tmp_path)
