@@ -127,7 +127,7 @@ class Plan:
     scored: list[Scored] = field(default_factory=list)  # ascending
     images: list[RowImages] = field(default_factory=list)  # ascending; of prompt rows
     pooled: list[Pooled] = field(default_factory=list)  # ascending
-    image_begins: list[RowImages] = field(default_factory=list)  # of `begins`, by table row
+    image_begins: list[RowImages] = field(default_factory=list)  # of `begins`; `row` is table_idx
     histories: list[History] = field(default_factory=list)  # of those of `begins` with options
     new_pages: list[NewPage] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)

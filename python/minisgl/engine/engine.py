@@ -263,9 +263,8 @@ class Engine:
         """Enqueue the forward pass of a step with late rows, whose masks depend on the tokens of
         the step before. The forward pass and the LM head need no masks; the sampling is enqueued
         when the host has them (docs/decisions/0021)."""
-        forwarded: list[
-            tuple[StepInputs, Tensor, Tensor]
-        ] = []  # filled and emptied in stream order
+        # Filled and emptied in stream order.
+        forwarded: list[tuple[StepInputs, Tensor, Tensor]] = []
 
         def forward() -> Tensor:
             forwarded.append(self._forward_late(plan))
@@ -379,18 +378,8 @@ class Engine:
     def close(self) -> None:
         """Finish the launched steps and release threads and memory. No call may follow."""
         self.device.close()
-        owned = (
-            "runner",
-            "model",
-            "adapters",
-            "_contexts",
-            "_tables",
-            "_guard",
-            "sampler",
-            "vision",
-            "_guesser",
-        )
-        for name in owned:
+        owned = "runner model adapters _contexts _tables _guard sampler vision _guesser"
+        for name in owned.split():
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold its buffers
         self.device.release()

@@ -111,7 +111,8 @@ class Scheduler:
                     "restart the server if they are as they were",
                     param="model",
                 )
-            # Those of this server's engine before were admitted by it.
+            # An earlier engine of this server has admitted the requests that go on with output. If
+            # the output is repeated, it is another server's.
             is_new = message.output is None or message.repeats
             max_tokens = admissible_max_tokens(
                 self.config,
