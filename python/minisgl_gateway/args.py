@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from minisgl.core.args import SWITCH, option, text, whole
+from minisgl.core.image import Media
 from minisgl.errors import ConfigError
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.server.args import ServerArgs
@@ -108,6 +109,20 @@ class GatewayArgs(ServerArgs):
         "nowhere else; with API keys only for keys with admin rights",
         metavar="DIR",
     )
+    allowed_media_folder: str | None = option(
+        None,
+        text("a folder's name"),
+        "access",
+        "file: URLs of images in requests may name files below this folder",
+        metavar="DIR",
+        unset="none: data: URLs only",
+    )
+    allow_image_urls: bool = option(
+        False,
+        SWITCH,
+        "access",
+        "fetch http(s): URLs of images in requests, from public addresses only",
+    )
     log_steps: str | None = option(
         None,
         text("a file's name"),
@@ -177,6 +192,14 @@ class GatewayArgs(ServerArgs):
     @property
     def num_slots(self) -> int:
         return self.max_loras if self.lora or self.lora_folder else 0
+
+    @property
+    def media(self) -> Media:
+        """Raises ConfigError if there is no such folder."""
+        folder = self.allowed_media_folder
+        if folder is not None and not Path(folder).expanduser().is_dir():
+            raise ConfigError(f"--allowed-media-folder {folder} is no folder")
+        return Media(folder, self.allow_image_urls)
 
     @property
     def adapter_folder(self) -> Path | None:

@@ -21,11 +21,13 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 from helpers import text_checkpoints
-from helpers.hybrid_cases import DELTA
+from helpers.hybrid_cases import DELTA, EXPERTS
 
 SIZES = {
     "hidden_size": 48,
@@ -95,6 +97,16 @@ def qwen3_vl(folder: Path) -> Sample:
 
 def qwen3_5(folder: Path) -> Sample:
     return _qwen(folder, Qwen3_5Config, {}, (2, 1, 1), partial=0.5, **DELTA)
+
+
+def qwen3_vl_moe(folder: Path) -> Sample:
+    deep = {"deepstack_visual_indexes": [1]}
+    experts = {name: EXPERTS[name] for name in EXPERTS if not name.startswith("shared")}
+    return _qwen(folder, Qwen3VLMoeConfig, deep, (4, 2, 2), **experts)
+
+
+def qwen3_5_moe(folder: Path) -> Sample:
+    return _qwen(folder, Qwen3_5MoeConfig, {}, (2, 1, 1), partial=0.5, **DELTA, **EXPERTS)
 
 
 def _qwen(

@@ -21,6 +21,17 @@ LOWEST: Final = 2**30
 """Ids of images are from here on. No vocabulary is that large."""
 
 
+class Media(NamedTuple):
+    """Where images may come from beside data: URLs. folder: from files below it. fetches: from the
+    web."""
+
+    folder: str | None = None
+    fetches: bool = False
+
+
+NO_MEDIA: Final = Media()
+
+
 class Image(Record, frozen=True, kw_only=True):
     """An image of a prompt, decoded and resized.
 

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from minisgl.core.image import NO_MEDIA, Media
 from minisgl.errors import EngineError, StartupFailed, WorkerDied
 from minisgl.message import ExitMsg
 from minisgl.runtime.args import RuntimeArgs
@@ -107,13 +108,14 @@ class Workers:
         num_tokenizers: int,
         *,
         tool_call_parser: str | None = None,
+        media: Media = NO_MEDIA,
         dry_run: bool = False,
     ) -> None:
         """Start `num_tokenizers` tokenizers and a detokenizer, or one process for both if it is 0.
 
         dry_run: they load, report that they are ready, and end.
         """
-        text = partial(_text, folder, self.endpoints, tool_call_parser, dry_run)
+        text = partial(_text, folder, self.endpoints, tool_call_parser, media, dry_run)
         for index in range(num_tokenizers):
             self._start(f"tokenizer-{index}", partial(text, index, False))
         if num_tokenizers:
@@ -307,6 +309,7 @@ def _text(
     folder: Path,
     endpoints: Endpoints,
     tool_call_parser: str | None,
+    media: Media,
     dry_run: bool,
     index: int | None,
     detokenizer: bool,
@@ -320,6 +323,7 @@ def _text(
         tokenizer_index=index,
         detokenizer=detokenizer,
         tool_call_parser=tool_call_parser,
+        media=media,
         dry_run=dry_run,
     )
     tokenize_worker(config, status)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from minisgl import plugins
 from minisgl.core.args import SWITCH, Rule, one_of, option, row_of, text, whole
+from minisgl.core.image import NO_MEDIA, Media
 from minisgl.runtime.args import RuntimeArgs
 
 DEFAULT_PORT: Final = 1919
@@ -190,6 +191,11 @@ class ServerArgs(RuntimeArgs):
                 "a chat's own server is for this machine alone: it takes no keys and no certificate"
             )
         return None
+
+    @property
+    def media(self) -> Media:
+        """Where images of requests may come from."""
+        return NO_MEDIA
 
     @property
     def adapter_folder(self) -> Path | None:

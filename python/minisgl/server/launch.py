@@ -130,7 +130,12 @@ def _serve(
         def start_workers() -> None:
             # The engine comes first: its import of torch takes longest.
             workers.start_engine(model.resolved(args))
-            workers.start_text(folder, args.num_tokenizer, tool_call_parser=args.tool_call_parser)
+            workers.start_text(
+                folder,
+                args.num_tokenizer,
+                tool_call_parser=args.tool_call_parser,
+                media=args.media,
+            )
 
         start_workers()
 

@@ -14,7 +14,7 @@ import numpy as np
 from minisgl import plugins
 from minisgl.core import SamplingParams
 from minisgl.core.adapters import Adapter
-from minisgl.core.image import Image
+from minisgl.core.image import NO_MEDIA, Image, Media
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong
 from minisgl.message import (
     ChatPrompt,
@@ -96,12 +96,14 @@ IdsOfWords = Callable[[SamplingParams, Tokenizer], tuple[tuple[int, ...], ...]]
 class PromptEncoder:
     """Encodes prompts with the tokenizer and chat template of the checkpoint in `folder`.
 
-    tool_call_parser: the format of tool calls; None for the format of the chat template.
+    tool_call_parser: the format of tool calls; None for the format of the chat template. media:
+    where images may come from.
     """
 
     tokenizer: Tokenizer
     folder: Path
     tool_call_parser: str | None = None
+    media: Media = NO_MEDIA
 
     @cached_property
     def template(self) -> ChatTemplate:

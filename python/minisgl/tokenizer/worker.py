@@ -30,6 +30,7 @@ from msgspec.structs import replace
 
 from minisgl import plugins
 from minisgl.core import Event, Failed
+from minisgl.core.image import NO_MEDIA, Media
 from minisgl.errors import EngineError
 from minisgl.message import (
     AbortMsg,
@@ -97,6 +98,7 @@ class TextWorkerConfig:
     tokenizer_index: int | None
     detokenizer: bool
     tool_call_parser: str | None = None
+    media: Media = NO_MEDIA
     dry_run: bool = False
 
 
@@ -109,7 +111,10 @@ def tokenize_worker(config: TextWorkerConfig, status: WorkerStatus) -> None:
     status.bound_native_code(NATIVE_S)
     tokenizer = load_tokenizer(config.folder)
     encoder = PromptEncoder(
-        tokenizer=tokenizer, folder=config.folder, tool_call_parser=config.tool_call_parser
+        tokenizer=tokenizer,
+        folder=config.folder,
+        tool_call_parser=config.tool_call_parser,
+        media=config.media,
     )
     info: dict[str, object] = {}
     if config.tokenizer_index is not None:  # this loads the template, and logs if it is broken

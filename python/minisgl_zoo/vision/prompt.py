@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.utils.helper import Helper, HelperEnded, packed
 from minisgl_zoo.vision.family import VisionFamily, family_of
+from minisgl_zoo.vision.sources import source_of
 
 LOAD_S: Final = 60.0
 """The most CPU seconds of importing transformers and its processor: 3 s on a busy core."""
@@ -112,7 +112,7 @@ class ImageReader:
             parts = []
             for number, part in enumerate(content):
                 where = f"messages[{index}].content[{number}]"
-                source = source_of(part, where)
+                source = source_of(part, where, self._encoder.media)
                 if source is None:
                     parts.append(part)
                     continue
@@ -197,35 +197,6 @@ class ImageReader:
                 param="messages",
             )
         return found
-
-
-def source_of(part: Any, where: str) -> str | None:
-    """Return the base64 of a picture's file; None if the part is no image. Raises
-    InvalidRequest."""
-    match part:
-        case {"type": "image_url", "image_url": {"url": str(url)}}:
-            pass
-        case {"type": "image_url"}:
-            raise InvalidRequest(
-                f'{where} must be {{"type": "image_url", "image_url": {{"url": "data:..."}}}}',
-                param=where,
-            )
-        case _:
-            return None
-    head, comma, data = url.partition(",")
-    if not head.startswith("data:") or not comma or not head.endswith(";base64"):
-        raise InvalidRequest(
-            f"{where}.image_url.url must be a data: URL with base64, like "
-            f"data:image/png;base64,iVBORw0...",
-            param=f"{where}.image_url.url",
-        )
-    try:
-        base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(
-            f"{where}.image_url.url is no valid base64: {error}", param=f"{where}.image_url.url"
-        ) from None
-    return data
 
 
 def create_reader(encoder: PromptEncoder) -> ImageReader | None:

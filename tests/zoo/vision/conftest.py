@@ -24,6 +24,16 @@ def qwen3_5(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return pictures.qwen3_5(tmp_path_factory.mktemp("qwen3_5") / "model")
 
 
+@pytest.fixture(scope="session")
+def qwen3_vl_moe(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return pictures.qwen3_vl_moe(tmp_path_factory.mktemp("qwen3_vl_moe") / "model")
+
+
+@pytest.fixture(scope="session")
+def qwen3_5_moe(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return pictures.qwen3_5_moe(tmp_path_factory.mktemp("qwen3_5_moe") / "model")
+
+
 @pytest.fixture
 def eyes(mistral3: Sample) -> Iterator[Eyes]:
     engine = start(mistral3, max_prefill_length=512)

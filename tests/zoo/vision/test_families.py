@@ -9,7 +9,7 @@ import pytest
 from helpers.pictures import PICTURES, Sample, chat
 from helpers.seen import NUM_TOP, Eyes, check, start
 
-FAMILIES = ["mistral3", "qwen3_vl", "qwen3_5"]
+FAMILIES = ["mistral3", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe"]
 
 
 @pytest.fixture(params=FAMILIES)

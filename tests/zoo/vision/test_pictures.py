@@ -107,6 +107,7 @@ def test_a_bad_picture_is_refused_soon(encoder: PromptEncoder, kind: str) -> Non
         ({"type": "image_url"}, "image_url"),
         ({"type": "image_url", "image_url": {"url": 7}}, "image_url"),
         ({"type": "image"}, "text only|text"),
+        (image_part("ftp://a/b.png"), "data: URL"),
     ],
 )
 def test_a_part_of_another_form_is_refused(

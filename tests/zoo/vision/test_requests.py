@@ -177,18 +177,22 @@ def test_other_ranks_get_no_pixels(eyes: Eyes) -> None:
     assert broadcast.messages[0].images[0].num_bytes == message.images[0].num_bytes
 
 
-def test_two_ranks_see_the_same(mistral3: Sample, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["mistral3", "qwen3_vl"])
+def test_two_ranks_see_the_same(
+    family: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    sample = request.getfixturevalue(family)
     with engines(
-        mistral3.folder, tmp_path / "store", 2, num_pages=256, max_prefill_length=48
+        sample.folder, tmp_path / "store", 2, num_pages=256, max_prefill_length=48
     ) as both:
-        eyes = [Eyes(mistral3, engine) for engine in both]
+        eyes = [Eyes(sample, engine) for engine in both]
         with ThreadPoolExecutor(2) as pool:
             found = list(
                 pool.map(lambda each: each.ask([chat(*PICTURES), chat(PICTURES[1])]), eyes)
             )
     assert both[0].memory.vision_bytes > 0 == both[1].memory.vision_bytes
     for answer, shown in zip(found[0], [PICTURES, PICTURES[1:2]], strict=True):
-        check(mistral3, answer, shown)
+        check(sample, answer, shown)
 
 
 def test_a_request_goes_on_in_another_engine(eyes: Eyes) -> None:
