@@ -144,7 +144,7 @@ class PromptEncoder:
                     raise InvalidRequest("the prompt is empty", param="prompt")
             case ChatPrompt(messages=messages):
                 images: Images | None = None
-                if _has_images(messages) and self.images:
+                if has_images(messages) and self.images:
                     messages, images = self.images.read(messages, context_length)
                     prompt = msgspec.structs.replace(prompt, messages=messages)
                 encoded = self._chat_ids(prompt, context_length)
@@ -263,7 +263,7 @@ def _refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -
         num_characters *= 2
 
 
-def _has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a message has an image, as chat completions write it."""
     contents = (message.get("content") for message in messages)
     return any(

@@ -11,6 +11,8 @@ kind, and the keys take turns in each::
     short texts, ids   the worker's loop, one a turn, as it takes less time than a thread
     chats              a thread, because a process of its own renders them
     long ones          two threads; the library of tokenizers releases Python's lock
+    with images        eight threads, which wait for files of the web, and for a process that
+                       decodes pictures
     grammars           two threads, after the prompt, because two processes compile them
 """
 
@@ -53,7 +55,7 @@ from minisgl.message.frontend import (
     UserReply,
 )
 from minisgl.tokenizer.detokenize import Detokenizer
-from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
+from minisgl.tokenizer.tokenize import Encoded, PromptEncoder, has_images
 from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.turns import TurnQueue, TurnThreads
@@ -73,6 +75,9 @@ LONG: Final = 32 * 1024
 
 LONG_THREADS: Final = 2
 """Long texts at a time, of different keys. 15 MiB of one character take 2.2 GB of memory."""
+
+IMAGE_THREADS: Final = 8
+"""A picture of the web may take `minisgl_zoo.vision.sources.FETCH_S`, and holds up no text."""
 
 GRAMMAR_THREADS: Final = 2
 """As many as `minisgl_zoo.grammar.trial` has helpers."""
@@ -178,6 +183,7 @@ class Work:
         self._short: TurnQueue[Callable[[], None]] = TurnQueue()
         self._chats = TurnThreads("chats")
         self._long = TurnThreads("long texts", LONG_THREADS)
+        self._images = TurnThreads("images", IMAGE_THREADS)
         self._grammars = TurnThreads("grammars", GRAMMAR_THREADS)
         self._open: dict[int, TokenizeMsg] = {}  # by uid; what waits has the uid alone
         self.news, self._done_fd = os.pipe()
@@ -187,7 +193,7 @@ class Work:
     @property
     def is_late(self) -> bool:
         """Whether a thread makes no progress."""
-        threads = (self._chats, self._long, self._grammars)
+        threads = (self._chats, self._long, self._images, self._grammars)
         return max(each.longest_s() for each in threads) > JOB_S
 
     def add(self, message: FrontendMsg) -> None:
@@ -242,6 +248,8 @@ class Work:
             case TokenPrompt(ids=ids):
                 is_long = len(ids) // 4 > LONG
             case ChatPrompt() as chat:
+                if self._encoder.images and has_images(chat.messages):
+                    return self._images
                 given = [chat.messages, chat.tools, chat.template_args, chat.prediction]
                 return self._long if _is_longer(given, LONG) else self._chats
         if isinstance(message, TokenizeMsg) and not is_long:

@@ -24,8 +24,8 @@ OF_NODE_0: Final = frozenset(
     ("served_model_name", "host", "port", "num_tokenizer", "log_requests", "log_steps",
      "otlp_endpoint", "api_key", "api_key_file", "cors_origin", "allowed_host",
      "max_tokens_policy", "ssl_certfile", "ssl_keyfile", "drain_timeout", "max_queue_wait",
-     "restart", "max_restarts", "no_resume", "record", "tool_call_parser", "xray_text", "dp", "allowed_media_folder",
-     "allow_image_urls")
+     "restart", "max_restarts", "no_resume", "record", "tool_call_parser", "xray_text", "dp",
+     "allowed_media_folder", "allow_image_urls")
 )  # fmt: skip
 """Options that only the node with HTTP uses. All nodes must agree on the others."""
 
