@@ -131,12 +131,13 @@ def test_drafts_change_no_answer_of_any_family(name: str, tmp_path: Path) -> Non
         if any(group.interval for group in engine.memory.groups):
             pytest.skip("a model with recurrent layers has no drafts")
         generator = torch.Generator().manual_seed(3)
+        half = min(30, engine.max_seq_len // 2)
         asked = [
             (torch.randint(0, vocab_size, (length,), generator=generator).tolist(), sampling)
             for length, sampling in (
-                (30, greedy(30)),
-                (20, SamplingParams(temperature=0.9, seed=4, max_tokens=40)),
-                (9, greedy(50)),
+                (half, greedy(half)),
+                (half - 2, SamplingParams(temperature=0.9, seed=4, max_tokens=half)),
+                (half // 2, greedy(half)),
             )
         ]
         answers = drive(engine, asked, vocab_size=vocab_size)

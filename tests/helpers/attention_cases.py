@@ -236,6 +236,7 @@ class Steps:
     norm_eps: float
     cos_sin: Tensor
     norms_values: bool = False
+    by_place: bool = True
 
     def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ops, H = Ops(), self.layer.head_dim

@@ -65,7 +65,8 @@ class QKVSteps(Protocol):
     """The steps between q/k/v projection and attention: `split`, and its weights for fused kernels.
 
     q_norm_weight, k_norm_weight: [H], or None if the family does not norm queries and keys.
-    norm_eps: the epsilon of these norms. cos_sin: float32 [P, R], see `Ops.apply_rope`.
+    norm_eps: the epsilon of these norms. cos_sin: float32 [P, R], see `Ops.apply_rope`. by_place: a
+    token's position is its place in the request, so a kernel need not read `PoolBatch.positions`.
     norms_values: values are normed too, without a weight.
     """
 
@@ -80,6 +81,8 @@ class QKVSteps(Protocol):
     def norm_eps(self) -> float: ...
     @property
     def cos_sin(self) -> Tensor: ...
+    @property
+    def by_place(self) -> bool: ...
 
     def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, (N + 2K) * H] -> q [T, N, H] and k [T, K, H], normed and rotated; v [T, K, H]."""

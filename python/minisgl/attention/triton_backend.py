@@ -41,7 +41,7 @@ class TritonAttnBackend(PagedAttnBackend):
         head_dim = layer.head_dim
         whole = head_dim == steps.cos_sin.shape[1] == power_of_2(head_dim)
         has_common_prefix = batch.common_prefix is not None and layer.window is None
-        if not whole or head_dim < 16 or has_common_prefix:
+        if not whole or not steps.by_place or head_dim < 16 or has_common_prefix:
             return None
         rotation = Rotation(
             qkv=qkv,

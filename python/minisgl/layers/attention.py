@@ -69,3 +69,7 @@ class AttentionLayer(StateLessOP):
     @property
     def cos_sin(self) -> Tensor:
         return self.rope.cos_sin
+
+    @property
+    def by_place(self) -> bool:
+        return self.rope.by_place

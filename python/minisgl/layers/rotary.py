@@ -156,9 +156,11 @@ ROPE_TYPES = tuple(FREQUENCIES)
 
 
 class RotaryEmbedding(StateLessOP):
-    """The table for `num_positions` positions. cos_sin: float32 [P, R], cosines then sines."""
+    """The table for `num_positions` positions. cos_sin: float32 [P, R], cosines then sines.
+    by_place: a token's position is its place in the request (`minisgl_zoo.vision.turns`)."""
 
     cos_sin: Tensor
+    by_place: bool = True
 
     def __init__(self, build: BuildContext, config: RotaryConfig, num_positions: int) -> None:
         super().__init__()

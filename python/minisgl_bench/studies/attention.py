@@ -100,6 +100,7 @@ class NoTurn:
     q_norm_weight: None = None
     k_norm_weight: None = None
     norm_eps: float = 0.0
+    by_place: bool = True
 
 
 class Step:

@@ -10,7 +10,8 @@ place; the text after it goes on behind the larger side. Each pair of dims rotat
     column                 0  1 | 2  3  4  2  3  4 | 5  6
 
 So text is rotated by one position, its place and a shift. The table of cosines and sines has some
-more rows, into which each step writes those of its places in images; no kernel knows of them.
+more rows, into which each step writes those of its places in images. No kernel knows of them, but
+the one that takes a row's end for its position is left out (`QKVSteps.by_place`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Turns:
         self._end = len(self._ropes[0].cos_sin)
         for rope in self._ropes:
             more = rope.cos_sin.new_zeros(most_tokens, rope.cos_sin.shape[1])
-            rope.cos_sin = torch.cat((rope.cos_sin, more))
+            rope.cos_sin, rope.by_place = torch.cat((rope.cos_sin, more)), False
         rotary_dim = self._ropes[0].cos_sin.shape[1]
         pairs = torch.arange(rotary_dim, device=self._ropes[0].cos_sin.device) % (rotary_dim // 2)
         _, rows, columns = family.rotation.section
