@@ -1,5 +1,6 @@
-"""The host side that our kernels on Hopper share: skinny and grouped GEMMs, attention with heads of
-512 dims, and the delta rule. The kernels share `csrc/hopper.cuh`.
+"""The host side that our kernels in CUDA C++ share: skinny and grouped GEMMs, attention with heads
+of 512 dims, and the delta rule, all on Hopper, and products by GGUF's weights. The kernels share
+`csrc/hopper.cuh`.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class Kernels(Generic[Kind]):
     """The kernels of one source on the current device, each for a kind of task, and the tensor maps
     with which the bulk copy engine finds weights and pools. Mutable: caches of both."""
 
+    _shared_bytes = SHARED_BYTES
+    _overlaps = True
+
     def __init__(
         self,
         name: str,
@@ -96,10 +100,11 @@ class Kernels(Generic[Kind]):
         otherwise: str,
         *,
         prefer_shared: bool = False,
+        shared_bytes: int = SHARED_BYTES,
     ) -> None:
         """name: the kernel's. otherwise: for the log, what is used if one cannot be made.
         prefer_shared: all of a multiprocessor's memory is shared memory, so that a block of the
-        next kernel fits beside one of this.
+        next kernel fits beside one of this. shared_bytes: the most that a block takes.
 
         Raises JitUnavailable where nothing can be compiled, RuntimeError without a device.
         """
@@ -107,7 +112,8 @@ class Kernels(Generic[Kind]):
         self.library = load_library(CUDA)
         self.num_cores = int(torch.cuda.get_device_properties().multi_processor_count)
         self._name, self._cubin, self._otherwise = name, cubin, otherwise
-        self._prefer_shared = prefer_shared
+        self._prefer_shared, self._shared_bytes = prefer_shared, shared_bytes
+        self._overlaps = torch.cuda.get_device_capability()[0] >= 9
         self._made: dict[Kind, int | None] = {}
         self._weight_maps: dict[tuple[int, ...], bytes] = {}
 
@@ -119,7 +125,7 @@ class Kernels(Generic[Kind]):
         """Compile and load a kernel. Raises JitUnavailable and RuntimeError."""
         module = self.library.cubin_load(self._cubin(kind))
         kernel: int = self.library.cubin_kernel(module, self._name)
-        self.library.kernel_allow(kernel, SHARED_BYTES)
+        self.library.kernel_allow(kernel, self._shared_bytes)
         if self._prefer_shared:
             self.library.kernel_prefer_shared(kernel)
         return kernel
@@ -151,7 +157,7 @@ class Kernels(Generic[Kind]):
         parameters = (ctypes.c_int64 * len(addresses))(*addresses)
         self.library.kernel_launch(
             kernel, num_blocks, num_threads, shared_bytes, cluster, ctypes.addressof(parameters),
-            True, torch.cuda.current_stream().cuda_stream,
+            self._overlaps, torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
 
     def weight_map(

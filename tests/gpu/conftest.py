@@ -27,7 +27,7 @@ WITHOUT_BFLOAT16 = (
 """While they are interpreted."""
 COMPILED = (
     *("test_gpu_targets.py", "test_packed_targets.py", "test_latent_targets.py"),
-    "test_launch.py",
+    *("test_launch.py", "test_tile_targets.py"),
 )
 
 

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation
 
 
-class CpuWeight(Weight):
-    """A weight that the CPU's kernels multiply, whatever its shape. A subclass writes `linear`."""
-
-    ops: CpuOps
+class NormFirst(Weight):
+    """A weight whose kernels compute no norm. A subclass writes `linear`."""
 
     def norm_linear(
         self,
@@ -36,6 +34,12 @@ class CpuWeight(Weight):
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.ops.normed(x, residual, norm_weight, eps)
         return self.linear(x, bias, gate), residual
+
+
+class CpuWeight(NormFirst):
+    """A weight that the CPU's kernels multiply, whatever its shape."""
+
+    ops: CpuOps
 
 
 class PackedWeight(CpuWeight, PlainWeight):

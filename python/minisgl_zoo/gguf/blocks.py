@@ -41,6 +41,11 @@ class Form:
         return self.group < self.block
 
     @property
+    def unit(self) -> int:
+        """Inputs of a matrix are a multiple of this."""
+        return self.block
+
+    @property
     def fields(self) -> tuple[Field, ...]:
         """The tensors of a matrix in this form."""
         names: list[Field] = ["packed", "scale"]
@@ -56,7 +61,7 @@ class Form:
         return inputs // (self.block if field in ("scale", "step") else self.group)
 
     @property
-    def bits(self) -> float:
+    def bits_in_memory(self) -> float:
         """Bits of memory for each weight, scales included."""
         a_block = sum(self.width(name, self.block) * DTYPES[name].itemsize for name in self.fields)
         return 8 * a_block / self.block

@@ -16,7 +16,7 @@ from minisgl_zoo.gguf.header import MappedTensor
 from minisgl_zoo.gguf.index import open_weights
 from minisgl_zoo.gguf.names import EXPERT_KINDS, LATENT_HEADS, STACKED, Places, split_name
 from minisgl_zoo.gguf.tensors import Blocks, Dequantised, LatentHeads, MxBytes, Stack
-from minisgl_zoo.gguf.weight import BLOCKS
+from minisgl_zoo.gguf.tile_weight import BLOCKS
 
 
 class GgufCheckpoint(Checkpoint):

@@ -11,10 +11,10 @@ from minisgl.models.config import ModelConfig
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, PlainWeight, Target, WeightBuild
 from minisgl.utils.logger import get_logger
-from minisgl_zoo.gguf.blocks import FORMS
 from minisgl_zoo.gguf.changes import reorders_columns
 from minisgl_zoo.gguf.names import STACKED, Places, split_name
-from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes
+from minisgl_zoo.gguf.tile_weight import BLOCKS, TileWeight
+from minisgl_zoo.gguf.weight import BlockWeight, FileTypes
 from minisgl_zoo.weights.methods import MXFP4
 from minisgl_zoo.weights.quantised import log_kernels
 
@@ -63,13 +63,13 @@ class GgufFormats(Formats):
 
     def log(self, model: TensorOwner) -> None:
         """Log which formats stay packed, and which are dequantised and why."""
-        packed: Counter[str] = Counter()
+        packed: dict[str, float] = {}
         dequantised: Counter[tuple[str, str]] = Counter()
         for parameter in model.parameters():
             owner, parts = parameter.owner, parameter.parts
             kinds = {self.types.type_of(part) or "" for part in _matrices(parts)}
-            if isinstance(owner, BlockWeight) and parameter.attr == "packed":
-                packed.update(kinds)
+            if isinstance(owner, BlockWeight | TileWeight):
+                packed.update(dict.fromkeys(kinds, owner.form.bits_in_memory))
             elif isinstance(owner, PlainWeight) and any(kinds):
                 stacked = parameter.shape[0] if len(parameter.shape) == 3 else None
                 rows = parameter.shape[0] if len(parts) == 1 else None
@@ -80,7 +80,7 @@ class GgufFormats(Formats):
                 )
                 dequantised.update((kind, why or "") for kind in kinds if kind)
         if packed:
-            bits = [f"{kind} in {FORMS[kind].bits:.2f} bits a weight" for kind in packed]
+            bits = [f"{kind} in {each:.2f} bits a weight" for kind, each in packed.items()]
             logger.info("the file's weights stay packed: %s", ", ".join(bits))
         for (kind, why), count in dequantised.items():
             logger.info("%d weights in %s are dequantised: %s", count, kind, why)

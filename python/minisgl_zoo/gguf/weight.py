@@ -1,4 +1,5 @@
-"""Weights of GGUF files: on a CPU in bfloat16 they stay packed, elsewhere they are dequantised.
+"""Weights of GGUF files: in bfloat16 they stay packed, on a CPU as panels (`BlockWeight`), on a GPU
+as tiles (`TileWeight`). Others are dequantised.
 
 Matrices that are merged may have different forms (`blocks.Form`): files give values more bits
 than queries and keys. Then each run of matrices of one form is a GEMM that writes its own columns
@@ -11,18 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
-from minisgl.kernel.ops import Activation
-from minisgl.quantization.packed import CpuWeight, PackedWeight, rows_of_share
+from minisgl.kernel.ops import Activation, Ops
+from minisgl.quantization.packed import NormFirst, PackedWeight, rows_of_share
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 from minisgl_zoo.gguf.blocks import DTYPES, FORMS, Field, Form
 from minisgl_zoo.gguf.header import TYPE_OF
+from minisgl_zoo.gguf.tile_weight import TileWeight, blocks_of, products_of
+from minisgl_zoo.gguf.tiles import TILE_FORMS, TileForm
 from minisgl_zoo.weights.panels import (
     Panels,
     pack_bytes,
@@ -35,11 +38,9 @@ from minisgl_zoo.weights.panels import (
 )
 from minisgl_zoo.weights.quantised import QuantisedWeight
 
-BLOCKS: Final = ".blocks"
-"""The suffix of a checkpoint name that asks for a tensor's blocks, uint8 [O, bytes]. Under its
-plain name the tensor is dequantised."""
 MIDDLE: Final = 8
 """An int4 number is stored so much above its value, so that it has no sign."""
+Forms: TypeAlias = Mapping[str, Form] | Mapping[str, TileForm]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +53,10 @@ class FileTypes:
 
     def __call__(self, build: WeightBuild) -> Weight:
         if self.why_dequantised(build) is None:
-            runs = list(self._runs(build.parts))
+            runs = list(self._runs(build.parts, _forms(build.ops)))
             if build.stacked is not None or len(runs) == 1:
                 return self._packed(build)
-            packed = [self._packed(replace(build, parts=run, rows=None)) for _, run in runs]
+            packed = [self._packed(replace(build, parts=run, rows=None)) for run in runs]
             return MergedWeight(build, packed)
         if build.stacked is None and build.ops.packs(build.dtype):
             return PackedWeight(build)
@@ -63,25 +64,37 @@ class FileTypes:
 
     def why_dequantised(self, build: WeightBuild) -> str | None:
         """Why the weight is dequantised, or None if it stays packed."""
-        if not build.ops.packs(build.dtype):
-            return "only a CPU multiplies packed weights, and only in bfloat16"
+        products, forms = products_of(build.ops), _forms(build.ops)
+        if products is not None:
+            why = products.why_not(build.dtype)
+            if build.stacked is not None:
+                why = why or "a GPU has no kernels for experts of GGUF's formats"
+        elif not build.ops.packs(build.dtype):
+            why = "only a CPU or a GPU multiplies packed weights, and only in bfloat16"
+        else:
+            why = None
+        if why:
+            return why
         for part in build.parts:
             kind = self.type_of(part)
             if kind is None:
                 return "merged with a matrix that is not quantised"
-            if kind not in FORMS:
+            if kind not in forms:
                 return f"{kind} has no packed form"
             if part.rearrange or self.module_of(part.module) in self.reordered:
                 return "its columns are in another order"
-            block = FORMS[kind].block
-            if part.axis == 1 and (part.share.start % block or part.share.stop % block):
-                return f"a rank's share cuts a block of {block}"
-        runs = list(self._runs(build.parts))
+            unit = forms[kind].unit
+            if part.axis == 1 and (part.share.start % unit or part.share.stop % unit):
+                return f"a rank's share cuts a block of {unit}"
+            if part.shape[1] % unit:
+                return f"no multiple of {unit} inputs"
+        runs = list(self._runs(build.parts, forms))
         if build.stacked is not None and len(runs) > 1:
             return "experts of several forms"
-        for form, run in runs:
+        for run in runs:
             outputs = sum(len(part.share) if part.axis == 0 else part.shape[0] for part in run)
             outputs = build.rows if build.rows is not None else outputs // (build.stacked or 1)
+            form = FORMS[self._kind(run[0])]
             if not takes(outputs, run[0].shape[1], form.group, build.dtype, form.kind):
                 return "no multiple of 16 outputs"
         return None
@@ -96,16 +109,22 @@ class FileTypes:
         before, experts, after = name.partition(".experts.")
         return f"{before}{experts}{after.partition('.')[2]}" if experts else before
 
-    def _runs(self, parts: Sequence[Part]) -> Iterator[tuple[Form, list[Part]]]:
+    def _runs(self, parts: Sequence[Part], forms: Forms) -> Iterator[list[Part]]:
         """Yield the runs of quantised parts that have one form."""
-        for form, run in groupby(parts, key=lambda part: FORMS[self._kind(part)]):
-            yield form, list(run)
+        for _, run in groupby(parts, key=lambda part: forms[self._kind(part)]):
+            yield list(run)
 
     def _kind(self, part: Part) -> str:
         return self.types[self.module_of(part.module)]
 
-    def _packed(self, build: WeightBuild) -> BlockWeight:
-        return BlockWeight(build, [self._kind(part) for part in build.parts])
+    def _packed(self, build: WeightBuild) -> BlockWeight | TileWeight:
+        kinds = [self._kind(part) for part in build.parts]
+        return BlockWeight(build, kinds) if _forms(build.ops) is FORMS else TileWeight(build, kinds)
+
+
+def _forms(ops: Ops) -> Forms:
+    """The forms in which these ops multiply packed matrices."""
+    return FORMS if products_of(ops) is None else TILE_FORMS
 
 
 class BlockWeight(QuantisedWeight):
@@ -180,15 +199,20 @@ class BlockWeight(QuantisedWeight):
             middle=MIDDLE if is_4_bit else 0, outputs=self.outputs, inputs=self._inputs,
         )  # fmt: skip
 
+    def linear_into(self, x_MD: Tensor, bias: Tensor | None, out_MF: Tensor) -> None:
+        """Do `linear` and write to `out`, whose rows may have gaps between them."""
+        assert self.panels, "multiplied before it was packed"
+        self.panels.linear_into(cast("CpuOps", self.ops), x_MD, bias, None, out_MF)
+
     def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
         assert self.panels, "read before it was packed"
         return rows_of_share(partial(self.panels.rows, cast("CpuOps", self.ops)), ids_T, share)
 
 
-class MergedWeight(CpuWeight):
+class MergedWeight(NormFirst):
     """Merged matrices of several forms, one below the other."""
 
-    def __init__(self, build: WeightBuild, runs: Sequence[BlockWeight]) -> None:
+    def __init__(self, build: WeightBuild, runs: Sequence[BlockWeight | TileWeight]) -> None:
         super().__init__(build)
         self._runs = tuple(runs)
 
@@ -203,13 +227,11 @@ class MergedWeight(CpuWeight):
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         outputs = sum(run.outputs for run in self._runs)
-        out = torch.empty(len(rows), outputs, dtype=x.dtype)
+        out = torch.empty(len(rows), outputs, dtype=x.dtype, device=x.device)
         first = 0
         for run in self._runs:
             columns = slice(first, first + run.outputs)
-            own = None if bias is None else bias[columns]
-            assert run.panels, "multiplied before it was packed"
-            run.panels.linear_into(self.ops, rows, own, None, out[:, columns])
+            run.linear_into(rows, None if bias is None else bias[columns], out[:, columns])
             first += run.outputs
         y = out.view(*x.shape[:-1], outputs)
         return self.ops.gated(y, gate) if gate else y
@@ -217,20 +239,8 @@ class MergedWeight(CpuWeight):
 
 def _field(part: Part, kind: str, name: Field, ops: CpuOps) -> Part:
     """The share of the part's blocks, of which loading keeps the field `name`."""
-    outputs, inputs = part.shape
-    block, size = FORMS[kind].block, TYPE_OF[kind].num_bytes
-    share = part.share
-    if part.axis == 1:
-        share = range(share.start // block * size, share.stop // block * size)
     return replace(
-        part,
-        name=part.name + BLOCKS,
-        shape=(outputs, inputs // block * size),
-        share=share,
-        alias=None,
-        stack=None,
-        unread=(*part.unread, part.name),
-        stored=torch.uint8,
+        blocks_of(part, kind),
         rearrange=partial(_room, kind=kind, name=name),
         fills=partial(_read, ops, list(FORMS).index(kind), list(DTYPES).index(name)),
     )

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from helpers.gguf_blocks import draw
 from helpers.gguf_files import write
 from helpers.model_harness import Runner, Sequence, load, random_ids
 from minisgl import env
@@ -31,17 +30,13 @@ from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 from minisgl_zoo.gguf.blocks import DTYPES, FORMS
 from minisgl_zoo.gguf.folder import gguf_folder
 from minisgl_zoo.gguf.header import TYPE_OF
-from minisgl_zoo.gguf.weight import BLOCKS, BlockWeight, FileTypes, MergedWeight
+from minisgl_zoo.gguf.tile_weight import BLOCKS
+from minisgl_zoo.gguf.weight import BlockWeight, FileTypes, MergedWeight
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 OUT, IN = 48, 512
 INT_BOUND = 2**-12
 """Of the largest result: what rounding of the inputs to int16 adds to bfloat16's error."""
-HALVES = {
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,),
-}  # fmt: skip
-"""Where a block has its scale and its step, if not at 0 alone."""
 MIXED = ("Q4_K", "Q4_K", "Q6_K")
 LOSS = 0.04
 """Of the largest logit, between bfloat16 and float32."""
@@ -50,21 +45,6 @@ LOSS = 0.04
 @pytest.fixture(scope="module")
 def fast() -> CpuOps:
     return CpuOps(load_library())
-
-
-def draw(kind: str, seed: int, shape: tuple[int, ...] = (OUT, IN)) -> tuple[Tensor, Tensor]:
-    """The blocks of a random matrix, and its values in float32."""
-    rng = np.random.default_rng(seed)
-    about = TYPE_OF[kind]
-    blocks = rng.integers(
-        0, 256, (*shape[:-1], shape[-1] // about.block, about.num_bytes), dtype=np.uint8
-    )
-    for at in HALVES.get(kind, (0,)):
-        factors = (rng.random((*blocks.shape[:-1], 1)) * 0.01).astype(np.float16)
-        blocks[..., at : at + 2] = factors.view(np.uint8)
-    rows = blocks.reshape(*shape[:-1], -1)
-    values = gguf.quants.dequantize(rows, Kind[kind]).astype(np.float32)
-    return torch.from_numpy(rows), torch.from_numpy(values)
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -109,7 +89,7 @@ def make(
     ops: Ops, *kinds: str, stacked: int | None = None, share: range | None = None
 ) -> tuple[Any, Tensor]:
     """A weight of a matrix of each kind, and its values in float32. share: of the columns."""
-    drawn = {f"{index}.weight": draw(kind, index) for index, kind in enumerate(kinds)}
+    drawn = {f"{index}.weight": draw(kind, index, (OUT, IN)) for index, kind in enumerate(kinds)}
     types = FileTypes(types={str(index): kind for index, kind in enumerate(kinds)})
     parts = [
         Part(name=name, shape=(OUT, IN), axis=1, share=share) if share else
@@ -238,7 +218,7 @@ def test_a_file(
     folder = gguf_folder(tmp_path / "m.gguf")
     with caplog.at_level(logging.INFO):
         model = load(folder, BF16, ops=fast)
-    assert f"{kind} in {FORMS[kind].bits:.2f} bits a weight" in caplog.text
+    assert f"{kind} in {FORMS[kind].bits_in_memory:.2f} bits a weight" in caplog.text
     plain = load(folder)
     for ours, exact in zip(weights(model), weights(plain), strict=True):
         assert torch.equal(ours, exact.to(BF16))
