@@ -164,8 +164,10 @@ def read_recipe(folder: Path) -> Recipe:
             f"{folder} embeds with attention in both directions, and a decoder here attends to "
             "earlier tokens only; serve it with sentence-transformers or text-embeddings-inference"
         )
-    size = (config.get("text_config") or config).get("hidden_size")
-    plain = Recipe(folder=folder, size=size or config["hidden_size"])
+    size = (config.get("text_config") or {}).get("hidden_size") or config.get("hidden_size")
+    if not size:
+        raise CheckpointError(f"{folder}/config.json: hidden_size is missing; expected an integer")
+    plain = Recipe(folder=folder, size=size)
     if of_gguf := GGUF_POOLINGS.get(config.get("pooling_type", 0)):
         return replace(plain, pooling=of_gguf, is_embedder=True)
     file = folder / "modules.json"
