@@ -15,6 +15,7 @@ import torch
 from helpers.family_cases import SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import make_reference
+from helpers.predicting import save_predicting
 from minisgl.builtin import model_path
 from minisgl.cli import run_command
 from minisgl.core import Plan
@@ -71,6 +72,17 @@ def test_the_builtin_model_passes() -> None:
     assert ", 0 requests" not in conditions["beside aborts"].note
     assert ", 0 retractions" not in conditions["retracted"].note
     assert int(conditions["with drafts"].note.split()[1]) > 20
+
+
+def test_a_model_that_predicts_its_next_tokens_passes(tmp_path: Path) -> None:
+    """With its own layer as the drafter, also beside retractions. Each guess is right."""
+    save_predicting(tmp_path, "glm4-moe", is_certain=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_path() / name, tmp_path)
+    conditions = check(model=str(tmp_path), drafts="mtp", max_seq_len=128)
+    assert not any(condition.differs for condition in conditions.values())
+    right, drafted = map(int, re.findall(r"\d+", conditions["with drafts"].note))
+    assert right == drafted > 100
 
 
 def as_if_a_key_were_rounded(logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -19,6 +19,9 @@ SUPPORTED = (
 )
 
 ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
+PERHAPS_PLAIN: Final = re.compile(rf"{ROUTERS.pattern}|\.eh_proj$")
+"""Files need not list these as plain: DeepSeek-V3's do not list the projection of multi-token
+prediction."""
 QUANTISED: Final = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
 """Ends of tensors' names that only quantised weights have."""
 
@@ -72,7 +75,7 @@ class ConfiguredFormats(Formats):
         return formats[0]
 
     def _format_of(self, module: str, target: Target) -> Format:
-        if ROUTERS.search(module) and module not in self.quantised:
+        if PERHAPS_PLAIN.search(module) and module not in self.quantised:
             return PLAIN
         names = self.aliases(module)
         for rule in self.rules:

@@ -147,7 +147,9 @@ def test_deepseek_as_released(more: dict[str, str], tmp_path: Path) -> None:
     assert not any(".mlp.gate." in name for name in quantised)
     layer = {name: tensors[name].clone() for name in tensors if "layers.1." in name}
     drafts = {name.replace("layers.1.", "layers.2."): layer[name] for name in layer}
-    plain = {f"model.layers.2.{name}.weight": torch.ones(192) for name in ("enorm", "hnorm")}
+    norms, size = ("enorm", "hnorm", "shared_head.norm"), config.hidden_size
+    plain = {f"model.layers.2.{name}.weight": torch.ones(size) for name in norms}
+    plain["model.layers.2.eh_proj.weight"] = torch.ones(size, 2 * size)
     save_quantised({**tensors, **drafts, **plain}, tmp_path)
     expected, tokens = run(tmp_path / "float32")
     logits, ours = run(tmp_path / "quantised")
@@ -156,6 +158,7 @@ def test_deepseek_as_released(more: dict[str, str], tmp_path: Path) -> None:
     for logits, ours in run_ranks(tmp_path / "quantised"):
         assert relative_error(logits, expected) <= TOLERANCE
         assert ours == tokens
+    assert load(tmp_path / "quantised", mtp=True).mtp, "its projection is not quantised"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ class Decoder(BaseLLMModel):
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         local = list(self.layout.pools)
+        # A layer of multi-token prediction has the last place, in a pool of these layers.
         for (pool, _), layer in zip(self.layout.places, self.spec.layers, strict=False):
             heads = split_heads(layer.num_heads, layer.num_kv_heads, self.comm.size)
             local[pool] = self.layout.pools[pool].of_rank(heads[self.comm.rank])
