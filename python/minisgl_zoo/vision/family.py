@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 logger = get_logger(__name__)
+
+MIN_TRANSFORMERS = (5, 24)
+"""The version whose towers and processors the tests compare with."""
 
 PLAIN = {"F32", "BF16", "F16"}
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -135,13 +139,24 @@ def family_of(folder: Path) -> VisionFamily | None:
     found = family(config)
     if not _has_tower(folder, found):
         return None
-    if not find_spec("transformers") or not find_spec("PIL"):
-        logger.info('images are not read: pip install "minisgl[vision]" for its vision tower')
+    if not has_extra():
+        logger.info('images are not read: pip install "minisgl[vision]" for the vision tower')
         return None
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
         logger.warning("images are not read: %s has no %s", folder, " or ".join(PROCESSOR_FILES))
         return None
     return found
+
+
+def has_extra() -> bool:
+    """Return whether the packages of minisgl[vision] are installed, and new enough."""
+    if not find_spec("PIL"):
+        return False
+    try:
+        major, minor = version("transformers").split(".")[:2]
+        return (int(major), int(minor)) >= MIN_TRANSFORMERS
+    except (PackageNotFoundError, ValueError):
+        return False
 
 
 def _has_tower(folder: Path, family: VisionFamily) -> bool:

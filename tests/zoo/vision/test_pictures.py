@@ -7,6 +7,7 @@ import io
 import struct
 import time
 import zlib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import ChatPrompt
 from minisgl.tokenizer import load_tokenizer
 from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl_zoo.vision import family
+from minisgl_zoo.vision.family import family_of
 from minisgl_zoo.vision.prompt import MAX_IMAGES
 
 
@@ -169,3 +172,19 @@ def test_a_model_without_a_tower_reads_text_only(mistral3: Sample, tmp_path: Pat
     encoder = PromptEncoder(tokenizer=load_tokenizer(tmp_path), folder=tmp_path)
     with pytest.raises(InvalidRequest, match="reads text only, got 'image_url'"):
         encode(encoder, image_part(data_url(PICTURES[0])))
+
+
+@pytest.mark.parametrize("found", ["4.57.1", "5.23.0", "5", "", None])
+def test_old_transformers_leave_a_model_of_text(
+    mistral3: Sample, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lack towers and processors, and the text model was served without them."""
+
+    def version(name: str) -> str:
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    assert family_of(mistral3.folder)
+    monkeypatch.setattr(family, "version", version)
+    assert family_of(mistral3.folder) is None
