@@ -14,11 +14,8 @@ from transformers import PreTrainedModel
 from helpers.adapters import GREEDY, RandomAdapter, as_batch, greedy_ids, with_tokenizer
 from helpers.family_cases import save_case
 from minisgl.core import SamplingParams
-from minisgl.errors import ConfigError
 from minisgl.llm import LLM
-from minisgl_zoo.lora import device
 
-REFUSE = device.refuse_gpu
 NUM = 8
 PROMPTS = [[uid + 3, 99, 3, 150, 42, 8, 61 + uid] * (1 + uid % 3) for uid in range(NUM)]
 FAMILIES = [
@@ -31,11 +28,6 @@ FAMILIES = [
     "qwen3.5",
     "nemotron-h",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "refuse_gpu", lambda device: None)
 
 
 @dataclass
@@ -111,10 +103,6 @@ def test_each_family_has_the_ids_of_merged_models(name: str, tmp_path: Path) -> 
 def test_two_gpus_give_the_ids_of_one(setup: Setup) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(reason="it needs two GPUs")
-    try:
-        REFUSE(torch.device("cuda"))
-    except ConfigError:
-        pytest.skip(reason="the ranks' processes refuse a GPU")
     with setup.llm(tp=2) as llm:
         assert ids(llm, setup)[:NUM] == setup.expected()
 

@@ -67,7 +67,6 @@ class DeviceAdapters:
         comm: DistributedCommunicator,
     ) -> None:
         """Raises ConfigError for adapters that are not plain LoRA."""
-        refuse_gpu(device)
         self._folders = [Path(place) for place in config.loras.values()]
         ranks = [open_adapter(folder).rank for folder in self._folders] or [USUAL_RANK]
         rank = config.max_lora_rank or max(ranks)
@@ -170,12 +169,6 @@ class DeviceAdapters:
                 "without experts, routers, embeddings and LM head (docs/lora.md)"
             )
         return view
-
-
-def refuse_gpu(device: torch.device) -> None:
-    """Raise ConfigError on a GPU."""
-    if device.type != "cpu":
-        raise ConfigError("--lora works on a CPU only: no GPU has run its steps yet")
 
 
 def _shares(
