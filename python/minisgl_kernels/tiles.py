@@ -29,10 +29,11 @@ from minisgl_zoo.gguf.tiles import INPUTS, OUTPUTS, TileForm, Tiles
 Macros = tuple[tuple[str, int], ...]
 
 MAX_FEW, MAX_DECODED = 8, 64
-"""On one H100 the products of a layer of 8B in Q4_K_M take 62 us with one row, 66 with 8, 107 with
-16, 248 with 64 and 451 with 128, dequantised with 128 rows 380; in bfloat16 145, 155, 156, 161 and
-181 (README.md)."""
+"""The most rows of tiles_few and of tiles_many. On one H100 the products of a layer of 8B in Q4_K_M
+take 62 us with one row, 66 with 8, 107 with 16, 249 with 64 and 451 with 128, dequantised with 128
+rows 376; in bfloat16 145, 155, 156, 161 and 181 (README.md)."""
 WARPS: Final = 8
+"""Of a block of tiles_dense and tiles_lanes."""
 MANY: Final = (
     {"COLUMNS": 2, "TILES": 2, "OUT_WARPS": 4, "STAGES": 4, "RESIDENT": 2},
     {"COLUMNS": 4, "TILES": 1, "OUT_WARPS": 8, "STAGES": 4, "RESIDENT": 1},
@@ -44,7 +45,9 @@ SETS: Final = 2
 LEAST_STEPS, MOST_SHARES = 8, 8
 """tiles_many: the fewest steps of a block and the most blocks, if several share the inputs."""
 GATES: Final = {None: 0, "silu": 1, "gelu_tanh": 2}
+"""The macro GATE."""
 SHARED_BYTES: Final = 64 << 10
+"""The most that a block takes: what `MANY` needs, and less than any GPU from 8.0 on allows."""
 
 
 class _Task(ctypes.Structure):
