@@ -60,3 +60,23 @@ def test_ids_equal_those_of_the_merged_model(name: str, tmp_path: Path) -> None:
             assert [output.token_ids for output in outputs] == expected
         expected = [greedy_ids(reference, prompt) for prompt in PROMPTS]
         assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == expected
+
+
+@pytest.mark.parametrize("name", ["glm", "nemotron-h"])
+def test_two_ranks_have_their_parts_of_reordered_and_cut_layers(name: str, tmp_path: Path) -> None:
+    reference, page_size = save_case(name, tmp_path / "model")
+    adapter = RandomAdapter.of(tmp_path / "adapter", reference, seed=1, rank=5)
+    with adapter.merged(reference):
+        expected = [greedy_ids(reference, prompt) for prompt in PROMPTS]
+    with LLM(
+        with_tokenizer(tmp_path / "model"),
+        dtype="float32",
+        lora={"a": adapter.folder},
+        tp=2,
+        page_size=max(page_size, 4),
+        num_pages=64,
+        max_running_requests=8,
+        progress=False,
+    ) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, lora="a")
+    assert [output.token_ids for output in outputs] == expected
