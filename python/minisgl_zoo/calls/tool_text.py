@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from minisgl.errors import InvalidRequest
-from minisgl.tokenizer.template import ChatTemplate
+from minisgl.tokenizer.template import ChatTemplate, Part
 from minisgl_zoo.calls.formats import CallFormat
 from minisgl_zoo.calls.known import CALLS, Calls
 
@@ -240,7 +240,11 @@ def _with_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _before(message: dict[str, Any], text: str, *, is_last: bool = False) -> dict[str, Any]:
-    own = _text(message.get("content"))
+    content = message.get("content")
+    if isinstance(content, list) and any(isinstance(part, Part) for part in content):
+        more = {"type": "text", "text": f"\n\n{text}" if is_last else f"{text}\n\n"}
+        return {**message, "content": [*content, more] if is_last else [more, *content]}
+    own = _text(content)
     return {**message, "content": f"{own}\n\n{text}" if is_last else f"{text}\n\n{own}"}
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core.image import LOWEST, Image, places_of
-from minisgl.errors import InvalidRequest, PromptTooLong
+from minisgl.errors import EngineError, InvalidRequest, PromptTooLong
 from minisgl.message import ids_from_bytes, ids_to_bytes
 from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
@@ -87,12 +87,13 @@ class ImageReader:
         self._family, self._encoder = family, encoder
         folder = encoder.folder
         self._helper = Helper("minisgl_zoo.vision.reader", [str(folder), str(MAX_MEMORY)])
-        self._is_loaded = False
 
     def load(self) -> None:
-        """Start the helper, so that the first image need not wait. Raises HelperEnded."""
-        self._helper.ask(packed(["load"]), LOAD_S)
-        self._is_loaded = True
+        """Start the helper, so that the first image need not wait. Raises EngineError."""
+        try:
+            self._helper.ask(packed(["load"]), LOAD_S)
+        except HelperEnded as error:
+            raise EngineError(f"the process that reads images cannot start: it {error}") from None
 
     def read(
         self, messages: Sequence[Mapping[str, Any]], most_tokens: int | None
@@ -144,21 +145,21 @@ class ImageReader:
     def _in_text(self, parts: Sequence[Any]) -> Any:
         """Return the content of a tool's result as one text, with marks for its images, because few
         templates write parts there."""
-        if not any(isinstance(part, Part) for part in parts):
-            return parts
+        texts = [part.get("text") for part in parts if not isinstance(part, Part)]
+        if len(texts) == len(parts) or not all(isinstance(text, str) for text in texts):
+            return parts  # without images, or refused later
         chat = self._encoder.chat
         if not chat.image_text:
             chat.image_text = self._family.written(self._encoder.tokenizer.backend.id_to_token)
-        texts = (chat.image_mark if isinstance(part, Part) else part["text"] for part in parts)
-        return "".join(texts)
+        shown = (chat.image_mark if isinstance(part, Part) else part["text"] for part in parts)
+        return "".join(shown)
 
     def _read(self, source: str, where: str) -> Read:
-        if not self._is_loaded:
-            self.load()
+        question = packed(["read", source])
         try:
-            answer = self._helper.ask(packed(["read", source]), READ_S)
+            while (answer := self._helper.ask(question, READ_S))[0] == "unknown":
+                self.load()
         except HelperEnded as error:
-            self._is_loaded = False
             answer = ["problem", f"reading it {error}"]
         if answer[0] == "problem":
             raise InvalidRequest(f"{where} is no image that can be read: {answer[1]}", param=where)

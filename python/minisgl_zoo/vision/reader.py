@@ -6,6 +6,7 @@
 
     ["load"]          -> ["loaded"]
     ["read", base64]  -> ["pixels", base64, shape, sizes, hex digest]
+                      -> ["unknown"]: load first
                       -> ["problem", why]
 
 A picture's header says its size, so one that is too large is refused before it is decoded.
@@ -75,6 +76,8 @@ class Reader:
         return json.dumps([transformers.__version__, PIL.__version__, *texts]).encode()
 
     def _read(self, data: bytes) -> tuple[Any, ...]:
+        if "_processor" not in vars(self):
+            return ("unknown",)
         processor = self._processor
         if not self._is_limited:
             limit_memory(self._max_bytes)

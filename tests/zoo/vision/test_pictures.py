@@ -19,7 +19,9 @@ from helpers.pictures import PICTURES, Sample, data_url, image_part, picture
 from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import ChatPrompt
 from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl_zoo.calls.tool_text import _before
 from minisgl_zoo.vision import family
 from minisgl_zoo.vision.family import family_of
 from minisgl_zoo.vision.prompt import MAX_IMAGES
@@ -188,3 +190,23 @@ def test_old_transformers_leave_a_model_of_text(
     assert family_of(mistral3.folder)
     monkeypatch.setattr(family, "version", version)
     assert family_of(mistral3.folder) is None
+
+
+def test_after_its_end_the_reader_starts_again(encoder: PromptEncoder) -> None:
+    helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
+    helper.process.kill()
+    helper.process.wait()
+    assert encode(encoder, image_part(data_url(PICTURES[0]))).images
+
+
+def test_a_malformed_part_beside_a_picture_is_refused(encoder: PromptEncoder) -> None:
+    parts = [image_part(data_url(PICTURES[0])), {"type": "video"}]
+    with pytest.raises(InvalidRequest, match="got 'video'"):
+        encode(encoder, *parts, role="tool")
+
+
+def test_tools_are_told_beside_pictures() -> None:
+    """Where a template takes neither tools nor a system message, the first message has the text."""
+    content = [Part(type="image"), {"type": "text", "text": "look"}]
+    told = _before({"role": "user", "content": content}, "tools")["content"]
+    assert [part.get("text") for part in told] == ["tools\n\n", None, "look"]
