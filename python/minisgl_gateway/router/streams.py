@@ -79,7 +79,8 @@ class Stream:
 
     def read(self, data: bytes) -> bytes:
         """Return the piece of the answer without what is for the router."""
-        if len(self._heads) <= self._goes_on and (head := _HEAD.search(data)):
+        num_replicas = 1 + self._goes_on  # each has a head of its own
+        if len(self._heads) < num_replicas and (head := _HEAD.search(data)):
             self._heads.append(head[1])
         if len(self._heads) > 1:
             data = data.replace(self._heads[1], self._heads[0])
