@@ -132,6 +132,19 @@ def test_another_engine_gets_the_output_and_the_same_seed(engines: Engines) -> N
     assert engines.frontend._num_bytes == 0
 
 
+@pytest.mark.needs("minisgl_zoo")
+def test_an_embedding_is_computed_by_the_other_engine(engines: Engines) -> None:
+    call = engines.submit(PROMPT, pooling="mean")
+    (first,) = engines.queue.sent
+    engines.reply(accepted(0, first, most=0))
+    engines.pause()
+    (again,) = engines.resume()
+    assert (again.sampling, again.output) == (first.sampling, b"")
+    engines.reply(accepted(0, again, most=0), msgspec.structs.replace(ending(0, 0), pooled=b"abcd"))
+    _, (end,), _ = read(call)
+    assert (end.pooled, end.num_resumed) == (b"abcd", 1)
+
+
 def test_a_request_that_was_not_accepted_begins_anew(engines: Engines) -> None:
     call = engines.submit(PROMPT, max_tokens=9)
     engines.pause()

@@ -258,7 +258,7 @@ class LLM:
             list(records), prompt_name=prompt_name, dimensions=dimensions, pooling=pooling
         )
         rows = asked.vectors(self._pool(asked, self._scope(cache_salt, lora)))
-        return np.stack([np.frombuffer(row, "<f4") for row in rows])
+        return np.array([np.frombuffer(row, "<f4") for row in rows], np.float32)
 
     def score(
         self,

@@ -84,10 +84,11 @@ class Recorder(LoopObserver):
             "priority": message.priority,
             "share": message.share,
             "scored": message.sampling.prompt_logprobs is not None,
-            "pooling": message.sampling.pooling,
             "has_grammar": bool(message.grammar),
             "adapter": message.adapter and message.adapter.digest,
         }
+        if message.sampling.pooling:
+            arrival["pooling"] = message.sampling.pooling
         self._file.write({"arrival": arrival})
 
     def compiled(self, turn: int, message: CompiledMsg) -> None:

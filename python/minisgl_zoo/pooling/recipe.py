@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.errors import CheckpointError, InvalidRequest, InvalidSampling
 from minisgl.message import Prompt, TextPrompt
@@ -63,18 +64,18 @@ class Embeds:
 
     prompts: Sequence[Prompt]
     sampling: SamplingParams
+    size: int
     normalises: bool = True
     dimensions: int | None = None
     num_queries: int = 0
 
     def vectors(self, rows: Sequence[bytes]) -> list[bytes]:
-        x_ND = np.stack([np.frombuffer(row, "<f4") for row in rows])
-        x_ND = x_ND[:, : self.dimensions]
+        x_ND = _rows_of(rows, self.size)[:, : self.dimensions]
         x_ND = _normalised(x_ND) if self.normalises else x_ND
-        return [x_D.astype("<f4").tobytes() for x_D in x_ND]
+        return [x_D.tobytes() for x_D in x_ND]
 
     def scores(self, rows: Sequence[bytes]) -> list[float]:
-        x_ND = _normalised(np.stack([np.frombuffer(row, "<f4") for row in rows]))
+        x_ND = _normalised(_rows_of(rows, self.size))
         queries_QD, documents_ND = x_ND[: self.num_queries], x_ND[self.num_queries :]
         similarities: list[float] = (documents_ND * queries_QD).sum(1).tolist()
         return similarities
@@ -124,6 +125,7 @@ class Recipe:
             sampling=SamplingParams(
                 pooling=pooling or self.pooling, truncate_prompt_tokens=max_tokens
             ),
+            size=self.size,
             normalises=self.normalises,
             dimensions=dimensions,
         )
@@ -152,6 +154,7 @@ class Recipe:
         return Embeds(
             prompts=[TextPrompt(text=text) for text in texts],
             sampling=SamplingParams(pooling=self.pooling),
+            size=self.size,
             num_queries=len(queries),
         )
 
@@ -229,8 +232,14 @@ def _begun(text: Prompt, before: str, max_tokens: int | None) -> Prompt:
     return msgspec.structs.replace(text, text=whole)
 
 
-def _normalised(x_ND: Any) -> Any:
-    return x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)
+def _rows_of(rows: Sequence[bytes], size: int) -> FloatArray:
+    return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), size)
+
+
+def _normalised(x_ND: FloatArray) -> FloatArray:
+    lengths_N1 = np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)  # 0: no division
+    normalised: FloatArray = (x_ND / lengths_N1).astype(np.float32)
+    return normalised
 
 
 def _list_of(file: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.adapters import RandomAdapter
 from helpers.embedders import (
+    CONFIGS,
     QUERY,
     TEXTS,
     Config,
@@ -20,7 +22,9 @@ from helpers.embedders import (
     save_embedder,
     save_reranker,
     scores_of,
+    tokenizer_with,
 )
+from helpers.model_harness import make_reference
 from minisgl.errors import CheckpointError, InvalidRequest, InvalidSampling, PromptTooLong
 from minisgl.llm import LLM, SamplingParams
 
@@ -147,6 +151,25 @@ def test_two_ranks_embed_as_one(tmp_path: Path) -> None:
     with llm_of(folder, tp=2, device="cpu") as llm:
         ours = llm.embed(TEXTS)
     assert cosines(ours, embeddings_of(folder, TEXTS, "mean")).min() >= CLOSE
+
+
+def test_an_adapter_changes_the_embeddings_of_its_requests(tmp_path: Path) -> None:
+    folder, whole = save_reranker(tmp_path / "m"), make_reference(CONFIGS["qwen3"])
+    adapter = RandomAdapter.of(tmp_path / "a", whole, seed=1)
+    with adapter.merged(whole) as merged:
+        merged.save_pretrained(tmp_path / "merged")
+    tokenizer_with(tmp_path / "merged", eos=False)
+    with llm_of(folder, lora={"a": adapter.folder}) as llm:
+        plain, adapted = llm.embed(TEXTS), llm.embed(TEXTS, lora="a")
+        means = llm.embed(TEXTS, lora="a", pooling="mean")
+    assert cosines(plain, embeddings_of(folder, TEXTS, "lasttoken")).min() >= CLOSE
+    assert cosines(adapted, embeddings_of(tmp_path / "merged", TEXTS, "lasttoken")).min() >= CLOSE
+    assert cosines(means, embeddings_of(tmp_path / "merged", TEXTS, "mean")).min() >= CLOSE
+
+
+def test_no_text_has_no_embedding(tmp_path: Path) -> None:
+    with llm_of(save_embedder(tmp_path / "m", pooling=older("mean"))) as llm:
+        assert (llm.embed([]).size, llm.score("a", [])) == (0, [])
 
 
 @pytest.mark.parametrize(
