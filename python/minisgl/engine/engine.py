@@ -30,7 +30,6 @@ from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
 from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
-from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import create_kvcache_pool
 from minisgl.models import PoolBuild, load_model
@@ -85,8 +84,6 @@ class Engine:
         self.model_config = read_config(config.folder, config.quantization, mtp=config.mtp)
         self.dtype = resolve_dtype(config, self.model_config, self.device)
         device, comm, ops = self.device, self.comm, create_ops(self.device.torch_device)
-        if config.mtp and device.torch_device.type != "cpu":
-            raise ConfigError("--drafts mtp works on a CPU only: no GPU has run it; leave mtp out")
         clock.lap("kernels")  # the C++ kernels are compiled or loaded
         self.adapters = create_adapters(config, self.model_config, device.torch_device, comm)
         adapt = self.adapters.adapt if self.adapters else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +14,27 @@ from msgspec.structs import replace
 
 from helpers import scheduling
 from helpers.engine_ranks import engines
-from helpers.engine_runs import drive, greedy, make_engine, make_scheduler
-from helpers.model_harness import VOCAB, random_ids
+from helpers.engine_runs import drive, greedy, make_engine
+from helpers.guessing import (
+    OPTIONS,
+    PROMPTS,
+    SAMPLING,
+    Watched,
+    check_guesses,
+    engine_of,
+    reference_output,
+    scheduler_of,
+)
+from helpers.model_harness import VOCAB
 from helpers.predicting import CASES, Predicting, save_predicting
 from minisgl import plugins
-from minisgl.core import Plan, SamplingParams, StepOutcome, StepResult
 from minisgl.core.args import EngineConfig
-from minisgl.core.plan import Flight
 from minisgl.core.req import Mask, Masker
-from minisgl.core.step_times import StepTimes
 from minisgl.engine import Engine
 from minisgl.errors import ConfigError
 from minisgl.message import UserMsg
-from minisgl.scheduler import Scheduler
 from minisgl_zoo.drafts import rule as rule_module
 from minisgl_zoo.drafts.predicted import Predicted
-
-FREE_ROWS = StepTimes(prompt_us=((16, 1_000.0),), decode_us=1_000.0)
-OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "page_size": 4}
-LENGTHS = (90, 1, 33, 64)  # the first is computed in chunks
-PROMPTS = [random_ids(length, seed=length) for length in LENGTHS]
-SAMPLING = {
-    "greedy": greedy(24),
-    "hot": SamplingParams(temperature=1.3, top_p=0.9, seed=4, max_tokens=24),
-    "filtered": SamplingParams(temperature=0.8, top_k=20, min_p=0.05, seed=5, max_tokens=24),
-    "penalties": SamplingParams(
-        temperature=0.0, repetition_penalty=1.2, presence_penalty=0.4, max_tokens=24
-    ),
-    "logprobs": SamplingParams(temperature=0.0, logprobs=True, top_logprobs=3, max_tokens=24),
-    "scored": SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=24),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -70,58 +60,6 @@ def pair(certain: Predicting) -> Iterator[tuple[Engine, Engine]]:
     yield off, on
     off.close()
     on.close()
-
-
-def engine_of(model: Predicting, **options: Any) -> Engine:
-    return make_engine((model.folder, model.layers), **OPTIONS | {"drafts": "mtp"} | options)
-
-
-def scheduler_of(engine: Engine, **options: Any) -> Scheduler:
-    is_on = engine.model.mtp is not None
-    settings: dict[str, Any] = {"vocab_size": VOCAB, "drafters": ("mtp",) if is_on else ()}
-    return make_scheduler(engine, **settings | {"step_times": FREE_ROWS} | options)
-
-
-@dataclass(slots=True)
-class Watched:
-    """An engine. Mutable: it keeps the guess behind each position, the last one that was made."""
-
-    engine: Engine
-    guesses: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def launch(self, plan: Plan) -> Flight:
-        return _Watched(plan, self.engine.launch(plan), self.guesses)
-
-
-@dataclass(slots=True)
-class _Watched(Flight):
-    plan: Plan
-    flight: Flight
-    guesses: dict[tuple[int, int], int]
-
-    def sample_late(self, masks: Sequence[Mask]) -> None:
-        self.flight.sample_late(masks)
-
-    def wait(self) -> StepOutcome:
-        result = self.flight.wait()
-        assert isinstance(result, StepResult)
-        for row, guess in zip(self.plan.sample_rows, result.guesses, strict=True):
-            self.guesses[self.plan.uids[row], self.plan.ends[row] - 1] = guess
-        return result
-
-
-def check_guesses(
-    model: Predicting, watched: Watched, uid: int, prompt: int, ids: list[int]
-) -> int:
-    """Compare the guess behind each computed token of the output with the reference's. Returns how
-    many there are."""
-    logits = model.guess_logits(ids)
-    for position in range(prompt - 1, len(ids) - 1):
-        row = logits[position]
-        first, second = row.topk(2).values
-        assert first - second > 1e-4, "the reference nearly ties; take another seed"
-        assert watched.guesses[uid, position] == int(row.argmax()), position
-    return len(ids) - prompt
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -156,11 +94,6 @@ def test_guesses_are_the_references(random: Predicting, overlap: bool) -> None:
     assert checked == 4 * 24 + 2 * 8
     assert scheduler.stats.num_drafted > 40
     engine.close()
-
-
-def reference_output(model: Predicting, prompt: list[int], output: list[int]) -> list[int]:
-    logits = model.logits((prompt + output)[:-1])
-    return logits[len(prompt) - 1 :].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", SAMPLING)
