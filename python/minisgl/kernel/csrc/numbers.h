@@ -77,7 +77,7 @@ struct Int16Pairs {
 };
 
 struct Int8 : Int16Pairs {
-  static constexpr int STEPS = 1, FETCH_BYTES = 32;
+  static constexpr int STEPS = 1, FETCH_BYTES = 32, FEW = few(32);
 #if defined(__AVX512BW__)
   using Fetched = __m256i;
   static INLINE Fetched fetch(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
@@ -108,7 +108,7 @@ struct Int8 : Int16Pairs {
 };
 
 struct Bits4 : Int16Pairs {
-  static constexpr int STEPS = 4, FETCH_BYTES = 64;
+  static constexpr int STEPS = 4, FETCH_BYTES = 64, FEW = few(20);
   struct Fetched {
     VI words[NV];
   };
@@ -233,5 +233,5 @@ struct Fp8 : FloatPairs {
     return w;
   }
 #endif
-  static constexpr int STEPS = 2, FETCH_BYTES = 64;
+  static constexpr int STEPS = 2, FETCH_BYTES = 64, FEW = few(1);
 };

@@ -30,9 +30,9 @@ constexpr int TILE = 2, WIDER = 4;
 constexpr int TILE = 2, WIDER = TILE;
 #endif
 // AVX-512 widens a vector of weights in the time of a load, others do not: there, more rows than
-// FEW meet weights that were widened before, one panel and WIDE_TILE rows at a time.
+// K::FEW meet weights that were widened before, one panel and WIDE_TILE rows at a time.
 constexpr bool WIDENS_FIRST = W < 16;
-constexpr int FEW = 12;
+constexpr int few(int with_avx2) { return W == 8 ? with_avx2 : 12; }
 #if defined(__AVX2__) || defined(__aarch64__)
 constexpr int WIDE_TILE = 6;
 #else
@@ -43,9 +43,12 @@ constexpr int64_t WIDE_STEPS = 128;  // widened at a time, so that they stay in 
 // Bytes of a panel between a fetch and what is asked for meanwhile: the hardware alone keeps too few
 // reads in flight where a weight meets several rows.
 constexpr int64_t AHEAD = 4096;
+// With AVX2, items of at most so many rows ask for weights of 8 and 16 bits into the second cache: in
+// the first they replace the inputs.
+constexpr int FAR_ROWS = W == 8 ? 4 : 0;
 
 // How a kind of numbers multiplies. X: what a row of inputs is converted to, once for all panels.
-// PARTS: how many products a step takes. ROWS: those of a tile, TILE or WIDER.
+// PARTS: how many products a step takes. ROWS: those of a tile, TILE or WIDER. FEW: see WIDENS_FIRST.
 struct FloatPairs {
   using Sum = VF;
   using X = float;
@@ -123,7 +126,7 @@ struct Bf16 : FloatPairs {
     return w;
   }
 #endif
-  static constexpr int STEPS = 1, FETCH_BYTES = 64;
+  static constexpr int STEPS = 1, FETCH_BYTES = 64, FEW = few(32);
   static INLINE Weights widen(const Fetched& fetched, int) { return fetched; }
 };
 
@@ -131,6 +134,7 @@ struct Bf16 : FloatPairs {
 struct Ahead {
   const uint8_t* at;
   int64_t pace;
+  bool is_far;  // into the second cache
 };
 
 // Adds `steps` steps of P panels times M rows to the sums. A fetch has K::STEPS steps.
@@ -142,7 +146,9 @@ INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P]
     typename K::Fetched fetched[P];
 #pragma GCC unroll 2
     for (int p = 0; p < P; p++) {
-      __builtin_prefetch(ahead[p].at + s / K::STEPS * ahead[p].pace);
+      const uint8_t* const next = ahead[p].at + s / K::STEPS * ahead[p].pace;
+      if (K::STEPS == 1 && FAR_ROWS && ahead[p].is_far) __builtin_prefetch(next, 0, 2);
+      else __builtin_prefetch(next);
       fetched[p] = K::fetch(panels[p] + s / K::STEPS * K::FETCH_BYTES);
     }
 #pragma GCC unroll 4

@@ -80,7 +80,7 @@ struct Product {
       const int begin = int(item % blocks * BLOCK), end = int(std::min(begin + int64_t(BLOCK), rows));
       const auto finish = start(panel);
       if constexpr (WIDENS_FIRST)
-        if (end - begin > FEW)
+        if (end - begin > K::FEW)
           return widened<K>(weight, panel, x, begin, end, block, finish);
       in_registers<K, PADDED>(weight, panel, x, begin, end, block, finish);
     });
@@ -165,12 +165,13 @@ struct Product {
   Ahead ahead(const uint8_t* weight, int64_t panel, int64_t from, const int (&share)[2],
               int all) const {
     const int64_t next = panel + (gate ? 1 : 2);
+    const bool is_far = all <= FAR_ROWS;
     if (share[1] == all) {
-      if (from < turn<K>()) return {bytes<K>(weight, panel, from) + AHEAD, K::FETCH_BYTES};
-      return {bytes<K>(weight, next, from - turn<K>()), K::FETCH_BYTES};
+      if (from < turn<K>()) return {bytes<K>(weight, panel, from) + AHEAD, K::FETCH_BYTES, is_far};
+      return {bytes<K>(weight, next, from - turn<K>()), K::FETCH_BYTES, is_far};
     }
     const int64_t first = (share[0] * inputs + share[1] * from) / all;
-    return {bytes<K>(weight, next, first), K::FETCH_BYTES * share[1] / all};
+    return {bytes<K>(weight, next, first), K::FETCH_BYTES * share[1] / all, is_far};
   }
 
   // The address of the steps from input `from` on.
