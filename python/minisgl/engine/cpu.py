@@ -110,6 +110,7 @@ class CpuDevice(Device):
 
     def close(self) -> None:
         self._stream.shutdown()
+        self._runner = EagerRunner()  # recordings hold the pool
 
     def release(self) -> None:
         """Make malloc return its free memory to the system, if it can (glibc). It keeps some for

@@ -375,7 +375,7 @@ class Engine:
     def close(self) -> None:
         """Finish the launched steps and release threads and memory. No call may follow."""
         self.device.close()
-        owned = "runner model adapters _contexts _tables _guard sampler vision _guesser"
+        owned = "runner model adapters _contexts _tables _guard sampler vision _guesser _ops"
         for name in owned.split():
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold its buffers

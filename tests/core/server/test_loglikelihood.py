@@ -137,7 +137,9 @@ def test_prompt_logprobs_of_a_chat(http: httpx.Client, model: PreTrainedModel) -
                 found += chunk.get("prompt_logprobs", [])
                 [choice] = chunk["choices"]
                 texts[choice["index"]] += choice["delta"].get("content") or ""
-    assert found == answer["prompt_logprobs"]
+    # Both choices may share a step or not, and another number of rows rounds in another way.
+    assert [entry["id"] for entry in found] == ids
+    assert [entry["logprob"] for entry in found[1:]] == pytest.approx(chosen, abs=1e-4)
     assert texts == [choice["message"]["content"] for choice in answer["choices"]]
 
 

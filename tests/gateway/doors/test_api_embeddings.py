@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -232,12 +233,21 @@ def test_a_reranker_answers_beside_chats(tmp_path: Path) -> None:
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
 
 
+def wait_for_frame(file: Path) -> None:
+    """Wait until the engine has reported its steps, which it does a few times a second."""
+    for _ in range(200):
+        if b'{"frame":' in file.read_bytes().rpartition(b'{"end":')[2]:
+            return
+        time.sleep(0.05)
+
+
 def test_a_recording_of_embeddings_plans_the_same_steps(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     with serve(folder, "--record", str(file)) as server:
         for fields in ({"pooling": "mean"}, {}, {"pooling": "cls"}):
             url = f"{server.url}/v1/embeddings"
             httpx.post(url, json={"input": TEXTS, **fields}, timeout=60).raise_for_status()
+        wait_for_frame(file)
     assert "18 requests, all as recorded" in replay_plans(file)
 
 
