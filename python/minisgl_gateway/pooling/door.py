@@ -13,9 +13,9 @@ from msgspec import Meta
 from minisgl import plugins
 from minisgl.core import Finished
 from minisgl.errors import CheckpointError, InvalidRequest
-from minisgl.message import Namespace, Priority, TextReply
+from minisgl.message import TextReply
 from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
-from minisgl.server.api.schema import Timeout
+from minisgl.server.api.schema import Place, Salt, Timeout
 from minisgl.server.errors import refusal
 from minisgl.server.frontend import Frontend
 from minisgl.server.site import Site
@@ -36,13 +36,8 @@ class PoolingFields(Json, frozen=True, kw_only=True):
         str | None, Meta(description="The served model's name; left out, it is the served model.")
     ] = None
     timeout: Timeout = None
-    priority: Annotated[
-        Priority | None, Meta(description="Lower is served first; the default is 0.")
-    ] = None
-    cache_salt: Annotated[
-        Namespace | None,
-        Meta(description="Only requests with the same salt share cached prefixes."),
-    ] = None
+    priority: Place = None
+    cache_salt: Salt = None
 
     @property
     def stream(self) -> bool:

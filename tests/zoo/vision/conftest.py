@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,29 +11,21 @@ from helpers.pictures import Sample
 from helpers.seen import Eyes, start
 
 
-@pytest.fixture(scope="session")
-def mistral3(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return pictures.mistral3(tmp_path_factory.mktemp("mistral3") / "model")
+def _saved(make: Callable[[Path], Sample]) -> Any:
+    """Return the fixture of a checkpoint, by the name of its family."""
+
+    @pytest.fixture(scope="session", name=make.__name__)
+    def fixture(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+        return make(tmp_path_factory.mktemp(make.__name__) / "model")
+
+    return fixture
 
 
-@pytest.fixture(scope="session")
-def qwen3_vl(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return pictures.qwen3_vl(tmp_path_factory.mktemp("qwen3_vl") / "model")
-
-
-@pytest.fixture(scope="session")
-def qwen3_5(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return pictures.qwen3_5(tmp_path_factory.mktemp("qwen3_5") / "model")
-
-
-@pytest.fixture(scope="session")
-def qwen3_vl_moe(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return pictures.qwen3_vl_moe(tmp_path_factory.mktemp("qwen3_vl_moe") / "model")
-
-
-@pytest.fixture(scope="session")
-def qwen3_5_moe(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return pictures.qwen3_5_moe(tmp_path_factory.mktemp("qwen3_5_moe") / "model")
+mistral3 = _saved(pictures.mistral3)
+qwen3_vl = _saved(pictures.qwen3_vl)
+qwen3_5 = _saved(pictures.qwen3_5)
+qwen3_vl_moe = _saved(pictures.qwen3_vl_moe)
+qwen3_5_moe = _saved(pictures.qwen3_5_moe)
 
 
 @pytest.fixture

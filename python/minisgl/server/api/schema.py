@@ -23,6 +23,10 @@ from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import shortened
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Place = Annotated[Priority | None, Meta(description="Lower is served first; the default is 0.")]
+Salt = Annotated[
+    Namespace | None, Meta(description="Only requests with the same salt share cached prefixes.")
+]
 Timeout = Annotated[
     Annotated[float, Meta(ge=0.001, le=86400)] | None,
     Meta(description="Seconds after which the request ends with an error."),
@@ -84,13 +88,8 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         Meta(description="clamp: max_tokens is lowered to what the context leaves."),
     ] = None
     timeout: Timeout = None
-    priority: Annotated[
-        Priority | None, Meta(description="Lower is served first; the default is 0.")
-    ] = None
-    cache_salt: Annotated[
-        Namespace | None,
-        Meta(description="Only requests with the same salt share cached prefixes."),
-    ] = None
+    priority: Place = None
+    cache_salt: Salt = None
 
     def checked(self) -> Self:
         """Return the request with our names of its fields (`ALIASES`)."""
