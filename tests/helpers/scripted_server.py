@@ -166,8 +166,17 @@ class ScriptedServer:
         kept |= before
 
     def fail(self, error: EngineError) -> None:
-        """Fail as the supervisor does when a worker is gone."""
-        self._api.call(self._frontend.fail_all, error)
+        """Fail as the supervisor does when a worker is gone, behind what the pipeline has said."""
+        failed = threading.Event()
+
+        async def fail() -> None:
+            if not self.silent.is_set():
+                assert await self._frontend.round_trips.ping(60)
+            self._frontend.fail_all(error)
+            failed.set()
+
+        self._api.call(asyncio.ensure_future, fail())
+        assert failed.wait(60)
 
     def pass_time(self, seconds: float) -> None:
         """Let the API server's clock jump."""

@@ -164,8 +164,8 @@ class Session:
         try:
             self._wait(call)
         except BaseException as error:
-            self.abort(call, error)
             try:
+                self.abort(call, error)
                 self._wait(call)
             except BaseException:
                 self._shut()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 
 from minisgl.errors import ConfigError, PromptTooLong, StartupFailed, WorkerDied
 from minisgl.llm import LLM, SamplingParams
+from minisgl.message import AbortMsg, SchedulerMsg
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 96, "progress": False}
 STEM = "One rank counts pages and the other counts them too. " * 4
@@ -147,6 +148,23 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stuck_rank() -> None:
         llm.generate("a")
 
 
+def test_a_second_ctrl_c_while_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(**OPTIONS)
+    put = llm._session._put
+
+    def interrupted(messages: Sequence[SchedulerMsg]) -> None:
+        put(messages)
+        if any(isinstance(message, AbortMsg) for message in messages):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(llm._session, "_put", interrupted)
+    in_generate(llm, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", SamplingParams(max_tokens=1400, ignore_eos=True))
+    with pytest.raises(ConfigError, match="closed"):
+        llm.generate("a")
+
+
 def test_a_killed_rank_raises_an_error_soon() -> None:
     before = ranks()
     llm = LLM(tp=2, **OPTIONS)
@@ -209,6 +227,7 @@ def test_a_daemonic_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCRIPT = """
 from minisgl.llm import LLM, SamplingParams
+from minisgl.message import AbortMsg, SchedulerMsg
 import os
 print("once", flush=True)
 llm = LLM(tp=2, dtype="float32", num_pages=64, progress=False)
