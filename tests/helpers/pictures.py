@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from transformers import (
 
 from helpers import text_checkpoints
 from helpers.hybrid_cases import DELTA, EXPERTS
+from minisgl.tokenizer import load_tokenizer
+from minisgl.tokenizer.tokenize import PromptEncoder
 
 SIZES = {
     "hidden_size": 48,
@@ -65,6 +68,11 @@ class Sample:
     processor: Any
     pixels: Callable[[Any, list[Any]], dict[str, Any]]
     """From the processor and pictures to the arguments of the model."""
+
+    @cached_property
+    def encoder(self) -> PromptEncoder:
+        """Its process that reads pictures takes seconds to start, so tests share it."""
+        return PromptEncoder(tokenizer=load_tokenizer(self.folder), folder=self.folder)
 
 
 def mistral3(folder: Path) -> Sample:

@@ -15,8 +15,7 @@ from minisgl.core.event import Event, PromptLogprobs
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import ChatPrompt, UserMsg, ids_from_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl.tokenizer import load_tokenizer
-from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
+from minisgl.tokenizer.tokenize import Encoded
 from minisgl_bench.fakes import ListInbox, ListOutbox
 
 NUM_TOP = 20
@@ -60,8 +59,7 @@ class Eyes:
     def __init__(self, sample: Sample, engine: Engine, **options: Any) -> None:
         self.sample, self.engine = sample, engine
         self.scheduler = scheduler_of(engine, **options)
-        tokenizer = load_tokenizer(sample.folder)
-        self.encoder = PromptEncoder(tokenizer=tokenizer, folder=sample.folder)
+        self.encoder = sample.encoder
         self._next = 0
 
     def encode(self, messages: list[dict[str, Any]]) -> Encoded:
