@@ -83,9 +83,6 @@ kernels() {
     "$python" -m minisgl_bench.studies moe --json "$out/moe-h200.json" \
         --shapes qwen3-30b-a3b,qwen3-30b-a3b-tp2,qwen3-235b-a22b-tp4
     "$python" -m minisgl_bench.studies gemms --json "$out/gemms.json"
-    "$python" -m minisgl_bench.studies sampling --json "$out/sampling.json"
-    "$python" -m minisgl_bench.studies gemms --steps --shapes qwen3-0.6b,qwen3-14b \
-        --json "$out/decode-steps.json"
 }
 
 serving() {

@@ -220,19 +220,6 @@ def _said(step: Rows) -> str:
     return f"{decodes} decodes, {counted(prompt, 'prompt token')} (tokens by request: {said})"
 
 
-def plan_again(recording: Recording, meter: Meter) -> None:
-    """Plan a recording's steps again; `meter` gets each plan."""
-    scheduler = Scheduler(recording.config)
-    run(
-        scheduler,
-        _RecordedDevice(recording),
-        _Inbox(recording, scheduler),
-        ListOutbox(),
-        overlap=recording.overlap,
-        meter=meter,
-    )
-
-
 def replay_plans(path: Path) -> str:
     """Plan a recording's steps again. Returns a sentence about the result.
 
@@ -242,7 +229,15 @@ def replay_plans(path: Path) -> str:
     recording = Recording(path)
     comparer = _Comparer(recording.steps)
     began = time.perf_counter()
-    plan_again(recording, comparer)
+    scheduler = Scheduler(recording.config)
+    run(
+        scheduler,
+        _RecordedDevice(recording),
+        _Inbox(recording, scheduler),
+        ListOutbox(),
+        overlap=recording.overlap,
+        meter=comparer,
+    )
     seconds = time.perf_counter() - began
     unknown = comparer.num_unknown
     more = (

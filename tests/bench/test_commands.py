@@ -81,7 +81,6 @@ def test_a_wrong_flag_is_reported(
     [
         "all_reduce --ranks 0",
         "all_reduce --max-bytes 8191",
-        "http --repeat 0",
         "kernels --rounds 0",
         "moe --rounds 0",
         "offline --shape qwen3-0.6b --repeats 0",
@@ -111,7 +110,6 @@ def test_numbers_out_of_bounds_are_reported(
         ("stub --ttft-s -1", "must be a number of at least 0"),
         ("timeline steps.jsonl --first nan", "must be a number of at least 0"),
         ("compare a.json b.json --only (", "no regular expression: missing )"),
-        ("http --input 4000 --output 97", "--output together are at most 4,096 tokens"),
     ],
 )
 def test_values_that_cannot_be_used_are_reported(
@@ -289,7 +287,7 @@ def test_a_benchmark_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> No
     assert "  offline " in told.out
 
 
-@pytest.mark.parametrize("name", ["attention", "gemms", "sampling"])
+@pytest.mark.parametrize("name", ["attention", "gemms"])
 def test_what_times_a_gpu_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert "this times a GPU, and torch finds no CUDA device here" in capsys.readouterr().err

@@ -32,15 +32,6 @@ def test_the_floor_is_reading_or_multiplying() -> None:
     assert rates["prefill 32"] == pytest.approx(32 / (2 * gemms_s))
 
 
-def test_what_http_keeps() -> None:
-    run = {"seconds": 2.0, "llm_seconds": 1.0, "itl_p50": 10.0, "itl_p99": 15.0}
-    beside = {"seconds": 4.0, "itl_p50": 14.0, "itl_p99": 40.0}
-    ratios = cpu_formats._http_ratios({"8": [run], "beside a neighbour": [beside]})
-    assert ratios["HTTP / LLM"] == {"8 streams": 0.5}
-    assert ratios["ITL p99 / p50"] == {"8 streams": 1.5}
-    assert ratios["step beside a neighbour / quiet"] == {"8 streams": 1.4}
-
-
 def test_a_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "result.json"
     flags = "--shape tiny --batch 2 --prompt 16 --output 2 --rounds 1 --json"

@@ -1,19 +1,14 @@
-"""`benchmarks gemms` as far as a CPU goes: sizes, floors, refusals, and steps of an engine."""
+"""`benchmarks gemms` as far as a CPU goes: sizes, floors and refusals."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from minisgl.builtin import model_path
-from minisgl.engine import Engine, EngineConfig
-from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl_bench.floor import gemm_floor_s
 from minisgl_bench.run import main
-from minisgl_bench.studies import decode_steps, gemms
+from minisgl_bench.studies import gemms
 from minisgl_bench.studies.gemms import SHAPES, Layer
 
 TINY = Layer(hidden=64, attended=32, qkv=64, inner=96)
@@ -61,7 +56,6 @@ def test_a_layer_left_out_is_beyond_the_tolerance() -> None:
     [
         ("--shapes qwen3-14b,none", "there is no shape 'none'; there are: qwen3-0.6b, qwen3-14b"),
         ("--rows 4,0", "must be a whole number of at least 1, got '0'"),
-        ("--steps --contexts x", "must be a whole number of at least 1, got 'x'"),
     ],
 )
 def test_wrong_flags_are_reported(
@@ -73,39 +67,12 @@ def test_wrong_flags_are_reported(
     assert says in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("flags", ["", "--steps"])
 def test_without_a_gpu_it_is_a_sentence(
-    flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["gemms", *flags.split()], "minisgl_bench.studies") == 2
+    assert main(["gemms"], "minisgl_bench.studies") == 2
     assert capsys.readouterr().err == (
         "python -m minisgl_bench.studies gemms: this times a GPU, and torch finds no CUDA device "
         "here; `python -m minisgl_bench.studies` has kernels and cpu_formats, which time a CPU\n"
     )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(model_path()),
-        device="cpu",
-        num_pages=16,
-        max_running_requests=4,
-        max_prefill_length=64,
-    )
-    engine = Engine(config)
-    yield engine
-    engine.close()
-
-
-def test_steps_of_any_context_run(engine: Engine) -> None:
-    for rows, context in ((4, 40), (1, 1), (2, 128)):
-        plan = decode_steps.fill_cache(engine, rows, context)
-        assert (plan.num_decodes, plan.ends) == (rows, [context] * rows)
-        assert 0 < decode_steps.step_s(engine, plan) < 60
-
-
-def test_steps_that_do_not_fit_are_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="3 rows of 96 tokens do not fit: the KV cache has room"):
-        decode_steps.fill_cache(engine, 3, 96)

@@ -49,7 +49,7 @@ def test_all_parts_run_and_name_benchmarks_that_exist(machine: Path) -> None:
     assert calls[0].startswith("-m pytest")
     named = [call.split()[1:3] for call in calls if "bench" in call.split()[1]]
     names = [name for _, name in named]
-    kernels = ["attention", "moe", "gemms", "sampling", "gemms"]
+    kernels = ["attention", "moe", "gemms"]
     one_gpu = ["batch_invariance", *["offline"] * 3, *kernels, *["serving"] * 4]
     assert names == [*one_gpu, "all_reduce", "serving"]
     assert "-m minisgl selfcheck" in calls

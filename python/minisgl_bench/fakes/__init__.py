@@ -10,7 +10,6 @@ from minisgl_bench.fakes.fake_executor import (
     fake_logprob,
     fake_next_id,
 )
-from minisgl_bench.fakes.paced_executor import PacedExecutor, spin_until
 from minisgl_bench.fakes.queues import ListInbox, ListOutbox
 
 __all__ = [
@@ -18,8 +17,6 @@ __all__ = [
     "InstantExecutor",
     "ListInbox",
     "ListOutbox",
-    "PacedExecutor",
     "fake_logprob",
     "fake_next_id",
-    "spin_until",
 ]

@@ -4,9 +4,7 @@ Decode runs in CUDA graphs, as in the engine, over the pools of several layers, 
 holds the keys. Prompts run eagerly. Our decode also rotates (by zero degrees) and stores the new
 keys and values; other backends do that in a launch that is not timed. Work that is done once a
 step for all layers (KV splits, other backends' page tables) is not timed either. Times are medians
-by CUDA events, and every output is compared with the first backend's. With flashinfer-python
-installed it also measures FlashInfer's decode, which is not a backend here, and the host
-time of its plans.
+by CUDA events, and every output is compared with the first backend's.
 
 Axes: as in `minisgl.attention.paged`.
 """
@@ -14,11 +12,9 @@ Axes: as in `minisgl.attention.paged`.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -192,34 +188,6 @@ class Step:
 
         return run
 
-    def flashinfer(self) -> tuple[Run, Callable[[], object]]:
-        """Return FlashInfer's decode and its planning. Raises ImportError without the package."""
-        import flashinfer
-
-        case = self.case
-        ends = torch.tensor(self.ends, dtype=torch.int32)
-        pages = -(-ends // PAGE_SIZE)
-        workspace = torch.empty(256 << 20, dtype=torch.uint8, device=case.device)
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_tensor_cores=True
-        )
-        starts = torch.zeros(len(ends) + 1, dtype=torch.int32)
-        starts[1:] = pages.cumsum(0)
-        table = torch.cat([row[:count] for row, count in zip(self.table, pages, strict=True)])
-        plan = partial(
-            wrapper.plan, starts, table, (ends - 1) % PAGE_SIZE + 1, *case.heads, HEAD_DIM,
-            PAGE_SIZE, q_data_type=DTYPE, data_type=DTYPE,
-        )  # fmt: skip
-        plan()
-        out = torch.empty_like(self.q)
-
-        def run(layer: int) -> Tensor:
-            pool = self.pool.layer(layer)
-            wrapper.run(self.q, (pool.k, pool.v), out=out)
-            return out
-
-        return run, plan
-
 
 def timed_us(run: Run, layers: int, *, in_graph: bool) -> float:
     """Return the microseconds of one call: the median of several timings of all calls."""
@@ -241,7 +209,7 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
     if not case.is_decode:
         floor = case.flops / rates["gemm_tflop_s"] / 1e6
     want: Tensor | None = None
-    backends = {**DECODERS, "flashinfer": ""} if case.is_decode else PREFILLERS
+    backends = DECODERS if case.is_decode else PREFILLERS
     for name, full_name in backends.items():
         row: dict[str, Any] = {
             "heads": "/".join(map(str, case.heads)), "rows": len(case.rows),
@@ -249,20 +217,13 @@ def measure(case: Case, rates: dict[str, float]) -> Iterator[dict[str, Any]]:
             "floor_us": round(floor, 1),
         }  # fmt: skip
         try:
-            if name == "flashinfer":
-                run, plan = step.flashinfer()
-                start = time.perf_counter()
-                for _ in range(REPEATS):
-                    plan()
-                row["plan_us"] = round((time.perf_counter() - start) / REPEATS * 1e6)
-            else:
-                run = step.ours(full_name)
+            run = step.ours(full_name)
             got = run(0).float()
             want = got.clone() if want is None else want
             error = float((got - want).abs().max() / want.abs().max())
             assert error < TOLERANCE, f"{name} differs by {error}"
             row["us"] = round(timed_us(run, case.layers, in_graph=case.is_decode), 1)
-        except (ConfigError, ImportError) as reason:
+        except ConfigError as reason:
             row["missing"] = str(reason)
         yield row
 

@@ -1,4 +1,4 @@
-"""Decode and prefill on a CPU by format of the weights, beside peers, the floor and HTTP.
+"""Decode and prefill on a CPU by format of the weights, beside peers and the floor.
 
 `LLM.generate` with random weights of Qwen3-0.6B's shape (`--shape`). A round runs every engine.
 Other load can only add time, so the least seconds of all rounds give the rate; the JSON has each
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,13 +28,9 @@ from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES
 from minisgl_bench.studies.cpu_engines import (
-    PROMPT,
     Generate,
-    Served,
-    neighbour,
     of_files,
     ours,
-    served,
     transformers_engine,
 )
 
@@ -55,10 +50,9 @@ PAIRS: Final = (
     ("gguf q8_0", "int8"),
     ("gguf q4_0", "int4"),
     ("gguf q4_k_m", "int4"),
-    ("bf16", "vllm"),
 )
 READ_BYTES: Final = 1 << 29
-BESIDE: Final = 8  # streams beside a neighbour
+PROMPT: Final = 8  # tokens before the decode steps
 Seconds = dict[str, dict[str, list[float]]]  # the seconds of each round, by engine and task
 
 
@@ -73,11 +67,6 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--llama", action="store_true", help="beside llama.cpp (llama-cpp-python), and its files"
     )
-    parser.add_argument("--vllm", type=Path, help="beside vLLM's CPU build, of this folder")
-    parser.add_argument(
-        "--http", type=natural, nargs="*", default=[], help="a server's streams beside `LLM`"
-    )
-    parser.add_argument("--stream", type=natural, default=32, help="tokens of a server's stream")
     add_json(parser)
     args = parser.parse_args(argv)
     values = SHAPES[args.shape]
@@ -93,29 +82,17 @@ def main(argv: list[str]) -> None:
             threads = torch.get_num_threads()
             engines |= stack.enter_context(llama_engines(folder, values, threads))
             engines |= stack.enter_context(of_files(folder, values, FILE_TYPES))
-        if args.vllm:
-            from minisgl_bench.studies.vllm_cpu import vllm_engine
-
-            vllm = vllm_engine(folder / "vllm", values, args.vllm)
-            engines["vllm"] = stack.enter_context(vllm)
-        server = None
-        if args.http:
-            server = stack.enter_context(served(folder / "served", values, args.stream))
         floor = Floor(values, args.prompt)
         seconds: Seconds = {}
-        http: dict[str, list[dict[str, Any]]] = {}
         for index in range(args.rounds + 1):  # the first warms up
             found = {"floor": floor.measure()}
             for name, generate in engines.items():
                 found[name] = _measure(generate, values["vocab_size"], args)
-            streams = _streams(server, engines["bf16"], values["vocab_size"], args)
             for name, of_engine in found.items() if index else ():
                 for key, value in of_engine.items():
                     seconds.setdefault(name, {}).setdefault(key, []).append(round(value, 4))
-            for key, run in streams.items() if index else ():
-                http.setdefault(key, []).append(run)
             if index:
-                result = _result(seconds, http, floor, args)
+                result = _result(seconds, floor, args)
             if index and args.json:
                 write_json(args.json, head | result, is_whole=index == args.rounds)
             print(f"round {index} of {args.rounds}", flush=True)
@@ -123,9 +100,7 @@ def main(argv: list[str]) -> None:
         print(f"{name}:", ", ".join(f"{key} {value:.2f}" for key, value in of_pair.items()))
 
 
-def _result(
-    seconds: Seconds, http: dict[str, list[dict[str, Any]]], floor: Floor, args: argparse.Namespace
-) -> dict[str, Any]:
+def _result(seconds: Seconds, floor: Floor, args: argparse.Namespace) -> dict[str, Any]:
     rates = {name: _rates(of_engine, args) for name, of_engine in seconds.items()}
     rates["floor"] = floor.rates(seconds["floor"], args.batch, args.prompt)
     ratios = {
@@ -133,8 +108,7 @@ def _result(
         for a, b in PAIRS
         if a in rates and b in rates
     }
-    ratios |= _http_ratios(http) if http else {}
-    return {"rates": rates, "ratios": ratios, "seconds": seconds, "http": http}
+    return {"rates": rates, "ratios": ratios, "seconds": seconds}
 
 
 class Floor:
@@ -197,43 +171,6 @@ def _rates(seconds: dict[str, list[float]], args: argparse.Namespace) -> dict[st
         # On a busy machine a tiny run's first token may take as long as all.
         rates[f"decode {batch}"] = batch * args.output / decode_s if decode_s > 0 else math.nan
     return rates
-
-
-def _streams(
-    server: Served | None, generate: Generate, vocab_size: int, args: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
-    """Return, by number of streams, the server's run and the seconds of `LLM`, and the run beside a
-    neighbour."""
-    if server is None:
-        return {}
-    runs = {}
-    for streams in args.http:
-        prompts = torch.randint(1, vocab_size, (streams, PROMPT))
-        llm_s = _seconds(partial(generate, prompts, args.stream))
-        runs[str(streams)] = {**server.run(streams), "llm_seconds": round(llm_s, 4)}
-    with neighbour():
-        runs["beside a neighbour"] = server.run(BESIDE)
-    return runs
-
-
-def _http_ratios(http: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Return medians over the rounds, as a single round's p99 comes from a few tokens."""
-
-    def median(key: str, what: str) -> float:
-        return float(statistics.median(run[what] for run in http[key]))
-
-    ratios: dict[str, dict[str, float]] = {"HTTP / LLM": {}, "ITL p99 / p50": {}}
-    for key in http:
-        if key.isdigit():
-            shares = [run["llm_seconds"] / run["seconds"] for run in http[key]]
-            ratios["HTTP / LLM"][f"{key} streams"] = statistics.median(shares)
-            spread = median(key, "itl_p99") / max(median(key, "itl_p50"), 1e-3)
-            ratios["ITL p99 / p50"][f"{key} streams"] = spread
-    if str(BESIDE) in http:
-        quiet = max(median(str(BESIDE), "itl_p50"), 1e-3)
-        busy = median("beside a neighbour", "itl_p50") / quiet
-        ratios["step beside a neighbour / quiet"] = {f"{BESIDE} streams": busy}
-    return ratios
 
 
 def _seconds(run: Callable[[], object]) -> float:

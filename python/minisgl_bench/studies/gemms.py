@@ -3,8 +3,7 @@
 A CUDA graph holds the norms, GEMMs and activation of so many layers that the L2 cache has lost
 their weights when their turn comes again. A norm of equal size replaces attention. Each GEMM is
 also timed alone by cuBLAS, behind others like itself. The floor is that of `benchmark.floor`, GEMM
-by GEMM: reading the weights once, or the arithmetic. `--steps` instead times decode steps of whole
-models with our GEMMs and with cuBLAS.
+by GEMM: reading the weights once, or the arithmetic.
 
 Rounds interleave the two, and medians count. Their outputs differ by the rounding of all layers;
 more than `TOLERANCE` is an error.
@@ -12,20 +11,15 @@ more than `TOLERANCE` is an error.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minisgl.benchmark.perf import captured, interleaved_s, need_gpu
-from minisgl.engine import Engine, EngineConfig
-from minisgl.engine.startup import start_engine
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.utils.logger import setup_logging
@@ -34,7 +28,6 @@ from minisgl_bench.card import card_rates
 from minisgl_bench.floor import gemm_floor_s
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES as MODELS
-from minisgl_bench.studies.decode_steps import measure_steps
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": MODELS["qwen3-0.6b"],
@@ -100,10 +93,6 @@ def main(argv: Sequence[str]) -> int:
         "--shapes", type=names_of("shape", SHAPES), default=",".join(SHAPES), help="with commas"
     )
     parser.add_argument("--rows", type=naturals, default=list(ROWS), help="with commas")
-    parser.add_argument("--steps", action="store_true", help="decode steps of whole models instead")
-    parser.add_argument(
-        "--contexts", type=naturals, default=[100], help="context lengths of --steps, with commas"
-    )
     add_json(parser)
     args = parser.parse_args(argv)
     need_gpu()
@@ -113,26 +102,10 @@ def main(argv: Sequence[str]) -> int:
     print(rates)
     rows: list[dict[str, Any]] = []
     for name, values in args.shapes.items():
-        if args.steps:
-            most = max(256, *args.rows)
-            engine = random_engine(
-                values, max_running_requests=most, cuda_graph_max_bs=most, max_prefill_length=2048
-            )
-            rows += measure_steps(name, engine, args.rows, args.contexts)
-            engine.close()
-        else:
-            rows += measure_layer(name, Layer.of(values), args.rows)
+        rows += measure_layer(name, Layer.of(values), args.rows)
     if args.json:
         write_json(args.json, {"load_before": load, **rates, "rows": rows})
     return 0
-
-
-def random_engine(values: dict[str, Any], **settings: Any) -> Engine:
-    """Return an engine with random weights on a GPU. values: the content of config.json."""
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "config.json").write_text(json.dumps(values))
-        config = EngineConfig(model=name, device="cuda", dummy_weight=True, **settings)
-        return start_engine(config)
 
 
 def measure_layer(name: str, layer: Layer, counts: Sequence[int]) -> Iterator[dict[str, Any]]:

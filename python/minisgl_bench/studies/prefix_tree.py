@@ -1,21 +1,16 @@
-"""The cost of the prefix tree: operations on a million tokens, and its share of scheduling."""
+"""The cost of the prefix tree: operations on a million tokens."""
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from minisgl.core import SamplingParams
 from minisgl.core.req import IdArray
-from minisgl.kvcache import CacheManager, create_prefix_cache
-from minisgl.message import UserMsg, ids_to_bytes
-from minisgl.scheduler import Scheduler, SchedulerConfig, run
-from minisgl_bench.fakes import InstantExecutor, ListInbox, ListOutbox
+from minisgl.kvcache import create_prefix_cache
 
 VOCAB_SIZE = 32_000
 TREE_TOKENS = 1_000_000
@@ -77,70 +72,3 @@ def measure_tree(page_size: int) -> Iterator[dict[str, Any]]:
             "median_us": round(statistics.median(times) / 1e3, 2),
             "p99_us": round(float(np.percentile(times, 99)) / 1e3, 2),
         }
-
-
-def measure_share(cache: Literal["radix", "naive"], num_requests: int = 1000) -> dict[str, Any]:
-    """Return the share of the scheduler's time for finding, keeping and freeing pages.
-
-    The scheduler alone, with an executor that computes nothing: 64 requests run at a time, with
-    prompts of 1,024 tokens of which 256 are one of 32 system prompts, and 64 tokens out. The pool
-    holds a third of all prompts, so that pages are evicted too.
-    """
-    rng = np.random.default_rng(0)
-    systems = rng.integers(8, VOCAB_SIZE, (32, 256), dtype=np.int32)
-    sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    messages = []
-    for uid in range(num_requests):
-        own = rng.integers(8, VOCAB_SIZE, 768, dtype=np.int32)
-        ids = ids_to_bytes(np.concatenate([systems[uid % 32], own]))
-        messages.append(UserMsg(uid=uid, ids=ids, sampling=sampling))
-    page_size = 16
-    scheduler = Scheduler(
-        SchedulerConfig(
-            num_pages=max(num_requests // 3, 64 + 8) * 1088 // page_size,
-            page_size=page_size,
-            max_seq_len=4096,
-            vocab_size=VOCAB_SIZE,
-            eos_ids=frozenset(),
-            max_prefill_tokens=8192,
-            max_running=64,
-            cache=cache,
-        )
-    )
-    in_cache_s = _time_calls(scheduler)
-    inbox = ListInbox([messages], more=lambda: [] if scheduler.runnable else None)
-    gc.collect()
-    gc.freeze()  # as a server does: a full collection would take longer than the run
-    start = time.perf_counter()
-    run(scheduler, InstantExecutor(), inbox, ListOutbox())
-    seconds = time.perf_counter() - start
-    gc.unfreeze()
-    assert scheduler.stats.num_finished == num_requests
-    return {
-        "name": cache,
-        "scheduling_us_a_request": round(1e6 * seconds / num_requests, 1),
-        "cache_us_a_request": round(1e6 * sum(in_cache_s) / num_requests, 1),
-        "cache_share": round(sum(in_cache_s) / seconds, 4),
-        "cached_tokens_share": round(
-            scheduler.stats.num_cached_tokens / scheduler.stats.num_prompt_tokens, 4
-        ),
-    }
-
-
-def _time_calls(scheduler: Scheduler) -> list[float]:
-    """Wrap the methods of the cache manager. The returned list gets the seconds of each call."""
-    manager: CacheManager = scheduler.requests.cache
-    seconds: list[float] = []
-
-    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any) -> Any:
-            start = time.perf_counter()
-            result = call(*args)
-            seconds.append(time.perf_counter() - start)
-            return result
-
-        return wrapped
-
-    for name in ("attach", "extend", "publish", "release"):
-        setattr(manager, name, timed(getattr(manager, name)))
-    return seconds

@@ -1,4 +1,4 @@
-"""The cost of scheduling: microseconds of a step by part, prefix-tree operations, overlap.
+"""The cost of scheduling: microseconds of a step by part, and of prefix-tree operations.
 
 The loop is the real `run` with the real ZeroMQ inbox and outbox, so a step decodes and encodes the
 messages of a server. The executor answers at once, so only host time is left. A fixed Python loop
@@ -26,9 +26,9 @@ from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
 from minisgl.server.flags import integer
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
-from minisgl_bench.fakes import InstantExecutor, PacedExecutor, spin_until
+from minisgl_bench.fakes import InstantExecutor
 from minisgl_bench.report import machine_load, write_json
-from minisgl_bench.studies.prefix_tree import measure_share, measure_tree
+from minisgl_bench.studies.prefix_tree import measure_tree
 
 PARTS = ("receive", "plan", "launch", "commit", "send")
 PAGE_SIZE = 16
@@ -59,21 +59,10 @@ def main(argv: list[str]) -> int:
         for (kind, count), rounds in measured.items()
     ]
     tree = [row for page_size in (1, PAGE_SIZE) for row in measure_tree(page_size)]
-    overlap = measure_overlap(256, device_s=0.002, steps=args.steps)
-    share = [measure_share("radix"), measure_share("naive")]
-    _show(steps, tree, overlap)
-    for row in share:
-        print(
-            f"{row['name']} cache: {row['cache_share']:.0%} of the scheduler's "
-            f"{row['scheduling_us_a_request']:.0f} us a request, "
-            f"{row['cached_tokens_share']:.0%} of prompt tokens found"
-        )
+    _show(steps, tree)
     if args.json:
         result = {"kind": "scheduler", "load_before": load, "steps_each": args.steps}
-        write_json(
-            args.json,
-            {**result, "steps": steps, "tree": tree, "tree_share": share, "overlap": overlap},
-        )
+        write_json(args.json, {**result, "steps": steps, "tree": tree})
     return 0
 
 
@@ -84,8 +73,7 @@ class _Timed:
     """The loop's scheduler, executor, inbox and outbox in one: it passes calls on and times them.
 
     So the loop itself stays the real one. Mutable: `steps` collects the nanoseconds of each part
-    and of the whole turn, `ends` the seconds at which each step's events were sent. `on_step` gets
-    these events, in time that is not counted.
+    and of the whole turn. `on_step` gets the events of each step, in time that is not counted.
     """
 
     def __init__(
@@ -98,7 +86,6 @@ class _Timed:
         self._send = self._timed("send", outbox.send)
         self._commit = self._timed("commit", scheduler.commit)
         self.steps: list[dict[str, int]] = []
-        self.ends: list[float] = []
         self.on_step: Callable[[list[Event]], None] = lambda events: None
         self.take = self._timed("receive", inbox.take)
         self.handle = self._timed("receive", scheduler.handle)
@@ -128,7 +115,6 @@ class _Timed:
         self._send(events)
         if self._committed:
             self._committed = False
-            self.ends.append(time.perf_counter())
             self.steps.append({**self._spent, "total": time.perf_counter_ns() - self._began})
             self._spent = dict.fromkeys(PARTS, 0)
             self.on_step(events)
@@ -149,10 +135,9 @@ def _sockets() -> Iterator[tuple[SourceInbox, ZmqOutbox, PushQueue]]:
         yield inbox, outbox, client
 
 
-def drive(
-    executor: Executor, num_running: int, num_steps: int, *, mixed: bool, overlap: bool = True
-) -> _Timed:
-    """Run `num_steps` steps after all prompts are computed and the loop is warm.
+def drive(num_running: int, num_steps: int, *, mixed: bool) -> list[dict[str, int]]:
+    """Run `num_steps` steps after all prompts are computed and the loop is warm, and return their
+    nanoseconds.
 
     Prompts have 128 tokens. mixed: answers have 128, too, and each request that ends is replaced,
     so a step decodes and prefills; else no request ends.
@@ -181,7 +166,7 @@ def drive(
         )
 
     with _sockets() as (inbox, outbox, client):
-        timed = _Timed(Scheduler(config), executor, inbox, outbox)
+        timed = _Timed(Scheduler(config), InstantExecutor(), inbox, outbox)
 
         def on_step(events: list[Event]) -> None:
             if mixed:
@@ -192,16 +177,14 @@ def drive(
         timed.on_step = on_step
         client.put([request() for _ in range(num_running)])
         loop: Any = timed
-        run(loop, loop, loop, loop, overlap=overlap)
-    timed.steps = timed.steps[first : first + num_steps]
-    timed.ends = timed.ends[first : first + num_steps]
-    return timed
+        run(loop, loop, loop, loop)
+    return timed.steps[first : first + num_steps]
 
 
 def measure_steps(kind: str, num_running: int, num_steps: int) -> dict[str, float]:
     """Return median microseconds of each part, of the whole turn and of the yardstick."""
     before = yardstick()
-    steps = drive(InstantExecutor(), num_running, num_steps, mixed=kind == "mixed").steps
+    steps = drive(num_running, num_steps, mixed=kind == "mixed")
     reference = (before + yardstick()) / 2
     totals = [step["total"] / 1e3 for step in steps]
     total = statistics.median(totals)
@@ -227,31 +210,6 @@ def yardstick() -> float:
     return min(times) / 1e3
 
 
-# --- overlap -----------------------------------------------------------------------------------
-
-
-def measure_overlap(num_running: int, device_s: float, steps: int) -> dict[str, float]:
-    """Return milliseconds a decode step with and without overlap, over a device of known speed.
-
-    Host time is what a step takes beyond the device's when nothing overlaps.
-    """
-    step_ms = {}
-    for overlap in (True, False):
-        device = PacedExecutor(device_s, [7], spin_until)
-        ends = drive(device, num_running, steps, mixed=False, overlap=overlap).ends
-        # Never less than the device's: medians of a jittering clock came out 0.3 % below it.
-        step_ms[overlap] = max(float(np.median(np.diff(ends))), device_s) * 1e3
-    host_ms = step_ms[False] - device_s * 1e3
-    return {
-        "running": num_running,
-        "device_ms": device_s * 1e3,
-        "overlap_step_ms": round(step_ms[True], 4),
-        "no_overlap_step_ms": round(step_ms[False], 4),
-        "host_ms": round(host_ms, 4),
-        "hidden_share": round((step_ms[False] - step_ms[True]) / host_ms, 4),
-    }
-
-
 # --- output ------------------------------------------------------------------------------------
 
 
@@ -264,9 +222,7 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, Any]:
     return {**medians, "rounds_total_us": [round(total, 2) for total in totals]}
 
 
-def _show(
-    steps: list[dict[str, Any]], tree: list[dict[str, Any]], overlap: dict[str, float]
-) -> None:
+def _show(steps: list[dict[str, Any]], tree: list[dict[str, Any]]) -> None:
     console = Console()
     table = Table(title="microseconds a step (medians); 1 loop is the yardstick", box=None)
     names = ("name", *(f"{part}_us" for part in PARTS), "total_us", "total_p99_us")
@@ -282,9 +238,3 @@ def _show(
     for row in tree:
         table.add_row(row["name"], f"{row['median_us']:,.1f}", f"{row['p99_us']:,.1f}")
     console.print(table)
-    console.print(
-        f"{overlap['running']} running over a device of {overlap['device_ms']:g} ms a step: "
-        f"{overlap['no_overlap_step_ms']:.2f} ms without overlap, "
-        f"{overlap['overlap_step_ms']:.2f} ms with: {overlap['hidden_share']:.0%} of the "
-        "host's time is hidden"
-    )

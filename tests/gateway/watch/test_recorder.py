@@ -21,8 +21,7 @@ from minisgl.scheduler.meter import LoopMeter
 from minisgl_bench import replay
 from minisgl_bench.fakes import FakeExecutor, ListInbox, ListOutbox
 from minisgl_bench.recording import requests_of
-from minisgl_bench.replay_plans import Recording, replay_plans
-from minisgl_bench.studies.gaps import gaps_of
+from minisgl_bench.replay_plans import replay_plans
 from minisgl_bench.workload import reusable_share
 from minisgl_bench.workload import trace as read_trace
 from minisgl_gateway.watch import recorder
@@ -194,7 +193,9 @@ def later_turns() -> Callable[[Scheduler, ListOutbox], list[SchedulerMsg] | None
 
 def test_the_scheduler_plans_a_recording_again(tmp_path: Path) -> None:
     path = tmp_path / "flight"
-    record(path, [[*PREFIX, *[uid] * 11] for uid in range(8)], more=later_turns())
+    times = StepTimes(prompt_us=((16, 1000.0),), decode_us=500.0, row_us=100.0)
+    prompts = [[*PREFIX, *[uid] * 11] for uid in range(8)]
+    record(path, prompts, more=later_turns(), times=times)
     ends = [json.loads(line)["end"] for line in path.read_text().splitlines() if '{"end"' in line]
     assert {end["reason"] for end in ends} == {"length", "abort", "stop"}
     assert ends[-1]["cached_tokens"] > len(PREFIX), "a page of the first answer was found"
@@ -228,19 +229,3 @@ def test_the_replay_finds_a_plan_that_reads_wrong_pages(
     monkeypatch.setattr(FakeExecutor, "_write", wrong)
     with pytest.raises(EngineError, match="the KV cache of request 0 holds other tokens"):
         replay_plans(path)
-
-
-def test_a_recording_has_the_gaps_of_streams(tmp_path: Path) -> None:
-    path = tmp_path / "flight"
-    times = StepTimes(prompt_us=((16, 1000.0),), decode_us=500.0, row_us=100.0)
-    record(path, [[*PREFIX, uid] for uid in range(3)], times=times)
-    gaps = gaps_of(Recording(path), path)
-    assert gaps
-    assert all(0 <= gap.seconds < 0.3 for gap in gaps)
-    plain = [gap for gap in gaps if not gap.prompt_tokens]
-    assert [gap.predicted_s for gap in plain] == [
-        pytest.approx(500e-6 + 100e-6 * (gap.decodes - 1)) for gap in plain
-    ]
-    record(tmp_path / "offline", [PREFIX])
-    with pytest.raises(ConfigError, match="it has no stall bound"):
-        gaps_of(Recording(tmp_path / "offline"), path)

@@ -1,18 +1,17 @@
 """The waits of a light key beside a heavy key's flood, in simulated time.
 
 The scheduler, its loop, the server's shares and late planning are the real ones. The device is a
-model of a GPU's speed, the one with which the scheduler plans. Nothing sleeps, so the same flags
-print the same numbers. The heavy key's requests are all there at the start. The light key asks one
-request after the other; its answers have 8 tokens.
+model of a GPU's speed, the one with which the scheduler plans. Nothing sleeps, so the numbers are
+the same on each machine. The heavy key's requests are all there at the start. The light key asks
+one request after the other; its answers have 8 tokens.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,8 +22,6 @@ from minisgl.message import ExitMsg, SchedulerMsg, TextReply, TokenPrompt, UserM
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import Source, SourceInbox
 from minisgl.scheduler.late_planning import LatePlanning
-from minisgl_bench.arguments import above_zero, add_json, benchmark_parser, natural
-from minisgl_bench.report import write_json
 from minisgl_gateway.keys.ring import Job, Key, KeyEntry
 from minisgl_gateway.keys.shares import Shares
 
@@ -161,35 +158,6 @@ def serve(
     return scheduler
 
 
-VARIANTS: Final[dict[str, dict[str, Any]]] = {
-    "late planning": {},
-    "late planning, a fifth of the pages": {"pages_share": 0.2},
-    "early planning": {"late": False},
-    "without overlap": {"overlap": False},
-}
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = benchmark_parser(__name__, __doc__)
-    add = parser.add_argument
-    add("--prompts", default="16,1000,4000", help="prompt tokens of the light key, with commas")
-    add("--count", type=natural, default=200, help="requests of the light key")
-    add("--flood", type=natural, default=500, help="requests of the heavy key")
-    add("--running", type=natural, default=64, help="requests that run together at most")
-    add("--stall-ms", type=above_zero, default=20.0, help="the stall bound")
-    add_json(parser)
-    args = parser.parse_args(argv)
-    rows = []
-    for prompt in map(int, args.prompts.split(",")):
-        alone = simulate("alone", args, prompt, 0)
-        for name, options in VARIANTS.items():
-            rows.append(simulate(name, args, prompt, args.flood, alone, **options))
-            print(describe(rows[-1]), flush=True)
-    if args.json:
-        write_json(args.json, {"rows": rows})
-    return 0
-
-
 TIMES: Final = StepTimes(
     prompt_us=tuple((size, 43.46 * size) for size in (161, 2048, 8192)),
     decode_us=7000.0,
@@ -198,58 +166,28 @@ TIMES: Final = StepTimes(
 """About Qwen3-14B on an H200: 7 ms to read the weights, 23,000 prompt tokens a second."""
 
 
-def simulate(
-    name: str,
-    args: argparse.Namespace,
-    prompt: int,
-    num_flood: int,
-    alone: dict[str, Any] | None = None,
-    *,
-    pages_share: float = 1.0,
-    late: bool = True,
-    overlap: bool = True,
-) -> dict[str, Any]:
-    """Run one case. Returns the waits of the light key in ms.
+def simulate(num_flood: int, *, pages_share: float = 1.0) -> tuple[float, float]:
+    """Return the p99 of the light key's waits, and the longest step, in seconds.
 
-    bound_ms: twice the p99 alone, and the longest step. output_tokens_per_s: of both keys.
+    The light key asks 30 requests of 16 tokens; at most 16 requests run together.
     """
-    rng = np.random.default_rng(prompt)
-    gaps = [SETTLE_S if num_flood else 0.0, *rng.uniform(0.05, 0.15, args.count - 1).tolist()]
-    load = Load(num_flood=num_flood, light_prompt=prompt, gaps=gaps)
+    rng = np.random.default_rng(16)
+    gaps = [SETTLE_S if num_flood else 0.0, *rng.uniform(0.05, 0.15, 29).tolist()]
+    load = Load(num_flood=num_flood, light_prompt=16, gaps=gaps)
     world = World(load=load, rng=rng, step_s=TIMES.plan_s)
+    tokens = 16 * sum(map(max, (load.prompts, load.outputs)))
     config = SchedulerConfig(
-        num_pages=round(pages_share * args.running * sum(map(max, (load.prompts, load.outputs))))
-        // PAGE_SIZE,
+        num_pages=round(pages_share * tokens) // PAGE_SIZE,
         page_size=PAGE_SIZE,
         max_seq_len=8192,
         vocab_size=VOCAB_SIZE,
         eos_ids=frozenset(),
         max_prefill_tokens=8192,
-        max_stall_s=args.stall_ms / 1e3,
+        max_stall_s=0.02,
         step_times=TIMES,
-        max_running=args.running,
+        max_running=16,
     )
-    scheduler = serve(world, config, overlap=overlap, late=late)
-    assert not num_flood or scheduler.requests.waiting, "the flood was over: raise --flood"
-    waits_ms = np.array(list(world.waits.values())) * 1e3
-    longest_ms = max(world.steps_s[world.num_steps_before :]) * 1e3
-    p50, p99, most = np.round(np.percentile(waits_ms, (50, 99, 100)), 1).tolist()
-    return {
-        "name": f"{name}, {prompt} tokens",
-        "prompt": prompt,
-        "p50_ms": p50,
-        "p99_ms": p99,
-        "longest_ms": most,
-        "longest_step_ms": round(longest_ms, 1),
-        "bound_ms": round(2 * alone["p99_ms"] + longest_ms, 1) if alone else None,
-        "retractions": scheduler.stats.num_retractions,
-        "output_tokens_per_s": round(scheduler.stats.num_output_tokens / world.now),
-    }
-
-
-def describe(row: dict[str, Any]) -> str:
-    return (
-        f"{row['name']:<50} p50/p99/longest {row['p50_ms']:.1f}/"
-        f"{row['p99_ms']:.1f}/{row['longest_ms']:.1f} ms, bound {row['bound_ms']:.1f}; "
-        f"{row['retractions']} retractions, {row['output_tokens_per_s']:,} tokens/s"
-    )
+    scheduler = serve(world, config)
+    assert not num_flood or scheduler.requests.waiting, "the flood was over: raise num_flood"
+    p99_s = float(np.percentile(list(world.waits.values()), 99))
+    return p99_s, max(world.steps_s[world.num_steps_before :])
