@@ -101,18 +101,6 @@ def test_keyboard_alone(tab: Any, scripted: ScriptedServer) -> None:
     assert tab.locator(".question").count() == 0
 
 
-def test_images_are_refused_politely(tab: Any, scripted: ScriptedServer) -> None:
-    tab.goto(scripted.url)
-    tab.evaluate(
-        """() => {
-          const data = new DataTransfer();
-          data.items.add(new File(["x"], "cat.png", { type: "image/png" }));
-          document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true }));
-        }"""
-    )
-    assert "text only" in tab.inner_text("#toasts")
-
-
 def test_many_messages_leave_nothing_behind(tab: Any, scripted: ScriptedServer) -> None:
     """After a new chat the elements and listeners are as many as before."""
     count = int(os.environ.get("MINISGL_PAGE_MESSAGES", "40"))

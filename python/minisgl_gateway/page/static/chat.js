@@ -2,7 +2,8 @@
 
 import { answerView } from "./answer.js";
 import { ApiError, streamChat, streamText } from "./client.js";
-import { announce, copy, h, iconButton, set, toast } from "./dom.js";
+import { announce, h, iconButton, set, toast } from "./dom.js";
+import { editForm, given, questionView } from "./question.js";
 import { COMPLETED_TOKENS, isBase, responseFormat, toolFields } from "./settings.js";
 import * as store from "./store.js";
 import { resultsForm, resultsView } from "./tools.js";
@@ -51,9 +52,9 @@ export class Chat {
 
   // --- requests ----------------------------------------------------------------------------------
 
-  async send(text) {
+  async send(text, pictures) {
     const last = tree.path(this.conversation).at(-1);
-    const node = tree.add(this.conversation, last?.id ?? null, { role: "user", content: text });
+    const node = tree.add(this.conversation, last?.id ?? null, { role: "user", content: text, ...given(pictures) });
     await this.answer(node);
   }
 
@@ -187,38 +188,19 @@ export class Chat {
   /** Let the user edit a message in its place. A changed question is answered again. */
   edit(node) {
     if (this.isRunning) return;
-    const view = this.views.get(node.id);
-    const field = h("textarea", { "aria-label": "Edited message", rows: "3" });
-    field.value = node.content;
-    const close = () => form.replaceWith(view.element);
-    const done = () => {
-      close();
-      const content = field.value;
-      if (!content.trim() || content === node.content) return;
-      if (node.role === "user") {
-        this.answer(tree.add(this.conversation, node.parent, { role: "user", content }));
-        return;
-      }
-      tree.add(this.conversation, node.parent, { role: "assistant", content, finish: "stop" });
+    const { element } = this.views.get(node.id);
+    const { role, parent } = node;
+    const form = editForm(node, (changed) => {
+      form.replaceWith(element);
+      if (!changed) return;
+      const more = role === "user" ? {} : { finish: "stop" };
+      const added = tree.add(this.conversation, parent, { role, ...changed, ...more });
+      if (role === "user") return this.answer(added);
       this.show();
       this.save(this.conversation);
-    };
-    const form = h(
-      "form",
-      {
-        class: "editor",
-        onsubmit: (event) => (event.preventDefault(), done()),
-        onkeydown: (event) => {
-          if (event.key === "Escape") close();
-          if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) done();
-        },
-      },
-      field,
-      h("button", { type: "button", text: "Cancel", onclick: close }),
-      h("button", { type: "submit", class: "primary", text: node.role === "user" ? "Send" : "Save" }),
-    );
-    view.element.replaceWith(form);
-    field.focus();
+    });
+    element.replaceWith(form);
+    form.querySelector("textarea").focus();
   }
 
   /** Send the results that the user wrote for the calls of `node`, and let the model go on. */
@@ -350,16 +332,4 @@ function take(node, { delta, finish_reason: finish, logprobs }, timings) {
   }
   if (finish) node.finish = finish;
   if (timings && finish) node.timings = timings;
-}
-
-function questionView(node, actions) {
-  const nav = h("span", { class: "nav" });
-  const copyButton = iconButton("copy", "Copy this message", () => copy(node.content, copyButton));
-  const element = h(
-    "article",
-    { class: "message question", "aria-label": "You", id: `m-${node.id}` },
-    h("div", { class: "bubble", text: node.content }),
-    h("div", { class: "actions" }, nav, copyButton, iconButton("edit", "Edit this message", () => actions.edit(node))),
-  );
-  return { element, nav, update() {} };
 }

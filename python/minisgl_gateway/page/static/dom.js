@@ -39,6 +39,7 @@ const ICONS = {
   tokens: "M4 6h5v5H4zM12 6h8v5h-8zM4 14h9v5H4zM16 14h4v5h-4z",
   close: "M6 6l12 12M18 6L6 18",
   pulse: "M3 12h4l3-7 4 14 3-7h4",
+  picture: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.1",
 };
 
 export function icon(name) {

@@ -3,7 +3,8 @@
 import { Chat } from "./chat.js";
 import { isAlive, servedModel } from "./client.js";
 import { $, announce, download, h, icon, iconButton, set, toast } from "./dom.js";
-import { activeOf, connectSettings, isBase, showModel } from "./settings.js";
+import { Tray, onFiles } from "./pictures.js";
+import { activeOf, connectSettings, isBase, readsPictures, showModel } from "./settings.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
@@ -170,23 +171,28 @@ async function importFile(file) {
 // --- the composer --------------------------------------------------------------------------------
 
 const question = $("question");
+const tray = new Tray(() => resize());
+$("composer").prepend(tray.element);
+onFiles($("add-pictures"), $("picture-files"), addPictures);
 
 function resize() {
   question.style.height = "auto";
   question.style.height = `${Math.min(question.scrollHeight, innerHeight * 0.4)}px`;
-  set($("send"), { disabled: !chat.isRunning && !question.value.trim() });
+  set($("send"), { disabled: !chat.isRunning && (tray.isReading || (!question.value.trim() && !tray.pictures.length)) });
 }
 
 async function submit() {
-  if (chat.isRunning) return;
+  if (chat.isRunning || tray.isReading) return;
   const text = question.value;
-  if (!text.trim()) return;
+  const { pictures } = tray;
+  if (!text.trim() && !pictures.length) return;
   question.value = "";
+  tray.put([]);
   resize();
   isAtEnd = true;
   await connecting; // whether it is a base model
   const isFirst = chat.isEmpty;
-  const answered = chat.send(text);
+  const answered = chat.send(text, pictures);
   if (isFirst) {
     history.replaceState(null, "", `#${chat.conversation.id}`);
     await chat.save(chat.conversation);
@@ -229,6 +235,7 @@ function showWelcome() {
   const about = base ? "is a base model: it goes on with your text." : "answers, on this server.";
   $("about").textContent = isBuiltin ? ABOUT_BUILTIN : `${model} ${about}`;
   $("invitation").textContent = base ? "How does your text begin?" : "What would you like to ask?";
+  set($("add-pictures"), { hidden: !readsPictures(chat.model) });
   set(question, { placeholder: base ? "Text to go on with" : "Message" });
   $("suggestions").replaceChildren(
     ...texts.map((text) =>
@@ -237,11 +244,12 @@ function showWelcome() {
   );
 }
 
-function refuseFiles(event) {
-  const files = event.dataTransfer?.files ?? event.clipboardData?.files ?? [];
-  if (files.length === 0) return;
-  event.preventDefault();
-  toast("This model reads text only. Paste what the file says instead.");
+async function addPictures(files) {
+  await connecting; // whether the model reads pictures
+  if (!readsPictures(chat.model)) return toast(`${model || "This model"} reads text only. Paste what the file says instead.`);
+  const problems = await tray.add(files);
+  if (problems.length) toast([...new Set(problems)].slice(0, 3).join(" "));
+  question.focus();
 }
 
 // --- the frame -----------------------------------------------------------------------------------
@@ -279,7 +287,7 @@ new ResizeObserver(() => {
 }).observe($("messages"));
 for (const [id, name] of Object.entries({
   "new-chat": "plus", "new-chat-2": "plus", "open-settings": "settings", "open-list": "menu",
-  "close-settings": "close", "to-end": "down", "xray-link": "pulse",
+  "close-settings": "close", "to-end": "down", "xray-link": "pulse", "add-pictures": "picture",
 })) $(id).prepend(icon(name)); // prettier-ignore
 $("new-chat").addEventListener("click", () => (startNew(), showList(), closeList()));
 $("new-chat-2").addEventListener("click", () => (startNew(), showList()));
@@ -321,8 +329,6 @@ question.addEventListener("keydown", (event) => {
     if (last) (event.preventDefault(), chat.edit(last));
   }
 });
-for (const name of ["drop", "paste"]) addEventListener(name, refuseFiles);
-addEventListener("dragover", (event) => event.preventDefault());
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && document.body.classList.contains("list-open")) (closeList(), $("open-list").focus());
   else if (event.key === "Escape" && chat.isRunning) chat.stop();

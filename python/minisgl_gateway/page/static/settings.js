@@ -20,6 +20,7 @@ const UNSET = { max_tokens: "no limit", seed: "random", presence_penalty: 0, fre
 export const COMPLETED_TOKENS = 200;
 
 export const isBase = (model) => model.has_chat_template === false;
+export const readsPictures = (model) => !isBase(model) && Boolean(model.capabilities?.includes("vision"));
 
 /** Show what counts where a field is empty, and only the settings that the model has. model: of /v1/models. */
 export function showModel(model) {

@@ -2,7 +2,10 @@
 //
 //   {id, title, updated, system, nodes: [node, ...], chosen: {parent id or "": child id}}
 //   node: {id, parent, role, content, thinking, ...}; answers made at once have the same `group`.
+//   A node of the role "user" may have pictures: [{name, url}, ...].
 //   A node of the role "tool" has the results of all calls above it: [{id, name, content}, ...].
+
+import { isPicture } from "./pictures.js";
 
 const ROLES = ["user", "assistant", "tool"];
 
@@ -55,7 +58,7 @@ export function messagesTo(conversation, node) {
       );
       continue;
     }
-    const content = one.role === "assistant" ? splitThinking(one.content).text : one.content;
+    const content = one.role === "assistant" ? splitThinking(one.content).text : contentOf(one);
     const message = { role: one.role, content };
     if (one.toolCalls?.length) message.tool_calls = one.toolCalls;
     messages.unshift(message);
@@ -64,9 +67,17 @@ export function messagesTo(conversation, node) {
   return messages;
 }
 
-/** Return the texts down to `node` as one, which a base model goes on with. */
+function contentOf({ content, pictures }) {
+  if (!pictures?.length) return content;
+  const parts = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return content.trim() ? [...parts, { type: "text", text: content }] : parts;
+}
+
+/** Return the texts down to `node` as one, which a base model goes on with. Throws an Error if there are pictures. */
 export function textTo(conversation, node) {
   const messages = messagesTo({ ...conversation, system: "" }, node);
+  if (messages.some(({ content }) => typeof content !== "string"))
+    throw new Error("This model reads text only, and the conversation has pictures.");
   return messages.map(({ content }) => content).join("");
 }
 
@@ -82,7 +93,7 @@ export function splitThinking(content) {
 
 export function titleOf(conversation) {
   const first = conversation.nodes.find((node) => node.role === "user");
-  const text = conversation.title || first?.content.trim().split("\n")[0] || "New conversation";
+  const text = conversation.title || first?.content.trim().split("\n")[0] || first?.pictures?.[0]?.name || "New conversation";
   return text.length > 70 ? `${text.slice(0, 69)}…` : text;
 }
 
@@ -103,7 +114,9 @@ export function parseExport(text) {
       const parent = node.parent === null ? null : ids.get(node.parent);
       const isTool = node.role === "tool";
       const isWhole = !isTool || (Array.isArray(node.results) && node.results.every(isResult));
-      if (parent === undefined || !ROLES.includes(node.role) || typeof node.content !== "string" || !isWhole)
+      const { pictures = [] } = node;
+      const areShown = Array.isArray(pictures) && pictures.every(isPicture);
+      if (parent === undefined || !ROLES.includes(node.role) || typeof node.content !== "string" || !isWhole || !areShown)
         throw new Error("A conversation in this file is damaged.");
       ids.set(node.id, crypto.randomUUID());
       nodes.push({ ...node, id: ids.get(node.id), parent });
