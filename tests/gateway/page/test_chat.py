@@ -292,11 +292,11 @@ def test_a_json_schema_is_sent(tab: Any, builtin: RunningServer) -> None:
 def test_a_story_goes_on_after_the_engine_is_killed(
     tab: Any, launch: Callable[..., RunningServer]
 ) -> None:
-    server = launch("--restart", "--dtype", "float32")
-    url = server.url
+    server = launch("--restart", "--dtype", "float32", "--drafts", "off")
+    url, engine = server.url, server.pid("engine")
 
     def longer(route: Any) -> None:
-        more = {"ignore_eos": True, "max_tokens": 700, "seed": 3}
+        more = {"ignore_eos": True, "max_tokens": 1500, "seed": 3}
         route.continue_(post_data=json.dumps(json.loads(route.request.post_data) | more))
 
     tab.route("**/v1/chat/completions", longer)
@@ -306,7 +306,7 @@ def test_a_story_goes_on_after_the_engine_is_killed(
         ask(tab, "Tell me a story.")
         if is_killed:
             until(tab, "document.querySelector('.markdown')?.innerText.length > 200")
-            os.kill(server.pid("engine"), signal.SIGKILL)
+            os.kill(engine, signal.SIGKILL)
         wait_answers(tab, 1)
         stories += answers(tab)
     assert "open requests that go on: 1" in server.output["err"]
