@@ -65,6 +65,12 @@ def places_of(image: Image) -> IdArray:
     return np.frombuffer(image.places, "<i4")
 
 
+def bytes_within(images: Iterable[Image], start: int, end: int) -> int:
+    """Return the bytes of the images that have a place in [start, end) of the prompt."""
+    bounds = ((each, places_of(each)[[0, -1]].tolist()) for each in images)
+    return sum(each.num_bytes for each, (first, last) in bounds if first < end and start <= last)
+
+
 def end_of(images: Sequence[Image]) -> int:
     """Return the end of the last image in the prompt; 0 without images."""
     return int(places_of(images[-1])[-1]) + 1 if images else 0

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minisgl.core.image import bytes_within
+
 if TYPE_CHECKING:
     from minisgl.core.plan import Plan
 
@@ -35,6 +37,8 @@ class StepTimes:
     context_ns: what one token of a decode row's context adds.
     resume_us: what the first chunk behind cached tokens adds to a step, whatever its size.
     attend_ns: what one pair of a prompt token and a cached token before the chunk adds.
+    image_ns: what a byte of an image's pixels adds to a step in which the vision tower runs for it,
+        at the largest size that was measured. A larger one's byte takes longer.
     padded_tokens: a step with prompts of up to this many tokens is replayed from a CUDA graph. It
         is padded to the next size of `prompt_us`, and takes as long. 0: no step is padded.
     """
@@ -46,6 +50,7 @@ class StepTimes:
     context_ns: float = 0.0
     resume_us: float = 0.0
     attend_ns: float = 0.0
+    image_ns: float = 0.0
     padded_tokens: int = 0
 
     def plan_s(self, plan: Plan) -> float:
@@ -56,6 +61,13 @@ class StepTimes:
         return self.step_s(
             decodes, sum(plan.ends[:decodes]), plan.num_tokens - decodes, pairs=pairs
         )
+
+    def images_s(self, plan: Plan) -> float:
+        """Return the seconds that the step of `plan` takes longer if the vision tower runs for each
+        image of which it computes a place."""
+        spans = ((each, plan.starts[each.row], plan.ends[each.row]) for each in plan.images)
+        num_bytes = sum(bytes_within(each.images, start, end) for each, start, end in spans)
+        return self.image_ns * num_bytes * 1e-9
 
     def step_s(
         self, decode_rows: int, context: int = 0, prompt_tokens: int = 0, pairs: int = 0

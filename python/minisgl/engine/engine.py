@@ -231,9 +231,14 @@ class Engine:
         """Enqueue work of a step, under the step's name if an observer gives names."""
         return self.device.enqueue(self.named(plan, work) if self.named else work)
 
-    def synchronize(self) -> None:
-        """Wait until all launched steps have run."""
-        self.device.enqueue(_no_ids).wait()
+    def synchronize(self, work: Callable[[], object] = bool) -> None:
+        """Wait until all launched steps have run, and then `work`."""
+
+        def last() -> Tensor:
+            work()
+            return _no_ids()
+
+        self.device.enqueue(last).wait()
 
     def _step(self, plan: Plan) -> Tensor:
         """Run one step, in stream order.

@@ -47,6 +47,10 @@ class Vision(Protocol):
     def rows(self, plan: Plan) -> ImageRows | None:
         """Return the rows of a step; None if it computes no place of an image."""
 
+    def probe(self, side: int) -> int:
+        """Run the tower for a square image, to measure it. Returns the bytes of its pixels; 0 on
+        ranks without a tower."""
+
 
 class EngineAdapters(Protocol):
     """The adapters of an engine and its slots for them (the row `adapters`: `engine`)."""

@@ -48,8 +48,8 @@ class RuntimeArgs(EngineConfig):
         _POSITIVE,
         "scheduling",
         "milliseconds for which the prompts of a step may hold up running streams; less makes "
-        "streams steadier, more computes prompts faster; one page of tokens is computed however "
-        "little it is",
+        "streams steadier, more computes prompts faster; one page of tokens is computed, and one "
+        "image read, however little it is",
         metavar="MS",
         unset="what the smallest chunk with 0.95 of the best prefill rate takes; the log says it",
     )

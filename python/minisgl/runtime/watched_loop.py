@@ -19,7 +19,8 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.utils.hangs import Pulse
 
 SLACK: Final = 20.0
-"""Other programs on a shared CPU slow a step down by a factor of 2 to 10."""
+"""Other programs on a shared CPU slow a step down by a factor of 2 to 10. A byte of the largest
+image takes up to 7 times as long as one of the largest that the start measures."""
 
 UNSEEN_END_S: Final = 1e-4
 """If the host waits for less time, the step had already ended."""
@@ -69,8 +70,9 @@ class WatchedLoopMeter(LoopMeter):
 
     def flight(self) -> tuple[float, float] | None:
         """Return when the step in flight began and when it will end, on `time.perf_counter`. None
-        if no step is in flight, or if there is no model of step times."""
-        if not self._in_flight or self._step_times is None:
+        if no step is in flight, if there is no model of step times, or if the step has images, for
+        which the vision tower may run."""
+        if not self._in_flight or self._step_times is None or self._in_flight[0].images:
             return None
         self._expected_s = self._step_times.plan_s(self._in_flight[0])
         return self._began, self._began + self._ratio * self._expected_s
@@ -91,4 +93,5 @@ class WatchedLoopMeter(LoopMeter):
         """Return the most seconds of the current turn. The heartbeat thread calls this."""
         if self._step_times is None:
             return math.inf
-        return SLACK * sum(map(self._step_times.plan_s, list(self._in_flight)))
+        times, plans = self._step_times, list(self._in_flight)
+        return SLACK * sum(times.plan_s(plan) + times.images_s(plan) for plan in plans)

@@ -5,6 +5,9 @@ The stall bound says how long the prompts of a step may delay the streams that d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from minisgl.core.image import Image, places_of
 from minisgl.core.step_times import PLANNED_SHARE
 from minisgl.scheduler.config import SchedulerConfig
 
@@ -25,6 +28,11 @@ class PromptBudget:
         left = self._tokens - round((1 - share) * self._config.max_prefill_tokens)
         return max(min(left, num_tokens), 0)
 
+    def before_images(self, images: Sequence[Image], start: int, num_tokens: int) -> int:
+        """Return how many tokens of a chunk that fits come before an image that does not fit, and
+        count the images among them. All fit without a stall bound."""
+        return num_tokens
+
     def take(self, start: int, num_tokens: int) -> None:
         """Subtract a chunk of a prompt whose first `start` tokens are computed."""
         self._tokens -= num_tokens
@@ -34,7 +42,8 @@ class StallBudget(PromptBudget):
     """The prompt budget of a step with decode rows, if there is a stall bound.
 
     The prompts may make the step at most `PLANNED_SHARE` of `max_stall_s` longer than its decode
-    rows alone, as `step_times` predict it. The first chunk may always have one page of tokens.
+    rows alone, as `step_times` predict it. The first chunk may always have one page of tokens, and
+    the step one image for which the vision tower runs, since neither can be divided.
     """
 
     def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:
@@ -46,6 +55,7 @@ class StallBudget(PromptBudget):
         self._num_decodes = num_decodes
         self._decodes_s = self._times.step_s(num_decodes)
         self._num_taken = self._num_pairs = 0  # of the chunks taken
+        self._images_s = 0.0  # of the images that begin in them
 
     def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
         most = super().fitting(start, num_tokens, share)
@@ -65,6 +75,15 @@ class StallBudget(PromptBudget):
             middle = (low + high + 1) // 2
         return low if self._num_taken or share < 1 else max(low, min(self._config.page_size, most))
 
+    def before_images(self, images: Sequence[Image], start: int, num_tokens: int) -> int:
+        for image in images:
+            if 0 <= (before := int(places_of(image)[0]) - start) < num_tokens:
+                image_s = self._times.image_ns * image.num_bytes * 1e-9
+                if self._images_s and self._stall_s(before, start) + image_s > self._bound_s:
+                    return before
+                self._images_s += image_s
+        return num_tokens
+
     def take(self, start: int, num_tokens: int) -> None:
         super().take(start, num_tokens)
         self._num_taken += num_tokens
@@ -74,7 +93,8 @@ class StallBudget(PromptBudget):
         """Return the seconds that the chunks taken and this one add to the decode rows."""
         num_prompt = self._num_taken + num_tokens
         pairs = self._num_pairs + num_tokens * start
-        return self._times.step_s(self._num_decodes, 0, num_prompt, pairs) - self._decodes_s
+        step_s = self._times.step_s(self._num_decodes, 0, num_prompt, pairs)
+        return step_s - self._decodes_s + self._images_s
 
 
 def prompt_budget(config: SchedulerConfig, num_decodes: int) -> PromptBudget:

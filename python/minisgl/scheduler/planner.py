@@ -179,6 +179,8 @@ class Planner:
                 continue
             start = req.num_computed
             num_tokens = budget.fitting(start, req.num_known - start, share)
+            if req.images:
+                num_tokens = budget.before_images(req.images, start, num_tokens)
             if num_tokens and self._plan_chunk(plan, req, num_tokens):
                 budget.take(start, req.num_computed - start)
                 has_room = budget.fitting(0, 1, share)

@@ -64,6 +64,9 @@ class Sight:
         parts = list(_parts(plan))
         return ImageRows(tokens=_tokens(parts, self._device), rows=None) if parts else None
 
+    def probe(self, side: int) -> int:
+        return 0
+
 
 class Tower(Sight):
     """Rank 0's part. Mutable: it caches what it computed. num_runs: images that went through the
@@ -79,6 +82,7 @@ class Tower(Sight):
     ) -> None:
         super().__init__(device, turns)
         self.num_runs = 0
+        self._processor = processor
         self._family, self._model = family, model
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
         self._most_places = CACHED_IMAGES * family.limits(processor).places
@@ -94,6 +98,17 @@ class Tower(Sight):
         rows = torch.cat([found[each.image.digest][each.first : each.last] for each in parts])
         first, *deep = rows.chunk(1 + self._family.num_deep, dim=-1)
         return ImageRows(tokens=_tokens(parts, self._device), rows=first, deep=tuple(deep))
+
+    def probe(self, side: int) -> int:
+        import PIL.Image
+
+        array, sizes = self._family.process(self._processor, PIL.Image.new("RGB", (side, side)))
+        pixels = array.tobytes()
+        image = Image(
+            digest=b"", places=b"", token=0, shape=array.shape, sizes=sizes, pixels=pixels
+        )
+        self._family.features(self._model, [self._normalised(image)], [sizes])
+        return image.num_bytes
 
     def _features(self, images: dict[bytes, Image]) -> dict[bytes, Tensor]:
         """Return the rows of each image, by digest, from the cache or from the tower."""

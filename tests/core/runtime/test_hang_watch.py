@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 from minisgl.core import Plan
+from minisgl.core.image import Image, RowImages
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import WorkerHung
+from minisgl.message import ids_to_bytes
 from minisgl.runtime.watched_loop import SLACK, WatchedLoopMeter
 from minisgl.runtime.worker import Worker
 from minisgl.runtime.workers import Workers
@@ -217,6 +220,21 @@ def test_a_long_prefill_is_no_hang() -> None:
     assert 15 < model_s < 16
     assert overdue(pulse, seconds=60) == 0
     assert overdue(pulse, seconds=SLACK * model_s + 10) == pytest.approx(10, abs=0.5)
+
+
+def test_the_tower_of_a_large_image_is_no_hang() -> None:
+    """Nor does such a step say when it will end: the tower runs only if its output is not kept."""
+    pulse, times = Pulse(), replace(TIMES, image_ns=1000.0)
+    meter = WatchedLoopMeter(pulse, times)
+    meter.begin(asleep=True)
+    image = Image(digest=b"", places=ids_to_bytes([70, 71]), token=1, shape=(10**6,), sizes=())
+    for start, image_s in ((0, 0.0), (64, 1.0)):
+        plan = prompt(64, start)
+        plan.images.append(RowImages(0, [image]))
+        assert times.images_s(plan) == image_s
+    meter.launched(plan)
+    assert pulse.allowed_s() == pytest.approx(SLACK * (times.plan_s(plan) + 1))
+    assert meter.flight() is None
 
 
 def test_a_turn_may_take_as_long_as_the_steps_in_flight() -> None:

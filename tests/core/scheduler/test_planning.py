@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
 from helpers.books import check_books
 from helpers.scheduling import add, make, settle, spans
 from minisgl.core import (
+    Accepted,
     Finished,
     SamplingParams,
     Token,
 )
 from minisgl.core.groups import CacheGroup
+from minisgl.core.image import LOWEST, Image, places_of
 from minisgl.core.step_times import StepTimes
 from minisgl.message import KeyShare, UserMsg, ids_to_bytes
+from minisgl.scheduler import Scheduler
 from minisgl.scheduler.budget import prompt_budget
 
 TIMES = StepTimes(prompt_us=((8, 1000), (1024, 102_600)), decode_us=500, row_us=0, attend_ns=10_000)
@@ -88,6 +92,54 @@ def test_attention_of_a_chunk_counts_against_the_next() -> None:
         budget.take(start, 1)
         fitting.append(budget.fitting(0, 1024))
     assert 0 < fitting[1] < fitting[0]
+
+
+def test_beside_streams_a_step_runs_the_tower_for_one_large_image() -> None:
+    """Or for small ones that the stall bound allows. Neither may hold up streams for longer."""
+    times = replace(TIMES, image_ns=1000.0)  # 10 ms and 0.1 ms for the images below
+    scheduler = make(max_stall_s=4e-3, step_times=times, num_pages=128)
+    add(scheduler, 0, [0] * 4)
+    scheduler.plan()  # from now on it decodes
+    large = [picture(4, 3, 10_000), picture(8, 3, 10_000)]
+    add_with(scheduler, 1, 12, large)
+    assert spans(scheduler.plan())[1:] == [(1, 0, 8)]
+    assert spans(scheduler.plan())[1:] == [(1, 8, 12)]
+    small = [picture(4 * index, 3, 100) for index in range(1, 5)]
+    add_with(scheduler, 2, 20, small)
+    assert spans(scheduler.plan())[2:] == [(2, 0, 20)]
+
+
+def test_an_image_that_another_request_began_leaves_the_next_one_out() -> None:
+    scheduler = make(max_stall_s=4e-3, step_times=replace(TIMES, image_ns=1000.0))
+    add(scheduler, 0, [0] * 4)
+    scheduler.plan()
+    for uid in (1, 2):
+        add_with(scheduler, uid, 10, [picture(2, 3, 10_000, fill=uid)])
+    first, second = (spans(scheduler.plan())[1:] for _ in range(2))
+    assert first == [(1, 0, 10)]
+    assert (2, 0, 10) in second
+
+
+def test_images_count_only_beside_decode_rows() -> None:
+    scheduler = make(max_stall_s=4e-3, step_times=replace(TIMES, image_ns=1000.0))
+    add_with(scheduler, 1, 12, [picture(4, 3, 10_000), picture(8, 3, 10_000)])
+    assert spans(scheduler.plan()) == [(1, 0, 12)]
+
+
+def picture(first: int, num_places: int, num_bytes: int, fill: int = 0) -> Image:
+    places = ids_to_bytes(range(first, first + num_places))
+    return Image(digest=bytes([fill]), places=places, token=7, shape=(num_bytes,), sizes=())
+
+
+def add_with(scheduler: Scheduler, uid: int, num_tokens: int, images: list[Image]) -> None:
+    prompt = [uid] * num_tokens
+    for image in images:
+        for place in places_of(image).tolist():
+            prompt[place] = LOWEST + place + 1000 * uid
+    message = UserMsg(
+        uid=uid, ids=ids_to_bytes(prompt), sampling=SamplingParams(), images=tuple(images)
+    )
+    assert isinstance(scheduler.add(message), Accepted)
 
 
 def test_short_prompts_share_the_budget_with_a_long_one() -> None:

@@ -16,6 +16,7 @@ from helpers.pictures import PICTURES, Sample, chat, text_part
 from helpers.seen import NUM_TOP, Eyes, check, start
 from minisgl.core import Accepted, Failed, Finished, Token
 from minisgl.core.image import LOWEST, places_of
+from minisgl.engine.startup.measure import measure_image_ns
 from minisgl.message import AbortMsg, ChatPrompt, TokenPrompt, ids_from_bytes, ids_to_bytes
 from minisgl.message.frontend import EncodeMsg
 from minisgl.scheduler.step_broadcast import Leader
@@ -54,6 +55,15 @@ def test_two_requests_with_one_picture_run_it_once(eyes: Eyes) -> None:
     assert eyes.engine.vision.num_runs == 1
     for answer in answers:
         check(eyes.sample, answer, PICTURES[:1])
+
+
+def test_a_start_measures_the_tower(eyes: Eyes) -> None:
+    """With images up to the largest that the processor makes, here of 112 pixels."""
+    assert measure_image_ns(eyes.engine) > 0
+    assert eyes.engine.vision.probe(64) == 3 * 64 * 64
+    assert eyes.engine.vision.probe(500) == 3 * 112 * 112
+    assert not eyes.engine.vision._cache
+    assert eyes.engine.vision.num_runs == 0
 
 
 def test_the_cache_is_bounded(mistral3: Sample, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.core import Plan
 from minisgl.core.step_times import StepTimes
+from minisgl.engine.extras import Vision
 from minisgl.engine.startup.probe import GREEDY, check_outcome, fits, probe_plan, run_probe
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
@@ -115,6 +116,7 @@ DECODE_ROWS, MANY_DECODE_ROWS = 16, 64
 tokens is a short step, because each of a few rows then takes longer than each of many."""
 CONTEXT_ROWS = 3  # fewer than `MIN_COMMON_ROWS`, so that no common prefix is read once for all
 CACHED_TOKENS = 4096  # before a prompt chunk, if the context has room for them
+IMAGE_SIDES = (128, 512, 1024, 2048)  # up to the first that is a long step
 
 
 def measure_step_times(engine: Engine) -> StepTimes:
@@ -239,6 +241,31 @@ def _prompt_times(engine: Engine, clock: _Clock) -> list[tuple[int, float]]:
         longest = max(longest, min(first, us))
         times.append((size, float(longest)))
     return times
+
+
+def measure_image_ns(engine: Engine) -> float:
+    """Return `StepTimes.image_ns`; 0 without a vision tower. All ranks get rank 0's."""
+    if not engine.vision:
+        return 0.0
+    image_ns, most_bytes = 0.0, 0
+    for side in IMAGE_SIDES:
+        seconds, num_bytes = _probe_tower(engine, engine.vision, side)
+        if num_bytes <= most_bytes:  # the processor makes it no larger, or this rank has no tower
+            break
+        if seconds * 1e6 <= LONG_STEP_US:  # the first time loads kernels
+            seconds, _ = _probe_tower(engine, engine.vision, side)
+        image_ns, most_bytes = seconds * 1e9 / num_bytes, num_bytes
+        if seconds * 1e6 > LONG_STEP_US:
+            break
+    return -engine.comm.all_min(-int(image_ns * 1e3)) / 1e3
+
+
+def _probe_tower(engine: Engine, vision: Vision, side: int) -> tuple[float, int]:
+    """Return the seconds of the tower for an image, and the bytes of its pixels."""
+    sizes: list[int] = []
+    start = time.perf_counter()
+    engine.synchronize(lambda: sizes.append(vision.probe(side)))
+    return time.perf_counter() - start, sizes[0]
 
 
 class _Clock:

@@ -10,7 +10,7 @@ from minisgl.engine.connect import closing_on_error
 from minisgl.engine.device import Tuning
 from minisgl.engine.engine import Engine
 from minisgl.engine.startup.graphs import capture_decodes, capture_prompts, choose_prompt_graphs
-from minisgl.engine.startup.measure import choose_threads, measure_step_times
+from minisgl.engine.startup.measure import choose_threads, measure_image_ns, measure_step_times
 from minisgl.engine.startup.warm_up import compile_kernels, load_kernels
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
@@ -57,7 +57,8 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
     if measure_steps:
         if engine.comm.rank == 0:
             logger.info("measuring how long steps take")
-        tuning = replace(tuning, step_times=measure_step_times(engine))
+        times = replace(measure_step_times(engine), image_ns=measure_image_ns(engine))
+        tuning = replace(tuning, step_times=times)
         engine.apply(tuning)
     clock.lap("measuring")
     if engine.runner.decode_sizes:
