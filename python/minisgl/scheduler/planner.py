@@ -178,7 +178,9 @@ class Planner:
             if req.uid in plan.with_chunk or not self._ensure_running(plan, req):
                 continue
             start = req.num_computed
-            num_tokens = budget.fitting(start, req.num_known - start, share)
+            num_tokens = budget.fitting(start, num_left := req.num_known - start, share)
+            if self.config.is_encoder and num_tokens < num_left:
+                return  # it is the first of the next step, where it fits
             if req.images:
                 num_tokens = budget.before_images(req.images, start, num_tokens)
             if num_tokens and self._plan_chunk(plan, req, num_tokens):
