@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.utils.helper import Helper, HelperEnded, packed
 from minisgl_zoo.vision.family import VisionFamily, family_of
-from minisgl_zoo.vision.sources import source_of
+from minisgl_zoo.vision.sources import FETCHES_S, source_of
 
 LOAD_S: Final = 60.0
 """The most CPU seconds of importing transformers and its processor: 3 s on a busy core."""
@@ -105,6 +106,7 @@ class ImageReader:
         found: list[Read] = []
         num_tokens = 0
         shown = []
+        end = time.monotonic() + FETCHES_S
         for index, message in enumerate(messages):
             content = message.get("content")
             if not isinstance(content, list):
@@ -113,7 +115,7 @@ class ImageReader:
             parts = []
             for number, part in enumerate(content):
                 where = f"messages[{index}].content[{number}]"
-                source = source_of(part, where, self._encoder.media)
+                source = source_of(part, where, self._encoder.media, end)
                 if source is None:
                     parts.append(part)
                     continue

@@ -17,6 +17,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -27,18 +28,27 @@ MAX_BYTES: Final = 16 * 2**20
 """Of a file: the bound of a request's body, which holds the others."""
 
 FETCH_S: Final = 10.0
-"""The longest time of one picture on the web, redirects and all, after its name is resolved."""
+"""The longest time of one picture on the web, with its name's lookup, redirects and all."""
+
+FETCHES_S: Final = 30.0
+"""Of all pictures of a request, since others wait for the thread."""
 
 MAX_REDIRECTS: Final = 3
-_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_TOO_LONG: Final = (
+    f"one picture may take {FETCH_S:g} s, and all of a request together {FETCHES_S:g} s"
+)
+_UNICAST: Final = ipaddress.ip_network("2000::/3")
+"""The IPv6 addresses that IANA gives away. Others have IPv4 addresses inside (mapped, compatible,
+NAT64) or are of one network."""
 
 
 class Unusable(Exception):
     """The text says what is wrong with a URL."""
 
 
-def source_of(part: Any, where: str, media: Media) -> str | None:
-    """Return a picture's file in base64; None if the part is no image. Raises InvalidRequest."""
+def source_of(part: Any, where: str, media: Media, end: float) -> str | None:
+    """Return a picture's file in base64; None if the part is no image. end: of `time.monotonic`,
+    when those of the web must be here. Raises InvalidRequest."""
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             pass
@@ -55,7 +65,7 @@ def source_of(part: Any, where: str, media: Media) -> str | None:
         if scheme == "file" and media.folder:
             return _encoded(_of_folder(url, Path(media.folder)))
         if scheme in ("http", "https") and media.fetches:
-            return _encoded(fetched(url))
+            return _encoded(fetched(url, min(end, time.monotonic() + FETCH_S)))
         return _of_data(url)
     except Unusable as error:
         raise InvalidRequest(f"{where} {error}", param=where) from None
@@ -87,9 +97,8 @@ def _of_folder(url: str, folder: Path) -> bytes:
     raise Unusable(f"is no file of at most {MAX_BYTES:,} bytes below --allowed-media-folder")
 
 
-def fetched(url: str) -> bytes:
+def fetched(url: str, end: float) -> bytes:
     """Return a file of the web. Raises Unusable."""
-    end = time.monotonic() + FETCH_S
     for _ in range(1 + MAX_REDIRECTS):
         try:
             found = _get(url, end)
@@ -107,8 +116,8 @@ def _get(url: str, end: float) -> bytes | str:
     host, is_tls = parts.hostname, parts.scheme == "https"
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise Unusable("must be an http(s): URL without a user, and so must redirects")
-    port = parts.port or (443 if is_tls else 80)
-    address = checked_address(host, port)
+    port = (443 if is_tls else 80) if parts.port is None else parts.port
+    address = checked_address(host, port, end)
     links = [socket.create_connection((address, port), timeout=_left(end))]
 
     def stop() -> None:
@@ -123,7 +132,11 @@ def _get(url: str, end: float) -> bytes | str:
         with closing(http.client.HTTPConnection(host, port)) as connection:
             if is_tls:
                 context = ssl.create_default_context()
-                links.append(context.wrap_socket(links[0], server_hostname=host))
+                wrapped = context.wrap_socket(
+                    links[0], server_hostname=host, do_handshake_on_connect=False
+                )
+                links.append(wrapped)  # for `stop`, before the handshake
+                wrapped.do_handshake()
             connection.sock = links[-1]
             path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
             connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "minisgl"})
@@ -136,7 +149,7 @@ def _get(url: str, end: float) -> bytes | str:
             if len(body) > MAX_BYTES:
                 raise Unusable(f"has more than {MAX_BYTES:,} bytes")
             if time.monotonic() >= end:
-                raise TimeoutError(f"it takes more than {FETCH_S:g} s")
+                raise TimeoutError(_TOO_LONG)
             return body
     finally:
         timer.cancel()
@@ -144,21 +157,43 @@ def _get(url: str, end: float) -> bytes | str:
             link.close()
 
 
-def checked_address(host: str, port: int) -> str:
+def checked_address(host: str, port: int, end: float) -> str:
     """Return an address of the host. Raises Unusable unless all are public."""
-    found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    found = [str(info[4][0]) for info in _looked_up(host, port, end)]
     if not all(map(is_public, found)):
         raise Unusable("has a private address, which this server does not ask")
     return found[0]
 
 
+def _looked_up(host: str, port: int, end: float) -> list[Any]:
+    """Return what getaddrinfo does, which takes no timeout: a thread waits for it. A resolver gives
+    up within a minute by default, so few such threads wait at a time."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, ValueError) as error:  # no such name, or no name
+            answers.put(error)
+
+    threading.Thread(target=look_up, name="lookup", daemon=True).start()
+    try:
+        answer = answers.get(timeout=_left(end))
+    except Empty:
+        raise TimeoutError(f"its name is not resolved; {_TOO_LONG}") from None
+    if isinstance(answer, Exception):
+        raise answer
+    found: list[Any] = answer
+    return found
+
+
 def is_public(text: str) -> bool:
     """Return whether an address is one of the internet's, and hides no other one inside."""
     address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = (address.ipv4_mapped, address.sixtofour, address.teredo)
-        if any(inner) or address in _NAT64:
-            return False
+    if isinstance(address, ipaddress.IPv6Address) and (
+        address not in _UNICAST or address.sixtofour or address.teredo
+    ):
+        return False
     return address.is_global and not address.is_multicast
 
 

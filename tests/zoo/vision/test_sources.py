@@ -64,7 +64,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server on loopback, which counts as public here."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     monkeypatch.setattr(
         sources, "is_public", lambda address: address == "127.0.0.1" or is_public(address)
@@ -75,7 +75,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def read(url: str, media: Media) -> bytes:
-    found = source_of(image_part(url), "here", media)
+    found = source_of(image_part(url), "here", media, time.monotonic() + sources.FETCHES_S)
     assert found is not None
     return base64.b64decode(found)
 
@@ -107,6 +107,29 @@ def test_a_file_that_drips_ends(web: str, monkeypatch: pytest.MonkeyPatch) -> No
         read(web + "/slow", Media(fetches=True))
 
 
+def test_the_pictures_of_a_request_share_a_time(web: str) -> None:
+    """Else a hundred slow ones would hold a thread for many minutes."""
+    with pytest.raises(InvalidRequest, match="cannot be fetched"):
+        source_of(image_part(web + "/good"), "here", Media(fetches=True), time.monotonic())
+
+
+def test_a_name_that_nobody_resolves_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(sources, "FETCH_S", 0.1)
+    monkeypatch.setattr(sources.socket, "getaddrinfo", lambda *_, **__: answered.wait(60) and [])
+    with pytest.raises(InvalidRequest, match="its name is not resolved; one picture may take"):
+        read("http://slow.example/a.png", Media(fetches=True))
+    answered.set()
+
+
+def test_a_name_with_one_private_address_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of its addresses is connected to is the resolver's choice."""
+    found = [(2, 1, 6, "", (address, 80)) for address in ("8.8.8.8", "10.0.0.1")]
+    monkeypatch.setattr(sources.socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(InvalidRequest, match="private address"):
+        read("http://two.example/a.png", Media(fetches=True))
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
@@ -116,8 +139,26 @@ def test_a_file_that_drips_ends(web: str, monkeypatch: pytest.MonkeyPatch) -> No
         ("http://0x7f.1/", "private|cannot be fetched"),
         ("http://169.254.169.254/latest/meta-data", "private"),
         ("http://user:word@example.com/", "without a user"),
+        ("http://user@example.com/", "without a user"),
+        ("http://@example.com/", "without a user"),
+        ("http://example.com\\@127.0.0.1/", "without a user"),
+        ("http://127.0.0.1#@example.com/", "private"),
+        ("http://127.1:8080/", "private"),
+        ("http://2130706433/", "private"),
+        ("http://①②⑦.⓪.⓪.①/", "private"),
+        ("http://[::ffff:127.0.0.1]/", "private"),
+        ("http://[::ffff:7f00:1]:80/", "private"),
+        ("http://[::127.0.0.1]/", "private"),
+        ("http://[64:ff9b::a9fe:a9fe]/", "private"),
+        ("http://[fe80::1%25lo]/", "private|cannot be fetched"),
+        ("http://0.0.0.0/", "private"),
+        ("http://0/", "private"),
+        ("http://100.64.0.1/", "private"),
         ("http:///a", "http"),
         ("http://a:b/", "cannot be fetched"),
+        ("http://8.8.8.8:65536/", "cannot be fetched"),
+        ("http://8.8.8.8:-1/", "cannot be fetched"),
+        ("http://" + 70 * "a" + ".example/", "cannot be fetched"),
     ],
 )
 def test_private_addresses_are_not_asked(url: str, why: str) -> None:
@@ -133,7 +174,10 @@ def test_private_addresses_are_not_asked(url: str, why: str) -> None:
         *((each, False) for each in ("10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1")),
         *((each, False) for each in ("127.0.0.1", "0.0.0.0", "169.254.1.1", "224.0.0.1")),
         *((each, False) for each in ("::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1")),
+        *((each, False) for each in ("255.255.255.255", "240.0.0.1", "198.18.0.1", "192.0.2.1")),
         *((each, False) for each in ("::ffff:8.8.8.8", "2002:7f00:1::", "64:ff9b::7f00:1")),
+        *((each, False) for each in ("64:ff9b:1::7f00:1", "::8.8.8.8", "2001:0:1::1")),
+        *((each, False) for each in ("fec0::1", "5f00::1", "2001:db8::1", "100::1")),
     ],
 )
 def test_what_is_public(address: str, expected: bool) -> None:
