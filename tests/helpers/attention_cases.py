@@ -23,7 +23,7 @@ BACKENDS = pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A step of attention, in layer 1 of a pool of 2. rows: (start, end). sinks: one for each
-    head. latent: see `AttnLayer`."""
+    head. latent: see `AttnLayer`. images: (row, start, end) of those that are computed whole."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
@@ -35,6 +35,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    images: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,14 @@ BOUNDED = (
     Case(name="sinks, long prefill", rows=((0, 700), (200, 500)), sinks=True, softcap=8.0),
 )
 """Arguments of transformers' attention of Gemma 2 and gpt-oss beside the scores."""
+
+IMAGES = ((3, 5, 38), (4, 30, 50), (5, 66, 80))  # the second one begins before its row
+TWO_WAY = (
+    Case(name="images", rows=MIXED, images=IMAGES),
+    Case(name="images, window 24", rows=MIXED, images=IMAGES, window=24, num_q_heads=2),
+    Case(name="images, long", rows=((0, 700), (200, 500)), head_dim=32,
+         images=((0, 30, 400), (0, 401, 700), (1, 150, 420))),
+)  # fmt: skip
 
 
 def is_countable(case: Case) -> bool:
@@ -167,6 +176,9 @@ def make_step(
         sample_rows=[],
         output_idxs=[],
     )
+    key_ends = [torch.arange(start + 1, end + 1, dtype=torch.int32) for start, end in case.rows]
+    for row, start, end in case.images:
+        key_ends[row][max(start - starts[row], 0) : end - starts[row]] = end
     batch = PoolBatch(
         positions=torch.cat([torch.arange(*row, dtype=torch.int32) for row in case.rows]),
         slots=torch.cat(slots),
@@ -175,6 +187,7 @@ def make_step(
         rows=torch.tensor(
             np.array((table_idxs, np.cumsum(lengths) - lengths, lengths, ends)), dtype=torch.int32
         ),
+        key_ends=torch.cat(key_ends) if case.images else None,
     )
     layer = AttnLayer(
         layer_id=1,
@@ -184,6 +197,7 @@ def make_step(
         scale=case.head_dim**-0.5,
         latent=case.latent,
         window=case.window,
+        two_way=bool(case.images),
         softcap=case.softcap,
         # As checkpoints have them: FlashAttention takes bfloat16.
         sinks=Sinks((3 + 2 * torch.randn(case.num_q_heads, generator=gen)).bfloat16().float())

@@ -83,6 +83,8 @@ def rows_of(step: Step, device: torch.device = CPU) -> Iterator[Row]:
         group = step.layer.num_q_heads // step.layer.num_kv_heads
         query, key = torch.arange(start, end)[:, None], torch.arange(end)[None]
         seen = key <= query
+        if step.batch.key_ends is not None:
+            seen = key < step.batch.key_ends[tokens][:, None]
         if step.layer.window is not None:
             seen &= query - key < step.layer.window
         yield Row(

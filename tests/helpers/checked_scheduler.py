@@ -14,6 +14,7 @@ from minisgl.core import (
     StepOutcome,
     StepResult,
 )
+from minisgl.core.image import places_of
 from minisgl.core.plan import Flight
 from minisgl.core.req import Mask
 from minisgl.kvcache import RadixPrefixCache
@@ -53,7 +54,16 @@ class CheckedScheduler(Scheduler):
         check_books(self)
         if plan is not None:
             self.check_writes(plan)
+            self.check_images(plan)
         return plan
+
+    def check_images(self, plan: Plan) -> None:
+        """No row ends inside of an image that is computed whole."""
+        for row, images in plan.images:
+            assert plan.starts[row] < plan.ends[row]
+            for image in images:
+                places = places_of(image)
+                assert not (image.whole and places[0] < plan.ends[row] <= places[-1])
 
     def check_writes(self, plan: Plan) -> None:
         """No row writes a page that an earlier step has given to the prefix tree."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from helpers.checked_scheduler import CheckedScheduler, DamagedExecutor, FakeMasker, fake_mask
 from helpers.drafters import ScriptedDrafts
+from helpers.scheduling import whole_image
 from helpers.slotted import SlottedExecutor
 from minisgl.core import (
     Accepted,
@@ -22,6 +23,7 @@ from minisgl.core import (
 from minisgl.core.adapters import Adapter
 from minisgl.core.event import PromptLogprobs
 from minisgl.core.groups import CacheGroup
+from minisgl.core.image import LOWEST, Image, places_of
 from minisgl.core.step_times import StepTimes
 from minisgl.message import (
     AbortMsg,
@@ -53,6 +55,15 @@ class Case:
     has_grammar: bool = False
     is_refused: bool = False
     adapter: Adapter | None = None
+    images: tuple[Image, ...] = ()
+
+    @property
+    def ids(self) -> bytes:
+        """The prompt with ids that tell images apart."""
+        ids = np.array(self.prompt, np.int32)
+        for image in self.images:
+            ids[places_of(image)] = LOWEST + image.digest[0]
+        return ids_to_bytes(ids)
 
     def expected(self, config: SchedulerConfig) -> tuple[list[int], str]:
         """Return the tokens and the finish reason without an abort or a stop."""
@@ -118,7 +129,8 @@ class RandomInbox:
             messages.append(
                 UserMsg(
                     uid=self.sent,
-                    ids=ids_to_bytes(case.prompt),
+                    ids=case.ids,
+                    images=case.images,
                     sampling=case.sampling,
                     priority=rng.choice([0, 0, 0, -1, 1]),
                     share=KeyShare(*self.share()),
@@ -236,6 +248,19 @@ def random_cases(
     return cases
 
 
+def show_images(rng: random.Random, cases: Sequence[Case]) -> None:
+    """Put images that are computed whole into prompts, mostly at the same places."""
+    spans = [(start, start + rng.randint(1, 20)) for start in rng.sample(range(50), 3)]
+    for case in cases:
+        end, images = 0, []
+        for start, stop in sorted(spans):
+            if end <= start and stop < len(case.prompt) and rng.random() < 0.8:
+                end = stop
+                images.append(image := whole_image(start, stop, key=rng.choice([1, 1, 2])))
+                case.prompt[start:stop] = [image.token] * (stop - start)
+        case.images = tuple(images)
+
+
 def check_pooled(case: Case, end: Finished) -> None:
     """The pooled tokens count once each, however the prompt was computed."""
     values = [
@@ -271,10 +296,11 @@ def run_once(
     adapters: Sequence[Adapter] = (),
     lost: str = "",
     pooled: bool = False,
+    images: bool = False,
 ) -> None:
     """grouped, intervals: see `random_groups`. drafts: some are right, see `ScriptedDrafts`.
     adapters: of requests. lost: the digest of one whose files are gone. pooled: half of the
-    requests ask for a pooled prompt."""
+    requests ask for a pooled prompt. images: of requests, computed whole."""
     config = random_config(rng)
     if adapters:
         config = replace(config, num_slots=rng.randint(1, len(adapters)))
@@ -282,6 +308,8 @@ def run_once(
         config = random_groups(rng, config, intervals)
     drafts = drafts and not any(group.interval for group in config.cache_groups)
     cases = random_cases(rng, config, pooled=pooled)
+    if images:
+        show_images(rng, cases)
     overlap = rng.random() < 0.7
     fail_steps = {rng.randint(0, 30): rng.randint(1, 3) for _ in range(3)} if fail else None
     answers = [case.expected(config)[0] for case in cases] if drafts else []
@@ -310,7 +338,8 @@ def run_once(
         asked = len(case.prompt) + (case.sampling.max_tokens or 1)
         if case.sampling.pooling:  # a whole context, if the pool has room for the dropped token
             asked -= config.max_seq_len < config.num_pool_tokens
-        if asked > limit:
+        largest = max((len(places_of(image)) for image in case.images), default=0)
+        if asked > limit or largest > config.max_prefill_tokens:
             assert [type(event) for event in events] == [Failed], events
             continue
         is_lost = case.adapter is not None and case.adapter.digest == lost

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from helpers.books import check_books
 from minisgl.core import (
@@ -13,6 +16,7 @@ from minisgl.core import (
     SamplingParams,
     StepResult,
 )
+from minisgl.core.image import Image
 from minisgl.message import NO_KEY, KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.scheduler.drafting import CreateDrafts, create_drafts
@@ -42,9 +46,11 @@ def add(
     share: KeyShare = NO_KEY,
     namespace: str = "",
     grammar: str = "",
+    images: Sequence[Image] = (),
     **sampling: Any,
 ) -> Accepted | Failed:
     message = UserMsg(
+        images=tuple(images),
         uid=uid,
         ids=ids_to_bytes(prompt),
         sampling=SamplingParams(**sampling),
@@ -54,6 +60,12 @@ def add(
         grammar=grammar,
     )
     return scheduler.add(message)
+
+
+def whole_image(start: int, end: int, key: int = 1) -> Image:
+    """Return an image that is computed whole. key: tells images apart."""
+    places = ids_to_bytes(np.arange(start, end, dtype=np.int32))
+    return Image(digest=bytes([key]), places=places, token=49, shape=(1,), sizes=(), whole=True)
 
 
 def spans(plan: Plan | None) -> list[tuple[int, int, int]]:

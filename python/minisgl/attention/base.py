@@ -45,8 +45,9 @@ class AttnLayer:
     multiplies q @ k. latent: V, if a key's first V dims are its value, so that backends get the
     keys as values; None if values are tensors of their own, with H dims. window: a query at
     position i sees the keys in (i - window, i], as in Hugging Face's sliding window; None is all of
-    [0, i]. softcap: scores s become softcap * tanh(s / softcap). sinks: None if the heads have
-    none.
+    [0, i]. two_way: a query of an image that is computed whole also sees the image's later keys
+    (`PoolBatch.key_ends`). softcap: scores s become softcap * tanh(s / softcap). sinks: None if the
+    heads have none.
     """
 
     pool: int = 0
@@ -57,6 +58,7 @@ class AttnLayer:
     scale: float
     latent: int | None = None
     window: int | None = None
+    two_way: bool = False
     softcap: float | None = None
     sinks: Sinks | None = None
 

@@ -51,10 +51,11 @@ class CpuAttnBackend(BaseAttnBackend):
 
 
 def _cache(layer: AttnLayer, batch: PoolBatch) -> tuple[Tensor | None, ...]:
-    """Return the arguments of both functions that say where the step's cache is."""
+    """Return the arguments of both functions that say where the step's cache is, and which of it
+    each token sees."""
     pool, context = batch.context.kv_pool.layer(layer.layer_id), batch.context
-    scales = (pool.k_scale, pool.v_scale)
-    return (pool.k, pool.v, *scales, batch.slots, context.page_table, batch.rows)
+    scales, key_ends = (pool.k_scale, pool.v_scale), batch.key_ends if layer.two_way else None
+    return (pool.k, pool.v, *scales, batch.slots, context.page_table, batch.rows, key_ends)
 
 
 def _constants(layer: AttnLayer) -> tuple[Tensor | float | None, ...]:

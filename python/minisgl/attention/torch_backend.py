@@ -44,7 +44,7 @@ class TorchAttnBackend(BaseAttnBackend):
         pool = batch.context.kv_pool.layer(layer.layer_id)
         self.ops.store_kv(k_TKH, v_TKH, batch.slots, pool)
         out_TNV = torch.empty_like(q_TNH[..., : layer.latent])
-        offset = 0
+        offset, key_ends = 0, batch.key_ends if layer.two_way else None
         for table_idx, start, end in batch.attn_metadata.rows:
             page_size = pool.k.shape[1]
             # Pages before the window may belong to other requests by now.
@@ -54,24 +54,33 @@ class TorchAttnBackend(BaseAttnBackend):
             keys = slice(begin - first * page_size, end - first * page_size)
             k_CKH, v_CKH = pool.read(pages)
             span = slice(offset, offset + end - start)
-            out_TNV[span] = _attend(q_TNH[span], k_CKH[keys], v_CKH[keys], start, begin, layer)
+            ends = None if key_ends is None else key_ends[span]
+            out_TNV[span] = _attend(
+                q_TNH[span], k_CKH[keys], v_CKH[keys], start, begin, layer, ends
+            )
             offset = span.stop
         assert offset == len(q_TNH), f"the plan has {offset} tokens, q {len(q_TNH)}"
         return out_TNV
 
 
 def _attend(
-    q_QNH: Tensor, k_CKH: Tensor, v_CKH: Tensor, start: int, begin: int, layer: AttnLayer
+    q_QNH: Tensor,
+    k_CKH: Tensor,
+    v_CKH: Tensor,
+    start: int,
+    begin: int,
+    layer: AttnLayer,
+    ends_Q: Tensor | None = None,
 ) -> Tensor:
     """Attend: queries at positions start, start + 1, ...; keys at begin, begin + 1, ...
 
-    Keys and values are float32.
+    Keys and values are float32. ends_Q: see `PoolBatch.key_ends`.
     """
     q_QKGH = q_QNH.float().view(len(q_QNH), layer.num_kv_heads, -1, layer.head_dim)
     scores_KGQC = torch.einsum("qkgh,ckh->kgqc", q_QKGH, k_CKH) * layer.scale
     query_Q1 = torch.arange(start, start + len(q_QNH), device=q_QNH.device)[:, None]
     key_1C = torch.arange(begin, begin + len(k_CKH), device=q_QNH.device)[None]
-    hidden_QC = key_1C > query_Q1
+    hidden_QC = key_1C > query_Q1 if ends_Q is None else key_1C >= ends_Q[:, None]
     if layer.window is not None:
         hidden_QC |= key_1C <= query_Q1 - layer.window
     if layer.softcap:

@@ -35,7 +35,8 @@ class PoolBatch:
     `prepare`. rows: int32 [4, B], each row's table index, first token in the batch, number of
     tokens, and end of its context; for backends that read them on the device. common_prefix: int32
     [1], the number of tokens of the common prefix that all decode rows have in the same pages; None
-    without one.
+    without one. key_ends: int32 [T], where the keys of each token end in a layer that is `two_way`;
+    None if they end with the token itself.
     """
 
     positions: Tensor
@@ -44,6 +45,7 @@ class PoolBatch:
     context: Context
     rows: Tensor | None = None
     common_prefix: Tensor | None = None
+    key_ends: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

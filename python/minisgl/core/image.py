@@ -37,7 +37,8 @@ class Image(Record, frozen=True, kw_only=True):
 
     digest: of its content, its size and its processor. places: its positions in the prompt,
     ascending little-endian int32. token: the model's id there. shape: of the pixels. sizes: further
-    numbers that its family's tower needs. pixels: uint8; b"" on other ranks than 0.
+    numbers that its family's tower needs. whole: its places are side by side and attend to each
+    other both ways, so no step ends between them. pixels: uint8; b"" on other ranks than 0.
     """
 
     digest: bytes
@@ -45,6 +46,7 @@ class Image(Record, frozen=True, kw_only=True):
     token: int
     shape: tuple[int, ...]
     sizes: tuple[int, ...]
+    whole: bool = False
     pixels: bytes = b""
 
     @property
@@ -74,6 +76,24 @@ def bytes_within(images: Iterable[Image], start: int, end: int) -> int:
 def end_of(images: Sequence[Image]) -> int:
     """Return the end of the last image in the prompt; 0 without images."""
     return int(places_of(images[-1])[-1]) + 1 if images else 0
+
+
+class Span(NamedTuple):
+    """The places [start, end) of an image that is computed whole."""
+
+    start: int
+    end: int
+
+
+def span_at(images: Iterable[Image], position: int) -> Span | None:
+    """Return the whole image that has a position of the prompt; None if none has."""
+    for image in images:
+        if image.whole:
+            places = places_of(image)
+            if position < (end := int(places[-1]) + 1):
+                start = int(places[0])
+                return Span(start, end) if start <= position else None
+    return None
 
 
 def plain_ids(ids: IdArray, images: Iterable[Image]) -> IdArray:

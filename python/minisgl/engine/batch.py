@@ -47,6 +47,7 @@ def make_batch(
                 context=context,
                 rows=rows,
                 common_prefix=inputs.tensors.get("common_prefix") if is_full else None,
+                key_ends=inputs.tensors.get("key_ends"),
             )
         )
     return Batch(input_ids=ids_T, sample_positions=positions, pools=tuple(views), images=images)

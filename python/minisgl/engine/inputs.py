@@ -84,7 +84,7 @@ class StepInputs:
     the tables have the id. slots: int32 [G, T], one row for each of G cache groups. positions:
     int32 [T]. rows: int32 [4, B], each row's table index, first token in the batch, number of
     tokens, and end position. sample_positions: int64, the indices of the tokens that sample; in a
-    padded step arbitrary ones follow. common_prefix: see `PoolBatch`; left out without one.
+    padded step arbitrary ones follow. common_prefix, key_ends: see `PoolBatch`; left out without.
     adapters: int32 [T], the slot of each token's adapter, 0 for none; left out if no token has one.
 
     sample: those of sampling. table_idxs: int64 [S], the table rows of the requests that sample.

@@ -6,14 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from minisgl.core import SamplingParams
-from minisgl.core.image import Image
+from minisgl.core.image import Image, places_of
 from minisgl.core.req import IdArray, Req
-from minisgl.core.sampling import ONLY_EMBEDS
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.utils.text import counted, size_of
 
-LEFT: Final = " and at least one must be left for the answer"
 MAX_PIXEL_BYTES: Final = 2**30
 """Of the images of all requests: 150 pictures of 1540 x 1540 pixels, the largest of Mistral 3."""
 
@@ -32,8 +30,6 @@ def admissible_max_tokens(
     never fit or the queue is full.
     """
     num_prompt, asked = len(prompt), sampling.max_tokens
-    if config.is_encoder and (not sampling.pooling or sampling.logit_ids):
-        raise InvalidRequest(ONLY_EMBEDS)
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
     bounds = [int(prompt.min()), int(prompt.max()), *output]
@@ -60,8 +56,8 @@ def admissible_max_tokens(
     least = 0 if asked == 0 and config.max_seq_len < config.num_pool_tokens else 1
     if num_prompt > limit - least:
         raise PromptTooLong(
-            f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit}"
-            f"{'' if config.is_encoder else LEFT}; shorten the prompt{remedy}",
+            f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit} and at "
+            f"least one must be left for the answer; shorten the prompt{remedy}",
             limit=limit,
             got=num_prompt,
             param="prompt",
@@ -93,11 +89,26 @@ def admissible_max_tokens(
     return max_tokens
 
 
-def check_images(images: Iterable[Image], others: Iterable[Req]) -> None:
-    """Raise ServerBusy if the pixels of these images and of other requests take too much memory.
+def check_images(config: SchedulerConfig, images: Iterable[Image], others: Iterable[Req]) -> None:
+    """Raise InvalidRequest if one of the images must be computed whole and cannot be, ServerBusy if
+    their pixels and those of other requests take too much memory.
 
     A request keeps its pixels until it ends, because it may be retracted.
     """
+    most = max((len(places_of(image)) for image in images if image.whole), default=0)
+    if most and not config.takes_whole_images:
+        raise InvalidRequest(
+            "the tokens of an image attend to each other in this model, which no GPU has computed "
+            "here yet; send text, or serve with --device cpu",
+            param="messages",
+        )
+    if most > config.max_prefill_tokens:
+        raise InvalidRequest(
+            f"an image has {most:,} tokens, which a step must compute together, and it takes "
+            f"{config.max_prefill_tokens:,} prompt tokens; serve with a higher "
+            "--max-prefill-length",
+            param="messages",
+        )
     held = sum(image.num_bytes for req in others for image in req.images)
     if held + sum(image.num_bytes for image in images) > MAX_PIXEL_BYTES and held:
         raise ServerBusy(

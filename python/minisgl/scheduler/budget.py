@@ -19,14 +19,16 @@ class PromptBudget:
         self._config = config
         self._tokens = config.max_prefill_tokens
 
-    def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
+    def fitting(self, start: int, num_tokens: int, share: float = 1.0, least: int = 1) -> int:
         """Return how many tokens of the next chunk of a prompt fit into the budget.
 
         start: the prompt's computed tokens. num_tokens: the length of the chunk if all of it fits.
         share: the part of the whole budget that this chunk and those taken before may use together.
+        least: of fewer tokens none is computed.
         """
         left = self._tokens - round((1 - share) * self._config.max_prefill_tokens)
-        return max(min(left, num_tokens), 0)
+        fits = min(left, num_tokens)
+        return fits if fits >= least else 0
 
     def before_images(self, images: Sequence[Image], start: int, num_tokens: int) -> int:
         """Return how many tokens of a chunk that fits come before an image that does not fit, and
@@ -42,8 +44,9 @@ class StallBudget(PromptBudget):
     """The prompt budget of a step with decode rows, if there is a stall bound.
 
     The prompts may make the step at most `PLANNED_SHARE` of `max_stall_s` longer than its decode
-    rows alone, as `step_times` predict it. The first chunk may always have one page of tokens, and
-    the step one image for which the vision tower runs, since neither can be divided.
+    rows alone, as `step_times` predict it. The first chunk may always have one page of tokens, or
+    the least that it can have, and the step one image for which the vision tower runs, since
+    neither can be divided.
     """
 
     def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:
@@ -57,8 +60,8 @@ class StallBudget(PromptBudget):
         self._num_taken = self._num_pairs = 0  # of the chunks taken
         self._images_s = 0.0  # of the images that begin in them
 
-    def fitting(self, start: int, num_tokens: int, share: float = 1.0) -> int:
-        most = super().fitting(start, num_tokens, share)
+    def fitting(self, start: int, num_tokens: int, share: float = 1.0, least: int = 1) -> int:
+        most = super().fitting(start, num_tokens, share, least)
         if not most:
             return 0
         limit_s = self._bound_s
@@ -73,7 +76,9 @@ class StallBudget(PromptBudget):
             fits = self._stall_s(middle, start) <= limit_s
             low, high = (middle, high) if fits else (low, middle - 1)
             middle = (low + high + 1) // 2
-        return low if self._num_taken or share < 1 else max(low, min(self._config.page_size, most))
+        if not self._num_taken and share == 1:
+            low = max(low, min(max(self._config.page_size, least), most))
+        return low if low >= least else 0
 
     def before_images(self, images: Sequence[Image], start: int, num_tokens: int) -> int:
         for image in images:

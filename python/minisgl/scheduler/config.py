@@ -26,8 +26,8 @@ class SchedulerConfig:
     starts only if the pool then still has room for this many more tokens of each running request;
     otherwise a full pool would start a request and retract it at the next page boundary. drafters:
     rows of the table of this name; with any, there are step_times. num_slots: adapters that the
-    device holds; 0 without adapters. is_encoder: a prompt is planned whole, shares nothing and is
-    pooled; `max_prefill_tokens` is at least `max_seq_len`.
+    device holds; 0 without adapters. takes_whole_images: whether the engine computes attention both
+    ways between the tokens of an image.
     """
 
     num_pages: int = 0
@@ -45,7 +45,7 @@ class SchedulerConfig:
     groups: tuple[CacheGroup, ...] = ()
     drafters: tuple[str, ...] = ()
     num_slots: int = 0
-    is_encoder: bool = False
+    takes_whole_images: bool = True
 
     def __post_init__(self) -> None:
         if (self.num_pages > 0) == bool(self.groups):

@@ -15,7 +15,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from minisgl import plugins
-from minisgl.core.image import RowImages
+from minisgl.core.image import RowImages, span_at
 from minisgl.core.plan import PROMISED, Begin, History, Plan, Slotted
 from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
@@ -126,9 +126,10 @@ class Planner:
         """Share the step's prompt budget among unfinished and waiting requests, in order.
 
         If the first of them needs more than one step, shorter prompts may use up to half of the
-        budget ahead of it, the shortest first. If the first has an API key, it shares the step only
-        with keys that were served little more (by the tags, see `Order`): by at most the tokens of
-        one step. So its step is short.
+        budget ahead of it, the shortest first; but not if its next tokens are an image that is
+        computed whole, which may need more than the other half. If the first has an API key, it
+        shares the step only with keys that were served little more (by the tags, see `Order`): by
+        at most the tokens of one step. So its step is short.
         """
         in_order = self._requests.waiting[:MAX_CANDIDATES] if self._requests.num_places else []
         for req in plan.unfinished:
@@ -140,7 +141,8 @@ class Planner:
             most = first.order.tag + self.config.max_prefill_tokens
             in_order = [req for req in in_order if req.order.tag <= most or req.order.key == key]
         budget = prompt_budget(self.config, len(plan.uids))
-        if budget.fitting(first.num_computed, first.num_left) < first.num_left:
+        is_long = budget.fitting(first.num_computed, first.num_left) < first.num_left
+        if is_long and _least_tokens(first) == 1:
             self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
         self._plan_chunks(plan, budget, in_order)
 
@@ -178,9 +180,8 @@ class Planner:
             if req.uid in plan.with_chunk or not self._ensure_running(plan, req):
                 continue
             start = req.num_computed
-            num_tokens = budget.fitting(start, num_left := req.num_known - start, share)
-            if self.config.is_encoder and num_tokens < num_left:
-                return  # it is the first of the next step, where it fits
+            num_left = req.num_known - start
+            num_tokens = budget.fitting(start, num_left, share, _least_tokens(req))
             if req.images:
                 num_tokens = budget.before_images(req.images, start, num_tokens)
             if num_tokens and self._plan_chunk(plan, req, num_tokens):
@@ -188,12 +189,15 @@ class Planner:
                 has_room = budget.fitting(0, 1, share)
 
     def _plan_chunk(self, plan: PlanBuilder, req: Req, num_tokens: int) -> bool:
-        """Plan the next chunk of an unfinished request, of at most `num_tokens`.
+        """Plan the next chunk of an unfinished request, of at most `num_tokens`. It does not end
+        inside of an image that is computed whole.
 
         Returns False, and plans nothing, if pages are missing.
         """
         start, known = req.num_computed, req.num_known
         end = self._requests.cache.chunk_end(req, start, start + num_tokens)
+        if span := span_at(req.images, end):
+            end = span.end if span.end <= start + num_tokens else span.start
         if not self._make_room(plan, req, end):
             return False
         plan.add_chunk(req, start, end)
@@ -253,3 +257,10 @@ class Planner:
             self._requests.stats.num_prompt_tokens += req.num_prompt
             self._requests.stats.num_cached_tokens += num_cached
         insort(plan.unfinished, req, key=order)
+
+
+def _least_tokens(req: Req) -> int:
+    """Return the least tokens of a request's next chunk: more than one if it begins in an image
+    that is computed whole."""
+    span = span_at(req.images, req.num_computed)
+    return span.end - req.num_computed if span else 1

@@ -121,8 +121,8 @@ class Scheduler:
                 num_waiting=len(self.requests.queued) if is_new else 0,
                 output=output,
             )
-            if images and is_new:
-                check_images(images, self.requests.by_uid.values())
+            if images:
+                check_images(self.config, images, self.requests.by_uid.values() if is_new else ())
             seed = message.sampling.seed
             sampling = replace(
                 message.sampling, max_tokens=max_tokens, seed=message.uid if seed is None else seed

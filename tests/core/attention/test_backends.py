@@ -14,6 +14,7 @@ from helpers.attention_cases import (
     CASES,
     LATENTS,
     MIXED,
+    TWO_WAY,
     Case,
     Steps,
     expected,
@@ -26,11 +27,11 @@ from helpers.attention_error import count_keys, worst_miscount, worst_share
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
-COUNTED = [case for case in CASES if is_countable(case)]
+COUNTED = [case for case in (*CASES, *TWO_WAY) if is_countable(case)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("case", [*CASES, *BOUNDED, *LATENTS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *BOUNDED, *LATENTS, *TWO_WAY], ids=lambda case: case.name)
 @BACKENDS
 def test_rounding_explains_the_error(name: str, case: Case, dtype: torch.dtype) -> None:
     step = make_step(case, dtype, name)

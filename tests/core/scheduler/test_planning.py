@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.books import check_books
-from helpers.scheduling import add, make, settle, spans
+from helpers.scheduling import add, make, settle, spans, whole_image
 from minisgl.core import (
     Accepted,
     Finished,
@@ -44,6 +44,32 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
     assert plan is not None
     assert plan.sample_rows == [0]
     assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
+
+
+def test_an_image_is_computed_whole() -> None:
+    scheduler = make(max_prefill_tokens=16)
+    add(scheduler, 0, [1] * 40, images=[whole_image(10, 22), whole_image(23, 27)])
+    assert spans(scheduler.plan()) == [(0, 0, 10)]
+    assert spans(scheduler.plan()) == [(0, 10, 23)]
+    assert spans(scheduler.plan()) == [(0, 23, 36)]
+
+
+def test_an_image_does_not_wait_for_shorter_prompts() -> None:
+    scheduler = make(max_prefill_tokens=16)
+    add(scheduler, 0, [1] * 40, images=[whole_image(4, 18)])
+    add(scheduler, 1, [2] * 30, images=[whole_image(2, 12)])
+    assert spans(scheduler.plan()) == [(1, 0, 2), (0, 0, 4)]
+    add(scheduler, 2, [3] * 8)
+    assert spans(scheduler.plan()) == [(0, 4, 20)]
+
+
+def test_an_image_may_exceed_the_stall_bound() -> None:
+    scheduler = make(max_prefill_tokens=100, max_stall_s=2e-3, step_times=TIMES)
+    add(scheduler, 0, [1, 2, 3])
+    scheduler.plan()
+    add(scheduler, 1, [7] * 60, images=[whole_image(0, 50)])
+    add(scheduler, 2, [8] * 60, images=[whole_image(0, 50, key=2)])
+    assert spans(scheduler.plan()) == [(0, 3, 4), (1, 0, 50)]
 
 
 @pytest.mark.needs("minisgl_zoo")

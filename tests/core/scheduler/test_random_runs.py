@@ -59,3 +59,15 @@ def test_random_runs_with_two_intervals_of_states(intervals: tuple[int, int], fa
             run_once(random.Random(seed), fail=fail, grouped=True, intervals=intervals)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    "grouped", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_zoo"))]
+)
+def test_random_runs_with_images_that_are_computed_whole(grouped: bool) -> None:
+    for seed in range(40_000, 40_060):
+        try:
+            fail, drafts = seed % 4 == 0, seed % 2 == 0
+            run_once(random.Random(seed), fail=fail, grouped=grouped, drafts=drafts, images=True)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error

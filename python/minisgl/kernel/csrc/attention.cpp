@@ -27,8 +27,9 @@ template <class T, class P>
 Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
                      const TensorView& v_pool, const Scales& k_scales, const Scales& v_scales,
                      const TensorView& slots, const TensorView& page_table, const TensorView& rows,
-                     const TensorView& out, const tvm::ffi::Optional<TensorView>& sinks,
-                     double scale, double softcap, int64_t window) {
+                     const tvm::ffi::Optional<TensorView>& key_ends, const TensorView& out,
+                     const tvm::ffi::Optional<TensorView>& sinks, double scale, double softcap,
+                     int64_t window) {
   const int64_t K = k_pool.size(2);
   CHECK(rows.ndim() == 2 && rows.size(0) == 4, "attention: rows must be [4, rows]");
   CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
@@ -43,6 +44,9 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
         "attention: slots, page table and rows must be int32, packed");
   CHECK(!sinks || ((*sinks).numel() == N && is_float32(*sinks) && (*sinks).IsContiguous()),
         "attention: sinks must be float32, one per query head");
+  CHECK(!key_ends || ((*key_ends).numel() == num_tokens && is_int32(*key_ends) &&
+                      (*key_ends).IsContiguous()),
+        "attention: the ends of keys must be int32, one per token");
   Step<T, P> s;
   s.q = s.out = data<T>(out), s.q_stride = N * H;
   s.k_pool = data<P>(k_pool), s.v_pool = data<P>(v_pool);
@@ -58,6 +62,7 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
   s.table_stride = page_table.stride(0);
   s.num_rows = rows.size(1), s.table_idxs = data<int32_t>(rows);
   s.lengths = s.table_idxs + 2 * s.num_rows, s.ends = s.lengths + s.num_rows;
+  s.key_ends = key_ends ? data<int32_t>(*key_ends) : nullptr;
   s.num_tokens = num_tokens, s.num_heads = N, s.num_kv_heads = K, s.group = N / K, s.H = H;
   s.page_size = k_pool.size(1), s.scale = scale, s.softcap = softcap;
   s.sinks = sinks ? data<float>(*sinks) : nullptr;
@@ -73,12 +78,14 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
 
 // q [T, N, H] and k, v [T, K, H]: tokens may be apart, heads are packed. out [T, N, H], pools
 // [pages, page size, K, H], all of one dtype; or pools of int8 with scales float32 [pages, page size,
-// K], or of e4m3 with scales [K]. slots [T], page_table [R, P], rows [4, B]: int32. sinks float32 [N]
-// or None. softcap 0, window 0: none.
+// K], or of e4m3 with scales [K]. slots [T], page_table [R, P], rows [4, B]: int32. key_ends int32 [T]:
+// where the keys of each token end, at most with its row; None: with itself. sinks float32 [N] or
+// None. softcap 0, window 0: none.
 void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
                      Scales k_scales, Scales v_scales, TensorView slots, TensorView page_table,
-                     TensorView rows, TensorView out, tvm::ffi::Optional<TensorView> sinks,
-                     double scale, double softcap, int64_t window, int64_t num_threads) {
+                     TensorView rows, tvm::ffi::Optional<TensorView> key_ends, TensorView out,
+                     tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
+                     int64_t window, int64_t num_threads) {
   for (const TensorView& x : {q, k, v})
     CHECK(x.ndim() == 3 && x.size(0) == q.size(0) && x.size(2) == q.size(2) &&
               x.dtype() == out.dtype() && x.stride(2) == 1 &&
@@ -97,7 +104,7 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
     with_pool<T>(k_pool.dtype(), out.dtype(), [&](auto* pool_type) {
       using P = std::remove_pointer_t<decltype(pool_type)>;
       auto s = make_step<T, P>(q.size(0), q.size(1), q.size(2), k_pool, v_pool, k_scales, v_scales,
-                               slots, page_table, rows, out, sinks, scale, softcap, window);
+                               slots, page_table, rows, key_ends, out, sinks, scale, softcap, window);
       s.q = data<T>(q), s.q_stride = q.stride(0);
       run(s, num_threads, prepare);
     });
@@ -111,8 +118,9 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
                    tvm::ffi::Optional<TensorView> k_weight, double eps, TensorView cos_sin,
                    TensorView positions, TensorView k_pool, TensorView v_pool, Scales k_scales,
                    Scales v_scales, TensorView slots, TensorView page_table, TensorView rows,
-                   TensorView out, tvm::ffi::Optional<TensorView> sinks, double scale,
-                   double softcap, int64_t window, int64_t num_threads) {
+                   tvm::ffi::Optional<TensorView> key_ends, TensorView out,
+                   tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
+                   int64_t window, int64_t num_threads) {
   CHECK(k_pool.ndim() == 4 && qkv.ndim() == 2 && out.ndim() == 2, "attention: wrong axes");
   const int64_t K = k_pool.size(2), H = k_pool.size(3), N = out.size(1) / H, R = cos_sin.size(1);
   CHECK(qkv.size(1) == (N + 2 * K) * H && qkv.stride(1) == 1 && qkv.dtype() == out.dtype() &&
@@ -152,7 +160,7 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
     with_pool<T>(k_pool.dtype(), out.dtype(), [&](auto* pool_type) {
       using P = std::remove_pointer_t<decltype(pool_type)>;
       const auto s = make_step<T, P>(qkv.size(0), N, H, k_pool, v_pool, k_scales, v_scales, slots,
-                                     page_table, rows, out, sinks, scale, softcap, window);
+                                     page_table, rows, key_ends, out, sinks, scale, softcap, window);
       run(s, num_threads, prepare);
     });
   });

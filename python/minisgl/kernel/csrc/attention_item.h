@@ -96,9 +96,10 @@ void attend(const Step<T, P>& s, const Item& item, Scratch& scratch, float* part
       widen_values(values, H, ld, values_JH);
     }
     for (int m = 0; m < M; m++) {
-      // Query at position i sees keys (i - window, i]; without a window, [0, i].
+      // Query at position i sees keys (i - window, key_end); without a window, [0, key_end).
       int i = item.position + m / G;
-      int low = s.window ? i - s.window + 1 - begin : 0, high = std::min(i + 1 - begin, n);
+      int low = s.window ? i - s.window + 1 - begin : 0;
+      int high = std::min(key_end(s, item.token + m / G, i) - begin, n);
       float shrink;
       float total = soften<Step<T, P>::QUANTISED>(scores + m * BLOCK, s.scale, s.softcap, *block,
                                                   low, high, tops[m], shrink);

@@ -34,10 +34,11 @@ inline Work divide(const Shape& s, int num_threads) {
   for (int row = 0; row < s.num_rows; row++)
     for (int begin = s.ends[row] - s.lengths[row]; begin < s.ends[row]; begin += tile_queries) {
       int n = std::min(tile_queries, s.ends[row] - begin);
-      int key_begin = first_key(s, begin);
+      int key_begin = first_key(s, begin), end = begin + n;
+      for (int i = 0; s.key_ends && i < n; i++) end = std::max(end, s.key_ends[token + i]);
       for (int head = 0; head < s.num_kv_heads; head++)
-        tiles.push_back({row, head, token, begin, n, key_begin, begin + n, -1});
-      work += double(n * s.group) * (begin + n - key_begin) * s.num_kv_heads;
+        tiles.push_back({row, head, token, begin, n, key_begin, end, -1});
+      work += double(n * s.group) * (end - key_begin) * s.num_kv_heads;
       token += n;
     }
   // To start the other threads takes a few microseconds, as long as about 100,000 multiplications.

@@ -19,6 +19,7 @@ constexpr float LOWEST = std::numeric_limits<float>::lowest();
 // What the division of a step into items depends on.
 struct Shape {
   const int32_t *lengths, *ends;
+  const int32_t* key_ends;  // of each token, or null: its keys end with itself
   int num_tokens, num_rows, num_heads, num_kv_heads, group, H, page_size, window;  // window 0: none
 };
 
@@ -51,6 +52,11 @@ struct Merge {  // partial results [begin, end) make one tile
 // The first key that a query at `position` sees.
 inline int first_key(const Shape& s, int position) {
   return s.window ? std::max(0, position - s.window + 1) : 0;
+}
+
+// The end of the keys that token `t` of the step, at `position`, sees.
+inline int key_end(const Shape& s, int t, int position) {
+  return s.key_ends ? s.key_ends[t] : position + 1;
 }
 
 // The keys and values of a block: where they are, and their scales.
