@@ -8,13 +8,12 @@ import sys
 from minisgl.utils.http import goes_through_proxy
 
 
-def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_embeds: bool = False) -> str:
+def ready_text(url: str, *, needs_key: bool, can_chat: bool) -> str:
     """Return what follows "Serving MODEL on URL": commands to try it, which need only this
     distribution.
 
     The commands work in any folder, and with proxy variables set. needs_key: they use $KEY, which
-    the user sets. can_chat: the model has a chat template; without one they complete a text, or
-    embed it if the model only embeds.
+    the user sets. can_chat: the model has a chat template; without one they complete a text.
     """
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"
@@ -29,16 +28,11 @@ def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_embeds: bool =
         python_header = ', headers={"Authorization": "Bearer $KEY"}'
     start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
     if not can_chat:
-        says = "has no usable chat template, so it completes texts and refuses chats"
-        path, body = "completions", '{"prompt": "A radix cache is", "max_tokens": 30}'
-        if only_embeds:
-            says = "is an encoder: it embeds texts and writes none"
-            path, body = "embeddings", '{"input": ["A radix cache", "A prefix tree"]}'
         return f"""The model
-{says}. Try in another terminal
+has no usable chat template, so it completes texts and refuses chats. Try in another terminal
 {first}
-  {start % path} \\
-    -d '{body}'
+  {start % "completions"} \\
+    -d '{{"prompt": "A radix cache is", "max_tokens": 30}}'
 
 Every endpoint: {url}/docs
 """

@@ -156,6 +156,8 @@ _WEIGHT_FORMATS: Final = {
 """The `quant_method` -> the module and name of what reads it."""
 
 _VISION: Final = {
+    "Gemma3": "gemma:Gemma3",
+    "Gemma4": "gemma:Gemma4",
     "Mistral3": "mistral:Mistral3",
     "Qwen3VL": "qwen:Qwen3VL",
     "Qwen3VLMoe": "qwen:Qwen3VLMoe",
@@ -163,13 +165,6 @@ _VISION: Final = {
     "Qwen3_5Moe": "qwen:Qwen35Moe",
 }
 """The architecture without "ForConditionalGeneration" -> its vision tower."""
-
-_ENCODERS: Final = {
-    "BertModel": "bert:BERT",
-    "RobertaModel": "bert:ROBERTA",
-    "XLMRobertaModel": "bert:ROBERTA",
-}
-"""The architecture -> the module in `families` that has it."""
 
 ROWS: Final = [
     *(
@@ -249,10 +244,6 @@ ROWS: Final = [
         "minisgl_zoo.drafts.predicted:Predicted",
         when={"made": "by the model"},
         about="what the checkpoint's layer of multi-token prediction guesses",
-    ),
-    *(
-        Row("encoders", name, f"minisgl_zoo.families.{target}")
-        for name, target in _ENCODERS.items()
     ),
     Row("grammars", "check", "minisgl_zoo.grammar.forms:checked_structured_outputs"),
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),

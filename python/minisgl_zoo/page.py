@@ -18,10 +18,9 @@ Llama, Mistral, Mixtral or Qwen were not tried on released checkpoints. For 38 c
 read config.json [as it was released](../tests/zoo/models/released/README.md).
 
 Any of them embeds and ranks ([embeddings](embeddings.md)). Embedders name `LlamaModel`,
-`MistralModel`, `Qwen2Model` or `Qwen3Model`, too. The encoders {encoders}
-embed and write nothing; of their released checkpoints, all-MiniLM-L6-v2 was tried.
+`MistralModel`, `Qwen2Model` or `Qwen3Model`, too.
 
-Not served, because they need more than data: other encoders (ModernBERT, EmbeddingGemma), Llama 4
+Not served, because they need more than data: encoders (BERT, ModernBERT, EmbeddingGemma), Llama 4
 (attention within chunks, which no cache group has), Ling 1 and Ring 1 (`BailingMoe`, whose LM head
 is normed), and DeepSeek-V3.2 and GLM-5 (an indexer chooses the keys).
 
@@ -33,9 +32,9 @@ WRAPPED = """
 ## Inside models of text and images
 
 The text model is served. Where the last column says so, [images are read](api.md#images), too,
-with the model's own vision tower and `pip install "minisgl[vision]"`. A quantised vision tower is
-not used, nor one beside a GGUF file. The text model's loader skips tensors of {parts}, which one
-log line says.
+with the model's own vision tower and `pip install "minisgl[vision]"`; those of Gemma 3 and the
+larger Gemma 4 on a CPU only. A quantised vision tower is not used, nor one beside a GGUF file. The
+text model's loader skips tensors of {parts}, which one log line says.
 
 | architecture | text model | images |
 |---|---|---|
@@ -54,9 +53,7 @@ def page() -> str:
         for name, kinds in WRAPPERS.items()
     ]
     head = WRAPPED.format(parts=", ".join(f"`{part}`" for part in OTHER_PARTS))
-    encoders = [f"`{row.name}`" for row in plugins.rows("encoders")]
-    names = f"{', '.join(encoders[:-1])} and {encoders[-1]}"
-    return HEAD.format(encoders=names) + "".join(rows) + head + "".join(wrapped)
+    return HEAD + "".join(rows) + head + "".join(wrapped)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from transformers import (
+    AutoConfig,
     AutoImageProcessor,
     AutoModelForImageTextToText,
     Mistral3Config,
@@ -31,6 +33,7 @@ from helpers import text_checkpoints
 from helpers.hybrid_cases import DELTA, EXPERTS
 from minisgl.tokenizer import load_tokenizer
 from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl_zoo.vision.reader import Reader
 
 SIZES = {
     "hidden_size": 48,
@@ -41,6 +44,8 @@ SIZES = {
     "head_dim": 16,
     "max_position_embeddings": 1024,
 }
+BUFFERS = {"min": -1.5, "max": 1.5, "bias": 0.5, "scale": 0.7}
+"""The numbers beside the weights of Gemma 4's tower: bounds of activations, and of its output."""
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for b in m.content %}"
@@ -58,6 +63,19 @@ QWEN = (
     "{% endfor %}<|im_start|>assistant\n"
 )
 
+GEMMA3 = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content | trim }}{% else %}{% for b in m.content %}"
+    "{% if b.type == 'image' %}<start_of_image>{% else %}{{ b.text | trim }}{% endif %}"
+    "{% endfor %}{% endif %}<end_of_turn>\n{% endfor %}<start_of_turn>model\n"
+)
+GEMMA4 = (
+    "{{ bos_token }}{% for m in messages %}<|turn>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for b in m.content %}"
+    "{% if b.type == 'image' %}\n\n<|image|>\n\n{% else %}{{ b.text | trim }}{% endif %}"
+    "{% endfor %}{% endif %}<turn|>\n{% endfor %}<|turn>model\n"
+)
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -68,11 +86,27 @@ class Sample:
     processor: Any
     pixels: Callable[[Any, list[Any]], dict[str, Any]]
     """From the processor and pictures to the arguments of the model."""
+    types: str = ""
+    """The argument that says which tokens are an image's."""
 
     @cached_property
     def encoder(self) -> PromptEncoder:
-        """Its process that reads pictures takes seconds to start, so tests share it."""
-        return PromptEncoder(tokenizer=load_tokenizer(self.folder), folder=self.folder)
+        """It reads pictures in this process: to start another one takes seconds."""
+        encoder = PromptEncoder(tokenizer=load_tokenizer(self.folder), folder=self.folder)
+        images: Any = encoder.images
+        images._helper = _Here(Reader(self.folder, 0))
+        return encoder
+
+
+class _Here:
+    """`minisgl.utils.helper.Helper` without a process. Its memory is not limited."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        reader._is_limited = True
+
+    def ask(self, question: bytes, cpu_s: float) -> Any:
+        return self._reader.answer(json.loads(question))
 
 
 def mistral3(folder: Path) -> Sample:
@@ -156,7 +190,113 @@ def _qwen(
     def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
         return dict(processor(images=shown, return_tensors="pt"))
 
-    return _saved(folder, config, settings, pixels)
+    return _saved(folder, config, settings, pixels, "mm_token_type_ids")
+
+
+def gemma3(folder: Path) -> Sample:
+    """As released: few fields, a rotation stretched by 8, windows shorter than an image."""
+    ids = _tokenizer(folder, ["<image_soft_token>", "<start_of_image>", "<end_of_image>"], GEMMA3)
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "boi_token_index": ids["<start_of_image>"],
+        "eoi_token_index": ids["<end_of_image>"],
+        "image_token_index": ids["<image_soft_token>"],
+        "mm_tokens_per_image": 25,
+        "text_config": {
+            **SIZES,
+            "model_type": "gemma3_text",
+            "query_pre_attn_scalar": 16,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 13,
+            "sliding_window_pattern": 2,
+            "vocab_size": ids["size"],
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 32, "image_size": 40,
+            "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2,
+            "patch_size": 4, "vision_use_head": False,
+        },
+    }  # fmt: skip
+    settings = {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "do_pan_and_scan": None,
+        "image_mean": [0.5, 0.5, 0.4],
+        "image_std": [0.5, 0.4, 0.5],
+        "size": {"height": 40, "width": 40},
+    }
+
+    def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
+        return {"pixel_values": processor(images=shown, return_tensors="pt")["pixel_values"]}
+
+    return _saved(folder, config, settings, pixels, "token_type_ids")
+
+
+def gemma4(folder: Path) -> Sample:
+    """As the larger ones: both ways within images, keys as values."""
+    text = {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "use_bidirectional_attention": "vision",
+        "hidden_size_per_layer_input": 0,
+    }
+    return _gemma4(folder, text, {"standardize": True})
+
+
+def gemma4_e2b(folder: Path) -> Sample:
+    """As the smaller ones: causal, with parts of the embedding, layers that share keys."""
+    text = {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": "size",
+        "num_kv_shared_layers": 2,
+        "use_bidirectional_attention": None,
+    }
+    return _gemma4(folder, text, {"use_clipped_linears": True})
+
+
+def _gemma4(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> Sample:
+    ids = _tokenizer(folder, ["<|image>", "<|image|>", "<image|>"], GEMMA4)
+    config = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "audio_config": None,
+        "boi_token_id": ids["<|image>"],
+        "eoi_token_id": ids["<image|>"],
+        "image_token_id": ids["<|image|>"],
+        "vision_soft_tokens_per_image": 70,
+        "text_config": {
+            **SIZES,
+            "model_type": "gemma4_text",
+            "final_logit_softcapping": 30.0,
+            "global_head_dim": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+            },
+            "sliding_window": 16,
+            "vocab_size": ids["size"],
+            **{name: ids.get(str(value), value) for name, value in text.items()},
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision", "head_dim": 16, "hidden_size": 32,
+            "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2,
+            "num_key_value_heads": 2, "patch_size": 4, "pooling_kernel_size": 3,
+            "position_embedding_size": 640, "default_output_length": 70,
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, **vision,
+        },
+    }  # fmt: skip
+    settings = {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 4}
+    settings |= {"max_soft_tokens": 70, "pooling_kernel_size": 3}
+
+    def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
+        found = processor(images=shown, return_tensors="pt")
+        return {name: found[name] for name in ("pixel_values", "image_position_ids")}
+
+    return _saved(folder, config, settings, pixels, "mm_token_type_ids")
 
 
 def _tokenizer(folder: Path, special: list[str], template: str) -> dict[str, int]:
@@ -175,17 +315,34 @@ def _mistral_pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
     return dict(processor(images=shown, patch_size=side, return_tensors="pt"))
 
 
-def _saved(folder: Path, config: PreTrainedConfig, settings: dict[str, Any], pixels: Any) -> Sample:
+def _saved(
+    folder: Path,
+    config: PreTrainedConfig | dict[str, Any],
+    settings: dict[str, Any],
+    pixels: Any,
+    types: str = "",
+) -> Sample:
+    """config: a dict is written as it is."""
     torch.manual_seed(0)
+    released = config
+    if isinstance(config, dict):
+        given = {name: value for name, value in config.items() if name != "model_type"}
+        config = AutoConfig.for_model(config["model_type"], **copy.deepcopy(given))
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = 1.5 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
             parameter.normal_(1.0 if "norm" in name else 0.0, scale)
+        for name, buffer in model.named_buffers():  # of Gemma 4's tower
+            kind = name.rpartition("_")[2]
+            if "vision_tower" in name and kind in BUFFERS:
+                buffer.fill_(BUFFERS[kind])
     model.save_pretrained(folder)
+    if isinstance(released, dict):
+        (folder / "config.json").write_text(json.dumps(released))
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     auto: Any = AutoImageProcessor
-    return Sample(folder, model, auto.from_pretrained(folder, backend="pil"), pixels)
+    return Sample(folder, model, auto.from_pretrained(folder, backend="pil"), pixels, types)
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

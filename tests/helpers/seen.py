@@ -112,8 +112,8 @@ def check(sample: Sample, answer: Answer, pictures: list[Any]) -> None:
     """Compare an answer's log-probabilities with those of transformers."""
     ids = torch.tensor([answer.prompt + answer.output[:-1]])
     given = sample.pixels(sample.processor, pictures) if pictures else {}
-    if "image_grid_thw" in given:
-        given["mm_token_type_ids"] = (ids == sample.model.config.image_token_id).int()
+    if sample.types:
+        given[sample.types] = (ids == sample.model.config.image_token_id).int()
     logits = sample.model(input_ids=ids, **given).logits[0]
     expected = logits.log_softmax(-1)[-len(answer.tops) :]
     scale = float(logits.abs().max())

@@ -15,8 +15,8 @@ from minisgl.core.adapters import AdapterLoad
 from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.plan import Pooled
-from minisgl.core.req import IdArray
 from minisgl.distributed import DistributedCommunicator
+from minisgl.engine.inputs import Array
 from minisgl.models import BaseLLMModel, ModelConfig
 from minisgl.quantization import Part, Weight
 
@@ -40,9 +40,10 @@ class LogitOptions(Protocol):
 class Vision(Protocol):
     """Turns images into rows of embeddings (the row `tower` of the table `vision`)."""
 
-    def begin(self, plan: Plan, rows: IdArray, positions: IdArray) -> None:
-        """Keep what later steps need of the requests that start, and write the positions by which
-        the step's tokens are rotated, in place. rows, positions: see `StepInputs`."""
+    def begin(self, plan: Plan, forward: dict[str, Array]) -> None:
+        """Keep what later steps need of the requests that start. Write the positions by which the
+        step's tokens are rotated, in place, and add the ends of their keys. forward: see
+        `StepInputs`."""
 
     def rows(self, plan: Plan) -> ImageRows | None:
         """Return the rows of a step; None if it computes no place of an image."""

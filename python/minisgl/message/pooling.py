@@ -5,26 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol
 
-from minisgl import plugins
-from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.message import Prompt
 
-T = TypeVar("T")
 
+class Pooling(Protocol):
+    """The prompts of one call. scores, vectors: of its prompts' rows (`Finished.pooled`)."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pooling(Generic[T]):
-    """The prompts of one call. finish: makes the result of their rows (`Finished.pooled`)."""
+    @property
+    def prompts(self) -> Sequence[Prompt]: ...
+    @property
+    def sampling(self) -> SamplingParams: ...
 
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    finish: Callable[[Sequence[bytes]], T]
+    def vectors(self, rows: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the embeddings, little-endian float32. Raises InvalidRequest."""
+
+    def scores(self, rows: Sequence[bytes]) -> list[float]:
+        """Return the score of each document."""
 
 
 class Recipe(Protocol):
@@ -41,29 +42,21 @@ class Recipe(Protocol):
         dimensions: int | None = None,
         pooling: PoolingKind | None = None,
         max_tokens: int | None = None,
-        context: int | None = None,
-    ) -> Pooling[FloatArray]:
-        """Return the prompts that embed texts, as rows of float32 [N, D]. Raises InvalidRequest.
+    ) -> Pooling:
+        """Return the prompts that embed texts. Raises InvalidRequest.
 
         prompt_name: of the released prompt that is put before each text. dimensions: keep so many,
-        the first ones. pooling: instead of the checkpoint's. max_tokens: longer texts are cut; -1
-        is the most for a model that has this `context`.
+        the first ones. pooling: instead of the checkpoint's. max_tokens: longer texts are cut.
         """
 
     def rank(
         self, queries: Sequence[str], documents: Sequence[str], *, instruction: str | None = None
-    ) -> Pooling[list[float]]:
+    ) -> Pooling:
         """Return the prompts that score documents for a query, or each for one of its own.
 
         Rerankers read pairs, and embedders compare. instruction: what counts as relevant, for
         rerankers. Raises InvalidRequest.
         """
-
-
-def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Return whether the model of a config.json embeds texts and writes none."""
-    names = config.get("architectures") or [""]
-    return isinstance(names, list) and plugins.row_of("encoders", str(names[0])) is not None
 
 
 ReadRecipe = Callable[[Path], Recipe]

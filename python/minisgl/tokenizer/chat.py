@@ -42,7 +42,8 @@ class ChatEncoder:
         self._mark = f"~{secrets.randbelow(10**20):020}~"
         # Stands for `image_text` in texts of messages for which no template writes images.
         self.image_mark = f"~{secrets.randbelow(10**20):020}~"
-        self.image_text = ""
+        self.image_text = ""  # what the template writes for an image
+        self.image_around = ""  # what is added before and behind it
 
     def encode(
         self,
@@ -74,8 +75,12 @@ class ChatEncoder:
         )
 
     def _fill(self, given: Mapping[str, Any]) -> str:
-        text = self._template.fill(given)
-        return text.replace(self.image_mark, self.image_text) if self.image_text else text
+        text, image = self._template.fill(given), self.image_text
+        if not image:
+            return text
+        text = text.replace(self.image_mark, image)
+        around = self.image_around
+        return text.replace(image, f"{around}{image}{around}") if around else text
 
     def _marked(self, value: Any) -> Any:
         """Return the value with marks in each string that could be a part of a special token.

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from minisgl.core.req import FloatArray
+from minisgl.core import Finished
 from minisgl.message import TextPrompt
 from minisgl.server.api.schema import Positive
 from minisgl.server.site import Routes, Site, operation
@@ -17,7 +17,8 @@ from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
 from minisgl_gateway.error_forms import OllamaError
 from minisgl_gateway.ollama.request import OllamaOptions
-from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, counted_texts, listed
+from minisgl_gateway.pooling.door import Door, PoolingFields, check_count, rows_of
+from minisgl_gateway.pooling.embeddings import floats_of
 
 
 class _Request(PoolingFields, frozen=True, kw_only=True):
@@ -74,22 +75,22 @@ def router(site: Site) -> APIRouter:
         began = time.perf_counter()
         given = await body.read(request, OllamaEmbedRequest, may_lack_type=True)
         asked = named(given)
-        texts = listed(asked.input)
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
         if texts in ([], [""]):  # asks only whether the model is loaded
             return body.response(OllamaEmbedded(model=given.model, embeddings=[]))
+        check_count(len(texts), "input")
         pooling = door.recipe.embed(
-            [TextPrompt(text=text) for text in counted_texts(texts, "input")],
+            [TextPrompt(text=text) for text in texts],
             dimensions=asked.dimensions,
-            max_tokens=None if asked.truncate is False else -1,
-            context=door.context,
+            max_tokens=None if asked.truncate is False else door.most_tokens,
         )
 
-        def make(x_ND: FloatArray, usage: PromptUsage) -> OllamaEmbedded:
+        def make(ends: list[Finished]) -> OllamaEmbedded:
             return OllamaEmbedded(
                 model=given.model,
-                embeddings=x_ND.tolist(),
+                embeddings=[floats_of(vector) for vector in pooling.vectors(rows_of(ends))],
                 total_duration=round((time.perf_counter() - began) * 1e9),
-                prompt_eval_count=usage.prompt_tokens,
+                prompt_eval_count=sum(end.num_prompt_tokens for end in ends),
             )
 
         return await door.answer(request, asked, pooling, make, {"prompt": "input"})
@@ -102,12 +103,10 @@ def router(site: Site) -> APIRouter:
         asked = named(await body.read(request, OllamaEmbeddingsRequest, may_lack_type=True))
         if not asked.prompt:
             return body.response(OllamaEmbedding(embedding=[]))
-        pooling = door.recipe.embed(
-            [TextPrompt(text=asked.prompt)], max_tokens=-1, context=door.context
-        )
+        pooling = door.recipe.embed([TextPrompt(text=asked.prompt)], max_tokens=door.most_tokens)
 
-        def make(x_ND: FloatArray, _: PromptUsage) -> OllamaEmbedding:
-            return OllamaEmbedding(embedding=x_ND[0].tolist())
+        def make(ends: list[Finished]) -> OllamaEmbedding:
+            return OllamaEmbedding(embedding=floats_of(pooling.vectors(rows_of(ends))[0]))
 
         return await door.answer(request, asked, pooling, make, {})
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnLayer
 from minisgl.core import Batch
+from minisgl.core.batch import ImageRows
 from minisgl.layers import (
     AttentionLayer,
     BuildContext,
@@ -89,7 +90,8 @@ class Gemma4Attention(Attention):
         super().__init__(at)
         spec, layer, build = at.spec, at.layer, at.build
         config, prefix = spec.config, f"{layer.prefix}.self_attn"
-        attn_layer = self.attend.layer
+        is_two_way = config.fields.values.get("use_bidirectional_attention") == "vision"
+        attn_layer = replace(self.attend.layer, two_way=is_two_way and layer.window is not None)
         q_norm = at.head_norm(RMSNorm, "q_norm")
         if layer.shares is not None:
             # A layer that reads the keys of another projects only queries.
@@ -309,8 +311,11 @@ class LayerEmbedding(BaseOP):
         self.projection_scale = config.hidden_size**-0.5
         name = "model.per_layer_projection_norm.weight"
         self.norm = RMSNorm(build, size=width, eps=config.norm_eps, name=name)
+        self.padding = config.fields.values.get("pad_token_id") or 0
 
-    def forward(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
+    def forward(self, ids_T: Tensor, x_TD: Tensor, images: ImageRows | None) -> Tensor:
+        if images:  # their places have the part of the padding token
+            ids_T = ids_T.index_fill(0, images.tokens, self.padding)
         own = self.comm.all_reduce(self.table.forward(ids_T)) * self.table_scale
         projected = self.projection.linear(x_TD) * self.projection_scale
         own_TLP, projected_TLP = (x.view(len(x), -1, self.width) for x in (own, projected))
@@ -325,8 +330,9 @@ class Gemma4Decoder(GemmaDecoder):
         self.parts = LayerEmbedding(build, spec, width) if width else None
 
     def forward(self, batch: Batch) -> Tensor:
-        x_TD = self.comm.all_reduce(self.embed(batch.input_ids))
-        parts_TLP = self.parts.forward(batch.input_ids, x_TD) if self.parts else None
+        images, x_TD = batch.images, self.embed(batch.input_ids)
+        x_TD = self.comm.all_reduce(images.put(x_TD) if images else x_TD)
+        parts_TLP = self.parts.forward(batch.input_ids, x_TD, images) if self.parts else None
         h_TD: Tensor | None = None
         blocks = cast("tuple[Gemma4Block, ...]", tuple(self.blocks))
         for index, block in enumerate(blocks):

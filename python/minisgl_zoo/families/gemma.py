@@ -37,6 +37,10 @@ class Gemma2Block(SandwichBlock):
 class Gemma3Attention(Attention):
     head_norm_type = GemmaNorm
 
+    def __init__(self, at: LayerBuild) -> None:
+        super().__init__(at)
+        self.attend.layer = replace(self.attend.layer, two_way=True)
+
 
 class Gemma3Block(SandwichBlock):
     attention_type = Gemma3Attention

@@ -21,16 +21,22 @@ from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.errors import CheckpointError, InvalidRequest, InvalidSampling
 from minisgl.message import Prompt, TextPrompt
-from minisgl.message.pooling import Pooling, is_encoder
-from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import brief, counted
-from minisgl_zoo.pooling.rerank import pairs_of
+from minisgl_zoo.pooling.rerank import Pairs, pairs_of
 
 POOLINGS: Final = ("last", "mean", "cls")
 _MODES: Final[Mapping[str, PoolingKind]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-"""sentence-transformers' names -> ours. Older files have flags: pooling_mode_mean_tokens."""
-_FLAG: Final = "pooling_mode_"
+"""sentence-transformers' names -> ours."""
+_FLAGS: Final = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+"""The flags of older files -> the names of later ones."""
 GGUF_POOLINGS: Final[Mapping[int, PoolingKind]] = {1: "mean", 2: "cls", 3: "last"}
 _CHARACTERS: Final = 16
 """Of a text that is cut at a number of tokens, so many characters for each are read: a word and its
@@ -52,13 +58,36 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Embeds:
+    """The prompts of texts (`minisgl.message.pooling.Pooling`). num_queries: so many come first;
+    the others are compared with the only one, or each with its own."""
+
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    size: int
+    normalises: bool = True
+    dimensions: int | None = None
+    num_queries: int = 0
+
+    def vectors(self, rows: Sequence[bytes]) -> list[bytes]:
+        x_ND = _rows_of(rows, self.size)[:, : self.dimensions]
+        x_ND = _normalised(x_ND) if self.normalises else x_ND
+        return [x_D.tobytes() for x_D in x_ND]
+
+    def scores(self, rows: Sequence[bytes]) -> list[float]:
+        x_ND = _normalised(_rows_of(rows, self.size))
+        queries_QD, documents_ND = x_ND[: self.num_queries], x_ND[self.num_queries :]
+        similarities: list[float] = (documents_ND * queries_QD).sum(1).tolist()
+        return similarities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How a checkpoint embeds (`minisgl.message.pooling.Recipe`).
 
     size: of a vector. normalises: vectors get the length 1. prompts: texts to put before a text, by
     name. default: the name of the one for texts without another. longest: the most tokens that the
-    checkpoint was trained for; None if it does not say. is_encoder: its context is for a text
-    alone. lowers: texts get lower case before they are tokenized.
+    checkpoint was trained for; None if it does not say.
     """
 
     folder: Path
@@ -69,8 +98,6 @@ class Recipe:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     longest: int | None = None
-    is_encoder: bool = False
-    lowers: bool = False
 
     def embed(
         self,
@@ -80,8 +107,7 @@ class Recipe:
         dimensions: int | None = None,
         pooling: PoolingKind | None = None,
         max_tokens: int | None = None,
-        context: int | None = None,
-    ) -> Pooling[FloatArray]:
+    ) -> Embeds:
         if prompt_name is not None and prompt_name not in self.prompts:
             known = f"; it has {', '.join(self.prompts)}" if self.prompts else ""
             raise InvalidRequest(
@@ -91,27 +117,22 @@ class Recipe:
             raise InvalidRequest(
                 f"dimensions must be 1 to {self.size}, got {brief(dimensions)}", param="dimensions"
             )
-        if max_tokens == -1:  # a decoder has one left for the output that an answer would have
-            max_tokens = context - (not self.is_encoder) if context else None
         if max_tokens is not None and self.longest is not None:
             max_tokens = min(max_tokens, self.longest)
         before = self.prompts.get(prompt_name or self.default or "", "")
-
-        def vectors(rows: Sequence[bytes]) -> FloatArray:
-            x_ND = self._rows(rows)[:, :dimensions]
-            return _normalised(x_ND) if self.normalises else x_ND
-
-        return Pooling(
-            prompts=[self._begun(text, before, max_tokens) for text in texts],
+        return Embeds(
+            prompts=[_begun(text, before, max_tokens) for text in texts],
             sampling=SamplingParams(
                 pooling=pooling or self.pooling, truncate_prompt_tokens=max_tokens
             ),
-            finish=vectors,
+            size=self.size,
+            normalises=self.normalises,
+            dimensions=dimensions,
         )
 
     def rank(
         self, queries: Sequence[str], documents: Sequence[str], *, instruction: str | None = None
-    ) -> Pooling[list[float]]:
+    ) -> Embeds | Pairs:
         if len(queries) not in (1, len(documents)):
             raise InvalidRequest(
                 f"there must be one query, or one for each of {counted(len(documents), 'document')}"
@@ -129,30 +150,13 @@ class Recipe:
         asked = self.prompts.get("query", "")
         names = ("document", "passage", "corpus")
         about = next((self.prompts[name] for name in names if name in self.prompts), "")
-        texts = [(asked, query) for query in queries] + [(about, text) for text in documents]
-
-        def cosines(rows: Sequence[bytes]) -> list[float]:
-            x_ND, first = _normalised(self._rows(rows)), len(queries)
-            scores: list[float] = (x_ND[first:] * x_ND[:first]).sum(1).tolist()
-            return scores
-
-        return Pooling(
-            prompts=[self._begun(TextPrompt(text=text), before) for before, text in texts],
+        texts = [asked + query for query in queries] + [about + text for text in documents]
+        return Embeds(
+            prompts=[TextPrompt(text=text) for text in texts],
             sampling=SamplingParams(pooling=self.pooling),
-            finish=cosines,
+            size=self.size,
+            num_queries=len(queries),
         )
-
-    def _begun(self, text: Prompt, before: str, max_tokens: int | None = None) -> Prompt:
-        """Return the text behind its prompt. Token ids stay as they are."""
-        if not isinstance(text, TextPrompt):
-            return text
-        whole = before + text.text
-        if max_tokens is not None:
-            whole = whole[: _CHARACTERS * max_tokens]
-        return msgspec.structs.replace(text, text=whole.lower() if self.lowers else whole)
-
-    def _rows(self, rows: Sequence[bytes]) -> FloatArray:
-        return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), self.size)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -167,25 +171,12 @@ def read_recipe(folder: Path) -> Recipe:
     if not size:
         raise CheckpointError(f"{folder}/config.json: hidden_size is missing; expected an integer")
     plain = Recipe(folder=folder, size=size)
-    if is_encoder(config):  # without files that say more, sentence-transformers takes the mean
-        plain = Recipe(
-            folder=folder,
-            size=size,
-            pooling="mean",
-            normalises=False,
-            is_embedder=True,
-            is_encoder=True,
-        )
     if of_gguf := GGUF_POOLINGS.get(config.get("pooling_type", 0)):
         return replace(plain, pooling=of_gguf, is_embedder=True)
     file = folder / "modules.json"
     if not file.is_file():
         return plain
-    try:
-        modules = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{file} does not hold a list of modules: {error}") from error
-    named = {str(module["type"]).rpartition(".")[2]: module for module in modules}
+    named = {str(module["type"]).rpartition(".")[2]: module for module in _list_of(file)}
     if "Pooling" not in named:
         return plain
     if others := set(named) - {"Transformer", "Pooling", "Normalize"}:
@@ -193,8 +184,7 @@ def read_recipe(folder: Path) -> Recipe:
             f"{file} has the modules {', '.join(sorted(others))}, which are not supported; "
             "embeddings need a checkpoint with Transformer, Pooling and Normalize alone"
         )
-    saved = read_json_object(folder / "config_sentence_transformers.json")
-    sizes = read_json_object(folder / "sentence_bert_config.json")
+    saved = _optional(folder / "config_sentence_transformers.json")
     return replace(
         plain,
         pooling=_pooling_of(folder / str(named["Pooling"]["path"]) / "config.json"),
@@ -202,8 +192,7 @@ def read_recipe(folder: Path) -> Recipe:
         is_embedder=True,
         prompts=saved.get("prompts") or {},
         default=saved.get("default_prompt_name"),
-        longest=sizes.get("max_seq_length"),
-        lowers=bool(sizes.get("do_lower_case")),
+        longest=_optional(folder / "sentence_bert_config.json").get("max_seq_length"),
     )
 
 
@@ -218,9 +207,7 @@ def capabilities(folder: Path) -> list[str]:
 def _pooling_of(file: Path) -> PoolingKind:
     config = read_json(file)
     modes = config.get("pooling_mode") or [
-        flag.removeprefix(_FLAG).removesuffix("s").removesuffix("_token")
-        for flag, is_set in config.items()
-        if flag.startswith(_FLAG) and is_set
+        mode for flag, mode in _FLAGS.items() if config.get(flag)
     ]
     modes = [modes] if isinstance(modes, str) else list(modes or ["mean"])
     if len(modes) != 1 or modes[0] not in _MODES:
@@ -235,7 +222,32 @@ def _pooling_of(file: Path) -> PoolingKind:
     return _MODES[modes[0]]
 
 
+def _begun(text: Prompt, before: str, max_tokens: int | None) -> Prompt:
+    """Return the text behind its prompt. Token ids stay as they are."""
+    if not isinstance(text, TextPrompt):
+        return text
+    whole = before + text.text
+    if max_tokens is not None:
+        whole = whole[: _CHARACTERS * max_tokens]
+    return msgspec.structs.replace(text, text=whole)
+
+
+def _rows_of(rows: Sequence[bytes], size: int) -> FloatArray:
+    return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), size)
+
+
 def _normalised(x_ND: FloatArray) -> FloatArray:
     lengths_N1 = np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)  # 0: no division
     normalised: FloatArray = (x_ND / lengths_N1).astype(np.float32)
     return normalised
+
+
+def _list_of(file: Path) -> list[dict[str, Any]]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{file} does not hold a list of modules: {error}") from error
+
+
+def _optional(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}

@@ -28,6 +28,10 @@ PLAIN = {"F32", "BF16", "F16"}
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
+class Refusal(Exception):
+    """The text says what is wrong with a picture."""
+
+
 class Pixels(NamedTuple):
     """A processed image. array: uint8, resized. sizes: what else the tower needs of it."""
 
@@ -54,12 +58,15 @@ class VisionFamily(ABC):
 
     num_deep: how many decoder blocks get rows of an image, too. has_mask: the tower has a mask of
     all pairs of patches. model: the class of transformers that has `get_image_features`. towers:
-    how the names of its tensors in the files begin, after an optional "model.".
+    how the names of its tensors in the files begin, after an optional "model.". whole: see
+    `minisgl.core.image.Image`. around: the processor's text before and behind an image.
     """
 
     model: ClassVar[str]
     towers: ClassVar[tuple[str, ...]]
     has_mask: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
+    around: ClassVar[str] = ""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -83,19 +90,24 @@ class VisionFamily(ABC):
     @property
     @abstractmethod
     def token(self) -> int:
-        """The model's id at an image's places. The chat template writes it once for an image."""
+        """The model's id at an image's places."""
+
+    @property
+    def mark(self) -> int:
+        """The id that the chat template writes once for an image."""
+        return self.token
 
     def written(self, token_of: Callable[[int], str | None]) -> str:
         """Return what a chat template writes for an image."""
-        return token_of(self.token) or ""
+        return token_of(self.mark) or ""
 
     @abstractmethod
     def process(self, processor: Any, image: Any) -> Pixels:
-        """Resize a picture of PIL with the checkpoint's image processor."""
+        """Resize a picture of PIL with the checkpoint's image processor. Raises Refusal."""
 
     @abstractmethod
     def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
-        """Return the ids that stand for an image in the prompt, one `token` for each place."""
+        """Return the ids that replace the mark of an image, one `token` for each place."""
 
     @abstractmethod
     def limits(self, processor: Any) -> Limits: ...

@@ -50,15 +50,15 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadImages:
-    """The images of a prompt, in order. token: the id that the template writes for each."""
+    """The images of a prompt, in order. mark: the id that the template writes for each."""
 
-    token: int
+    mark: int
     images: Sequence[Read]
 
     def placed(self, encoded: Encoded) -> Encoded:
         """Return the prompt with the ids of its images. Raises InvalidRequest."""
         ids = ids_from_bytes(encoded.ids)
-        marks = np.flatnonzero(ids == self.token)
+        marks = np.flatnonzero(ids == self.mark)
         if len(marks) != len(self.images):
             raise InvalidRequest(
                 f"the chat template of this model writes {len(marks)} of {len(self.images)} "
@@ -71,7 +71,7 @@ class ReadImages:
         for mark, (image, image_ids) in zip(marks.tolist(), self.images, strict=True):
             pieces += ids[end:mark], image_ids
             length += mark - end
-            places = length + np.flatnonzero(np.array(image_ids) == self.token)
+            places = length + np.flatnonzero(np.array(image_ids) == image.token)
             at = ids_to_bytes(places.astype(np.int32))
             images.append(msgspec.structs.replace(image, places=at))
             length, end = length + len(image_ids), mark + 1
@@ -103,6 +103,10 @@ class ImageReader:
 
         most_tokens: more are refused at once. Raises InvalidRequest, PromptTooLong.
         """
+        chat = self._encoder.chat
+        if not chat.image_text:
+            chat.image_around = self._family.around
+            chat.image_text = self._family.written(self._encoder.tokenizer.backend.id_to_token)
         found: list[Read] = []
         num_tokens = 0
         shown = []
@@ -142,7 +146,7 @@ class ImageReader:
                 parts.append(Part(type="image"))
             content = self._in_text(parts) if message.get("role") == "tool" else parts
             shown.append({**message, "content": content})
-        return shown, ReadImages(self._family.token, found)
+        return shown, ReadImages(self._family.mark, found)
 
     def _in_text(self, parts: Sequence[Any]) -> Any:
         """Return the content of a tool's result as one text, with marks for its images, because few
@@ -151,8 +155,6 @@ class ImageReader:
         if len(texts) == len(parts) or not all(isinstance(text, str) for text in texts):
             return parts  # without images, or refused later
         chat = self._encoder.chat
-        if not chat.image_text:
-            chat.image_text = self._family.written(self._encoder.tokenizer.backend.id_to_token)
         shown = (chat.image_mark if isinstance(part, Part) else part["text"] for part in parts)
         return "".join(shown)
 
@@ -172,6 +174,7 @@ class ImageReader:
             token=self._family.token,
             shape=tuple(shape),
             sizes=tuple(sizes),
+            whole=self._family.whole,
             pixels=base64.b64decode(pixels),
         )
         return Read(image, self._family.expand(image.sizes, self._id_of))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minisgl.utils.helper import limit_memory, serve
-from minisgl_zoo.vision.family import PROCESSOR_FILES, family_of, image_processor
+from minisgl_zoo.vision.family import PROCESSOR_FILES, Refusal, family_of, image_processor
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """Those of OpenAI's and Anthropic's APIs. Pillow's other decoders are never asked."""
@@ -36,10 +36,6 @@ MAX_PIXELS: Final = 2**25
 MAX_SIDE: Final = 2**14
 MAX_RATIO: Final = 200
 """The longer side to the shorter one: the bound of Qwen's processors."""
-
-
-class Refusal(Exception):
-    """The text says what is wrong with a picture."""
 
 
 class Reader:

@@ -22,7 +22,6 @@ from minisgl.core import Plan
 from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.image import Image, places_of
-from minisgl.core.req import IdArray
 from minisgl.errors import CheckpointError
 from minisgl.models import BaseLLMModel
 from minisgl.utils.hf import weight_files
@@ -38,14 +37,20 @@ BATCH_PATCHES = 4096
 """Images go through the tower together up to so many patches, or else one by one. More do not make
 a GPU faster, and the mask of all pairs takes the square."""
 
+OF_MIXTURES = (
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "shared_expert_intermediate_size",
+)
+OF_GEMMA4 = ("num_kv_shared_layers", "hidden_size_per_layer_input")
+"""Fields of a text model that are 1, or 0, in the one that is not used."""
+
 
 class _Part(NamedTuple):
-    """Places of an image that a step computes. token: the first one's index in the step. first,
+    """Places of an image that a step computes. tokens: their indices in the step, int64. first,
     last: the range of the image's places."""
 
     image: Image
-    token: int
-    start: int
+    tokens: Any
     first: int
     last: int
 
@@ -56,9 +61,13 @@ class Sight:
     def __init__(self, device: torch.device, turns: Turns | None) -> None:
         self._device, self._turns = device, turns
 
-    def begin(self, plan: Plan, rows: IdArray, positions: IdArray) -> None:
+    def begin(self, plan: Plan, forward: dict[str, Any]) -> None:
         if self._turns:
-            self._turns.write(plan, rows, positions)
+            self._turns.write(plan, forward["rows"], forward["positions"])
+        for part in _parts(plan):
+            if part.image.whole:  # positions are places in these models
+                ends = forward.setdefault("key_ends", forward["positions"] + np.int32(1))
+                ends[part.tokens] = places_of(part.image)[-1] + 1
 
     def rows(self, plan: Plan) -> ImageRows | None:
         parts = list(_parts(plan))
@@ -158,24 +167,23 @@ class Tower(Sight):
 
 
 def _parts(plan: Plan) -> Iterator[_Part]:
+    if not plan.images:
+        return
     lengths = np.array(plan.ends) - np.array(plan.starts)
     firsts = np.cumsum(lengths) - lengths
     for row, images in plan.images:
         start = plan.starts[row]
         for image in images:
-            bounds = np.searchsorted(places_of(image), (start, plan.ends[row]))
-            first, last = bounds.tolist()
+            places = places_of(image)
+            first, last = np.searchsorted(places, (start, plan.ends[row])).tolist()
             if first < last:
-                yield _Part(image, int(firsts[row]), start, first, last)
+                tokens = places[first:last].astype(np.int64) + (firsts[row] - start)
+                yield _Part(image, tokens, first, last)
 
 
 def _tokens(parts: list[_Part], device: torch.device) -> Tensor:
     """Return the indices in the step of all places, int64 [N]."""
-    tokens = [
-        places_of(part.image)[part.first : part.last].astype(np.int64) + (part.token - part.start)
-        for part in parts
-    ]
-    return torch.from_numpy(np.concatenate(tokens)).to(device)
+    return torch.from_numpy(np.concatenate([part.tokens for part in parts])).to(device)
 
 
 def create_tower(
@@ -250,11 +258,11 @@ def _small_config(config: EngineConfig) -> Any:
     text.head_dim, text.pad_token_id = 8, 0
     if getattr(text, "layer_types", None):
         text.layer_types = ["full_attention"]
-    for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+    for name in (*OF_MIXTURES, *OF_GEMMA4):
         if hasattr(text, name):
-            setattr(text, name, 1)
-    if hasattr(text, "shared_expert_intermediate_size"):
-        text.shared_expert_intermediate_size = 1
+            setattr(text, name, int(name in OF_MIXTURES))
+    if hasattr(small, "audio_config"):
+        small.audio_config = None
     if hasattr(small, "quantization_config"):  # of the text model: the tower's tensors are plain
         del small.quantization_config
     return small

@@ -25,7 +25,6 @@ from helpers.embedders import (
     embeddings_of,
     older,
     save_embedder,
-    save_encoder,
     save_reranker,
     scores_of,
 )
@@ -58,8 +57,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[RunningServer]:
-    with serve(folder, "--served-model-name", MODEL, "--api-key", KEY) as server:
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("r") / "recording.jsonl"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, recording: Path) -> Iterator[RunningServer]:
+    flags = ("--served-model-name", MODEL, "--api-key", KEY, "--record", str(recording))
+    with serve(folder, *flags) as server:
         yield server
 
 
@@ -213,6 +218,21 @@ def test_a_router_passes_embeddings_and_ranks_on(server: RunningServer, expected
             assert len(embedded.raise_for_status().json()["embeddings"]) == 1
 
 
+def test_a_reranker_answers_beside_chats(tmp_path: Path) -> None:
+    folder, task = save_reranker(tmp_path / "m"), "Find the capital"
+    with serve(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        asked = {"query": TEXTS[0], "documents": TEXTS[1:], "instruction": task}
+        answer = http.post("/rerank", json=asked).raise_for_status().json()
+        scores = scores_of(folder, TEXTS[0], TEXTS[1:], task)
+        found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
+        assert [index for index, _ in found] == np.argsort(-np.array(scores)).tolist()
+        assert [score for _, score in found] == pytest.approx(sorted(scores)[::-1], abs=1e-5)
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        assert http.post("/v1/chat/completions", json=chat).status_code == 200
+        vector = http.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+
+
 def wait_for_frame(file: Path) -> None:
     """Wait until the engine has reported its steps, which it does a few times a second."""
     for _ in range(200):
@@ -221,56 +241,14 @@ def wait_for_frame(file: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_reranker_embeds_as_its_recording_says_and_ranks_beside_chats(tmp_path: Path) -> None:
-    folder, task = save_reranker(tmp_path / "m"), "Find the capital"
-    file, copy = tmp_path / "recording.jsonl", tmp_path / "copy.jsonl"
-    with (
-        serve(folder, "--record", str(file)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
-    ):
+def test_a_recording_of_embeddings_plans_the_same_steps(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recording.jsonl"
+    with serve(folder, "--record", str(file)) as server:
         for fields in ({"pooling": "mean"}, {}, {"pooling": "cls"}):
-            embedded = http.post("/v1/embeddings", json={"input": TEXTS, **fields})
-            vector = embedded.raise_for_status().json()["data"][0]["embedding"]
-            assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+            url = f"{server.url}/v1/embeddings"
+            httpx.post(url, json={"input": TEXTS, **fields}, timeout=60).raise_for_status()
         wait_for_frame(file)
-        copy.write_bytes(file.read_bytes())
-        asked = {"query": TEXTS[0], "documents": TEXTS[1:], "instruction": task}
-        answer = http.post("/rerank", json=asked).raise_for_status().json()
-        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        http.post("/v1/chat/completions", json=chat).raise_for_status()
-    scores = scores_of(folder, TEXTS[0], TEXTS[1:], task)
-    found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
-    assert [index for index, _ in found] == np.argsort(-np.array(scores)).tolist()
-    assert [score for _, score in found] == pytest.approx(sorted(scores)[::-1], abs=1e-5)
-    assert "18 requests, all as recorded" in replay_plans(copy)
-
-
-def test_an_encoder_embeds_and_refuses_all_else(tmp_path: Path) -> None:
-    folder = save_encoder(tmp_path / "bert", pooling=older("mean"))
-    short = [text[:40] for text in TEXTS]
-    with serve(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        server.wait_for("is an (encoder): it embeds texts")
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        with client:
-            answer = client.embeddings.create(model="bert", input=short)
-        ours = [each.embedding for each in answer.data]
-        expected = embeddings_of(folder, short, "mean")
-        assert cosines(np.array(ours), expected).min() >= 0.99999
-        cut = http.post("/api/embed", json={"model": "bert", "input": "word " * 90}).json()
-        assert cut["prompt_eval_count"] == 32
-        chat = {"model": "bert", "messages": [{"role": "user", "content": "a"}]}
-        for path, body in (
-            ("/v1/chat/completions", chat),
-            ("/v1/completions", {"prompt": "a", "stream": True}),
-            ("/generate", {"prompt": "a"}),
-            ("/v1/messages", chat | {"max_tokens": 2}),
-            ("/api/chat", chat),
-        ):
-            refused = http.post(path, json=body)
-            assert (refused.status_code, "is an encoder" in refused.text) == (400, True), path
-        [model] = http.get("/v1/models").json()["data"]
-        shown = http.post("/api/show", json={"model": "bert"}).json()
-        assert model["capabilities"] == shown["capabilities"] == ["embedding"]
+    assert "18 requests, all as recorded" in replay_plans(file)
 
 
 def test_no_field_of_the_vendors_schemas_is_unknown() -> None:

@@ -26,6 +26,9 @@ qwen3_vl = _saved(pictures.qwen3_vl)
 qwen3_5 = _saved(pictures.qwen3_5)
 qwen3_vl_moe = _saved(pictures.qwen3_vl_moe)
 qwen3_5_moe = _saved(pictures.qwen3_5_moe)
+gemma3 = _saved(pictures.gemma3)
+gemma4 = _saved(pictures.gemma4)
+gemma4_e2b = _saved(pictures.gemma4_e2b)
 
 
 @pytest.fixture

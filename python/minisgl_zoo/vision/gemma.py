@@ -1,0 +1,114 @@
+"""Gemma 3 and 4: the tokens of an image attend to each other both ways, so they are computed whole.
+
+In Gemma 3 they do so in all layers, and a picture is one square. In Gemma 4 only in layers with a
+window, and only if the config says so; a picture keeps its ratio, and 3 x 3 patches are a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minisgl_zoo.vision.family import Limits, Pixels, Refusal, VisionFamily
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Gemma3(VisionFamily):
+    model = "Gemma3Model"
+    towers = ("vision_tower.", "multi_modal_projector.")
+    whole = True
+    around = "\n\n"
+
+    @property
+    def token(self) -> int:
+        return int(self.config.get("image_token_index", 262_144))
+
+    @property
+    def mark(self) -> int:
+        return int(self.config.get("boi_token_index", 255_999))
+
+    def process(self, processor: Any, image: Any) -> Pixels:
+        if processor.do_pan_and_scan:
+            raise Refusal("this checkpoint asks for pan and scan, with which none was released")
+        [pixels] = _processed(processor, image)["pixel_values"]
+        return Pixels(pixels, ())
+
+    def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
+        end = int(self.config.get("eoi_token_index", 256_000))
+        return [self.mark, *[self.token] * self._num_places, end]
+
+    def limits(self, processor: Any) -> Limits:
+        return Limits(self.num_patches(()), self._num_places)
+
+    @property
+    def _num_places(self) -> int:
+        return int(self.config.get("mm_tokens_per_image", 256))
+
+    def num_patches(self, sizes: tuple[int, ...]) -> int:
+        vision = self.config["vision_config"]
+        return (int(vision.get("image_size", 224)) // int(vision.get("patch_size", 16))) ** 2
+
+    def features(
+        self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
+    ) -> list[Tensor]:
+        import torch
+
+        return list(model.get_image_features(torch.stack(list(pixels))).pooler_output)
+
+
+class Gemma4(VisionFamily):
+    model = "Gemma4Model"
+    towers = ("vision_tower.", "embed_vision.")
+    has_mask = True
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override] # a constant of other families
+        text: dict[str, Any] = self.config["text_config"]
+        return text.get("use_bidirectional_attention") == "vision"
+
+    @property
+    def token(self) -> int:
+        return int(self.config.get("image_token_id", 258_880))
+
+    @property
+    def _area(self) -> int:
+        """The patches of a place."""
+        return int(self.config["vision_config"].get("pooling_kernel_size", 3)) ** 2
+
+    def process(self, processor: Any, image: Any) -> Pixels:
+        found = _processed(processor, image)
+        [patches], [xy] = found["pixel_values"], found["image_position_ids"]
+        columns, rows = (int(most) + 1 for most in xy.max(axis=0))  # padding has -1
+        return Pixels(patches[: rows * columns].reshape(rows * columns, -1, 3), (rows, columns))
+
+    def channel_axis(self) -> int:
+        return 2
+
+    def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
+        begin = int(self.config.get("boi_token_id", 255_999))
+        end = int(self.config.get("eoi_token_id", 258_882))
+        return [begin, *[self.token] * (self.num_patches(sizes) // self._area), end]
+
+    def limits(self, processor: Any) -> Limits:
+        most = int(processor.max_soft_tokens)
+        return Limits(most * self._area, most)
+
+    def num_patches(self, sizes: tuple[int, ...]) -> int:
+        return sizes[0] * sizes[1]
+
+    def features(
+        self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
+    ) -> list[Tensor]:
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+
+        patches = pad_sequence([each.flatten(1) for each in pixels], batch_first=True)
+        grids = [torch.cartesian_prod(*map(torch.arange, size)).flip(1) for size in sizes]
+        xy = pad_sequence(grids, batch_first=True, padding_value=-1).to(patches.device)
+        return list(model.get_image_features(patches, xy).pooler_output)
+
+
+def _processed(processor: Any, image: Any) -> Any:
+    return processor(images=[image], do_rescale=False, do_normalize=False, return_tensors="np")
