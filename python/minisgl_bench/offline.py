@@ -1,13 +1,12 @@
 """Measures a model without a server: throughput, one stream, prefill, a common prefix.
 
 The model has a real shape and random weights, so nothing is downloaded. The time is that of
-`LLM.generate` on lists of token ids, with the texts of the answers. `--door loop` times the
-scheduler and the engine of the same `LLM` alone, in rows of their own. Each workload runs once,
-which may compile new shapes, then `--repeats` times with fresh ids that no prefix cache has; the
-median counts. On a GPU the floor of `minisgl_bench.floor` follows each time, and the number of
-requests whose keys, values and states fit this GPU at once, if it is not all.
+`LLM.generate` on lists of token ids, with the texts of the answers. Each workload runs once, which
+may compile new shapes, then `--repeats` times with fresh ids that no prefix cache has; the median
+counts. On a GPU the floor of `minisgl_bench.floor` follows each time, and the number of requests
+whose keys, values and states fit this GPU at once, if it is not all.
 
-At the end both doors answer the same greedy prompts twice. Different ids are an error.
+At the end the same greedy prompts are answered twice. Different ids are an error.
 """
 
 from __future__ import annotations
@@ -16,20 +15,15 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-import numpy as np
 import torch
 
 from minisgl.core import SamplingParams
 from minisgl.core.args import KVCacheDType
-from minisgl.core.event import Token
 from minisgl.llm import LLM
-from minisgl.llm.engines import OwnEngine
-from minisgl.message import UserMsg, ids_to_bytes
-from minisgl.scheduler import run
 from minisgl.server.flags import integer
 from minisgl.utils.logger import setup_logging
 from minisgl_bench.arguments import (
@@ -37,19 +31,17 @@ from minisgl_bench.arguments import (
     add_json,
     add_word,
     benchmark_parser,
-    names_of,
     natural,
     take_word,
 )
 from minisgl_bench.card import card_memory, card_rates
 from minisgl_bench.checkpoint import write_checkpoint
-from minisgl_bench.fakes import ListInbox, ListOutbox
 from minisgl_bench.floor import Shape, floor_fields
 from minisgl_bench.lengths import Workload, offline_workloads
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import QUANTISED, SHAPES, shape_of
 
-DOORS = {"llm": "LLM.generate", "loop": "inner loop"}
+DOOR = "LLM.generate"
 TINY_SCALE = 1 / 16  # the workloads of `--shape tiny` take seconds on a CPU
 GREEDY = Workload(
     name="greedy", requests=((5, 16), (100, 16), (300, 16), (700, 16)), temperature=0.0
@@ -64,12 +56,6 @@ def main(argv: Sequence[str]) -> int:
         "--workloads",
         default="throughput,single,prefill,shared",
         help="with commas; there is also long",
-    )
-    add(
-        "--door",
-        type=names_of("door", DOORS),
-        default="llm",
-        help="llm, loop, or both with a comma",
     )
     add("--repeats", type=natural, default=3, help="runs of each workload after the first")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
@@ -115,9 +101,7 @@ def main(argv: Sequence[str]) -> int:
         bench = Bench(llm, values["vocab_size"])
         kv_itemsize = 2 if args.kv_cache_dtype == "auto" else 1
         shape = shape_of(values, args.quantization, kv_itemsize) if on_gpu else None
-        rows = [
-            _measure(bench, door, work, args.repeats, shape) for door in args.door for work in works
-        ]
+        rows = [_measure(bench, work, args.repeats, shape) for work in works]
         greedy = bench.check_greedy()
     print(f"greedy ids: {greedy}")
     if args.json:
@@ -126,78 +110,36 @@ def main(argv: Sequence[str]) -> int:
         result |= {"kv_cache_dtype": args.kv_cache_dtype}
         result |= {"build_s": round(build_s, 2), "greedy": greedy}
         write_json(args.json, {**result, **rates, "rows": rows})
-    return 0 if greedy["repeats_equal"] and greedy["doors_equal"] else 1
-
-
-T = TypeVar("T")
+    return 0 if greedy["repeats_equal"] else 1
 
 
 class Bench:
-    """Runs workloads through one of the doors of one `LLM`. Mutable: it counts the runs.
-
-    The inner loop uses the scheduler and the engine of the `LLM`, because a second engine would
-    share the memory and a second scheduler would reuse the pages of the first one's prefix cache.
-    """
+    """Runs workloads through one `LLM`. Mutable: it counts the runs."""
 
     def __init__(self, llm: LLM, vocab_size: int) -> None:
-        engine = llm._engine
-        assert isinstance(engine, OwnEngine), engine
-        self._llm, self._inner, self._vocab_size = llm, engine, vocab_size
+        self._llm, self._vocab_size = llm, vocab_size
         self._num_runs = itertools.count()
 
-    def seconds(self, door: str, work: Workload) -> tuple[float, float]:
+    def seconds(self, work: Workload) -> tuple[float, float]:
         """Run the workload with fresh ids. Returns (wall seconds, CPU seconds of the process)."""
         prompts = work.prompts(self._vocab_size, seed=next(self._num_runs))
-        answers, seconds = self._answer(door, prompts, _params(work))
-        assert [len(ids) for ids in answers] == [output for _, output in work.requests]
+        cpu, wall = time.process_time(), time.perf_counter()
+        outputs = self._llm.generate(prompts, _params(work))
+        seconds = time.perf_counter() - wall, time.process_time() - cpu
+        lengths = [len(output.token_ids) for output in outputs]
+        assert lengths == [output for _, output in work.requests]
         return seconds
 
     def check_greedy(self) -> dict[str, Any]:
-        """Answer the prompts of `GREEDY` by both doors, twice each, always with a cold cache."""
+        """Answer the prompts of `GREEDY` twice, always with a cold cache."""
         prompts = GREEDY.prompts(self._vocab_size, seed=next(self._num_runs))
-        params = _params(GREEDY)
-        salts = itertools.count()
-        answers = {
-            door: [self._answer(door, prompts, params, f"{next(salts)}")[0] for _ in range(2)]
-            for door in DOORS
-        }
+        first, second = (
+            [x.token_ids for x in self._llm.generate(prompts, _params(GREEDY), cache_salt=salt)]
+            for salt in ("first", "second")
+        )
         return {
-            "prompts": len(prompts),
-            "tokens": GREEDY.tokens,
-            "repeats_equal": all(first == second for first, second in answers.values()),
-            "doors_equal": answers["llm"] == answers["loop"],
-        }
-
-    def _answer(
-        self, door: str, prompts: list[list[int]], params: list[SamplingParams], salt: str = ""
-    ) -> tuple[list[list[int]], tuple[float, float]]:
-        """Answer the prompts. Returns (the ids of each answer, (wall seconds, CPU seconds))."""
-        if door == "llm":
-            outputs, seconds = _timed(lambda: self._llm.generate(prompts, params, cache_salt=salt))
-            return [output.token_ids for output in outputs], seconds
-        messages = [
-            UserMsg(
-                uid=uid,
-                ids=ids_to_bytes(np.array(ids, np.int32)),
-                sampling=sampling,
-                namespace=salt,
-            )
-            for uid, (ids, sampling) in enumerate(zip(prompts, params, strict=True))
-        ]
-        scheduler, outbox = self._inner.scheduler, ListOutbox()
-        inbox = ListInbox([messages], more=lambda: [] if scheduler.runnable else None)
-        _, seconds = _timed(lambda: run(scheduler, self._inner.engine, inbox, outbox))
-        answers: list[list[int]] = [[] for _ in prompts]
-        for event in outbox.events:
-            if isinstance(event, Token):
-                answers[event.uid].append(event.id)
-        return answers, seconds
-
-
-def _timed(call: Callable[[], T]) -> tuple[T, tuple[float, float]]:
-    cpu, wall = time.process_time(), time.perf_counter()
-    result = call()
-    return result, (time.perf_counter() - wall, time.process_time() - cpu)
+            "prompts": len(prompts), "tokens": GREEDY.tokens, "repeats_equal": first == second
+        }  # fmt: skip
 
 
 def _params(work: Workload) -> list[SamplingParams]:
@@ -207,18 +149,16 @@ def _params(work: Workload) -> list[SamplingParams]:
     ]
 
 
-def _measure(
-    bench: Bench, door: str, work: Workload, repeats: int, shape: Shape | None
-) -> dict[str, Any]:
+def _measure(bench: Bench, work: Workload, repeats: int, shape: Shape | None) -> dict[str, Any]:
     """Run a workload and return its row. shape: for the floor, whose rates are an H200's; without
     it, the row has no floor."""
-    first_s, _ = bench.seconds(door, work)
-    times, cpu = zip(*(bench.seconds(door, work) for _ in range(repeats)), strict=True)
+    first_s, _ = bench.seconds(work)
+    times, cpu = zip(*(bench.seconds(work) for _ in range(repeats)), strict=True)
     seconds = statistics.median(times)
     rate = work.tokens / seconds
     row = {
         "workload": work.name,
-        "door": DOORS[door],
+        "door": DOOR,
         "requests": len(work.requests),
         "tokens": work.tokens,
         "seconds": round(seconds, 4),
@@ -238,7 +178,7 @@ def _measure(
         if "rows_at_once" in floor:
             said += f", {floor['rows_at_once']} requests fit at once"
     print(
-        f"{work.name:<12}{DOORS[door]:<14}{seconds:9.3f} s {rate:12,.0f} tok/s{said}   "
+        f"{work.name:<12}{seconds:9.3f} s {rate:12,.0f} tok/s{said}   "
         f"runs {row['all_seconds']}, first {first_s:.3f} s ({first_s / seconds:.2f} times)"
     )
     return row

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.engine_fixtures import folder, reference
 from helpers.loop_thread import LoopThread
-from minisgl_bench.studies.stub import Script, StubServer
+from helpers.stub import Script, StubServer
 
 __all__ = ["folder", "reference", "start_stub"]
 

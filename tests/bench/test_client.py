@@ -11,6 +11,8 @@ import numpy as np
 import openai
 import pytest
 
+from helpers import stub as stub_module
+from helpers.stub import Script, StubServer
 from helpers.virtual_time import VirtualLoop, run_virtually
 from minisgl.benchmark import client as client_module
 from minisgl.benchmark.client import SseReader, Target
@@ -20,8 +22,6 @@ from minisgl_bench import sessions as sessions_module
 from minisgl_bench import workload
 from minisgl_bench.sessions import Client, Session
 from minisgl_bench.shards import run_sharded
-from minisgl_bench.studies import stub as stub_module
-from minisgl_bench.studies.stub import Script, StubServer
 from minisgl_bench.summary import token_times
 
 EVENTS = b': keep-alive\n\ndata: {"a": 1}\n\nevent: x\ndata: 1\ndata: 2\nid: 3\n\ndata:[DONE]\n\n'

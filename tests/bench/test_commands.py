@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -18,13 +17,13 @@ import pytest
 import torch
 
 from helpers.benchmark_commands import LINES, PACKAGES, main, online_json
+from helpers.stub import Script, StubServer
 from minisgl.errors import ConfigError
 from minisgl_bench import compare, counters, online, report
 from minisgl_bench.arguments import command_of
 from minisgl_bench.run import benchmarks
 from minisgl_bench.run import main as run_main
 from minisgl_bench.studies import moe, scheduler
-from minisgl_bench.studies.stub import Script, StubServer
 
 
 def test_a_sweep_finds_where_the_goodput_breaks(
@@ -89,9 +88,6 @@ def test_a_wrong_flag_is_reported(
         "moe --tokens 8,0",
         "serving --shape qwen3-0.6b --tp 0",
         "startup --runs 0",
-        "stub --port 99999",
-        "stub --tokens-per-chunk 0",
-        "stub --stall-every -1",
     ],
 )
 def test_numbers_out_of_bounds_are_reported(
@@ -106,8 +102,7 @@ def test_numbers_out_of_bounds_are_reported(
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("stub --itl-s nan", "must be a number of at least 0"),
-        ("stub --ttft-s -1", "must be a number of at least 0"),
+        ("timeline steps.jsonl --last -1", "must be a number of at least 0"),
         ("timeline steps.jsonl --first nan", "must be a number of at least 0"),
         ("compare a.json b.json --only (", "no regular expression: missing )"),
     ],
@@ -208,12 +203,6 @@ def test_a_server_that_does_not_start_is_reported(capfd: pytest.CaptureFixture[s
     assert "Traceback" not in told
 
 
-def test_a_port_of_another_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["stub", "--port", str(taken.getsockname()[1])]) == 1
-    assert "Address already in use" in capsys.readouterr().err
-
-
 def test_counters_of_a_server_with_keys() -> None:
     """The page is empty without the key, and the result then had no counters, in silence."""
 
@@ -252,7 +241,7 @@ def test_prometheus_counters_gain() -> None:
 def test_every_benchmark_says_what_it_is() -> None:
     users, ours = benchmarks(), benchmarks("minisgl_bench.studies")
     assert {"online", "offline", "serving", "compare"} <= set(users)
-    assert {"scheduler", "stub", "paired"} <= set(ours)
+    assert {"scheduler", "drafts", "paired"} <= set(ours)
     assert all(users.values())
     assert all(ours.values())
     assert not set(users) & set(ours)

@@ -1,12 +1,15 @@
-"""`benchmark offline` on a tiny shape and a CPU: both doors, their rows, and the greedy check."""
+"""`minisgl bench offline` on a tiny shape and a CPU: its rows, and the greedy check."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from minisgl.llm.llm import LLM
+from minisgl.llm.output import RequestOutput
 from minisgl_bench import offline
 from minisgl_bench.compare import compare
 from minisgl_bench.floor import H200_MEMORY
@@ -17,16 +20,14 @@ TINY = ["--shape", "tiny", "--repeats", "1", "--scale", "0.02"]
 WORKLOADS = ("throughput", "single", "prefill", "shared")
 
 
-def test_both_doors_answer_the_workloads(tmp_path: Path) -> None:
+def test_it_answers_the_workloads(tmp_path: Path) -> None:
     path = tmp_path / "offline.json"
-    assert offline.main([*TINY, "--door", "llm,loop", "--json", str(path)]) == 0
+    assert offline.main([*TINY, "--json", str(path)]) == 0
     result = json.loads(path.read_text())
-    assert result["greedy"] == {
-        "prompts": 4, "tokens": 64, "repeats_equal": True, "doors_equal": True
-    }  # fmt: skip
+    assert result["greedy"] == {"prompts": 4, "tokens": 64, "repeats_equal": True}
     rows = result["rows"]
     assert [(row["workload"], row["door"]) for row in rows] == [
-        (work, door) for door in ("LLM.generate", "inner loop") for work in WORKLOADS
+        (work, "LLM.generate") for work in WORKLOADS
     ]
     assert (result["shape"], result["gpus"], result["scale"]) == ("tiny", 0, 0.02)
     for row in rows:
@@ -37,9 +38,8 @@ def test_both_doors_answer_the_workloads(tmp_path: Path) -> None:
         )
         assert row["cpu_s"] > 0
         assert "floor_s" not in row, "the floor is an H200's"
-    # A row of one door is not compared with a row of the other.
     names = {row.name for row in compare(result, result)}
-    assert {"rows.single LLM.generate.seconds", "rows.single inner loop.seconds"} <= names
+    assert "rows.single LLM.generate.seconds" in names
 
 
 def test_a_row_says_how_many_requests_fit_at_once(
@@ -50,33 +50,27 @@ def test_a_row_says_how_many_requests_fit_at_once(
     bench = object.__new__(offline.Bench)
     many, one = offline_workloads(["throughput", "single"])
     shape = shape_of(SHAPES["gemma-4-31b"])
-    row = offline._measure(bench, "llm", many, 1, shape)
+    row = offline._measure(bench, many, 1, shape)
     assert (row["floor_s"], row["of_floor"], row["rows_at_once"]) == (56.0747, 0.561, 118)
     assert "floor 56.075 s, 0.56 of it, 118 requests fit at once" in capsys.readouterr().out
-    assert "rows_at_once" not in offline._measure(bench, "llm", one, 1, shape)
+    assert "rows_at_once" not in offline._measure(bench, one, 1, shape)
     assert "fit at once" not in capsys.readouterr().out
 
 
 def test_different_greedy_ids_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = offline.Bench._answer
+    honest = LLM.generate
 
-    def wrong(bench: offline.Bench, door: str, *rest: object) -> object:
-        answers, seconds = honest(bench, door, *rest)
-        if door == "loop":
-            answers[-1][-1] += 1
-        return answers, seconds
+    def wrong(llm: LLM, *args: Any, cache_salt: str = "") -> list[RequestOutput]:
+        outputs = honest(llm, *args, cache_salt=cache_salt)
+        if cache_salt == "second":
+            outputs[-1].token_ids[-1] += 1
+        return outputs
 
-    monkeypatch.setattr(offline.Bench, "_answer", wrong)
+    monkeypatch.setattr(LLM, "generate", wrong)
     path = tmp_path / "offline.json"
     assert offline.main([*TINY, "--workloads", "single", "--json", str(path)]) == 1
     greedy = json.loads(path.read_text())["greedy"]
-    assert (greedy["repeats_equal"], greedy["doors_equal"]) == (True, False)
-
-
-def test_an_unknown_door_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        offline.main(["--door", "http"])
-    assert "there is no door 'http'; there are: llm, loop" in capsys.readouterr().err
+    assert greedy["repeats_equal"] is False
 
 
 def test_prompts_share_their_prefix_and_nothing_else() -> None:

@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import pytest
 
 from helpers.benchmark_commands import online_json
+from helpers.stub import Script, StubServer
 from minisgl_bench import compare, report
-from minisgl_bench.studies.stub import Script, StubServer
 
 
 def timed(content: dict[str, Any], itl_ms: float) -> dict[str, Any]:

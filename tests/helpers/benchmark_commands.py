@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from helpers.stub import StubServer
 from minisgl_bench import online
 from minisgl_bench.run import benchmarks
 from minisgl_bench.run import main as run_main
-from minisgl_bench.studies.stub import StubServer
 
 LISTS = {package: benchmarks(package) for package in ("minisgl_bench.studies", "minisgl_bench")}
 LINES = {name: line for lines in LISTS.values() for name, line in lines.items()}

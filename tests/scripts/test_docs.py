@@ -37,7 +37,7 @@ def test_commands_scripts_and_links_in_the_text_exist(docs: SimpleNamespace) -> 
 def test_faults_of_a_text(docs: SimpleNamespace) -> None:
     text = """
 Run `minisgl bench ofline`, `minisgl serve --no-such-flag`, `minisgl bench compare A.json B.json`
-or `python -m minisgl_bench.studies stub --port N`; see [x](no.md), [y](api.md#none) and
+or `python -m minisgl_bench.studies paired --rounds N`; see [x](no.md), [y](api.md#none) and
 scripts/none.py.
 """
     page = ROOT / "docs" / "clients.md"
@@ -60,7 +60,7 @@ scripts/none.py.
         ("minisgl chat --dry-run", "unrecognized arguments: --dry-run"),
         ("minisgl rewind x", "no command of minisgl: rewind"),
         ("minisgl bench online --no-such-flag", "--no-such-flag"),
-        ("python -m minisgl_bench.studies stub --no-such-flag", "--no-such-flag"),
+        ("python -m minisgl_bench.studies paired --no-such-flag", "--no-such-flag"),
         ("python -m minisgl --port 0", "say minisgl, without python -m"),
         ("python -m no_such_module", "no module no_such_module"),
         ("make serves", "no target of the Makefile"),

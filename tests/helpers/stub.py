@@ -8,20 +8,14 @@ faster than the client: with a framework, a measurement of the client would meas
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import re
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
-
-from minisgl.server.flags import integer
-from minisgl_bench.arguments import benchmark_parser, from_zero, natural
 
 MODEL = "stub"
 
@@ -66,19 +60,17 @@ class StubServer:
     """`async with StubServer(script) as stub:` listens on `stub.url`; `stub.sent` has the real
     times."""
 
-    def __init__(self, script: Script, *, port: int = 0, keep: bool = True) -> None:
+    def __init__(self, script: Script) -> None:
         self.script = script
         self.sent: dict[str, Sent] = {}
-        self.keep = keep
         self.num_requests = 0
         self.num_connections = 0
         self.bodies: list[dict[str, Any]] = []
-        self._port = port
 
     async def __aenter__(self) -> StubServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self), "127.0.0.1", self._port, backlog=2048
+            lambda: _Connection(self), "127.0.0.1", 0, backlog=2048
         )
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
@@ -133,9 +125,8 @@ class _Connection(asyncio.Protocol):
         asked = json.loads(body)
         request_id = re.search(r"(?i)\r\nx-request-id: *(\S+)", head)
         sent = Sent(arrived=now, chunks=[])
-        if stub.keep:
-            stub.bodies.append(asked)
-            stub.sent[request_id[1] if request_id else str(stub.num_requests)] = sent
+        stub.bodies.append(asked)
+        stub.sent[request_id[1] if request_id else str(stub.num_requests)] = sent
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
@@ -217,37 +208,3 @@ def _event(path: str, num_tokens: int, *, token_ids: bool) -> bytes:
             choice["token_ids"] = ids
         body |= {"created": 1_700_000_000, "model": MODEL, "choices": [choice]}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
-
-
-async def _serve(script: Script, port: int) -> None:
-    async with StubServer(script, port=port, keep=False) as stub:
-        print(f"Serving {script} on {stub.url}", flush=True)
-        await asyncio.get_running_loop().create_future()
-
-
-def main(argv: list[str]) -> int:
-    parser = benchmark_parser(__name__, __doc__)
-    parser.add_argument(
-        "--port", type=integer(0, 65535), default=0, help="0 is any free one (default)"
-    )
-    for item in fields(Script):
-        flag = f"--{item.name.replace('_', '-')}"
-        if isinstance(item.default, bool):
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(
-                flag, action=action, default=item.default, help="default: %(default)s"
-            )
-        else:
-            kind = from_zero if isinstance(item.default, float) else integer(0)
-            kind = natural if item.name == "tokens_per_chunk" else kind
-            parser.add_argument(flag, type=kind, default=item.default, help="default: %(default)s")
-    args = vars(parser.parse_args(argv))
-    port = args.pop("port")
-    try:
-        asyncio.run(_serve(Script(**args), port))
-    except KeyboardInterrupt:
-        return 0
-    except OSError as error:
-        print(f"cannot listen on port {port}: {os.strerror(error.errno or 0)}", file=sys.stderr)
-        return 1
-    return 0
