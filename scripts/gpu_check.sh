@@ -101,8 +101,6 @@ stalls() { # what holds up running streams: prompts, within three bounds
 ranks() {
     for tp in 2 4; do
         [ "$gpus" -ge "$tp" ] || continue
-        "$python" -m minisgl_bench.studies all_reduce --ranks "$tp" \
-            --json "$out/all-reduce-tp$tp.json"
         "$python" -m minisgl_bench serving --shape qwen3-32b --tp "$tp" --dummy-weight \
             --starts 2 --client-processes 6 --repeats "$repeats" \
             --json "$out/serving-qwen3-32b-tp$tp.json" \

@@ -96,14 +96,15 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--pipeline-parallel-size", "--pp-size", "-pp",
         "--data-parallel-size", "--dp-size", "-dp", "--enable-dp-attention", "--api-server-count",
     ),
-    "there is no speculative decoding here: leave it out": (
+    "drafts need no model of their own here: --drafts auto, off, or some of grammar,tree,ngram,mtp": (
         "--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path",
         "--speculative-num-steps", "--speculative-num-draft-tokens", "--speculative-eagle-topk",
         "--speculate", "--model-draft", "-md", "--draft", "--draft-max", "--draft-min",
     ),
     "adapters have the scale of their files: merge others into the checkpoint": ("--lora-scaled",),
     "--lora NAME=PATH, or --lora-folder DIR, is enough here: leave it out": ("--enable-lora",),
-    "only text is read and written here": (
+    "a safetensors model that reads pictures does so without a flag: pip install "
+    "'minisgl[vision]'": (
         "--mmproj", "--limit-mm-per-prompt", "--enable-multimodal",
     ),
     "every model embeds and ranks here, without a flag (docs/embeddings.md)": (

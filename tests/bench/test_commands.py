@@ -78,8 +78,7 @@ def test_a_wrong_flag_is_reported(
 @pytest.mark.parametrize(
     "command",
     [
-        "all_reduce --ranks 0",
-        "all_reduce --max-bytes 8191",
+        "drafts --rounds 0",
         "kernels --rounds 0",
         "moe --rounds 0",
         "offline --shape qwen3-0.6b --repeats 0",

@@ -51,7 +51,7 @@ def test_all_parts_run_and_name_benchmarks_that_exist(machine: Path) -> None:
     names = [name for _, name in named]
     kernels = ["attention", "moe", "gemms"]
     one_gpu = ["batch_invariance", *["offline"] * 3, *kernels, *["serving"] * 4]
-    assert names == [*one_gpu, "all_reduce", "serving"]
+    assert names == [*one_gpu, "serving"]
     assert "-m minisgl selfcheck" in calls
     assert [call.split("-- ")[1] for call in calls if "max-stall" in call] == [
         f"--max-stall-ms {ms}" for ms in (5, 10, 20)

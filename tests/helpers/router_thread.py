@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 
 from helpers.loop_thread import LoopThread
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, url_of
+from minisgl.server.address import bind
 from minisgl.server.web.guards import Door
+from minisgl_gateway.front import Front
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.serve import Router
 
@@ -28,8 +29,9 @@ class RouterThread:
     ) -> None:
         self.fleet = Fleet(urls, key)
         self._bound = bind("127.0.0.1", 0)
-        self.url = url_of(self._bound)
-        self._router = Router(self.fleet, self._bound, None, drain_s, door or Door())
+        front = Front(bound=self._bound, tls=None, door=door or Door(), drain_s=drain_s)
+        self.url = front.url
+        self._router = Router(self.fleet, front)
         self.ended = threading.Event()
         self._thread = LoopThread(self._serving())
 

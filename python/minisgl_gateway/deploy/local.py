@@ -32,6 +32,7 @@ from minisgl.utils.gpus import num_gpus
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.deploy.child import ServerProcess
+from minisgl_gateway.front import Front
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.serve import Router
 from minisgl_gateway.tls import tls_context
@@ -64,7 +65,8 @@ def serve_replicas(args: GatewayArgs, began: float) -> int:
             signals.check()
             fleet = Fleet(urls, servers.key)
             door = door_of(args.host, args.cors_origin, args.allowed_host)
-            router = Router(fleet, bound, tls, args.drain_timeout, door)
+            front = Front(bound=bound, tls=tls, door=door, drain_s=args.drain_timeout)
+            router = Router(fleet, front)
             asyncio.run(_route(router, fleet, servers, signals))
         return 0
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import os
-import socket
-import ssl
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, url_of
-from minisgl.server.args import HOSTS, ORIGINS
-from minisgl.server.command import run_serving, say
-from minisgl.server.flags import Parser, flag_type
-from minisgl.server.web.guards import Door, RequestIds, door_of
-from minisgl.server.web.http import HttpServer
+from minisgl.server.command import say
+from minisgl.server.flags import Parser
 from minisgl.utils.http import server_root
 from minisgl.utils.logger import get_logger
-from minisgl_gateway.front import FrontServer, add_address, add_serving, flags_given
+from minisgl_gateway.front import Front, FrontServer, add_serving, run_front
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.proxy import RouterApp
-from minisgl_gateway.tls import tls_context
 
 logger = get_logger(__name__)
 
@@ -45,62 +37,39 @@ def route_parser() -> Parser:
         help="a server (minisgl serve), such as http://10.0.0.5:1919; may be repeated. A server "
         "that is not up gets requests when it is",
     )  # fmt: skip
-    add_address(parser, DEFAULT_PORT)
     add(
         "--api-key", metavar="KEY",
         help="a key of the servers with admin rights, with which the router asks them for their "
         "state (default: $MINISGL_ROUTE_KEY, or none). Clients send their own keys, which the "
         "servers check",
     )  # fmt: skip
-    add(
-        "--cors-origin", type=flag_type(ORIGINS), metavar="ORIGIN",
-        help="web pages of these origins, with commas between them, may use the servers from a "
-        "browser; * is all (default: the servers' own pages)",
+    add_serving(
+        parser, DEFAULT_PORT, what="router", pages="the servers' own pages",
+        names="all if the servers have API keys, else none",
     )  # fmt: skip
-    add(
-        "--allowed-host", type=flag_type(HOSTS), metavar="NAME",
-        help="names, with commas between them, by which clients ask for the router, besides "
-        "localhost, IP addresses and --host; * is all (default: all if the servers have API keys, "
-        "else none)",
-    )  # fmt: skip
-    add_serving(parser)
     return parser
 
 
 def route(argv: Sequence[str], began: float) -> int:
     """Run the router until it is asked to stop. Returns the exit code."""
-    parser = route_parser()
-    given = flags_given(parser, argv)
 
-    def serve(signals: Signals) -> int:
-        tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
+    def serving(
+        given: argparse.Namespace, front: Front, signals: Signals
+    ) -> Coroutine[Any, Any, None]:
         key = given.api_key or os.environ.get("MINISGL_ROUTE_KEY")
         fleet = Fleet([server_root(url) for url in given.replica], key)
-        with bind(given.host, given.port) as bound:
-            door = door_of(given.host, given.cors_origin, given.allowed_host)
-            router = Router(fleet, bound, tls, given.drain_timeout, door)
-            asyncio.run(router.serve(signals))
-        return 0
+        return Router(fleet, front).serve(signals)
 
-    return run_serving("router", serve, level=given.log_level, log_format=given.log_format)
+    return run_front("router", route_parser(), argv, serving)
 
 
 class Router(FrontServer):
     """A running router. Mutable: it starts, drains and ends."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        bound: socket.socket,
-        tls: ssl.SSLContext | None,
-        drain_s: float,
-        door: Door,
-    ) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, front: Front) -> None:
         app = RouterApp(fleet)
-        http = HttpServer(RequestIds(app.behind(door), Counter()), tls, per_connection=2)
-        super().__init__(app, http, bound, drain_s)
-        self._url = url_of(bound, "https" if tls else "http")
+        super().__init__(app, app.behind(front.door), front)
+        self._fleet, self._url = fleet, front.url
 
     async def serve(self, signals: Signals, on_started: Callable[[], None] | None = None) -> None:
         """Ask the servers for their state, then serve."""

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.runtime.signals import Signals
-from minisgl.server.address import bind, url_of
-from minisgl.server.args import HOSTS, ORIGINS, SECONDS, listed
-from minisgl.server.command import run_serving, say
+from minisgl.server.args import SECONDS, listed
+from minisgl.server.command import say
 from minisgl.server.errors import Draining
 from minisgl.server.flags import Parser, flag_type
 from minisgl.server.observe import Observer
 from minisgl.server.site import DocumentedAPI
 from minisgl.server.web import body, errors
-from minisgl.server.web.guards import Door, RequestIds, behind, door_of
-from minisgl.server.web.http import HttpServer
+from minisgl.server.web.guards import Door, behind
 from minisgl_gateway.anthropic import routes as anthropic
 from minisgl_gateway.chat import Chat
-from minisgl_gateway.front import FrontServer, add_address, add_serving, flags_given
+from minisgl_gateway.front import Front, FrontServer, add_serving, run_front
 from minisgl_gateway.ollama import models as ollama_models
 from minisgl_gateway.ollama import routes as ollama
 from minisgl_gateway.responses import routes as responses
-from minisgl_gateway.tls import tls_context
 from minisgl_gateway.upstream.chat import UpstreamChat
 from minisgl_gateway.upstream.reading import SILENT_S
 
@@ -63,40 +59,23 @@ def gateway_parser() -> Parser:
         "--upstream-timeout", type=flag_type(SECONDS), default=SILENT_S, metavar="S",
         help="seconds for which the upstream may send nothing (default: %(default)s)",
     )  # fmt: skip
-    add_address(parser, DEFAULT_PORT)
-    add(
-        "--cors-origin", type=flag_type(ORIGINS), metavar="ORIGIN",
-        help="web pages of these origins, with commas between them, may use the gateway from a "
-        "browser; * is all (default: none)",
-    )  # fmt: skip
-    add(
-        "--allowed-host", type=flag_type(HOSTS), metavar="NAME",
-        help="names, with commas between them, by which clients ask for the gateway, besides "
-        "localhost, IP addresses and --host; * is all (default: none)",
-    )  # fmt: skip
-    add_serving(parser)
+    add_serving(parser, DEFAULT_PORT, what="gateway")
     return parser
 
 
 def gateway(argv: Sequence[str], began: float) -> int:
     """Run the gateway until it is asked to stop. Returns the exit code."""
-    parser = gateway_parser()
-    given = flags_given(parser, argv)
 
-    def serve(signals: Signals) -> int:
-        tls = tls_context(given.ssl_certfile, given.ssl_keyfile)
+    def serving(
+        given: argparse.Namespace, front: Front, signals: Signals
+    ) -> Coroutine[Any, Any, None]:
         key = given.upstream_api_key or os.environ.get("MINISGL_UPSTREAM_API_KEY")
         chat = UpstreamChat(given.upstream, key, given.upstream_fields, given.upstream_timeout)
-        with bind(given.host, given.port) as bound:
-            door = door_of(given.host, given.cors_origin, given.allowed_host)
-            app = GatewayApp(chat, door)
-            http = HttpServer(RequestIds(app, Counter()), tls, per_connection=2)
-            running = FrontServer(app, http, bound, given.drain_timeout)
-            say_ready = f"Gateway {url_of(bound, 'https' if tls else 'http')} to {chat.name}"
-            asyncio.run(running.serve(signals, lambda: say(f"\n{say_ready} (Ctrl-C stops it)")))
-        return 0
+        app = GatewayApp(chat, front.door)
+        ready = f"\nGateway {front.url} to {chat.name} (Ctrl-C stops it)"
+        return FrontServer(app, app, front).serve(signals, lambda: say(ready))
 
-    return run_serving("gateway", serve, level=given.log_level, log_format=given.log_format)
+    return run_front("gateway", gateway_parser(), argv, serving)
 
 
 class GatewayApp:

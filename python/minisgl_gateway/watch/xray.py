@@ -52,7 +52,7 @@ FREE, CACHED, SHARED, FIRST_UID = 0, 1, 2, 3
 
 
 class Step(NamedTuple):
-    """A step as `StepRecord` has it, an array in JSON.
+    """A step, an array in JSON. Up to `send_us` it has the fields of `StepRecord`, in their order.
 
     rows: as [uid, tokens, ...]; None if the frame's previous step has the same rows.
     """
@@ -70,6 +70,10 @@ class Step(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     rows: list[int] | None
+
+
+NUM_TIMES: Final = Step._fields.index("decodes")
+"""The number and the times of a step, which begin both records."""
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
@@ -259,21 +263,9 @@ def _step(record: StepRecord, plan: Plan | None) -> Step:
     if plan:
         lengths = map(sub, plan.ends[:MAX_ROWS], plan.starts[:MAX_ROWS])
         rows = list(chain.from_iterable(zip(plan.uids, lengths, strict=False)))
-    return Step(
-        step=record.step,
-        start_s=record.start_s,
-        settle_s=record.settle_s,
-        receive_us=record.receive_us,
-        plan_us=record.plan_us,
-        launch_us=record.launch_us,
-        wait_us=record.wait_us,
-        commit_us=record.commit_us,
-        send_us=record.send_us,
-        decodes=record.decodes,
-        prompt_tokens=record.tokens - record.decodes,
-        output_tokens=record.output_tokens,
-        rows=rows,
-    )
+    num_prompt = record.tokens - record.decodes
+    times = msgspec.structs.astuple(record)[:NUM_TIMES]
+    return Step._make((*times, record.decodes, num_prompt, record.output_tokens, rows))
 
 
 def _state(req: Req, clock: float) -> RequestState:

@@ -25,7 +25,8 @@ from minisgl.quantization import Part, Weight
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
 from minisgl_zoo.lora.peft import WEIGHTS, AdapterFile, digest_of, open_adapter
-from minisgl_zoo.lora.weight import AdaptedWeight, StepRows, inputs_of, rows_of
+from minisgl_zoo.lora.products import inputs_of, rows_of
+from minisgl_zoo.lora.weight import AdaptedWeight, StepRows
 from minisgl_zoo.view import CheckpointView, open_view
 
 logger = get_logger(__name__)
@@ -184,7 +185,7 @@ def _shares(
         if part.name in view.names:
             module = view.source(part.name).removesuffix(".weight")
             inputs, rows = inputs_of(part), rows_of(part)
-            of_name[weight.names.index(part.name)] = a[module][:, inputs.start : inputs.stop]
+            of_name[weight.products.a_of[index]] = a[module][:, inputs.start : inputs.stop]
             whole = Part(
                 name=part.name, shape=(part.shape[0], b[module].shape[1]), axis=0, share=rows
             )

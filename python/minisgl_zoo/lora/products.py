@@ -11,41 +11,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+
+from minisgl.quantization import Part
 
 Rows = Tensor | list[tuple[int, Tensor | None]]
 """Which slot each of some tokens uses: on a GPU bool [T, N]; on a CPU the slots with the indices of
 their tokens, None for all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Of a weight's slots. num_slots: N. rank: R. names: the number of A's. a_of: for each part,
-    the number of its A. columns: of each part. inputs: I."""
-
-    num_slots: int
-    rank: int
-    names: int
-    a_of: Sequence[int]
-    columns: Sequence[slice]
-    inputs: int
-
-    @property
-    def outputs(self) -> int:
-        return int(self.columns[-1].stop)
-
-
 class Products(ABC):
-    """Mutable: the slots are filled while the engine runs. is_changed: whether an adapter has ever
-    changed the weight; until then a GPU's steps leave its products out."""
+    """Mutable: the slots are filled while the engine runs.
+
+    num_slots: N. rank: R. names: of the A's, without repetition. a_of: for each part, the index of
+    its A. columns: of each part. inputs: I. outputs: O, of all parts. is_changed: whether an
+    adapter has ever changed the weight; until then a GPU's steps leave its products out.
+    """
 
     is_changed = False
 
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
+    def __init__(self, parts: Sequence[Part], num_slots: int, rank: int) -> None:
+        """parts: of the weight (`BuildContext.linear`)."""
+        self.num_slots, self.rank = num_slots, rank
+        self.names = tuple(dict.fromkeys(part.name for part in parts))
+        self.a_of = [self.names.index(part.name) for part in parts]
+        ends = list(accumulate(len(rows_of(part)) for part in parts))
+        self.columns = [slice(*at) for at in pairwise((0, *ends))]
+        self.inputs, self.outputs = len(inputs_of(parts[0])), ends[-1]
 
     @property
     @abstractmethod
@@ -53,13 +49,9 @@ class Products(ABC):
         """The most that all slots take."""
 
     def fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
-        """Put an adapter into a slot. a: by name's number, [rank, I]. b: by part, [O, rank]; empty
+        """Put an adapter into a slot. a: by name's index, [rank, I]. b: by part, [O, rank]; empty
         if it does not change the weight."""
         self.is_changed |= bool(b)
-        self._fill(slot, a, b)
-
-    @abstractmethod
-    def _fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None: ...
 
     @abstractmethod
     def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
@@ -71,16 +63,17 @@ class EachSlot(Products):
     where a part does not read an A, so a slot takes two products. In float32, because a product of
     few rows in bfloat16 takes torch ten times as long."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
+    def __init__(self, parts: Sequence[Part], num_slots: int, rank: int) -> None:
+        super().__init__(parts, num_slots, rank)
         self._held: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> A, [I, K], and B, [K, O]
 
     @property
     def num_bytes(self) -> int:
-        sizes = self.sizes
-        return 4 * sizes.num_slots * sizes.names * sizes.rank * (sizes.inputs + sizes.outputs)
+        rows = self.num_slots * len(self.names) * self.rank
+        return 4 * rows * (self.inputs + self.outputs)
 
-    def _fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
+    def fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
+        super().fill(slot, a, b)
         self._held.pop(slot, None)
         if not b:
             return
@@ -88,9 +81,9 @@ class EachSlot(Products):
         for name, given in a.items():
             places[name] = slice(first, first + len(given))
             first += len(given)
-        wide = torch.zeros(first, self.sizes.outputs)
+        wide = torch.zeros(first, self.outputs)
         for part, given in b.items():
-            wide[places[self.sizes.a_of[part]], self.sizes.columns[part]] = given.T
+            wide[places[self.a_of[part]], self.columns[part]] = given.T
         self._held[slot] = torch.cat(list(a.values())).float().T.contiguous(), wide
 
     def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
@@ -109,20 +102,21 @@ class AllSlots(Products):
     beside the weight's, the kernels are plain GEMMs, and a CUDA graph can have them. What a slot's
     adapter does not use is zeros."""
 
-    def __init__(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(sizes)
-        slots, rank = sizes.num_slots, sizes.rank
-        self.a = torch.zeros(slots, sizes.names, rank, sizes.inputs, dtype=dtype, device=device)
-        self.b = tuple(
-            torch.zeros(slots, rank, at.stop - at.start, dtype=dtype, device=device)
-            for at in sizes.columns
-        )
+    def __init__(
+        self, parts: Sequence[Part], num_slots: int, rank: int,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(parts, num_slots, rank)
+        made = partial(torch.zeros, dtype=dtype, device=device)
+        self.a = made(num_slots, len(self.names), rank, self.inputs)
+        self.b = tuple(made(num_slots, rank, at.stop - at.start) for at in self.columns)
 
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.a, *self.b))
 
-    def _fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
+    def fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
+        super().fill(slot, a, b)
         self.a[slot - 1].zero_()
         for name, given in a.items():
             self.a[slot - 1, name, : len(given)] = given
@@ -140,5 +134,15 @@ class AllSlots(Products):
         # Not a product: another adapter's A may overflow on these tokens.
         h = h.where(rows[:, :, None, None], h.new_zeros(()))
         by_name = h.transpose(1, 2).reshape(len(x), -1).chunk(names, dim=1)
-        for name, columns, b in zip(self.sizes.a_of, self.sizes.columns, self.b, strict=True):
+        for name, columns, b in zip(self.a_of, self.columns, self.b, strict=True):
             y[:, columns].addmm_(by_name[name], b.flatten(0, 1))
+
+
+def rows_of(part: Part) -> range:
+    """Return this rank's outputs."""
+    return part.share if part.axis == 0 else range(part.shape[0])
+
+
+def inputs_of(part: Part) -> range:
+    """Return this rank's inputs."""
+    return part.share if part.axis == 1 else range(part.shape[1])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from minisgl.quantization import Part, TensorOwner, Weight
-from minisgl_zoo.lora.products import AllSlots, EachSlot, Products, Rows, Sizes
+from minisgl_zoo.lora.products import AllSlots, EachSlot, Products, Rows
 
 if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation
@@ -59,22 +58,10 @@ class AdaptedWeight(Weight):
         TensorOwner.__init__(self)
         self.ops, self.dtype = base.ops, base.dtype
         self.base, self.parts, self.step = base, tuple(parts), step
-        self.names = tuple(dict.fromkeys(part.name for part in parts))
-        rows = [rows_of(part) for part in parts]
-        starts = accumulate(map(len, rows), initial=0)
-        self._sizes = Sizes(
-            num_slots=step.num_slots,
-            rank=step.rank,
-            names=len(self.names),
-            a_of=[self.names.index(part.name) for part in parts],
-            columns=[slice(at, at + len(own)) for at, own in zip(starts, rows, strict=False)],
-            inputs=len(inputs_of(parts[0])),
-        )
 
     def _products(self, device: torch.device) -> Products:
-        if self.step.is_gpu:
-            return AllSlots(self._sizes, self.dtype, device)
-        return EachSlot(self._sizes)
+        sizes = self.parts, self.step.num_slots, self.step.rank
+        return AllSlots(*sizes, self.dtype, device) if self.step.is_gpu else EachSlot(*sizes)
 
     @property
     def num_buffer_bytes(self) -> int:
@@ -114,13 +101,3 @@ class AdaptedWeight(Weight):
             return self.base.norm_linear(x, residual, norm_weight, eps, bias, gate)
         x, residual = self.ops.normed(x, residual, norm_weight, eps)
         return self.linear(x, bias, gate), residual
-
-
-def rows_of(part: Part) -> range:
-    """Return this rank's outputs."""
-    return part.share if part.axis == 0 else range(part.shape[0])
-
-
-def inputs_of(part: Part) -> range:
-    """Return this rank's inputs."""
-    return part.share if part.axis == 1 else range(part.shape[1])

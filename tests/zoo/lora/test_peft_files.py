@@ -154,13 +154,11 @@ def test_other_tensors_are_refused_by_name(name: str, says: str, tmp_path: Path)
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file = make(tmp_path) / "adapter_model.safetensors"
     whole = file.read_bytes()
-    for data in (b"", b"{}", whole[:40], b"\xff" * 100, b"\x02" + bytes(7) + b"[]", bytes(8)):
+    cut = (whole[:-1], whole[:-200])
+    other = (b"", b"{}", whole[:40], b"\xff" * 100, b"\x02" + bytes(7) + b"[]", bytes(8))
+    for data in (*cut, *other):
         file.write_bytes(data)
         with pytest.raises(CheckpointError, match="damaged"):
-            open_adapter(tmp_path)
-    for data in (whole[:-1], whole[:-200]):
-        file.write_bytes(data)
-        with pytest.raises(CheckpointError, match="cut off"):
             open_adapter(tmp_path)
     save_file({name: tensor.to(torch.int8) for name, tensor in load_whole(whole).items()}, file)
     with pytest.raises(CheckpointError, match="type I8"):
