@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ def run_once(
     else:
         work, arrivals = work.arriving([0.0] * count), {"arrivals": "all at once"}
     num_turns = sum(len(session.turns) for session in work.sessions)
-    with _Bar(num_turns) as bar:
+    with _bar(num_turns) as bar:
         records, cpu_s = run_sharded(
             target,
             work.sessions,
@@ -282,31 +283,22 @@ def show(result: dict[str, Any]) -> None:
         console.print(f"[yellow]{warning}")
 
 
-class _Bar:
-    """A progress bar of ended requests and output tokens. Mutable: it counts."""
+@contextmanager
+def _bar(num_requests: int) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of ended requests and output tokens. Yields what adds to both."""
+    columns = (
+        *(TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+    )
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("", total=num_requests, tokens=0)
 
-    def __init__(self, num_requests: int) -> None:
-        self._progress = Progress(
-            TextColumn("requests"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[tokens]:,} tokens"),
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=num_requests, tokens=0)
-        self._tokens = 0
+        def add(requests: int, tokens: int) -> None:
+            progress.update(
+                task, advance=requests, tokens=progress.tasks[0].fields["tokens"] + tokens
+            )
 
-    def __enter__(self) -> Callable[[int, int], None]:
-        self._progress.start()
-        return self._add
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _add(self, requests: int, tokens: int) -> None:
-        self._tokens += tokens
-        self._progress.update(self._task, advance=requests, tokens=self._tokens)
+        yield add
 
 
 def _public(target: Target) -> dict[str, Any]:

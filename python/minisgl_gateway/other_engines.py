@@ -96,7 +96,8 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--pipeline-parallel-size", "--pp-size", "-pp",
         "--data-parallel-size", "--dp-size", "-dp", "--enable-dp-attention", "--api-server-count",
     ),
-    "drafts need no model of their own here: --drafts auto, off, or some of grammar,tree,ngram,mtp": (
+    "drafts need no model of their own here: --drafts takes auto, off, or some of "
+    "grammar,tree,ngram,mtp": (
         "--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path",
         "--speculative-num-steps", "--speculative-num-draft-tokens", "--speculative-eagle-topk",
         "--speculate", "--model-draft", "-md", "--draft", "--draft-max", "--draft-min",

@@ -1,8 +1,9 @@
-"""The shell as a process: through pipes, and in a pseudo-terminal."""
+"""The shell: in this process, as a process of its own, and in a pseudo-terminal."""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import select
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from unittest.mock import patch
 
+from minisgl.cli import run_command
 from minisgl.message import ChatPrompt, TokenizeMsg
 
 CHAT = (sys.executable, "-m", "minisgl", "chat", "--url")
@@ -35,15 +38,31 @@ def minisgl(*words: str, text: str = "", **env: str) -> subprocess.CompletedProc
     return run(sys.executable, "-m", "minisgl", *words, text=text, **env)
 
 
+def here(*words: str, text: str = "", **env: str) -> tuple[int, str, str]:
+    """Run a command of `minisgl` in this process, with `text` as a pipe. Returns the exit code, the
+    answers and the rest."""
+    answers, rest = io.StringIO(), io.StringIO()
+    piped = io.TextIOWrapper(io.BytesIO(text.encode()))
+    with (
+        patch.dict(os.environ, env),
+        patch("os.isatty", return_value=False),
+        patch.object(sys, "stdin", piped),
+        redirect_stdout(answers),
+        redirect_stderr(rest),
+    ):
+        try:
+            code = run_command(list(words), time.monotonic())
+        except SystemExit as end:  # argparse's
+            code = int(end.code or 0)
+    return code, answers.getvalue(), rest.getvalue()
+
+
 def chat(url: str, text: str, *flags: str, **env: str) -> tuple[int, str, str]:
-    """The exit code, the answers and the rest."""
-    done = run(*CHAT, url, *flags, text=text, **env)
-    return done.returncode, done.stdout, done.stderr
+    return here("chat", "--url", url, *flags, text=text, **env)
 
 
 def ask(url: str, *words: str, text: str = "", **env: str) -> tuple[int, str, str]:
-    done = minisgl("run", "--url", url, *words, text=text, **env)
-    return done.returncode, done.stdout, done.stderr
+    return here("run", "--url", url, *words, text=text, **env)
 
 
 def said(message: TokenizeMsg) -> list[tuple[str, str]]:

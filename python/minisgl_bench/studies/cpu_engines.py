@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,34 +22,8 @@ Generate = Callable[[torch.Tensor, int], None]
 """Computes greedy answers to prompts [B, T], each of the given number of tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ours:
-    """Our engine in one format. quantization: the option of that name. stored: the checkpoint's
-    `quantization_config`; its head is bfloat16, as in AWQ and GPTQ."""
-
-    quantization: Quantization | None = None
-    stored: dict[str, Any] = field(default_factory=dict)
-
-
-INT8_ROWS: Final = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
-        }
-    },
-    "ignore": ["lm_head"],
-}
-GPTQ: Final = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
-FORMATS: Final = {
-    "bf16": Ours(),
-    "int8": Ours(quantization="int8"),
-    "int4": Ours(quantization="int4"),
-    "int8, bf16 head": Ours(stored=INT8_ROWS),
-    "int4, bf16 head": Ours(stored=GPTQ),
-}
+FORMATS: Final[dict[str, Quantization | None]] = {"bf16": None, "int8": "int8", "int4": "int4"}
+"""By name, the option `quantization`."""
 
 
 @contextmanager
@@ -58,15 +31,11 @@ def ours(folder: Path, values: dict[str, Any]) -> Iterator[dict[str, Generate]]:
     """Yield our engine in each format, by name. values: the content of config.json."""
     with ExitStack() as stack:
         engines: dict[str, Generate] = {}
-        for index, (name, format) in enumerate(FORMATS.items()):
-            checkpoint = folder / f"ours-{index}"
-            write_checkpoint(checkpoint, values, weights=False)
-            if format.stored:
-                stored = {**values, "quantization_config": format.stored}
-                (checkpoint / "config.json").write_text(json.dumps(stored))
+        write_checkpoint(folder / "ours", values, weights=False)
+        for name, quantization in FORMATS.items():
             llm = LLM(
-                checkpoint, dummy_weight=True, device="cpu", num_pages=512, progress=False,
-                quantization=format.quantization,
+                folder / "ours", dummy_weight=True, device="cpu", num_pages=512, progress=False,
+                quantization=quantization,
             )  # fmt: skip
             engines[name] = partial(_generate, stack.enter_context(llm))
         yield engines

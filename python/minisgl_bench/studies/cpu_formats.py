@@ -38,8 +38,6 @@ PAIRS: Final = (
     ("bf16", "floor"),
     ("int8", "bf16"),
     ("int4", "bf16"),
-    ("int8, bf16 head", "bf16"),
-    ("int4, bf16 head", "bf16"),
     ("bf16", "transformers"),
     ("bf16", "llama.cpp bf16"),
     ("int8", "llama.cpp q8_0"),

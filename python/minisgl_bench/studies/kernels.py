@@ -155,26 +155,18 @@ def gather_then_sdpa(
     layer: AttnLayer,
     batch: PoolBatch,
     length: int,
-    *,
-    repeat: bool,
 ) -> Tensor:
-    """Attention by torch for equal rows: gather the cache, then one fused attention.
-
-    repeat: copy the heads, too, instead of SDPA's `enable_gqa`.
-    """
+    """Attention by torch for equal rows: gather the cache, then one fused attention."""
     pool = batch.context.kv_pool.layer(0)
     num_rows, table = len(batch.context.page_table), batch.context.page_table
     pool.k.flatten(0, 1)[batch.slots] = k
     pool.v.flatten(0, 1)[batch.slots] = v
     q = q.view(num_rows, -1, layer.num_q_heads, layer.head_dim).transpose(1, 2)
     k, v = (x[table].flatten(1, 2)[:, :length].transpose(1, 2) for x in (pool.k, pool.v))
-    if repeat:
-        group = layer.num_q_heads // layer.num_kv_heads
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     mask = None
     if q.shape[2] > 1:
         mask = torch.ones(q.shape[2], length, dtype=torch.bool).tril(length - q.shape[2])
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=not repeat)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return out.transpose(1, 2).flatten(0, 1)
 
 
@@ -196,18 +188,16 @@ def attention(rounds: int) -> Iterator[Comparison]:
             step = attention_step(SHAPES[shape], dtype, rows, backend)
             length = rows[0][1]
             out = backend.forward(*step)
-            for repeat in (False, True):
-                other = gather_then_sdpa(*step, length, repeat=repeat)
-                error = ((out - other).abs().max() / other.abs().max()).item()
-                assert error < (2e-6 if dtype == torch.float32 else 2e-2), f"{name}: {error}"
-                yield compare(
-                    f"{shape} attention {name}, SDPA "
-                    + ("on repeated heads" if repeat else "with enable_gqa"),
-                    dtype,
-                    partial(backend.forward, *step),
-                    partial(gather_then_sdpa, *step, length, repeat=repeat),
-                    rounds,
-                )
+            other = gather_then_sdpa(*step, length)
+            error = ((out - other).abs().max() / other.abs().max()).item()
+            assert error < (2e-6 if dtype == torch.float32 else 2e-2), f"{name}: {error}"
+            yield compare(
+                f"{shape} attention {name}",
+                dtype,
+                partial(backend.forward, *step),
+                partial(gather_then_sdpa, *step, length),
+                rounds,
+            )
 
 
 # --- ops ---------------------------------------------------------------------------------------

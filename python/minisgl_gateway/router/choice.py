@@ -13,8 +13,7 @@ prefix and long answers. The third counts what a prompt that is computed again c
 steps with its tokens are longer, and requests behind it wait longer. With the first term alone, a
 prompt leaves its prefix too soon (docs/decisions/0029-replicas.md).
 
-Sources: Preble (Srivatsa et al., 2024) weighs a prefix against load in one cost. The benchmark
-compares with "The Power of Two Choices in Randomized Load Balancing" (Mitzenmacher, 2001).
+Source: Preble (Srivatsa et al., 2024) weighs a prefix against load in one cost.
 """
 
 from __future__ import annotations

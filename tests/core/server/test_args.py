@@ -156,7 +156,7 @@ def test_flags_of_other_engines_map_to_flags_that_exist() -> None:
         ("-ngl", "that is --device here"),  # llama-server
         ("--max-batch-prefill-tokens", "that is --max-prefill-length here"),  # TGI
         ("--json-output", "that is --log-format json here"),
-        ("--speculative-config", "drafts need no model of their own here: --drafts auto"),
+        ("--speculative-config", "drafts need no model of their own here: --drafts takes auto"),
         ("--enable-lora", "--lora NAME=PATH, or --lora-folder DIR, is enough here"),
         ("--lora-modules", "that is --lora here"),
     ],
