@@ -62,6 +62,10 @@ class ImageReader(Protocol):
         """Return the messages with a `Part` for each image, and the images. Raises
         InvalidRequest, PromptTooLong."""
 
+    def moved(self, ids: bytes, images: Sequence[Image]) -> tuple[Image, ...]:
+        """Return the images of a prompt at their places in other ids, as `Encoded` has them. Raises
+        InvalidRequest."""
+
     def keyed(self, ids: bytes, images: Sequence[Image]) -> bytes:
         """Return the ids of a prompt as `UserMsg` has them (`minisgl.core.image`)."""
 
@@ -162,6 +166,15 @@ class PromptEncoder:
             return replace(self._encode_chat(self, prompt, check), prediction=prediction)
         ids = ids_to_bytes(self.chat.encode(prompt.messages, prompt.template_args, check))
         return Encoded(ids, prediction=prediction)
+
+    def accepted(self, prompt: Encoded, ids: bytes) -> Encoded:
+        """Return a prompt with the ids of an earlier engine's `Accepted`, since a template may
+        write another day now. Raises InvalidRequest if its images are other ones."""
+        images = prompt.images
+        if images:
+            assert self.images
+            images = self.images.moved(ids, images)
+        return replace(prompt, ids=ids, images=images)
 
     def request(
         self,

@@ -301,12 +301,12 @@ def user_msg(encoder: PromptEncoder, encoded: Encoded, message: TokenizeMsg) -> 
     """Return the record for the scheduler. Raises InvalidSampling for a grammar that cannot be
     compiled."""
     sampling = message.sampling
+    if message.ids:
+        encoded = encoder.accepted(encoded, message.ids)
     request = encoder.request(
         encoded, sampling, message.namespace, message.uid, message.priority, message.adapter
     )
     num_output = len(message.output or b"") // 4
-    if message.ids and not request.images:  # those have other ids in the tree than in `Accepted`
-        request = replace(request, ids=message.ids)
     if message.is_clamped and sampling.max_tokens and message.context_length:
         left = max(message.context_length - len(request.ids) // 4, num_output + 1)
         clamped = replace(request.sampling, max_tokens=min(sampling.max_tokens, left))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -32,6 +34,10 @@ MAX_MEMORY: Final = 2**30
 
 MAX_IMAGES: Final = 100
 """Of a request, as in Anthropic's API."""
+
+KEPT_BYTES: Final = 2**26
+"""Of the pixels of pictures that were read lately. A client sends those of a conversation again
+with each turn, and a router asks for a prompt's ids before it passes the prompt on."""
 
 MIN_PLACES: Final = 9
 """So many ids of 30 bits hold at least 256 bits of a hash. An image with fewer places gets a
@@ -81,12 +87,39 @@ class ReadImages:
         return replace(encoded, ids=ids_to_bytes(whole.astype(np.int32)), images=tuple(images))
 
 
+class ReadLately:
+    """What was read lately, by a hash of its source. Mutable; threads share it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._num_bytes = most_bytes, 0
+        self._found: OrderedDict[bytes, Read] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> Read | None:
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+            return self._found.get(key)
+
+    def put(self, key: bytes, read: Read) -> None:
+        with self._lock:
+            if key in self._found:
+                return  # another thread has read it meanwhile
+            self._found[key] = read
+            self._num_bytes += read.image.num_bytes
+            while self._num_bytes > self._most_bytes:
+                _, oldest = self._found.popitem(last=False)
+                self._num_bytes -= oldest.image.num_bytes
+
+
 class ImageReader:
-    """Reads the images of chats for one checkpoint. Mutable: it starts the helper process."""
+    """Reads the images of chats for one checkpoint. Mutable: it starts the helper process, and
+    keeps what it read lately."""
 
     def __init__(self, encoder: PromptEncoder, family: VisionFamily) -> None:
         self._family, self._encoder = family, encoder
         folder = encoder.folder
+        self._lately = ReadLately(KEPT_BYTES)
         self._helper = Helper("minisgl_zoo.vision.reader", [str(folder), str(MAX_MEMORY)])
 
     def load(self) -> None:
@@ -159,6 +192,13 @@ class ImageReader:
         return "".join(shown)
 
     def _read(self, source: str, where: str) -> Read:
+        key = hashlib.sha256(source.encode()).digest()
+        if (read := self._lately.get(key)) is None:
+            read = self._decode(source, where)
+            self._lately.put(key, read)
+        return read
+
+    def _decode(self, source: str, where: str) -> Read:
         question = packed(["read", source])
         try:
             while (answer := self._helper.ask(question, READ_S))[0] == "unknown":
@@ -178,6 +218,19 @@ class ImageReader:
             pixels=base64.b64decode(pixels),
         )
         return Read(image, self._family.expand(image.sizes, self._id_of))
+
+    def moved(self, ids: bytes, images: Sequence[Image]) -> tuple[Image, ...]:
+        """Return the images at their places in other ids of their prompt. Raises InvalidRequest."""
+        places = np.flatnonzero(ids_from_bytes(ids) == self._family.token).astype(np.int32)
+        ends = np.cumsum([len(places_of(image)) for image in images])
+        if len(places) != ends[-1]:
+            raise InvalidRequest(
+                f"the images of this chat take {ends[-1]} tokens, and took {len(places)} before "
+                "the engine started again; send it anew",
+                param="messages",
+            )
+        moved = zip(images, np.split(places, ends[:-1]), strict=True)
+        return tuple(msgspec.structs.replace(each, places=ids_to_bytes(at)) for each, at in moved)
 
     def keyed(self, ids: bytes, images: Sequence[Image]) -> bytes:
         """Return the ids of a prompt as `UserMsg` has them (`minisgl.core.image`)."""

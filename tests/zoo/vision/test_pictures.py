@@ -15,16 +15,20 @@ import psutil
 import pytest
 from PIL import Image
 
-from helpers.pictures import PICTURES, Sample, data_url, image_part, picture
+from helpers.pictures import PICTURES, Sample, data_url, image_part, picture, text_part
+from minisgl.core.image import LOWEST
+from minisgl.core.image import Image as Seen
 from minisgl.errors import InvalidRequest, PromptTooLong
-from minisgl.message import ChatPrompt
+from minisgl.message import ChatPrompt, ids_from_bytes
+from minisgl.message.frontend import EncodeMsg
 from minisgl.tokenizer import load_tokenizer
 from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import PromptEncoder
+from minisgl_gateway.codec_answers import answer_codec
 from minisgl_zoo.calls.tool_text import _before
 from minisgl_zoo.vision import family
 from minisgl_zoo.vision.family import family_of
-from minisgl_zoo.vision.prompt import MAX_IMAGES
+from minisgl_zoo.vision.prompt import MAX_IMAGES, Read, ReadLately
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +88,12 @@ BAD = {
 }
 
 
+def chat_of(*parts: Any, role: str = "user") -> ChatPrompt:
+    return ChatPrompt(messages=[{"role": role, "content": list(parts)}])
+
+
 def encode(encoder: PromptEncoder, *parts: Any, role: str = "user") -> Any:
-    return encoder.encode(ChatPrompt(messages=[{"role": role, "content": list(parts)}]), 1024)
+    return encoder.encode(chat_of(*parts, role=role), 1024)
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -192,11 +200,43 @@ def test_old_transformers_leave_a_model_of_text(
     assert family_of(mistral3.folder) is None
 
 
+def test_a_picture_that_was_read_lately_is_not_decoded_again(
+    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes with each turn of a conversation, and twice through a router."""
+    helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
+    asked: list[bytes] = []
+    ask = helper.ask
+    monkeypatch.setattr(helper, "ask", lambda what, s: asked.append(what) or ask(what, s))
+    shown = image_part(data_url(picture(60, 40, 7)))
+    question = EncodeMsg(seq=1, prompt=chat_of(shown), for_cache=True)
+    assert ids_from_bytes(answer_codec(encoder, question).ids).max() >= LOWEST
+    [first] = encode(encoder, shown).images
+    [again] = encode(encoder, text_part("Once more"), shown).images
+    assert len(asked) == 1
+    assert (again.pixels, again.digest) == (first.pixels, first.digest)
+    assert again.places != first.places
+
+
+def test_what_is_kept_of_pictures_is_bounded() -> None:
+    def read(size: int) -> Read:
+        return Read(Seen(digest=b"", places=b"", token=0, shape=(size,), sizes=()), [])
+
+    lately = ReadLately(100)
+    for name, size in ((b"a", 60), (b"b", 30), (b"a", 60), (b"c", 60), (b"d", 500)):
+        if lately.get(name) is None:
+            lately.put(name, read(size))
+        if name == b"c":
+            assert [lately.get(each) is not None for each in (b"a", b"b", b"c")] == [0, 0, 1]
+    assert lately.get(b"d") is None
+    assert lately._num_bytes == 0
+
+
 def test_after_its_end_the_reader_starts_again(encoder: PromptEncoder) -> None:
     helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
     helper.process.kill()
     helper.process.wait()
-    assert encode(encoder, image_part(data_url(PICTURES[0]))).images
+    assert encode(encoder, image_part(data_url(picture(40, 30, 8)))).images
 
 
 def test_a_malformed_part_beside_a_picture_is_refused(encoder: PromptEncoder) -> None:

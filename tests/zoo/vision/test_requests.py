@@ -14,12 +14,21 @@ import pytest
 from helpers.engine_ranks import engines
 from helpers.pictures import PICTURES, Sample, chat, text_part
 from helpers.seen import NUM_TOP, Eyes, check, start
-from minisgl.core import Accepted, Failed, Finished, Token
+from minisgl.core import Accepted, Failed, Finished, SamplingParams, Token
 from minisgl.core.image import LOWEST, places_of
 from minisgl.engine.startup.measure import measure_image_ns
-from minisgl.message import AbortMsg, ChatPrompt, TokenPrompt, ids_from_bytes, ids_to_bytes
+from minisgl.errors import InvalidRequest
+from minisgl.message import (
+    AbortMsg,
+    ChatPrompt,
+    TokenizeMsg,
+    TokenPrompt,
+    ids_from_bytes,
+    ids_to_bytes,
+)
 from minisgl.message.frontend import EncodeMsg
 from minisgl.scheduler.step_broadcast import Leader
+from minisgl.tokenizer.worker import user_msg
 from minisgl_gateway.codec_answers import answer_codec
 from minisgl_gateway.router.prefix_hashes import TreeHashes, prompt_hashes
 from minisgl_gateway.watch.recorder import Recorder
@@ -217,6 +226,26 @@ def test_a_request_goes_on_in_another_engine(eyes: Eyes) -> None:
     events = again.run([[message]])
     assert [event.id for event in events if isinstance(event, Token)] == ids[5:]
     other.close()
+
+
+def test_a_chat_goes_on_with_the_ids_that_were_accepted(eyes: Eyes) -> None:
+    """Its template may write another day after a restart, so its images have other places."""
+    accepted, now = (eyes.encode(chat(*PICTURES[:2], words=words)) for words in ("one day", "2"))
+    assert accepted.images[1].places != now.images[1].places
+    message = TokenizeMsg(
+        uid=1,
+        prompt=ChatPrompt(messages=[]),
+        sampling=SamplingParams(),
+        output=b"",
+        ids=accepted.ids,
+    )
+    expected = eyes.encoder.request(accepted, SamplingParams(), "", 1)
+    again = user_msg(eyes.encoder, now, message)
+    assert (again.ids, again.images) == (expected.ids, expected.images)
+    assert again.namespace == expected.namespace
+    fewer = eyes.encode(chat(PICTURES[0]))
+    with pytest.raises(InvalidRequest, match="take 35 tokens, and took"):
+        user_msg(eyes.encoder, fewer, message)
 
 
 def test_a_router_finds_the_pages_of_pictures(eyes: Eyes) -> None:

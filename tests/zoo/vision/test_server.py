@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
+import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ from minisgl.core import SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.llm import LLM
 
-OPTIONS = ("--dtype", "float32", "--num-pages", "256", "--page-size", "4", "--log-requests")
+OPTIONS = ("--dtype", "float32", "--num-pages", "512", "--page-size", "4", "--restart")
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +70,6 @@ def test_prompt_ids_are_those_of_the_model(server: RunningServer) -> None:
     ids = answer["prompt_token_ids"]
     assert len(ids) == answer["usage"]["prompt_tokens"]
     assert max(ids) < 2**20
-
-
-def test_a_picture_in_a_text_model_is_refused() -> None:
-    with RunningServer("--num-pages", "16") as server:
-        parts = [image_part(data_url(PICTURES[0]))]
-        body = {"messages": [{"role": "user", "content": parts}]}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-        assert answer.status_code == 400
-        assert "this model reads text only, got 'image_url'" in answer.text
 
 
 def test_openai_sends_a_tools_picture(server: RunningServer) -> None:
@@ -154,6 +148,37 @@ def test_ollama_sends_pictures(server: RunningServer) -> None:
     whole = client.generate(model="model", prompt="look", images=[data], options={"num_predict": 3})
     assert (whole.prompt_eval_count or 0) > 35
     assert "vision" in (client.show("model").capabilities or ())
+
+
+def test_a_chat_about_pictures_goes_on_after_a_restart(server: RunningServer) -> None:
+    """In the same words. An answer that was complete before the engine ended is asked for again."""
+    options: dict[str, Any] = {"model": "model", "max_tokens": 700, "seed": 3, "stream": True}
+    options["extra_body"] = {"ignore_eos": True}
+
+    def answer(kills: bool = False) -> tuple[str, Any]:
+        words, timings = "", None
+        for chunk in server.client().chat.completions.create(
+            messages=chat(*PICTURES[:2]),  # type: ignore[arg-type] (plain dicts)
+            **options,
+        ):
+            words += "".join(choice.delta.content or "" for choice in chunk.choices)
+            timings = (chunk.model_extra or {}).get("timings") or timings
+            if kills and words:
+                os.kill(last_pid(server), signal.SIGKILL)
+                kills = False
+        return words, timings
+
+    words, _ = answer()
+    for _ in range(3):
+        again, timings = answer(kills=True)
+        assert again == words
+        if timings.get("resumed"):
+            return
+    raise AssertionError("each answer was complete before its engine was killed")
+
+
+def last_pid(server: RunningServer) -> int:
+    return int(re.findall(r"the engine is ready .* \(pid (\d+)\)", server.output["err"])[-1])
 
 
 def test_python_sends_pictures_and_paths(mistral3: Sample, tmp_path: Path) -> None:
