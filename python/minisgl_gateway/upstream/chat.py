@@ -66,8 +66,12 @@ class _Entry(msgspec.Struct):
 
     @property
     def model(self) -> Model:
+        is_ours = self.owned_by == OWNER
         abilities = Abilities(
-            has_reasoning="thinking" in self.capabilities, has_switch=self.has_thinking_switch
+            has_reasoning="thinking" in self.capabilities,
+            has_switch=self.has_thinking_switch,
+            # Another server does not say it here. It refuses images itself.
+            reads_images="vision" in self.capabilities or not is_ours,
         )
         return Model(
             name=self.id,
@@ -78,7 +82,7 @@ class _Entry(msgspec.Struct):
             context_length=self.context_length or self.max_model_len,
             created=self.created,
             defaults=self.sampling_defaults,
-            takes_all=self.owned_by == OWNER,
+            takes_all=is_ours,
         )
 
 

@@ -31,6 +31,7 @@ from helpers.scripted_server import MODEL, ScriptedServer
 from helpers.waiting import ask_and_leave
 from minisgl_gateway.router import upstream as router_upstream
 from minisgl_gateway.upstream import reading
+from minisgl_gateway.upstream.chat import OWNER, _Entry
 from minisgl_gateway.upstream.serve import gateway as gateway_command
 
 MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
@@ -220,6 +221,19 @@ def test_a_plain_server_gets_openais_fields_alone() -> None:
             f"{gateway.url}/v1/messages/count_tokens", json={"messages": said("a")}
         )
         assert counted.status_code == 501
+
+
+def test_a_plain_server_gets_pictures() -> None:
+    """It says itself whether its model reads them. This project's says so in its list."""
+    with PlainUpstream(whole) as plain, gateway_before(plain.url) as gateway:
+        ollama.Client(gateway.url).chat("plain", [{**said("look")[0], "images": ["aGk="]}])
+        url = {"type": "image_url", "image_url": {"url": "data:image/*;base64,aGk="}}
+        assert plain.received[-1]["messages"] == [
+            {"role": "user", "content": [url, {"type": "text", "text": "look"}]}
+        ]
+    for capabilities, expected in ((["completion"], False), (["completion", "vision"], True)):
+        entry = _Entry(id="a", owned_by=OWNER, capabilities=capabilities)
+        assert entry.model.abilities.reads_images is expected
 
 
 def test_fields_that_the_operator_names_are_passed_on() -> None:
