@@ -143,6 +143,12 @@ def _parse_minisgl(words: list[str]) -> None:
         from minisgl_gateway.router.serve import route_parser
 
         route_parser().parse_all(words[1:])
+    elif command == "upgrade":
+        from minisgl_gateway.upgrade.command import upgrade_parser
+
+        asked, _, flags = " ".join(words[1:]).partition("-- ")
+        upgrade_parser().parse_all(asked.split())
+        parse_args(flags.split())
     elif command == "gateway":
         from minisgl_gateway.upstream.serve import gateway_parser
 

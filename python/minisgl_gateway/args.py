@@ -160,7 +160,7 @@ class GatewayArgs(ServerArgs):
         SWITCH,
         "running",
         "after a worker has died or hangs, start the engine again behind the same port; until then "
-        "new requests get HTTP 503, and open ones wait and go on where they were",
+        "new requests wait, and open ones go on where they were afterwards",
     )
     max_restarts: int = option(
         3,
@@ -172,7 +172,8 @@ class GatewayArgs(ServerArgs):
         False,
         SWITCH,
         "running",
-        "with --restart, open requests end with an error when the engine does",
+        "with --restart, open requests end with an error when the engine does, and new ones get "
+        "HTTP 503 until it has started",
     )
     log_requests: bool = option(
         False,

@@ -15,6 +15,10 @@ ROWS: Final = [
         "commands", "run", "minisgl_gateway.shell.command:run",
         about="[MODEL] [QUESTION]  print one answer; a pipe can ask, too",
     ),
+    Row(
+        "commands", "upgrade", "minisgl_gateway.upgrade.command:upgrade",
+        about="[-- FLAGS]  a new server takes over a running one's port; no request is lost",
+    ),
     Row("servers", "tls", "minisgl_gateway.tls:tls_context"),
     Row("servers", "shell", "minisgl_gateway.shell.command:serve_with_shell"),
     Row(

@@ -14,10 +14,13 @@ from typing import Any, Final
 
 from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
 from minisgl.server.args import ServerArgs
+from minisgl.server.frontend import Frontend
 from minisgl.server.server import Server
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.resume import ResumingFrontend
+from minisgl_gateway.upgrade.door import Say
+from minisgl_gateway.upgrade.server import UpgradableServer
 
 logger = get_logger(__name__)
 
@@ -31,11 +34,14 @@ HOLD_ON_S: Final = 5.0
 more."""
 
 
+UPGRADED: Final = EngineError("the server is being upgraded")
+
+
 def server_of(args: ServerArgs, start_workers: Callable[[], None]) -> Callable[..., Server]:
     """Return what makes the server of these options. start_workers: starts its workers again."""
     if isinstance(args, GatewayArgs) and args.restart:
         return partial(RestartingServer, start_workers, args.max_restarts, not args.no_resume)
-    return Server
+    return UpgradableServer
 
 
 class Restarting(EngineError):
@@ -57,7 +63,7 @@ class Restarting(EngineError):
         return max(self._ready_at - time.monotonic(), 1.0)
 
 
-class RestartingServer(Server):
+class RestartingServer(UpgradableServer):
     """A server that starts its workers again. Mutable: it counts the restarts."""
 
     def __init__(
@@ -70,9 +76,10 @@ class RestartingServer(Server):
         self._start_workers = start_workers
         self._max_restarts = max_restarts
         self._restarts: deque[float] = deque()
-        self._restart: asyncio.Task[None] | None = None
+        self._holding: asyncio.Task[None] | None = None
 
     async def _after_http(self) -> None:
+        await super()._after_http()
         while self._restart and not self._restart.done():
             self._workers.kill()  # ends the wait for them
             await asyncio.wait([self._restart], timeout=KILL_AGAIN_S)
@@ -99,20 +106,26 @@ class RestartingServer(Server):
         return True
 
     async def _start_again(self, error: EngineError) -> None:
-        """Start new workers. Until then new requests get a 503, and open ones wait or fail."""
+        """Start new workers. Until then requests wait, or with `--no-resume` fail."""
         assert self._loop
-        begun = time.monotonic()
         frontend = self._frontend
         restarting = Restarting(error, sum(frontend.observer.start_s.values()))
-        holding: asyncio.Task[None] | None = None
         if isinstance(frontend, ResumingFrontend):
             frontend.pause(error, restarting)
-            holding = self._loop.create_task(_hold_on(frontend))
         else:
             frontend.fail_all(error)
             frontend.failure = restarting
         self._disconnect(self._loop)
         logger.error("%s; starting it again", error)
+        frontend.observer.num_restarts += 1
+        await self._bring_up(error)
+
+    async def _bring_up(self, error: EngineError) -> None:
+        """Start new workers, and let requests go on. error: why there are none. If they do not
+        start, the server ends."""
+        assert self._loop
+        begun, frontend = time.monotonic(), self._frontend
+        holding = asyncio.create_task(_hold_on(frontend))
         try:
             await asyncio.to_thread(self._replace_workers, str(error))
             if not self._http.should_exit:
@@ -124,16 +137,41 @@ class RestartingServer(Server):
             self._end(self._failure)
             return
         finally:
-            if holding:
-                holding.cancel()
+            holding.cancel()
         if self._http.should_exit:
             return
         frontend.reconnect(*self._queues, self._context_length)
         self._connect(self._loop)
-        frontend.observer.num_restarts += 1
         if isinstance(frontend, ResumingFrontend):
             frontend.resume()
         logger.info("started again after %.1f s", time.monotonic() - begun)
+
+    async def _make_room(self, drain_s: float, say: Say) -> None:
+        frontend = self._frontend
+        if not isinstance(frontend, ResumingFrontend):
+            await super()._make_room(drain_s, say)
+            return
+        assert self._loop
+        expected_s = sum(frontend.observer.start_s.values()) + drain_s
+        upgrading = Restarting(UPGRADED, expected_s)
+        frontend.hold(upgrading)
+        say(
+            f"new requests wait; open requests: {frontend.num_sent}, for at most {drain_s:g} s, "
+            "then the engine ends"
+        )
+        await self._wait(lambda: frontend.num_sent, drain_s)
+        if self._restart:
+            await asyncio.wait([self._restart])
+        frontend.pause(UPGRADED, upgrading, is_planned=True)
+        self._holding = asyncio.create_task(_hold_on(frontend))
+        self._disconnect(self._loop)
+        await asyncio.to_thread(self._workers.end)
+
+    async def _go_back(self) -> None:
+        if not isinstance(self._frontend, ResumingFrontend):
+            return
+        self._restart = asyncio.create_task(self._bring_up(UPGRADED))
+        await asyncio.wait([self._restart])
 
     def _replace_workers(self, reason: str) -> None:
         """Start new workers and wait until they are ready. Raises StartupFailed."""
@@ -143,8 +181,8 @@ class RestartingServer(Server):
         self._workers.wait_ready()
 
 
-async def _hold_on(frontend: ResumingFrontend) -> None:
-    """Tell the clients at once and every `HOLD_ON_S` that their answers go on."""
-    while True:
+async def _hold_on(frontend: Frontend) -> None:
+    """Tell the clients at once and every `HOLD_ON_S` that their answers go on, until they do."""
+    while isinstance(frontend, ResumingFrontend) and frontend.is_paused:
         frontend.hold_on()
         await asyncio.sleep(HOLD_ON_S)

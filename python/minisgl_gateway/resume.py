@@ -31,11 +31,12 @@ from msgspec.structs import replace
 
 from minisgl.core import Accepted, Failed, Finished
 from minisgl.errors import EngineError, OutOfDeviceMemory
-from minisgl.message import ChatPrompt, TextReply, TokenizeMsg, ids_to_bytes
+from minisgl.message import ChatPrompt, TextReply, TokenizeMsg, ids_from_bytes, ids_to_bytes
 from minisgl.server.call import RequestReply
-from minisgl.server.frontend import Frontend
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import size_of
+from minisgl_gateway.upgrade.guests import HostFrontend
+from minisgl_gateway.upgrade.link import Link
 
 logger = get_logger(__name__)
 
@@ -63,15 +64,16 @@ class EndedTwice(EngineError):
 class _Kept:
     """What makes an open request go on. Mutable: its output grows.
 
-    num_bytes: of the prompt, which counts once for each choice. output: ids whose text has
-    come. accepted: the first engine's. num_chars, num_scored: text and tokens of the prompt that
-    came before any output (`echo`, `prompt_logprobs`). lost_s: once it was submitted again, the
-    time until then, of waiting and of decoding.
+    num_bytes: of the prompt, which counts once for each choice. is_sent: to an engine. output: ids
+    whose text has come. accepted: the first engine's. num_chars, num_scored: text and tokens of the
+    prompt that came before any output (`echo`, `prompt_logprobs`). lost_s: once it was submitted
+    again, the time until then, of waiting and of decoding.
     """
 
     message: TokenizeMsg
     num_bytes: int
     submitted_at: float
+    is_sent: bool = True
     output: array[int] = field(default_factory=lambda: array("i"))
     accepted: Accepted | None = None
     num_chars: int = 0
@@ -134,7 +136,7 @@ class _Kept:
         return reply if reply.text or reply.prompt or reply.token_ids else None
 
 
-class ResumingFrontend(Frontend):
+class ResumingFrontend(HostFrontend):
     """A frontend whose open calls outlive an engine. Mutable."""
 
     def __init__(self, *parts: Any, **options: Any) -> None:
@@ -142,20 +144,51 @@ class ResumingFrontend(Frontend):
         super().__init__(*parts, **options)
         self._kept: dict[int, _Kept] = {}
         self._num_bytes = 0
+        self._waits: EngineError | None = None
 
-    def pause(self, error: EngineError, failure: EngineError) -> None:
-        """Keep the open calls for `resume`. error: the end of the engine, with which calls end that
-        cannot go on. failure: refuses new requests until `reconnect`."""
-        self.failure = failure
+    def hold(self, why: EngineError) -> None:
+        """Keep new requests for `resume` instead of sending them. why: refuses those that find no
+        room."""
+        self._waits = why
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether requests wait because there is no engine."""
+        return self.failure is not None and self.failure is self._waits
+
+    @property
+    def num_sent(self) -> int:
+        """The number of open prompts that the engine has."""
+        return self.num_open - sum(not kept.is_sent for kept in self._kept.values())
+
+    def pause(self, error: EngineError, why: EngineError, *, is_planned: bool = False) -> None:
+        """Keep the open calls, and new ones, for `resume`. error: the end of the engine, with which
+        calls end that cannot go on. why: the server's state until `reconnect`. is_planned: no
+        request can be the cause of the end."""
+        self.failure = self._waits = why
         for uid, call in list(self._calls.items()):
             kept = self._kept.get(uid)
             if kept is None:
                 call.fail(error)  # it is too large to be kept, or another of its prompts is
-            elif kept.lost_s is not None:
+            elif kept.lost_s is not None and not is_planned:
                 logger.error("request %d was open when two engines ended: it fails", uid)
                 call.fail(EndedTwice(error))
         self.round_trips.fail(error)
         self.on_frame(None)
+
+    def settle(self, error: EngineError, *, only_new: bool) -> None:
+        """End the calls that cannot go on, before `reconnect` to an engine that takes over.
+        only_new: those go on that no engine has had."""
+        for uid, call in list(self._calls.items()):
+            kept = self._kept.get(uid)
+            if kept is None or (only_new and kept.is_sent):
+                call.fail(error)
+
+    def adopt(self, message: TokenizeMsg, link: Link) -> int:
+        uid = super().adopt(message, link)
+        if message.output and (kept := self._kept.get(uid)):
+            kept.output.extend(ids_from_bytes(message.output).tolist())
+        return uid
 
     def hold_on(self) -> None:
         """Tell the clients of streams that their answers go on."""
@@ -163,9 +196,15 @@ class ResumingFrontend(Frontend):
             call.hold_on()
 
     def resume(self) -> None:
-        """Submit the open requests again, after `reconnect`."""
+        """Submit the open requests again, and the new ones, after `reconnect`."""
+        self._waits = None
         for kept in self._kept.values():
-            super()._send([kept.again(self.context_length)])
+            if kept.is_sent:
+                super()._send([kept.again(self.context_length)])
+            else:
+                kept.is_sent = True
+                message = replace(kept.message, context_length=self.context_length)
+                super()._send([_with_ids(message)])
         logger.info("open requests that go on: %d", len(self._kept))
 
     def _send(self, messages: Sequence[TokenizeMsg]) -> None:
@@ -175,18 +214,24 @@ class ResumingFrontend(Frontend):
         for message in messages:
             if message.prompt is not prompt:  # all choices have one
                 prompt, size = message.prompt, len(msgspec.msgpack.encode(message.prompt))
-            kept[message.uid] = _Kept(message=message, num_bytes=size, submitted_at=now)
-        # A chat's template may write the time, so its ids are kept, too.
-        super()._send([
-            replace(each, returns_ids=each.returns_ids or isinstance(each.prompt, ChatPrompt))
-            for each in messages
-        ])  # fmt: skip
+            kept[message.uid] = _Kept(
+                message=message, num_bytes=size, submitted_at=now, is_sent=not self._waits
+            )
         num_bytes = sum(each.num_bytes for each in kept.values())
-        if self._num_bytes + num_bytes > MAX_KEPT_BYTES:
+        has_room = self._num_bytes + num_bytes <= MAX_KEPT_BYTES
+        if self._waits and not has_room:
+            raise self._waits
+        if not self._waits:
+            super()._send([_with_ids(each) for each in messages])
+        if not has_room:
             logger.warning("%s of prompts are not kept: others fill the limit", size_of(num_bytes))
             return
         self._num_bytes += num_bytes
         self._kept |= kept
+
+    def _check_failure(self) -> None:
+        if not self.is_paused:
+            super()._check_failure()
 
     def _deliver(self, reply: RequestReply, now: float) -> None:
         kept = self._kept.get(reply.uid)
@@ -215,3 +260,9 @@ class ResumingFrontend(Frontend):
         if kept := self._kept.pop(uid, None):
             self._num_bytes -= kept.num_bytes
         super()._close(uid)
+
+
+def _with_ids(message: TokenizeMsg) -> TokenizeMsg:
+    """Return the message with the wish for a chat's ids: its template may write the time."""
+    is_chat = isinstance(message.prompt, ChatPrompt)
+    return replace(message, returns_ids=message.returns_ids or is_chat)

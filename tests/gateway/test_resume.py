@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from minisgl.core import Accepted, Failed, Finished, SamplingParams
-from minisgl.errors import EngineError, OutOfDeviceMemory, WorkerDied
+from helpers.engine_replies import Queue, accepted, ending, read, text
+from minisgl.core import Failed, SamplingParams
+from minisgl.errors import OutOfDeviceMemory, WorkerDied
 from minisgl.message import (
     AbortMsg,
     ChatPrompt,
     Prompt,
     PromptToken,
     TextPrompt,
-    TextReply,
     TokenizeMsg,
     ids_from_bytes,
     ids_to_bytes,
@@ -32,16 +29,6 @@ from minisgl_gateway.resume import EndedTwice, ResumingFrontend
 DIED = WorkerDied("engine", -9)
 PROMPT = TextPrompt(text="once")
 CHAT = ChatPrompt(messages=[{"role": "user", "content": "hi"}])
-
-
-class Queue:
-    """Stands for both ends of a queue. Mutable."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def put(self, records: Sequence[msgspec.Struct]) -> None:
-        self.sent += records
 
 
 class Engines:
@@ -75,40 +62,6 @@ class Engines:
 @pytest.fixture
 def engines() -> Engines:
     return Engines()
-
-
-def accepted(uid: int, message: TokenizeMsg, most: int = 50) -> Accepted:
-    sampling = msgspec.structs.replace(message.sampling, max_tokens=most)
-    ids = ids_to_bytes([4, 5, 6]) if message.returns_ids else b""
-    return Accepted(uid=uid, num_prompt_tokens=3, sampling=sampling, prompt_ids=ids)
-
-
-def text(uid: int, text: str, *ids: int, **fields: Any) -> TextReply:
-    return TextReply(uid=uid, text=text, token_ids=list(ids), **fields)
-
-
-def ending(uid: int, num: int) -> Finished:
-    return Finished(
-        uid=uid, reason="length", num_prompt_tokens=3, num_output_tokens=num, queued_s=1, decode_s=1
-    )
-
-
-def read(call: Call) -> tuple[str, list[Finished], str]:
-    """Return the text, the ends and the error that the reader gets of what has come."""
-
-    async def collect() -> tuple[str, list[Finished], str]:
-        written, ends, error = "", list[Finished](), ""
-        with contextlib.suppress(TimeoutError):
-            try:
-                async with asyncio.timeout(0.05):
-                    async for batch in call:
-                        written += "".join(r.text for _, r in batch if isinstance(r, TextReply))
-                        ends += [reply for _, reply in batch if isinstance(reply, Finished)]
-            except EngineError as raised:
-                error = type(raised).__name__
-        return written, ends, error
-
-    return asyncio.run(collect())
 
 
 def test_another_engine_gets_the_output_and_the_same_seed(engines: Engines) -> None:
@@ -191,12 +144,31 @@ def test_a_client_that_leaves_during_the_pause(engines: Engines) -> None:
     assert engines.frontend.num_open == 1
 
 
-def test_new_requests_are_refused_during_the_pause(engines: Engines) -> None:
+def test_new_requests_wait_during_the_pause(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are new to the next engine, whose limits count them. Without room they are refused."""
     engines.pause()
+    call = engines.submit(PROMPT)
+    monkeypatch.setattr(resume, "MAX_KEPT_BYTES", len(msgspec.msgpack.encode(PROMPT)))
     with pytest.raises(Restarting):
         engines.submit(PROMPT)
-    engines.resume()
+    assert engines.queue.sent == []
+    (sent,) = engines.resume(context_length=40)
+    assert (sent.prompt, sent.output, sent.context_length) == (PROMPT, None, 40)
+    engines.reply(accepted(0, sent), text(0, "a", 7), ending(0, 1))
+    written, (end,), _ = read(call)
+    assert (written, end.num_resumed) == ("a", 0)
     engines.submit(PROMPT)
+
+
+def test_when_the_server_ends_nothing_waits_any_more(engines: Engines) -> None:
+    engines.pause()
+    call = engines.submit(PROMPT)
+    engines.frontend.fail_all(DIED)
+    assert read(call)[2] == WorkerDied.__name__
+    with pytest.raises(WorkerDied):
+        engines.submit(PROMPT)
 
 
 def test_a_request_goes_on_once(engines: Engines) -> None:

@@ -144,7 +144,7 @@ class Frontend:
                     )
                     messages.append(message)
                 self._send(messages)
-        except InvalidRequest:
+        except (InvalidRequest, EngineError):
             for job in jobs.values():
                 job.end()
             raise
@@ -164,8 +164,7 @@ class Frontend:
         self, num_prompts: int, num_choices: int, priority: int, key: Key | None
     ) -> None:
         """Raise the error of a call that must not be sent."""
-        if self.failure:
-            raise self.failure
+        self._check_failure()
         if self.is_draining:
             raise Draining
         if self._max_open is not None and self.num_open >= self._max_open:
@@ -181,6 +180,10 @@ class Frontend:
             )
         if key:
             key.check(priority)
+
+    def _check_failure(self) -> None:
+        if self.failure:
+            raise self.failure
 
     async def run(self) -> None:
         """Deliver replies until cancelled."""

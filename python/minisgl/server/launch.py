@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -44,13 +45,15 @@ def launch_server(
     foreground: Callable[[str], int] | None = None,
     began: float | None = None,
     on_url: Callable[[str], None] | None = None,
+    bound: socket.socket | None = None,
 ) -> int:
     """Serve until a request to stop, and return the exit code. Called in the main thread.
 
     foreground: called with the server's URL in the main thread, while the server runs in another
     thread. When it returns, the server stops, and its result is the exit code. began: when the
     command started, on `time.monotonic`; None is now. on_url: called with the server's URL when it
-    serves; without it, the URL is printed.
+    serves; without it, the URL is printed. bound: the socket to listen on, of another process;
+    without it, one is made.
     """
     clock = StartClock(began)
 
@@ -65,8 +68,8 @@ def launch_server(
         if is_quiet and (spinner := plugins.find("start_lines", "spinner")):
             is_here = args.model is None or Path(args.model).expanduser().exists()
             with spinner(downloads=not is_here) as lines:
-                return _serve(args, signals, foreground, clock, on_url, lines)
-        return _serve(args, signals, foreground, clock, on_url)
+                return _serve(args, signals, foreground, clock, on_url, bound, lines)
+        return _serve(args, signals, foreground, clock, on_url, bound)
 
     return run_serving(
         "server",
@@ -108,6 +111,7 @@ def _serve(
     foreground: Callable[[str], int] | None,
     clock: StartClock,
     on_url: Callable[[str], None] | None,
+    bound: socket.socket | None,
     lines: Any = None,
 ) -> int:
     """Serve until asked to stop, and return the exit code. lines: shows the log until it is ready
@@ -117,7 +121,8 @@ def _serve(
         tls = plugins.need("servers", "tls", "--ssl-certfile")(args.ssl_certfile, args.ssl_keyfile)
     keys = _keys(args)
     on_line = lines.show if lines else None
-    with bind(args.host, args.http_port) as bound, workers_until_end(signals, on_line) as workers:
+    bound = bound or bind(args.host, args.http_port)
+    with bound, workers_until_end(signals, on_line) as workers:
         model = find_model(args)
         folder = model.folder
         if lines:

@@ -47,15 +47,22 @@ class Connection(Protocol):
 
     address: str
 
+    def release(self) -> socket.socket | None:
+        """Return the socket, and forget it, if no byte of a request or an answer is under way, and
+        it has no encryption; else None."""
+
     def displace(self) -> None:
         """Close the connection, which waits, for a new one."""
 
 
 class Connections:
-    """The open connections. Mutable. most: the bound."""
+    """The open connections. Mutable. most: the bound. on_wait: called with a connection that begins
+    to wait. is_leaving: no more are accepted."""
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.on_wait: Callable[[Connection], None] = lambda connection: None
+        self.is_leaving = False
         self._waiting: dict[str, dict[Connection, None]] = {}  # by address, the longest wait first
         self._open: set[Connection] = set()
         self._said_at = -SAY_S
@@ -70,6 +77,16 @@ class Connections:
         if connection in self._open:
             self.serve(connection)
             self._waiting.setdefault(connection.address, {})[connection] = None
+            self.on_wait(connection)
+
+    @property
+    def waiting(self) -> list[Connection]:
+        """The connections that wait."""
+        return [connection for waiting in self._waiting.values() for connection in waiting]
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
 
     def serve(self, connection: Connection) -> None:
         """Note that the connection has a whole request, so that it is not displaced."""
@@ -173,7 +190,7 @@ async def accept(
     tls: ssl.SSLContext | None,
     handshake_s: float,
 ) -> None:
-    """Accept connections until this is cancelled.
+    """Accept connections until this is cancelled, or `connections` are leaving.
 
     asyncio's own loop accepts all that wait before it starts one of them, so it may take more
     descriptors than there are, and then it logs each failure.
@@ -196,7 +213,7 @@ async def accept(
             logger.error("a connection could not be made", exc_info=error)
 
     try:
-        while True:
+        while not connections.is_leaving:
             while connections.is_full:
                 await asyncio.sleep(PAUSE_S)
             try:
@@ -222,9 +239,10 @@ async def accept(
             num_accepted += 1
             if num_accepted % AT_ONCE == 0:
                 await asyncio.sleep(0)
-    finally:
+    except asyncio.CancelledError:
         for task in list(starting):
             task.cancel()
+        raise
 
 
 def _itself(protocol: Any) -> Any:

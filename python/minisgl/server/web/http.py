@@ -67,6 +67,7 @@ class _Protocol(HttpToolsProtocol):
 
     starting: asyncio.Task[None]
     _num_pending = 0
+    _is_reading = False
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
@@ -89,6 +90,18 @@ class _Protocol(HttpToolsProtocol):
         else:
             self.starting.cancel()
 
+    def release(self) -> socket.socket | None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self._is_reading or is_answering or not self.starting.done():
+            return None
+        transport = self.transport
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        if is_tls or transport.is_closing() or transport.get_write_buffer_size():
+            return None
+        released: socket.socket = transport.get_extra_info("socket").dup()
+        transport.abort()  # it closes this process's copy only
+        return released
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # the base class takes any transport
         super().connection_made(transport)
         self._await_head()
@@ -102,6 +115,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_reading = True
         cast(dict[str, Any], self.scope)[ABORT_CONNECTION] = self._reset
         self._await_head()
 
@@ -156,8 +170,11 @@ class _Protocol(HttpToolsProtocol):
         elif self.expect_100_continue:
             self.app = partial(_closed_unless_read, self.app)
         super().on_headers_complete()
+        if self._connections.is_leaving and self.transport.get_extra_info("sslcontext"):
+            self.cycle.keep_alive = False  # no other process can go on with its encryption
 
     def on_message_complete(self) -> None:
+        self._is_reading = False
         super().on_message_complete()
         if not self.cycle.response_complete:
             self._connections.serve(self)
@@ -279,13 +296,21 @@ class HttpServer(uvicorn.Server):
         listening.setblocking(False)
         self.servers = []
         self.connections = Connections(most_connections(self._per_connection))
-        connect = partial(_Protocol, self.config, self.server_state, self.connections)
-        self._accepting = asyncio.create_task(
-            accept(listening, self.connections, connect, self._tls, HEAD_S)
-        )
+        self._accepting = asyncio.create_task(self.accept(listening))
         self.started = True
         if self._on_started:
             self._on_started()
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Accept connections of a socket that does not block."""
+        connect = partial(_Protocol, self.config, self.server_state, self.connections)
+        await accept(listening, self.connections, connect, self._tls, HEAD_S)
+
+    def leave(self, listening: socket.socket) -> None:
+        """Accept no more connections, and lose none that is being accepted: another process accepts
+        those that wait at the socket."""
+        self.connections.is_leaving = True
+        asyncio.get_running_loop().remove_reader(listening)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting:

@@ -1,0 +1,329 @@
+"""`minisgl upgrade`: a real one, and its parts with fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from helpers.endless import endless_flags
+from helpers.engine_replies import Queue, accepted, ending, read, text
+from helpers.running_server import RunningServer, assert_nothing_left
+from minisgl.core import SamplingParams
+from minisgl.errors import ConfigError, EngineError, WorkerDied
+from minisgl.message import TextPrompt, ids_from_bytes
+from minisgl.server.clients import Origin
+from minisgl_gateway.args import GatewayArgs
+from minisgl_gateway.resume import ResumingFrontend
+from minisgl_gateway.upgrade import door
+from minisgl_gateway.upgrade.command import door_of
+from minisgl_gateway.upgrade.door import Asked, Said, open_door
+from minisgl_gateway.upgrade.family import FirstProcess
+from minisgl_gateway.upgrade.guests import Replies
+from minisgl_gateway.upgrade.inherited import Handed
+from minisgl_gateway.upgrade.link import Link, NotStarted
+from minisgl_gateway.upgrade.successor import options_of
+
+ASKED = Asked(flags=[], python=sys.executable, python_path="", drain_s=0, one_engine=False)
+
+
+# --- a real one ----------------------------------------------------------------------------------
+
+
+class Story(threading.Thread):
+    """Reads an endless stream. Mutable: the text grows."""
+
+    def __init__(self, server: RunningServer) -> None:
+        super().__init__(daemon=True)
+        self.text, self.num, self._server = "", 0, server
+        self.is_ended = False
+
+    def run(self) -> None:
+        with self._server.client() as client:
+            stream = client.completions.create(
+                model="endless", prompt="a", stream=True, max_tokens=130_000, temperature=1.0,
+                seed=5, extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            for chunk in stream:
+                self.text += chunk.choices[0].text if chunk.choices else ""
+                self.num += 1
+                if self.is_ended:
+                    return
+
+
+def asking(server: RunningServer, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "minisgl", "upgrade", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(server.sockets)},
+    )
+
+
+def test_a_stream_and_an_idle_connection_go_on(endless: Path, launch: Any) -> None:
+    server = launch(*endless_flags(endless), "--restart", "--dtype", "float32")
+    idle = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=150)
+    idle.request("GET", "/health")
+    assert idle.getresponse().read()
+    connection = idle.sock
+    (folder,) = server.sockets.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    failing = asking(server, "--", "--num-pages", "zero")
+    said = failing.communicate(timeout=150)[0]
+    assert failing.returncode == 1
+    assert "nothing has changed: argument --num-pages" in said
+
+    story = Story(server)
+    story.start()
+    upgrade = asking(server, "--drain", "0", "--", "--log-requests")
+    assert upgrade.stdout
+    lines = iter(upgrade.stdout.readline, "")
+    assert "starts (pid" in next(lines)
+    second = asking(server)
+    assert "an upgrade of this server runs already" in second.communicate(timeout=150)[0]
+    assert second.returncode == 1
+    assert "has the port; open requests: 1" in next(lines)
+    assert next(lines) == "requests that go on in the new server: 1\n"
+    num = story.num
+    while story.num < num + 20 and story.is_alive():
+        story.join(0.05)
+    story.is_ended = True
+    story.join(150)
+    assert next(lines) == "the old server has ended\n"
+    assert upgrade.wait(150) == 0
+
+    idle.request("GET", "/health")
+    assert idle.getresponse().read()
+    assert idle.sock is connection
+    with server.client() as client:
+        again = client.completions.create(
+            model="endless", prompt="a", max_tokens=story.num, temperature=1.0, seed=5,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+    length = min(len(again.choices[0].text), len(story.text))
+    assert length > 0
+    assert again.choices[0].text[:length] == story.text[:length]
+    assert server.process.poll() is None  # a service manager knows this one
+    (pid,) = re.findall(r"this server takes over \(pid (\d+)\)", server.output["err"])
+    family = server.family()
+    assert int(pid) in [process.pid for process in family]
+    idle.close()
+    server.process.terminate()
+    assert server.ended() == 0
+    assert_nothing_left(server, family)
+
+
+# --- requests of the old server in the new one ---------------------------------------------------
+
+
+class Two:
+    """The frontends of both servers, with a link between them. Mutable."""
+
+    def __init__(self) -> None:
+        self.engine, self.first = Queue(), Queue()
+        self.old = ResumingFrontend([self.first], Queue())
+        self.new = ResumingFrontend([self.engine], Queue())
+        self.new.context_length = 40
+
+    async def moved(self, goes_on: Callable[[], Any]) -> Any:
+        """Move the open requests, call `goes_on`, and return its result when all is delivered."""
+        ends = socket.socketpair()
+        ours, theirs = [await Link.of(end) for end in ends]
+        link: Any = ours
+        replies: Any = Replies(ours)
+        self.old.reconnect([link], replies, 40)
+        hosting = asyncio.create_task(self.new.host(theirs))
+        delivering = asyncio.create_task(self.old.run())
+        self.old.resume()
+        num = self.old.num_open
+        while len(self.engine.sent) < num:
+            await asyncio.sleep(0)
+        result = goes_on()
+        while self.new.num_open:
+            await asyncio.sleep(0)
+        ours.send(NotStarted(why=""))  # no record of an engine: the hosting ends
+        await hosting
+        theirs.close()
+        with pytest.raises(EngineError, match="the server that took over has ended"):
+            await delivering
+        ours.close()
+        return result
+
+
+def test_a_request_goes_on_by_another_uid() -> None:
+    two = Two()
+    two.new.submit([TextPrompt(text="other")], SamplingParams())  # the uids differ
+    two.new._deliver(ending(0, 1), 0.0)
+    two.engine.sent.clear()
+    call = two.old.submit([TextPrompt(text="once")], SamplingParams(), origin=Origin())
+    (first,) = two.first.sent
+    for reply in (accepted(0, first), text(0, "a", 7)):
+        two.old._deliver(reply, 0.0)
+    two.old.settle(EngineError("-"), only_new=False)
+
+    def go_on() -> None:
+        (sent,) = two.engine.sent
+        assert (sent.uid, sent.sampling.seed, sent.context_length) == (1, first.sampling.seed, 40)
+        assert ids_from_bytes(sent.output).tolist() == [7]
+        (kept,) = two.new._kept.values()
+        for reply in (accepted(1, sent), text(1, "b", 8)):
+            two.new._deliver(reply, 0.0)
+        # A second upgrade would go on from all of them.
+        assert ids_from_bytes(kept.again(40).output).tolist() == [7, 8]
+        two.new._deliver(ending(1, 2), 0.0)
+
+    asyncio.run(two.moved(go_on))
+    written, (end,), error = read(call)
+    assert (written, end.num_output_tokens, end.num_resumed, error) == ("ab", 2, 1, "")
+
+
+def test_a_client_that_leaves_ends_the_request_in_the_new_server() -> None:
+    two = Two()
+    call = two.old.submit([TextPrompt(text="once")], SamplingParams(), origin=Origin())
+    asyncio.run(two.moved(call.abort))
+    assert type(two.engine.sent[-1]).__name__ == "AbortMsg"
+
+
+def test_an_engine_that_dies_ends_the_request() -> None:
+    two = Two()
+    call = two.old.submit([TextPrompt(text="once")], SamplingParams(), origin=Origin())
+    died = WorkerDied("engine", -9)
+    asyncio.run(two.moved(lambda: two.new.fail_all(died)))
+    assert read(call)[2] == WorkerDied.__name__
+
+
+def test_with_other_weights_only_new_requests_go_on() -> None:
+    two = Two()
+    begun = two.old.submit([TextPrompt(text="once")], SamplingParams(), origin=Origin())
+    two.old.hold(EngineError("-"))
+    waits = two.old.submit([TextPrompt(text="new")], SamplingParams(), origin=Origin())
+    assert (two.old.num_open, two.old.num_sent) == (2, 1)
+    two.old.settle(EngineError("other weights"), only_new=True)
+
+    def answer() -> None:
+        (sent,) = two.engine.sent
+        assert (sent.prompt, sent.output) == (TextPrompt(text="new"), None)
+        two.new._deliver(accepted(0, sent), 0.0)
+        two.new._deliver(ending(0, 1), 0.0)
+
+    asyncio.run(two.moved(answer))
+    assert read(begun)[2] == "EngineError"
+    assert [end.num_resumed for end in read(waits)[1]] == [0]
+
+
+# --- flags, processes, sockets -------------------------------------------------------------------
+
+
+def test_later_flags_count_and_another_model_replaces_the_first() -> None:
+    args = options_of([["first/model", "--tp", "2", "--restart"], ["--tp", "1"], ["second/model"]])
+    assert isinstance(args, GatewayArgs)
+    assert (args.model, args.tp, args.restart) == ("second/model", 1, True)
+    assert options_of([["first/model"], ["--model", "third/model"]]).model == "third/model"
+    with pytest.raises(ConfigError, match="unrecognized arguments: --bogus"):
+        options_of([[], ["--bogus"]])
+    with pytest.raises(ConfigError, match="only a server of one machine"):
+        options_of([[], ["--dp", "2"]])
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (b"serves 2\nends 2 0\n", None),
+        (b"serves 2\nserves 3\nends 2 0\nends 3 0\n", None),
+        (b"serves 2\nserves 3\nends 2 0\n", "without a word"),
+        (b"serves 2\nends 3 1\nends 2 4\n", "with exit code 4"),
+    ],
+)
+def test_the_first_process_ends_as_the_last_successor(lines: bytes, error: str | None) -> None:
+    first = FirstProcess()
+    successor = socket.socket(fileno=os.dup(first.theirs.fileno()))
+    successor.sendall(lines)
+    successor.close()
+    if error is None:
+        asyncio.run(first.watch())
+    else:
+        with pytest.raises(EngineError, match=error):
+            asyncio.run(first.watch())
+
+
+def test_a_door_of_another_user_is_not_used(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(sockets))
+    with pytest.raises(ConfigError, match="there is no server of this user with"):
+        door_of(None)
+    for name, mode in (("a", 0o700), ("b", 0o755), ("c", 0o700)):
+        folder = sockets / f"minisgl-{name}"
+        folder.mkdir()
+        folder.chmod(mode)
+        (folder / f"upgrade-801{ord(name)}").touch()
+    (sockets / "minisgl-d").symlink_to(sockets / "minisgl-a")
+    assert door_of(80197).parent.name == "minisgl-a"
+    with pytest.raises(ConfigError, match="choose with --port, of 80197, 80199"):
+        door_of(None)
+    with pytest.raises(ConfigError, match="no server of this user on port 80198"):
+        door_of(80198)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="there is no server"):
+        door_of(80197)
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "this is no request for an upgrade"),
+        (b"x" * (door.MAX_LINE + 9), "this is no request for an upgrade"),
+        (b"", "it did not come in time"),
+        (msgspec.json.encode(ASKED) + b"\n", "the upgrade has failed (KeyError: 'broken')"),
+    ],
+)
+def test_what_comes_at_the_door(
+    sent: bytes, says: str, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "ASKED_S", 0.2)
+
+    async def upgrade(asked: Asked, say: object, left: object) -> str:
+        assert asked == ASKED
+        raise KeyError("broken")
+
+    async def ask() -> Said:
+        server = await open_door(sockets / "door", upgrade)
+        reader, writer = await asyncio.open_unix_connection(sockets / "door")
+        writer.write(sent)
+        line = await reader.readline()
+        writer.close()
+        server.close()
+        return msgspec.json.decode(line, type=Said)
+
+    said = asyncio.run(ask())
+    assert says in said.text
+    assert said.code
+
+
+def test_a_handed_connection_is_accepted() -> None:
+    ours, theirs = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listening, ours:
+        client = socket.create_connection(listening.getsockname())
+        connection, address = listening.accept()
+        socket.send_fds(ours, [b"c"], [connection.fileno()])
+        connection.close()
+        with Handed(fileno=theirs.detach()) as handed:
+            taken, its_address = handed.accept()
+            assert its_address == address
+            taken.sendall(b"hello")
+            assert client.recv(9) == b"hello"
+            ours.close()
+            with pytest.raises(EOFError):
+                handed.accept()
+        taken.close()
+        client.close()
