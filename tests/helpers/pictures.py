@@ -6,6 +6,8 @@ import base64
 import copy
 import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -357,6 +359,18 @@ def data_url(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    """Return a PNG file with these sizes in its header, and this data."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
 
 
 def image_part(url: str) -> dict[str, Any]:

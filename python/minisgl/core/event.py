@@ -87,7 +87,9 @@ class Finished(_Event, frozen=True, kw_only=True):
     which prompt tokens were computed. num_drafted, num_accepted: drafts that steps have computed,
     and those of them that became output tokens (`minisgl.scheduler.drafting`). cost: device seconds
     and joules (`minisgl_gateway.watch.cost`), None if no energy can be read. num_resumed: how often
-    another engine went on with it (`minisgl_gateway.resume`). pooled: the prompt's pooled hidden
+    another engine went on with it (`minisgl_gateway.resume`). images: how many the prompt has, for
+    how many of them the vision tower ran, and the seconds of that (`minisgl_zoo.vision.times`);
+    None without images. pooled: the prompt's pooled hidden
     state or logits, little-endian float32; empty unless `SamplingParams.pooling`.
     """
 
@@ -107,6 +109,7 @@ class Finished(_Event, frozen=True, kw_only=True):
     decode_s: float = 0.0
     cost: tuple[float, float] | None = None
     num_resumed: int = 0
+    images: tuple[int, int, float] | None = None
     pooled: bytes = b""
 
 

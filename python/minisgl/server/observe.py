@@ -85,8 +85,8 @@ class Observer:
     """Counts what the frontend reports; times are on `time.perf_counter`. Mutable.
 
     watchers: get each request that ends. cost: device seconds and joules of the requests that
-    ended; None if no energy can be read. status: each rank's last report. start_s: seconds of each
-    part of the server's start.
+    ended; None if no energy can be read. images: the sums of `Finished.images`. status: each rank's
+    last report. start_s: seconds of each part of the server's start.
     """
 
     def __init__(self, watchers: Sequence[PromptWatcher] = ()) -> None:
@@ -97,6 +97,7 @@ class Observer:
         self.ends: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.errors: Counter[str] = Counter()
         self.cost: tuple[float, float] | None = None
+        self.images: tuple[int, int, float] | None = None
         self.status: dict[int, StatusReply] = {}
         self.start_s: dict[str, float] = {}
         self.num_restarts = 0
@@ -147,6 +148,10 @@ class Observer:
         if end.cost:
             device_s, joules = self.cost or (0.0, 0.0)
             self.cost = device_s + end.cost[0], joules + end.cost[1]
+        if end.images:
+            shown, computed, seconds = self.images or (0, 0, 0.0)
+            more = end.images
+            self.images = shown + more[0], computed + more[1], seconds + more[2]
         self.ended(end.uid, end.reason, end=end)
 
     def ended(

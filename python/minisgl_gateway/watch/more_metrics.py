@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from minisgl.scheduler.loop import PARTS
-from minisgl.server.api.metrics import MetricsPage
+from minisgl.server.api.metrics import MetricsPage, counter_by
 from minisgl.server.clients import Keys
 
 
@@ -49,6 +49,17 @@ def of_server(ours: Iterable[Metric], page: MetricsPage) -> Iterator[Metric]:
         )
         yield CounterMetricFamily(
             "minisgl_energy_joules", "Energy of the requests that ended", joules
+        )
+    if observer.images:
+        shown, computed, seconds = observer.images
+        yield counter_by(
+            "minisgl_images",
+            "Images of the requests that ended, by whether the vision tower ran for them",
+            "result",
+            {"computed": computed, "cached": shown - computed},
+        )
+        yield CounterMetricFamily(
+            "minisgl_image_seconds", "Time of the vision tower for these requests", seconds
         )
     if page.keys:
         yield from _of_keys(page.keys)

@@ -9,6 +9,7 @@ Axes: N places of images in a step, D hidden size.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -77,9 +78,26 @@ class Sight:
         return 0
 
 
+class Run(NamedTuple):
+    """An image that went through the tower for a request. start, end: around `size` images, events
+    of a GPU or else seconds."""
+
+    uid: int
+    size: int
+    start: Any
+    end: Any
+
+    @property
+    def seconds(self) -> float:
+        """The image's share, once the step has ended."""
+        is_cpu = isinstance(self.start, float)
+        whole = self.end - self.start if is_cpu else self.start.elapsed_time(self.end) / 1e3
+        return float(whole) / self.size
+
+
 class Tower(Sight):
     """Rank 0's part. Mutable: it caches what it computed. num_runs: images that went through the
-    tower."""
+    tower. runs: by step, if somebody takes them (`minisgl_zoo.vision.times`)."""
 
     def __init__(
         self,
@@ -91,6 +109,7 @@ class Tower(Sight):
     ) -> None:
         super().__init__(device, turns)
         self.num_runs = 0
+        self.runs: dict[int, list[Run]] | None = None
         self._processor = processor
         self._family, self._model = family, model
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -103,7 +122,7 @@ class Tower(Sight):
     def rows(self, plan: Plan) -> ImageRows | None:
         if not (parts := list(_parts(plan))):
             return None
-        found = self._features({part.image.digest: part.image for part in parts})
+        found = self._features({part.image.digest: part.image for part in parts}, plan)
         rows = torch.cat([found[each.image.digest][each.first : each.last] for each in parts])
         first, *deep = rows.chunk(1 + self._family.num_deep, dim=-1)
         return ImageRows(tokens=_tokens(parts, self._device), rows=first, deep=tuple(deep))
@@ -119,7 +138,7 @@ class Tower(Sight):
         self._family.features(self._model, [self._normalised(image)], [sizes])
         return image.num_bytes
 
-    def _features(self, images: dict[bytes, Image]) -> dict[bytes, Tensor]:
+    def _features(self, images: dict[bytes, Image], plan: Plan) -> dict[bytes, Tensor]:
         """Return the rows of each image, by digest, from the cache or from the tower."""
         found = {}
         for digest in images.keys() & self._cache.keys():
@@ -127,7 +146,7 @@ class Tower(Sight):
             found[digest] = self._cache[digest]
         missing = [image for digest, image in images.items() if digest not in found]
         for batch in self._batches(missing):
-            for image, rows in zip(batch, self._run(batch), strict=True):
+            for image, rows in zip(batch, self._run(batch, plan), strict=True):
                 found[image.digest] = self._cache[image.digest] = rows
         while sum(map(len, self._cache.values())) > self._most_places:
             self._cache.popitem(last=False)
@@ -146,14 +165,28 @@ class Tower(Sight):
         if batch:
             yield batch
 
-    def _run(self, batch: list[Image]) -> list[Tensor]:
+    def _run(self, batch: list[Image], plan: Plan) -> list[Tensor]:
         self.num_runs += len(batch)
+        start = self._mark()
         pixels = [self._normalised(image) for image in batch]
         rows = self._family.features(self._model, pixels, [image.sizes for image in batch])
         for image, each in zip(batch, rows, strict=True):
             assert len(each) == len(places_of(image)), f"{len(each)} rows for {image.sizes}"
         # Of copies, since a view would keep the rows of the whole batch in the cache.
-        return [each.clone() for each in rows]
+        copies = [each.clone() for each in rows]
+        if self.runs is not None:
+            end, uids = self._mark(), [_first_with(image.digest, plan) for image in batch]
+            runs = [Run(uid, len(batch), start, end) for uid in uids]
+            self.runs.setdefault(plan.step, []).extend(runs)
+        return copies
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        create: Any = torch.cuda.Event
+        event = create(enable_timing=True)
+        event.record()
+        return event
 
     def _normalised(self, image: Image) -> Tensor:
         """Return the pixels [C, ...] as the processor would, in the tower's dtype."""
@@ -164,6 +197,12 @@ class Tower(Sight):
         pixels = raw.view(image.shape).float() * self._scale
         normal = (pixels - self._mean.view(shape)) / self._std.view(shape)
         return normal.to(self._model.dtype)
+
+
+def _first_with(digest: bytes, plan: Plan) -> int:
+    """Return the uid of the first request of a step that has an image."""
+    shown = ((plan.uids[row], images) for row, images in plan.images)
+    return next(uid for uid, images in shown if any(each.digest == digest for each in images))
 
 
 def _parts(plan: Plan) -> Iterator[_Part]:

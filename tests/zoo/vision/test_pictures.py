@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import struct
 import time
 import zlib
 from importlib.metadata import PackageNotFoundError
@@ -15,7 +14,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from helpers.pictures import PICTURES, Sample, data_url, image_part, picture, text_part
+from helpers.pictures import PICTURES, Sample, data_url, image_part, picture, png, text_part
 from minisgl.core.image import LOWEST
 from minisgl.core.image import Image as Seen
 from minisgl.errors import InvalidRequest, PromptTooLong
@@ -37,18 +36,6 @@ def encoder(mistral3: Sample) -> PromptEncoder:
     assert encoder.images
     encoder.images.load()
     return encoder
-
-
-def png(width: int, height: int, data: bytes = b"") -> bytes:
-    """Return a PNG file with these sizes in its header, and this data."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        check = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts
 
 
 def url(data: bytes, kind: str = "png") -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,22 @@ import anthropic
 import httpx
 import ollama
 import pytest
+from PIL import Image
 
-from helpers.pictures import PICTURES, Sample, chat, data_url, image_part, text_part
+from helpers.pictures import PICTURES, Sample, chat, data_url, image_part, png, text_part
 from helpers.running_server import RunningServer
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.llm import LLM
 
 OPTIONS = ("--dtype", "float32", "--num-pages", "512", "--page-size", "4", "--restart")
+KEY = {"x-api-key": "none"}  # what the clients of these tests send
 
 
 @pytest.fixture(scope="module")
 def server(mistral3: Sample) -> Iterator[RunningServer]:
-    with RunningServer("--model", str(mistral3.folder), *OPTIONS) as server:
+    key = KEY["x-api-key"]
+    with RunningServer("--model", str(mistral3.folder), *OPTIONS, "--api-key", key) as server:
         server.url  # noqa: B018 (waits until it serves)
         yield server
 
@@ -39,6 +42,9 @@ def test_a_chat_about_pictures_in_two_turns(server: RunningServer) -> None:
     first = client.chat.completions.create(messages=messages, **options)
     assert first.usage
     assert first.usage.prompt_tokens > 40
+    timings = (first.model_extra or {})["timings"]
+    assert (timings["num_images"], timings["num_images_computed"]) == (2, 2)
+    assert 0 < timings["images_s"] < timings["prefill_s"]
     again = [
         *messages,
         {"role": "assistant", "content": first.choices[0].message.content},
@@ -47,26 +53,66 @@ def test_a_chat_about_pictures_in_two_turns(server: RunningServer) -> None:
     chunks = client.chat.completions.create(
         messages=again, stream=True, stream_options={"include_usage": True}, **options
     )
-    usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
+    last = [chunk for chunk in chunks if chunk.usage][-1]
+    timings, usage = (last.model_extra or {})["timings"], last.usage
+    assert (timings["num_images"], timings["num_images_computed"], timings["images_s"]) == (2, 0, 0)
+    page = httpx.get(f"{server.url}/metrics", headers=KEY).text
+    assert 'minisgl_images_total{result="cached"} 2.0' in page
+    assert 'minisgl_images_total{result="computed"} 2.0' in page
     assert usage.prompt_tokens_details
     assert usage.prompt_tokens_details.cached_tokens > 40
 
 
-def test_a_bad_picture_is_a_400_by_its_name(server: RunningServer) -> None:
-    parts = [text_part("a"), image_part("data:image/png;base64,aGVsbG8=")]
-    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
-    start = time.perf_counter()
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    assert time.perf_counter() - start < 10  # the machine may be busy
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == "messages[0].content[1]"
-    assert "none of PNG, JPEG, WEBP, GIF" in error["message"]
+DOORS: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    "/v1/chat/completions": lambda url, _: {
+        "messages": [{"role": "user", "content": [text_part("a"), image_part(url)]}]
+    },
+    "/v1/responses": lambda url, _: {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+    },
+    "/v1/messages": lambda url, data: {
+        "model": "model",
+        "max_tokens": 2,
+        "messages": [{"role": "user", "content": [{"type": "image", "source": source(url, data)}]}],
+    },
+    "/api/chat": lambda url, data: {
+        "model": "model",
+        "messages": [{"role": "user", "content": "a", "images": [data or url]}],
+    },
+}
+BAD = {
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "none of PNG, JPEG, WEBP, GIF"),
+    "wide": (png(100_000, 3), "100,000 x 3"),
+    "cut": (base64.b64decode(data_url(PICTURES[3]).partition(",")[2])[:900], "is it whole"),
+}
+
+
+def source(url: str, data: str) -> dict[str, str]:
+    if data:
+        return {"type": "base64", "media_type": "image/png", "data": data}
+    return {"type": "url", "url": url}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_bad_picture_is_a_400_at_each_door(server: RunningServer, door: str) -> None:
+    urls = {"http://169.254.169.254/": "data: URL|base64", "file:///etc/passwd": "data: URL|base64"}
+    asked = [(url, "", why) for url, why in urls.items()]
+    for data, why in BAD.values():
+        text = base64.b64encode(data).decode()
+        asked.append((f"data:image/png;base64,{text}", text, why))
+    for url, text, why in asked:
+        start = time.perf_counter()
+        answer = httpx.post(server.url + door, json=DOORS[door](url, text), headers=KEY, timeout=60)
+        assert time.perf_counter() - start < 10  # the machine may be busy
+        assert answer.status_code == 400
+        assert re.search(why, answer.text)
+    assert httpx.post(server.url + door, json={}).status_code == 401
 
 
 def test_prompt_ids_are_those_of_the_model(server: RunningServer) -> None:
     body = {"messages": chat(PICTURES[0]), "max_tokens": 2, "return_token_ids": True}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    url = f"{server.url}/v1/chat/completions"
+    answer = httpx.post(url, json=body, headers=KEY, timeout=60).json()
     ids = answer["prompt_token_ids"]
     assert len(ids) == answer["usage"]["prompt_tokens"]
     assert max(ids) < 2**20
@@ -135,7 +181,7 @@ def test_anthropic_sends_pictures(server: RunningServer) -> None:
 
 
 def test_ollama_sends_pictures(server: RunningServer) -> None:
-    client = ollama.Client(host=server.url)
+    client = ollama.Client(host=server.url, headers=KEY)
     data = base64.b64decode(data_url(PICTURES[0]).partition(",")[2])
     call = {"function": {"name": "camera", "arguments": {}}}
     messages = [
@@ -194,7 +240,14 @@ def test_python_sends_pictures_and_paths(mistral3: Sample, tmp_path: Path) -> No
             outputs.append((output.num_prompt_tokens, output.token_ids))
         assert outputs[0] == outputs[1] == outputs[2]
         assert outputs[0][0] > 35
-        for wrong, why in (("missing.png", "No such file"), (7, "one of PIL")):
+        svg = tmp_path / "a.svg"
+        svg.write_bytes(BAD["svg"][0])
+        for wrong, why in (
+            ("missing.png", "No such file"),
+            (7, "one of PIL"),
+            (svg, "none of PNG"),
+            (Image.new("L", (16_385, 90)), "a side may have 16,384"),
+        ):
             parts = [{"type": "image", "image": wrong}]
             with pytest.raises(InvalidRequest, match=why):
                 llm.chat([{"role": "user", "content": parts}])

@@ -78,7 +78,8 @@ class Timings(Json, frozen=True, kw_only=True):
     Three phases follow one another: queued, until the first launch; prefill, until the first token;
     decode, until the end. device_s, energy_j: the prompts' parts of their steps, if energy can be
     read. prefix_differs_at: see `Finished`; of the prompt that took longest. resumed: how often
-    another engine went on with a prompt; left out if none did.
+    another engine went on with a prompt; left out if none did. num_images, num_images_computed,
+    images_s: see `Finished.images`; left out without images.
     """
 
     queued_s: float
@@ -93,11 +94,15 @@ class Timings(Json, frozen=True, kw_only=True):
     device_s: float | UnsetType = UNSET
     energy_j: float | UnsetType = UNSET
     resumed: int | UnsetType = UNSET
+    num_images: int | UnsetType = UNSET
+    num_images_computed: int | UnsetType = UNSET
+    images_s: float | UnsetType = UNSET
 
     @classmethod
     def of(cls, ends: list[Finished]) -> Self:
         """Return the phases of the prompt that took longest, with the sums of all counts."""
         costs = [end.cost for end in ends if end.cost]
+        images = [end.images for end in ends if end.images]
         longest = max(ends, key=lambda end: end.queued_s + end.prefill_s + end.decode_s)
         return cls(
             queued_s=round(longest.queued_s, 6),
@@ -112,6 +117,9 @@ class Timings(Json, frozen=True, kw_only=True):
             device_s=round(sum(device_s for device_s, _ in costs), 6) if costs else UNSET,
             energy_j=round(sum(joules for _, joules in costs), 6) if costs else UNSET,
             resumed=sum(end.num_resumed for end in ends) or UNSET,
+            num_images=sum(num for num, _, _ in images) or UNSET,
+            num_images_computed=sum(num for _, num, _ in images) if images else UNSET,
+            images_s=round(sum(seconds for _, _, seconds in images), 6) if images else UNSET,
         )
 
 
