@@ -9,10 +9,9 @@ from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from minisgl import env, plugins
 from minisgl.builtin import model_path
@@ -32,6 +31,7 @@ from minisgl.core.args import (
     naming_keywords,
     options_of,
 )
+from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind
 from minisgl.errors import InvalidRequest, RequestError
 from minisgl.llm.engines import OwnEngine
@@ -60,6 +60,7 @@ from minisgl.tokenizer import (
 from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
 from minisgl.utils.hf import fetched_adapters, resolve_checkpoint
 
+T = TypeVar("T")
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -245,7 +246,7 @@ class LLM:
         pooling: PoolingKind | None = None,
         cache_salt: str = "",
         lora: str | None = None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> FloatArray:
         """Return the embeddings of one text, or several, as rows: float32 [N, D].
 
         The checkpoint's files say how it embeds; a model without such files embeds by its last
@@ -257,8 +258,7 @@ class LLM:
         asked = self._recipe.embed(
             list(records), prompt_name=prompt_name, dimensions=dimensions, pooling=pooling
         )
-        rows = asked.vectors(self._pool(asked, self._scope(cache_salt, lora)))
-        return np.array([np.frombuffer(row, "<f4") for row in rows], np.float32)
+        return self._pool(asked, self._scope(cache_salt, lora))
 
     def score(
         self,
@@ -277,17 +277,17 @@ class LLM:
         """
         queries = [query] if isinstance(query, str) else query
         asked = self._recipe.rank(queries, documents, instruction=instruction)
-        return asked.scores(self._pool(asked, self._scope(cache_salt, lora)))
+        return self._pool(asked, self._scope(cache_salt, lora))
 
     @cached_property
     def _recipe(self) -> Recipe:
         read: ReadRecipe = plugins.need("pooling", "recipe", "LLM.embed")
         return read(self._encoder.folder)
 
-    def _pool(self, asked: Pooling, scope: Scope) -> list[bytes]:
+    def _pool(self, asked: Pooling[T], scope: Scope) -> T:
         prompts = self._encode(iter(asked.prompts), len(asked.prompts))
         outputs = self._run(prompts, asked.sampling, 1, scope)
-        return [output.pooled for output in outputs]
+        return asked.finish([output.pooled for output in outputs])
 
     def close(self) -> None:
         """Release memory, threads and processes, and end open calls with a ConfigError.

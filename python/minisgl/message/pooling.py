@@ -6,26 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
+from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.message import Prompt
 
+T = TypeVar("T")
 
-class Pooling(Protocol):
-    """The prompts of one call. scores, vectors: of its prompts' rows (`Finished.pooled`)."""
 
-    @property
-    def prompts(self) -> Sequence[Prompt]: ...
-    @property
-    def sampling(self) -> SamplingParams: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling(Generic[T]):
+    """The prompts of one call. finish: makes the result of their rows (`Finished.pooled`)."""
 
-    def vectors(self, rows: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the embeddings, little-endian float32. Raises InvalidRequest."""
-
-    def scores(self, rows: Sequence[bytes]) -> list[float]:
-        """Return the score of each document."""
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    finish: Callable[[Sequence[bytes]], T]
 
 
 class Recipe(Protocol):
@@ -42,16 +40,18 @@ class Recipe(Protocol):
         dimensions: int | None = None,
         pooling: PoolingKind | None = None,
         max_tokens: int | None = None,
-    ) -> Pooling:
-        """Return the prompts that embed texts. Raises InvalidRequest.
+        context: int | None = None,
+    ) -> Pooling[FloatArray]:
+        """Return the prompts that embed texts, as rows of float32 [N, D]. Raises InvalidRequest.
 
         prompt_name: of the released prompt that is put before each text. dimensions: keep so many,
-        the first ones. pooling: instead of the checkpoint's. max_tokens: longer texts are cut.
+        the first ones. pooling: instead of the checkpoint's. max_tokens: longer texts are cut; -1
+        is the most for a model that has this `context`.
         """
 
     def rank(
         self, queries: Sequence[str], documents: Sequence[str], *, instruction: str | None = None
-    ) -> Pooling:
+    ) -> Pooling[list[float]]:
         """Return the prompts that score documents for a query, or each for one of its own.
 
         Rerankers read pairs, and embedders compare. instruction: what counts as relevant, for

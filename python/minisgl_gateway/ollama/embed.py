@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from minisgl.core import Finished
+from minisgl.core.req import FloatArray
 from minisgl.message import TextPrompt
 from minisgl.server.api.schema import Positive
 from minisgl.server.site import Routes, Site, operation
@@ -17,8 +17,7 @@ from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
 from minisgl_gateway.error_forms import OllamaError
 from minisgl_gateway.ollama.request import OllamaOptions
-from minisgl_gateway.pooling.door import Door, PoolingFields, check_count, rows_of
-from minisgl_gateway.pooling.embeddings import floats_of
+from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, counted_texts, listed
 
 
 class _Request(PoolingFields, frozen=True, kw_only=True):
@@ -75,22 +74,22 @@ def router(site: Site) -> APIRouter:
         began = time.perf_counter()
         given = await body.read(request, OllamaEmbedRequest, may_lack_type=True)
         asked = named(given)
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        texts = listed(asked.input)
         if texts in ([], [""]):  # asks only whether the model is loaded
             return body.response(OllamaEmbedded(model=given.model, embeddings=[]))
-        check_count(len(texts), "input")
         pooling = door.recipe.embed(
-            [TextPrompt(text=text) for text in texts],
+            [TextPrompt(text=text) for text in counted_texts(texts, "input")],
             dimensions=asked.dimensions,
-            max_tokens=None if asked.truncate is False else door.most_tokens,
+            max_tokens=None if asked.truncate is False else -1,
+            context=door.context,
         )
 
-        def make(ends: list[Finished]) -> OllamaEmbedded:
+        def make(x_ND: FloatArray, usage: PromptUsage) -> OllamaEmbedded:
             return OllamaEmbedded(
                 model=given.model,
-                embeddings=[floats_of(vector) for vector in pooling.vectors(rows_of(ends))],
+                embeddings=x_ND.tolist(),
                 total_duration=round((time.perf_counter() - began) * 1e9),
-                prompt_eval_count=sum(end.num_prompt_tokens for end in ends),
+                prompt_eval_count=usage.prompt_tokens,
             )
 
         return await door.answer(request, asked, pooling, make, {"prompt": "input"})
@@ -103,10 +102,12 @@ def router(site: Site) -> APIRouter:
         asked = named(await body.read(request, OllamaEmbeddingsRequest, may_lack_type=True))
         if not asked.prompt:
             return body.response(OllamaEmbedding(embedding=[]))
-        pooling = door.recipe.embed([TextPrompt(text=asked.prompt)], max_tokens=door.most_tokens)
+        pooling = door.recipe.embed(
+            [TextPrompt(text=asked.prompt)], max_tokens=-1, context=door.context
+        )
 
-        def make(ends: list[Finished]) -> OllamaEmbedding:
-            return OllamaEmbedding(embedding=floats_of(pooling.vectors(rows_of(ends))[0]))
+        def make(x_ND: FloatArray, _: PromptUsage) -> OllamaEmbedding:
+            return OllamaEmbedding(embedding=x_ND[0].tolist())
 
         return await door.answer(request, asked, pooling, make, {})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Final, NoReturn, Self
+from typing import Annotated, ClassVar, Final, NoReturn, Self, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -13,7 +13,6 @@ from msgspec import Meta
 from minisgl import plugins
 from minisgl.core import Finished
 from minisgl.errors import CheckpointError, InvalidRequest
-from minisgl.message import TextReply
 from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
 from minisgl.server.api.schema import Place, Salt, Timeout
 from minisgl.server.errors import refusal
@@ -24,6 +23,8 @@ from minisgl.server.web.respond import Output, Shape, respond
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 MAX_TEXTS: Final = 2048
 """In one call, as OpenAI has it. --max-queued-requests may allow fewer."""
@@ -39,13 +40,8 @@ class PoolingFields(Json, frozen=True, kw_only=True):
     priority: Place = None
     cache_salt: Salt = None
 
-    @property
-    def stream(self) -> bool:
-        return False
-
-    @property
-    def max_tokens_policy(self) -> str | None:
-        return None
+    stream: ClassVar[None] = None
+    max_tokens_policy: ClassVar[None] = None
 
 
 class PromptUsage(Json, frozen=True, kw_only=True):
@@ -85,11 +81,9 @@ class Door:
             ) from error
 
     @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of a text; None while the model loads. One token is left for the output
-        that an answer would have."""
-        length = self.frontend.context_length
-        return length - 1 if length else None
+    def context(self) -> int | None:
+        """The model's context; None while it loads."""
+        return self.frontend.context_length
 
     def names(self, documents: str) -> dict[str, str]:
         """Return the name of the field with the documents, by which a refusal names one of them. An
@@ -100,24 +94,28 @@ class Door:
         self,
         request: Request,
         asked: PoolingFields,
-        pooling: Pooling,
-        make: Callable[[list[Finished]], msgspec.Struct],
+        pooling: Pooling[T],
+        make: Callable[[T, PromptUsage], msgspec.Struct],
         names: Mapping[str, str],
     ) -> Response:
-        """Let the model compute the prompts. make: makes the answer from their ends. names: the
-        request's names of fields, as in `respond`."""
+        """Let the model compute the prompts. make: makes the answer from what they yield. names:
+        the request's names of fields, as in `respond`."""
+
+        def whole(ends: list[Finished]) -> msgspec.Struct:
+            return make(pooling.finish([end.pooled for end in ends]), PromptUsage.of(ends))
+
         return await respond(
             request,
             self.frontend,
             pooling.prompts,
             pooling.sampling,
             asked,
-            shape=_Rows(make),
+            shape=_Whole(whole),
             names=names,
         )
 
 
-class _Rows(Shape):
+class _Whole(Shape):
     """An answer that is made of the ends of its prompts. It is never a stream."""
 
     def __init__(self, make: Callable[[list[Finished]], msgspec.Struct]) -> None:
@@ -126,18 +124,19 @@ class _Rows(Shape):
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
         return self._make([output.end for output in outputs])
 
-    def text(self, index: int, reply: TextReply) -> NoReturn:
-        raise AssertionError("pooled prompts have no text")
+    def text(self, index: int, reply: object) -> NoReturn:
+        raise AssertionError("embeddings are no stream")
 
     def end(self, index: int, end: Finished) -> NoReturn:
         raise AssertionError("embeddings are no stream")
 
 
-def check_count(count: int, name: str) -> None:
-    """Raise InvalidRequest for no text, or for too many."""
-    if not 1 <= count <= MAX_TEXTS:
+def counted_texts(texts: list[T], name: str) -> list[T]:
+    """Return the texts. Raises InvalidRequest for none, or too many."""
+    if not 1 <= (count := len(texts)) <= MAX_TEXTS:
         raise InvalidRequest(f"{name} must have 1 to {MAX_TEXTS} items, got {count}", param=name)
+    return texts
 
 
-def rows_of(ends: Sequence[Finished]) -> list[bytes]:
-    return [end.pooled for end in ends]
+def listed(texts: str | list[T]) -> list[str] | list[T]:
+    return [texts] if isinstance(texts, str) else texts

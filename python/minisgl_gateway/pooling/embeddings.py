@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Any, Final, Literal
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from minisgl.core import Finished
+from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind
 from minisgl.errors import InvalidRequest
 from minisgl.message import Prompt, TextPrompt
@@ -17,7 +16,7 @@ from minisgl.server.api.schema import Positive, token_prompt
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
-from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, check_count, rows_of
+from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, counted_texts, listed
 
 
 class EmbeddingRequest(PoolingFields, frozen=True, kw_only=True):
@@ -52,10 +51,10 @@ class EmbeddingRequest(PoolingFields, frozen=True, kw_only=True):
     @property
     def prompts(self) -> list[Prompt]:
         """The texts. Raises InvalidRequest."""
-        given = [self.input] if isinstance(self.input, str) else self.input
+        given = listed(self.input)
         if given and all(type(item) is int for item in given):
             return [token_prompt(given, "input")]
-        check_count(len(given), "input")
+        counted_texts(given, "input")
         if all(isinstance(item, str) for item in given):
             return [TextPrompt(text=item) for item in given]
         if all(isinstance(item, list) for item in given):
@@ -87,36 +86,28 @@ def router(site: Site) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """Embed texts or token ids; OpenAI's schema with a few extensions."""
         asked = await body.read(request, EmbeddingRequest)
-        name, most = door.model.check(asked.model), asked.truncate_prompt_tokens
+        name = door.model.check(asked.model)
         pooling = door.recipe.embed(
             asked.prompts,
             prompt_name=asked.prompt_name,
             dimensions=asked.dimensions,
             pooling=asked.pooling,
-            max_tokens=door.most_tokens if most == -1 else most,
+            max_tokens=asked.truncate_prompt_tokens,
+            context=door.context,
         )
         is_text = asked.encoding_format == "base64"
 
-        def make(ends: list[Finished]) -> Embeddings:
-            vectors = pooling.vectors(rows_of(ends))
-            data = [
-                Embedding(
-                    index=index,
-                    embedding=base64.b64encode(vector).decode() if is_text else floats_of(vector),
-                )
-                for index, vector in enumerate(vectors)
+        def make(x_ND: FloatArray, usage: PromptUsage) -> Embeddings:
+            forms = [
+                base64.b64encode(x_D.tobytes()).decode() if is_text else x_D.tolist()
+                for x_D in x_ND
             ]
-            return Embeddings(data=data, model=name, usage=PromptUsage.of(ends))
+            data = [Embedding(index=index, embedding=form) for index, form in enumerate(forms)]
+            return Embeddings(data=data, model=name, usage=usage)
 
         return await door.answer(request, asked, pooling, make, {"prompt": "input"})
 
     return routes
-
-
-def floats_of(vector: bytes) -> list[float]:
-    """Return a vector's numbers, from little-endian float32."""
-    numbers: list[float] = np.frombuffer(vector, "<f4").tolist()
-    return numbers
 
 
 ROUTES: Final = Routes(router, (EmbeddingRequest, Embeddings))

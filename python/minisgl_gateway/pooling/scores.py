@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from minisgl.core import Finished
 from minisgl.server.api.schema import Positive
 from minisgl.server.errors import naming
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, only
 from minisgl.server.web import body
-from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, check_count, rows_of
+from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, counted_texts, listed
 
 Instruction = Annotated[
     str | None, Meta(description="What counts as relevant, for a reranker; embedders have none.")
@@ -99,15 +97,14 @@ def router(site: Site) -> APIRouter:
     async def rerank(request: Request) -> Response:
         """Order documents by their relevance for a query; Cohere's and Jina's schema."""
         asked = await body.read(request, RerankRequest)
-        name, texts = door.model.check(asked.model), asked.texts
-        check_count(len(texts), "documents")
+        name = door.model.check(asked.model)
+        texts = counted_texts(asked.texts, "documents")
         # In a thread, because the first call may read a vocabulary of 10 MB.
         pooling = await asyncio.to_thread(
             door.recipe.rank, [asked.query], texts, instruction=asked.instruction
         )
 
-        def make(ends: list[Finished]) -> Reranked:
-            scores = pooling.scores(rows_of(ends))
+        def make(scores: list[float], usage: PromptUsage) -> Reranked:
             best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
             shown = asked.return_documents
             return Reranked(
@@ -121,7 +118,7 @@ def router(site: Site) -> APIRouter:
                     )
                     for index in best[: asked.top_n]
                 ],
-                usage=PromptUsage.of(ends),
+                usage=usage,
                 meta={"api_version": {"version": "2"}},
             )
 
@@ -133,30 +130,24 @@ def router(site: Site) -> APIRouter:
         """Score documents for a query, or pairs of texts; vLLM's schema."""
         asked = await body.read(request, ScoreRequest)
         name = door.model.check(asked.model)
-        queries, texts = _listed(asked.text_1), _listed(asked.text_2)
-        check_count(len(texts), "text_2")
+        texts = counted_texts(listed(asked.text_2), "text_2")
         with naming({"query": "text_1"}):
             pooling = await asyncio.to_thread(
-                door.recipe.rank, queries, texts, instruction=asked.instruction
+                door.recipe.rank, listed(asked.text_1), texts, instruction=asked.instruction
             )
 
-        def make(ends: list[Finished]) -> Scores:
-            scores = pooling.scores(rows_of(ends))
+        def make(scores: list[float], usage: PromptUsage) -> Scores:
             return Scores(
                 id=f"score-{uuid.uuid4().hex}",
                 created=int(time.time()),
                 model=name,
                 data=[Score(index=index, score=value) for index, value in enumerate(scores)],
-                usage=PromptUsage.of(ends),
+                usage=usage,
             )
 
         return await door.answer(request, asked, pooling, make, door.names("text_2"))
 
     return routes
-
-
-def _listed(texts: str | list[str]) -> Sequence[str]:
-    return [texts] if isinstance(texts, str) else texts
 
 
 ROUTES: Final = Routes(router, (RerankRequest, Reranked, ScoreRequest, Scores))

@@ -21,22 +21,16 @@ from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.errors import CheckpointError, InvalidRequest, InvalidSampling
 from minisgl.message import Prompt, TextPrompt
+from minisgl.message.pooling import Pooling
+from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import brief, counted
-from minisgl_zoo.pooling.rerank import Pairs, pairs_of
+from minisgl_zoo.pooling.rerank import pairs_of
 
 POOLINGS: Final = ("last", "mean", "cls")
 _MODES: Final[Mapping[str, PoolingKind]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-"""sentence-transformers' names -> ours."""
-_FLAGS: Final = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "lasttoken",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-}
-"""The flags of older files -> the names of later ones."""
+"""sentence-transformers' names -> ours. Older files have flags: pooling_mode_mean_tokens."""
+_FLAG: Final = "pooling_mode_"
 GGUF_POOLINGS: Final[Mapping[int, PoolingKind]] = {1: "mean", 2: "cls", 3: "last"}
 _CHARACTERS: Final = 16
 """Of a text that is cut at a number of tokens, so many characters for each are read: a word and its
@@ -55,30 +49,6 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         if given.get(name) not in (None, False):
             raise InvalidSampling(f"{name} needs an output, which pooling has not", param=name)
     return {"max_tokens": 0}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embeds:
-    """The prompts of texts (`minisgl.message.pooling.Pooling`). num_queries: so many come first;
-    the others are compared with the only one, or each with its own."""
-
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    size: int
-    normalises: bool = True
-    dimensions: int | None = None
-    num_queries: int = 0
-
-    def vectors(self, rows: Sequence[bytes]) -> list[bytes]:
-        x_ND = _rows_of(rows, self.size)[:, : self.dimensions]
-        x_ND = _normalised(x_ND) if self.normalises else x_ND
-        return [x_D.tobytes() for x_D in x_ND]
-
-    def scores(self, rows: Sequence[bytes]) -> list[float]:
-        x_ND = _normalised(_rows_of(rows, self.size))
-        queries_QD, documents_ND = x_ND[: self.num_queries], x_ND[self.num_queries :]
-        similarities: list[float] = (documents_ND * queries_QD).sum(1).tolist()
-        return similarities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +77,8 @@ class Recipe:
         dimensions: int | None = None,
         pooling: PoolingKind | None = None,
         max_tokens: int | None = None,
-    ) -> Embeds:
+        context: int | None = None,
+    ) -> Pooling[FloatArray]:
         if prompt_name is not None and prompt_name not in self.prompts:
             known = f"; it has {', '.join(self.prompts)}" if self.prompts else ""
             raise InvalidRequest(
@@ -117,22 +88,27 @@ class Recipe:
             raise InvalidRequest(
                 f"dimensions must be 1 to {self.size}, got {brief(dimensions)}", param="dimensions"
             )
+        if max_tokens == -1:  # one is left for the output that an answer would have
+            max_tokens = context - 1 if context else None
         if max_tokens is not None and self.longest is not None:
             max_tokens = min(max_tokens, self.longest)
         before = self.prompts.get(prompt_name or self.default or "", "")
-        return Embeds(
+
+        def vectors(rows: Sequence[bytes]) -> FloatArray:
+            x_ND = self._rows(rows)[:, :dimensions]
+            return _normalised(x_ND) if self.normalises else x_ND
+
+        return Pooling(
             prompts=[_begun(text, before, max_tokens) for text in texts],
             sampling=SamplingParams(
                 pooling=pooling or self.pooling, truncate_prompt_tokens=max_tokens
             ),
-            size=self.size,
-            normalises=self.normalises,
-            dimensions=dimensions,
+            finish=vectors,
         )
 
     def rank(
         self, queries: Sequence[str], documents: Sequence[str], *, instruction: str | None = None
-    ) -> Embeds | Pairs:
+    ) -> Pooling[list[float]]:
         if len(queries) not in (1, len(documents)):
             raise InvalidRequest(
                 f"there must be one query, or one for each of {counted(len(documents), 'document')}"
@@ -151,12 +127,20 @@ class Recipe:
         names = ("document", "passage", "corpus")
         about = next((self.prompts[name] for name in names if name in self.prompts), "")
         texts = [asked + query for query in queries] + [about + text for text in documents]
-        return Embeds(
+
+        def cosines(rows: Sequence[bytes]) -> list[float]:
+            x_ND, first = _normalised(self._rows(rows)), len(queries)
+            scores: list[float] = (x_ND[first:] * x_ND[:first]).sum(1).tolist()
+            return scores
+
+        return Pooling(
             prompts=[TextPrompt(text=text) for text in texts],
             sampling=SamplingParams(pooling=self.pooling),
-            size=self.size,
-            num_queries=len(queries),
+            finish=cosines,
         )
+
+    def _rows(self, rows: Sequence[bytes]) -> FloatArray:
+        return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), self.size)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -176,7 +160,11 @@ def read_recipe(folder: Path) -> Recipe:
     file = folder / "modules.json"
     if not file.is_file():
         return plain
-    named = {str(module["type"]).rpartition(".")[2]: module for module in _list_of(file)}
+    try:
+        modules = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{file} does not hold a list of modules: {error}") from error
+    named = {str(module["type"]).rpartition(".")[2]: module for module in modules}
     if "Pooling" not in named:
         return plain
     if others := set(named) - {"Transformer", "Pooling", "Normalize"}:
@@ -184,7 +172,7 @@ def read_recipe(folder: Path) -> Recipe:
             f"{file} has the modules {', '.join(sorted(others))}, which are not supported; "
             "embeddings need a checkpoint with Transformer, Pooling and Normalize alone"
         )
-    saved = _optional(folder / "config_sentence_transformers.json")
+    saved = read_json_object(folder / "config_sentence_transformers.json")
     return replace(
         plain,
         pooling=_pooling_of(folder / str(named["Pooling"]["path"]) / "config.json"),
@@ -192,7 +180,7 @@ def read_recipe(folder: Path) -> Recipe:
         is_embedder=True,
         prompts=saved.get("prompts") or {},
         default=saved.get("default_prompt_name"),
-        longest=_optional(folder / "sentence_bert_config.json").get("max_seq_length"),
+        longest=read_json_object(folder / "sentence_bert_config.json").get("max_seq_length"),
     )
 
 
@@ -207,7 +195,9 @@ def capabilities(folder: Path) -> list[str]:
 def _pooling_of(file: Path) -> PoolingKind:
     config = read_json(file)
     modes = config.get("pooling_mode") or [
-        mode for flag, mode in _FLAGS.items() if config.get(flag)
+        flag.removeprefix(_FLAG).removesuffix("s").removesuffix("_token")
+        for flag, is_set in config.items()
+        if flag.startswith(_FLAG) and is_set
     ]
     modes = [modes] if isinstance(modes, str) else list(modes or ["mean"])
     if len(modes) != 1 or modes[0] not in _MODES:
@@ -232,22 +222,7 @@ def _begun(text: Prompt, before: str, max_tokens: int | None) -> Prompt:
     return msgspec.structs.replace(text, text=whole)
 
 
-def _rows_of(rows: Sequence[bytes], size: int) -> FloatArray:
-    return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), size)
-
-
 def _normalised(x_ND: FloatArray) -> FloatArray:
     lengths_N1 = np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)  # 0: no division
     normalised: FloatArray = (x_ND / lengths_N1).astype(np.float32)
     return normalised
-
-
-def _list_of(file: Path) -> list[dict[str, Any]]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{file} does not hold a list of modules: {error}") from error
-
-
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.is_file() else {}

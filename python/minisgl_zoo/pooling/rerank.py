@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt
-from minisgl.tokenizer.tokenizer import load_tokenizer_config
+from minisgl.message.pooling import Pooling
+from minisgl.tokenizer.tokenizer import load_tokenizer, load_tokenizer_config
 from minisgl.utils.hf import read_json
 
 SYSTEM: Final = (
@@ -33,47 +33,35 @@ _SPELLINGS: Final = ("{}", "\N{LOWER ONE EIGHTH BLOCK}{}")
 """How a vocabulary has a word: as it is, or behind sentencepiece's mark of a space."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
-    """The prompts of pairs (`minisgl.message.pooling.Pooling`)."""
-
-    prompts: Sequence[ChatPrompt]
-    sampling: SamplingParams
-
-    def vectors(self, rows: Sequence[bytes]) -> Sequence[bytes]:
-        raise AssertionError("pairs have no vectors")
-
-    def scores(self, rows: Sequence[bytes]) -> list[float]:
-        logits = [np.frombuffer(row, "<f4").astype(float).tolist() for row in rows]
-        return [1 / (1 + math.exp(min(no - yes, 700.0))) for yes, no in logits]
-
-
 def pairs_of(
     folder: Path, queries: Sequence[str], documents: Sequence[str], instruction: str | None
-) -> Pairs:
+) -> Pooling[list[float]]:
     """Return the prompts of each document with the only query, or with its own.
 
     Raises InvalidRequest for a vocabulary without "yes" and "no".
     """
-    has_roles = _has_roles(folder)
-    return Pairs(
-        prompts=[
-            ChatPrompt(
-                messages=_turns(query, document, instruction or INSTRUCTION, has_roles=has_roles),
-                template_args={"enable_thinking": False},
-            )
-            for query, document in zip(cycle(queries), documents, strict=False)
-        ],
+    task, has_roles = instruction or INSTRUCTION, _has_roles(folder)
+
+    def prompt(query: str, document: str) -> ChatPrompt:
+        text = f"<Instruct>: {task}\n<Query>: {query}\n<Document>: {document}"
+        turns = [("system", SYSTEM), ("user", text)]
+        if has_roles:
+            turns = [("system", task), ("query", query), ("document", document)]
+        return ChatPrompt(
+            messages=[{"role": role, "content": content} for role, content in turns],
+            template_args={"enable_thinking": False},
+        )
+
+    return Pooling(
+        prompts=list(map(prompt, cycle(queries), documents)),
         sampling=SamplingParams(pooling="last", logit_ids=_labels(folder)),
+        finish=lambda rows: [_share(*np.frombuffer(row, "<f4").tolist()) for row in rows],
     )
 
 
-def _turns(query: str, document: str, instruction: str, *, has_roles: bool) -> list[dict[str, Any]]:
-    text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-    turns = [("system", SYSTEM), ("user", text)]
-    if has_roles:
-        turns = [("system", instruction), ("query", query), ("document", document)]
-    return [{"role": role, "content": content} for role, content in turns]
+def _share(yes: float, no: float) -> float:
+    """Return the share of "yes" in the probabilities of two logits."""
+    return 1 / (1 + math.exp(min(no - yes, 700.0)))
 
 
 @cache
@@ -92,14 +80,11 @@ def _labels(folder: Path) -> tuple[int, int]:
     for file in folder.glob("*LogitScore/config.json"):
         config = read_json(file)
         return int(config["true_token_id"]), int(config["false_token_id"])
-    file = folder / "tokenizer.json"
-    vocab = read_json(file)["model"]["vocab"] if file.is_file() else {}
-    if isinstance(vocab, list):
-        vocab = {token: index for index, (token, *_) in enumerate(vocab)}
+    id_of = load_tokenizer(folder).backend.token_to_id
     for spelling in _SPELLINGS:
-        yes, no = (vocab.get(spelling.format(word)) for word in ("yes", "no"))
+        yes, no = (id_of(spelling.format(word)) for word in ("yes", "no"))
         if yes is not None and no is not None:
-            return int(yes), int(no)
+            return yes, no
     raise InvalidRequest(
         'this model cannot rank documents: its vocabulary has no tokens "yes" and "no", and it is '
         "no embedder; serve a reranker or an embedder, such as Qwen3-Reranker-0.6B"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -60,6 +61,13 @@ def in_generate(llm: LLM, act: Callable[[], None]) -> None:
 
 def rank_process(llm: LLM, rank: int) -> psutil.Process:
     return psutil.Process(llm._engine._workers.processes[rank].process.pid)
+
+
+@pytest.mark.needs("minisgl_zoo")
+def test_the_embeddings_of_one_rank(llm: LLM) -> None:
+    with LLM(max_prefill_length=32, **OPTIONS) as alone:
+        expected = alone.embed(PROMPTS, pooling="mean")
+    assert np.abs(llm.embed(PROMPTS, pooling="mean") - expected).max() < 1e-5
 
 
 def test_the_tokens_of_one_rank(llm: LLM) -> None:

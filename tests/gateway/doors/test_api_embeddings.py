@@ -57,14 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("r") / "recording.jsonl"
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, recording: Path) -> Iterator[RunningServer]:
-    flags = ("--served-model-name", MODEL, "--api-key", KEY, "--record", str(recording))
-    with serve(folder, *flags) as server:
+def server(folder: Path) -> Iterator[RunningServer]:
+    with serve(folder, "--served-model-name", MODEL, "--api-key", KEY) as server:
         yield server
 
 
@@ -218,21 +212,6 @@ def test_a_router_passes_embeddings_and_ranks_on(server: RunningServer, expected
             assert len(embedded.raise_for_status().json()["embeddings"]) == 1
 
 
-def test_a_reranker_answers_beside_chats(tmp_path: Path) -> None:
-    folder, task = save_reranker(tmp_path / "m"), "Find the capital"
-    with serve(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        asked = {"query": TEXTS[0], "documents": TEXTS[1:], "instruction": task}
-        answer = http.post("/rerank", json=asked).raise_for_status().json()
-        scores = scores_of(folder, TEXTS[0], TEXTS[1:], task)
-        found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
-        assert [index for index, _ in found] == np.argsort(-np.array(scores)).tolist()
-        assert [score for _, score in found] == pytest.approx(sorted(scores)[::-1], abs=1e-5)
-        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        assert http.post("/v1/chat/completions", json=chat).status_code == 200
-        vector = http.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
-        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
-
-
 def wait_for_frame(file: Path) -> None:
     """Wait until the engine has reported its steps, which it does a few times a second."""
     for _ in range(200):
@@ -241,14 +220,28 @@ def wait_for_frame(file: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_recording_of_embeddings_plans_the_same_steps(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "recording.jsonl"
-    with serve(folder, "--record", str(file)) as server:
+def test_a_reranker_embeds_as_its_recording_says_and_ranks_beside_chats(tmp_path: Path) -> None:
+    folder, task = save_reranker(tmp_path / "m"), "Find the capital"
+    file, copy = tmp_path / "recording.jsonl", tmp_path / "copy.jsonl"
+    with (
+        serve(folder, "--record", str(file)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         for fields in ({"pooling": "mean"}, {}, {"pooling": "cls"}):
-            url = f"{server.url}/v1/embeddings"
-            httpx.post(url, json={"input": TEXTS, **fields}, timeout=60).raise_for_status()
+            embedded = http.post("/v1/embeddings", json={"input": TEXTS, **fields})
+            vector = embedded.raise_for_status().json()["data"][0]["embedding"]
+            assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
         wait_for_frame(file)
-    assert "18 requests, all as recorded" in replay_plans(file)
+        copy.write_bytes(file.read_bytes())
+        asked = {"query": TEXTS[0], "documents": TEXTS[1:], "instruction": task}
+        answer = http.post("/rerank", json=asked).raise_for_status().json()
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        http.post("/v1/chat/completions", json=chat).raise_for_status()
+    scores = scores_of(folder, TEXTS[0], TEXTS[1:], task)
+    found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
+    assert [index for index, _ in found] == np.argsort(-np.array(scores)).tolist()
+    assert [score for _, score in found] == pytest.approx(sorted(scores)[::-1], abs=1e-5)
+    assert "18 requests, all as recorded" in replay_plans(copy)
 
 
 def test_no_field_of_the_vendors_schemas_is_unknown() -> None:

@@ -146,13 +146,6 @@ def test_an_embedder_ranks_by_cosine(tmp_path: Path) -> None:
     assert scores == pytest.approx(embeddings_of(folder, TEXTS, "lasttoken") @ query, abs=1e-5)
 
 
-def test_two_ranks_embed_as_one(tmp_path: Path) -> None:
-    folder = save_embedder(tmp_path / "m", pooling=older("mean"))
-    with llm_of(folder, tp=2, device="cpu") as llm:
-        ours = llm.embed(TEXTS)
-    assert cosines(ours, embeddings_of(folder, TEXTS, "mean")).min() >= CLOSE
-
-
 def test_an_adapter_changes_the_embeddings_of_its_requests(tmp_path: Path) -> None:
     folder, whole = save_reranker(tmp_path / "m"), make_reference(CONFIGS["qwen3"])
     adapter = RandomAdapter.of(tmp_path / "a", whole, seed=1)

@@ -19,7 +19,7 @@ from minisgl.scheduler import Scheduler
 @pytest.mark.parametrize("grouped", [False, True])
 def test_random_runs(grouped: bool, fail: bool) -> None:
     """With aborts, retractions, chunks, prefix hits, drafts' rows, other keys and failing steps."""
-    for seed in range(50_000, 50_120):
+    for seed in range(50_000, 50_030):
         try:
             run_once(random.Random(seed), fail=fail, grouped=grouped, pooled=True)
         except AssertionError as error:
