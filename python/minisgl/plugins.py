@@ -27,6 +27,7 @@ GROUP: Final = "minisgl.plugins"
 
 TABLES: Final = {
     "families": "minisgl_zoo",
+    "encoders": "minisgl_zoo",
     "weights": "minisgl_bench",
     "wrappers": "minisgl_zoo",
     "rotations": "minisgl_zoo",

@@ -8,12 +8,13 @@ import sys
 from minisgl.utils.http import goes_through_proxy
 
 
-def ready_text(url: str, *, needs_key: bool, can_chat: bool) -> str:
+def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_embeds: bool = False) -> str:
     """Return what follows "Serving MODEL on URL": commands to try it, which need only this
     distribution.
 
     The commands work in any folder, and with proxy variables set. needs_key: they use $KEY, which
-    the user sets. can_chat: the model has a chat template; without one they complete a text.
+    the user sets. can_chat: the model has a chat template; without one they complete a text, or
+    embed it if the model only embeds.
     """
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"
@@ -28,11 +29,16 @@ def ready_text(url: str, *, needs_key: bool, can_chat: bool) -> str:
         python_header = ', headers={"Authorization": "Bearer $KEY"}'
     start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
     if not can_chat:
+        says = "has no usable chat template, so it completes texts and refuses chats"
+        path, body = "completions", '{"prompt": "A radix cache is", "max_tokens": 30}'
+        if only_embeds:
+            says = "is an encoder: it embeds texts and writes none"
+            path, body = "embeddings", '{"input": ["A radix cache", "A prefix tree"]}'
         return f"""The model
-has no usable chat template, so it completes texts and refuses chats. Try in another terminal
+{says}. Try in another terminal
 {first}
-  {start % "completions"} \\
-    -d '{{"prompt": "A radix cache is", "max_tokens": 30}}'
+  {start % path} \\
+    -d '{body}'
 
 Every endpoint: {url}/docs
 """

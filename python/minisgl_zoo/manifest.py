@@ -166,6 +166,13 @@ _VISION: Final = {
 }
 """The architecture without "ForConditionalGeneration" -> its vision tower."""
 
+_ENCODERS: Final = {
+    "BertModel": "bert:BERT",
+    "RobertaModel": "bert:ROBERTA",
+    "XLMRobertaModel": "bert:ROBERTA",
+}
+"""The architecture -> the module in `families` that has it."""
+
 ROWS: Final = [
     *(
         Row("weight_formats", name, f"minisgl_zoo.weights.{method}")
@@ -245,6 +252,10 @@ ROWS: Final = [
         "minisgl_zoo.drafts.predicted:Predicted",
         when={"made": "by the model"},
         about="what the checkpoint's layer of multi-token prediction guesses",
+    ),
+    *(
+        Row("encoders", name, f"minisgl_zoo.families.{target}")
+        for name, target in _ENCODERS.items()
     ),
     Row("grammars", "check", "minisgl_zoo.grammar.forms:checked_structured_outputs"),
     Row("grammars", "compile", "minisgl_zoo.grammar.compile:compiled"),

@@ -18,9 +18,10 @@ Llama, Mistral, Mixtral or Qwen were not tried on released checkpoints. For 38 c
 read config.json [as it was released](../tests/zoo/models/released/README.md).
 
 Any of them embeds and ranks ([embeddings](embeddings.md)). Embedders name `LlamaModel`,
-`MistralModel`, `Qwen2Model` or `Qwen3Model`, too.
+`MistralModel`, `Qwen2Model` or `Qwen3Model`, too. The encoders {encoders}
+embed and write nothing; of their released checkpoints, all-MiniLM-L6-v2 was tried.
 
-Not served, because they need more than data: encoders (BERT, ModernBERT, EmbeddingGemma), Llama 4
+Not served, because they need more than data: other encoders (ModernBERT, EmbeddingGemma), Llama 4
 (attention within chunks, which no cache group has), Ling 1 and Ring 1 (`BailingMoe`, whose LM head
 is normed), and DeepSeek-V3.2 and GLM-5 (an indexer chooses the keys).
 
@@ -53,7 +54,9 @@ def page() -> str:
         for name, kinds in WRAPPERS.items()
     ]
     head = WRAPPED.format(parts=", ".join(f"`{part}`" for part in OTHER_PARTS))
-    return HEAD + "".join(rows) + head + "".join(wrapped)
+    encoders = [f"`{row.name}`" for row in plugins.rows("encoders")]
+    names = f"{', '.join(encoders[:-1])} and {encoders[-1]}"
+    return HEAD.format(encoders=names) + "".join(rows) + head + "".join(wrapped)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BertConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    XLMRobertaConfig,
 )
 
 from helpers.model_harness import make_reference
@@ -104,6 +106,15 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
+_SMALL: dict[str, Any] = {**SIZES, "vocab_size": 200}
+ENCODERS: dict[str, PreTrainedConfig] = {
+    "bert": BertConfig(**_SMALL | {"max_position_embeddings": 32}),
+    "xlm-roberta": XLMRobertaConfig(
+        **_SMALL | {"max_position_embeddings": 34, "type_vocab_size": 1, "pad_token_id": 1}
+    ),
+}
+
+
 def save_embedder(
     folder: Path,
     family: str = "qwen3",
@@ -125,6 +136,45 @@ def save_embedder(
         config["architectures"] = [architecture]
         (folder / "config.json").write_text(json.dumps(config))
     tokenizer_with(folder, eos=eos)
+    _write_modules(folder, pooling, normalises=normalises)
+    return folder
+
+
+def save_encoder(
+    folder: Path, kind: str = "bert", *, pooling: Config | None, normalises: bool = True
+) -> Path:
+    """Write an encoder of 32 positions with a WordPiece tokenizer. kind: of `ENCODERS`. pooling:
+    None for a checkpoint without sentence-transformers' files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = ENCODERS[kind]
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = AutoModel.from_config(config).eval()
+    for parameter in model.parameters():  # norms and biases are 1 and 0 in a new model
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.manual_seed(7))
+    model.save_pretrained(folder)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.vocab_size, special_tokens=special, show_progress=False
+    )
+    tokenizer.train_from_iterator([*TEXTS, QUERY] * 3, trainer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.enable_truncation(8)  # as released files have it, and as nobody may follow it
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {f"{token[1:-1].lower()}_token": token for token in special}
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 32, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    if pooling:
+        _write_modules(folder, pooling, normalises=normalises)
+    return folder
+
+
+def _write_modules(folder: Path, pooling: Config, *, normalises: bool) -> None:
+    """Write sentence-transformers' files."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalises else [])]
     modules = [
         {
@@ -144,7 +194,6 @@ def save_embedder(
         "similarity_fn_name": "cosine",
     }
     (folder / "config_sentence_transformers.json").write_text(json.dumps(saved))
-    return folder
 
 
 def save_reranker(folder: Path) -> Path:
@@ -164,7 +213,8 @@ def embeddings_of(
     rows = []
     for text in texts:
         with torch.inference_mode():
-            x = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+            ids = tokenizer(text, truncation=False, padding=False, return_tensors="pt")["input_ids"]
+            x = model(input_ids=ids).last_hidden_state[0]
         row = {"lasttoken": x[-1], "mean": x.mean(0), "cls": x[0]}[pooling]
         rows.append((row / row.norm() if normalises else row).numpy())
     return np.stack(rows)

@@ -27,7 +27,7 @@ from minisgl.engine.extras import StepGuard, Vision, create_adapters
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.guesses import create_guesser, guess_arrays, sampling_states
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
-from minisgl.engine.memory import max_prompt_tokens, plan_engine_memory
+from minisgl.engine.memory import plan_engine_memory
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
@@ -133,7 +133,7 @@ class Engine:
         max_graph_rows = config.cuda_graph_max_bs if self.graph_safe else 0
         # All ranks pad a step to the same size, because they all-reduce its rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
-        self.max_prefill_tokens = max_prompt_tokens(config, self.device)
+        self.max_prefill_tokens = self.memory.chunk
         create_vision = plugins.find("vision", "tower") if self.model_config.is_wrapped else None
         self.vision: Vision | None = create_vision and create_vision(
             config,

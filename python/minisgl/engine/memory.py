@@ -24,6 +24,7 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.layers.base import Adapt
 from minisgl.models import ModelConfig, ModelSpec, build_model
+from minisgl.models.registry import spec_of
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted, size_of
 
@@ -207,7 +208,8 @@ def plan_engine_memory(
     ops: they decide in which formats weights are held. adapt: see `BuildContext`; the memory of
     adapters counts as weights. All ranks use the number of pages of the rank that has the fewest.
     """
-    max_seq_len = model.default_context
+    spec = spec_of(model)
+    max_seq_len = spec.config.default_context
     if config.max_seq_len is None and max_seq_len < model.max_context and comm.rank == 0:
         logger.info(
             "longrope: serving a context of %d tokens with the short factors; --max-seq-len %d "
@@ -216,9 +218,11 @@ def plan_engine_memory(
             model.max_context,
         )
     if config.max_seq_len is not None:
-        if config.max_seq_len > model.max_context:
-            raise ConfigError(context_exceeded(config.max_seq_len, model.max_context))
+        if config.max_seq_len > spec.config.max_context:
+            raise ConfigError(context_exceeded(config.max_seq_len, spec.config.max_context))
         max_seq_len = config.max_seq_len
+    if spec.is_encoder:
+        _check_encoder(config, device)
     kv_dtype = resolve_kv_dtype(config, dtype)
     skeleton = build_model(
         model,
@@ -229,13 +233,16 @@ def plan_engine_memory(
         expert_parallel=config.ep,
         adapt=adapt,
     )
+    chunk = config.max_prefill_length or device.best_chunk
+    if spec.is_encoder:
+        chunk = max(chunk, max_seq_len)
     is_sized = config.memory_ratio is not None or config.num_pages is not None
     memory = MemoryPlan(
         free_bytes=device.free_bytes(),
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         kv_limit_bytes=None if is_sized else device.kv_limit_bytes,
         weight_bytes=skeleton.num_weight_bytes,
-        activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype),
+        activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype, chunk),
         vision_bytes=_vision_bytes(config, dtype) if model.is_wrapped and comm.rank == 0 else 0,
         groups=skeleton.layout.groups,
         group_page_bytes=tuple(
@@ -246,7 +253,7 @@ def plan_engine_memory(
             for number in range(len(skeleton.layout.groups))
         ),
         page_size=config.page_size,
-        chunk=max_prompt_tokens(config, device),
+        chunk=chunk,
         max_seq_len=max_seq_len,
         max_running=config.max_running_requests,
     )
@@ -255,9 +262,19 @@ def plan_engine_memory(
     return replace(memory, groups=tuple(agreed))
 
 
-def max_prompt_tokens(config: EngineConfig, device: Device) -> int:
-    """Return the largest number of prompt tokens in a step."""
-    return config.max_prefill_length or device.best_chunk
+def _check_encoder(config: EngineConfig, device: Device) -> None:
+    """Raise ConfigError for a device or an option that an encoder does not have."""
+    if device.torch_device.type != "cpu":
+        raise ConfigError("encoders run on a CPU only; use --device cpu")
+    given = {
+        "--tp": config.tp > 1,
+        "--lora": config.num_slots,
+        "--drafts": config.draft_names not in ("off", "auto"),
+        "--attn": config.attn != "auto",
+        "--kv-cache-dtype": config.kv_cache_dtype != "auto",
+    }
+    if names := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(f"an encoder has no {', '.join(names)}; leave that out")
 
 
 def _vision_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
@@ -266,7 +283,7 @@ def _vision_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
 
 
 def _activation_bytes(
-    config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype
+    config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype, chunk: int
 ) -> int:
     """Return an upper bound of a step's activations: the tensors of the widest layer, and three
     times the float32 logits, because filters and noise copy them. If there are CUDA graphs, a step
@@ -276,7 +293,7 @@ def _activation_bytes(
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads)
     if model.mtp:  # the hidden states of all tokens, and the layer's own inputs
         widest += 4 * model.hidden_size
-    num_tokens, num_steps = max_prompt_tokens(config, device) + config.max_running_requests, 1
+    num_tokens, num_steps = chunk + config.max_running_requests, 1
     if config.cuda_graph_max_bs and device.max_graph_tokens:
         num_tokens += min(device.max_graph_tokens + config.max_running_requests, num_tokens)
         num_steps = 2

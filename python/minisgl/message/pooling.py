@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from minisgl import plugins
 from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.message import Prompt
@@ -57,6 +58,12 @@ class Recipe(Protocol):
         Rerankers read pairs, and embedders compare. instruction: what counts as relevant, for
         rerankers. Raises InvalidRequest.
         """
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Return whether the model of a config.json embeds texts and writes none."""
+    names = config.get("architectures") or [""]
+    return isinstance(names, list) and plugins.row_of("encoders", str(names[0])) is not None
 
 
 ReadRecipe = Callable[[Path], Recipe]

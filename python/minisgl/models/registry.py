@@ -21,9 +21,10 @@ def get_model_class(architecture: str) -> Family:
     """Return the family that builds `architecture`. Raises UnsupportedModel with the names of all
     architectures; if most families are absent, it names the package that has them."""
     family: Family | None = plugins.find("families", architecture)
+    family = family or plugins.find("encoders", architecture)
     if family is not None:
         return family
-    names = supported_architectures()
+    names = (*supported_architectures(), *(row.name for row in plugins.rows("encoders")))
     nearest = "".join(
         f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
     )

@@ -113,7 +113,8 @@ class ModelSpec:
 
     qk_norm: queries and keys are normed per head before they are rotated. attention: what the
     layers need of an attention backend that not every backend has (`minisgl.attention.base`).
-    decoder: the class to build; None is `decoder.Decoder`.
+    decoder: the class to build; None is `decoder.Decoder`. is_encoder: each token attends to all of
+    its prompt, so a prompt is computed in one step, nothing is cached, and nothing is sampled.
     """
 
     config: ModelConfig
@@ -125,6 +126,7 @@ class ModelSpec:
     attention: tuple[str, ...] = ()
     moe: MoeSpec | None = None
     decoder: Callable[[ModelSpec, BuildContext, int], BaseLLMModel] | None = None
+    is_encoder: bool = False
 
     @property
     def mlp_width(self) -> int:

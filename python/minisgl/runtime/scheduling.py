@@ -26,6 +26,7 @@ def scheduler_config(args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int])
 
     Unless `args.offline`, the engine must have been started with `measure_steps`.
     """
+    is_encoder = engine.model.spec.is_encoder
     return SchedulerConfig(
         groups=engine.memory.groups,
         page_size=engine.page_size,
@@ -33,14 +34,15 @@ def scheduler_config(args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int])
         vocab_size=engine.model_config.vocab_size,
         eos_ids=frozenset(id for id in eos_ids if id < engine.model_config.vocab_size),
         max_prefill_tokens=engine.max_prefill_tokens,
-        max_stall_s=None if args.offline else _stall_bound_s(args, engine),
+        max_stall_s=None if args.offline or is_encoder else _stall_bound_s(args, engine),
         step_times=engine.tuning.step_times,
         max_running=engine.max_running,
         max_queued=None if args.offline else args.max_queued_requests,
-        cache=args.cache,
-        drafters=_drafters(args.draft_names, engine),
+        cache="naive" if is_encoder else args.cache,
+        drafters=() if is_encoder else _drafters(args.draft_names, engine),
         num_slots=args.num_slots,
         takes_whole_images=engine.device.torch_device.type == "cpu",  # no GPU has run them
+        is_encoder=is_encoder,
     )
 
 

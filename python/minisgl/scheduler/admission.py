@@ -8,10 +8,12 @@ from typing import Final
 from minisgl.core import SamplingParams
 from minisgl.core.image import Image, places_of
 from minisgl.core.req import IdArray, Req
+from minisgl.core.sampling import ONLY_EMBEDS
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.utils.text import counted, size_of
 
+LEFT: Final = " and at least one must be left for the answer"
 MAX_PIXEL_BYTES: Final = 2**30
 """Of the images of all requests: 150 pictures of 1540 x 1540 pixels, the largest of Mistral 3."""
 
@@ -30,6 +32,8 @@ def admissible_max_tokens(
     never fit or the queue is full.
     """
     num_prompt, asked = len(prompt), sampling.max_tokens
+    if config.is_encoder and (not sampling.pooling or sampling.logit_ids):
+        raise InvalidRequest(ONLY_EMBEDS)
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
     bounds = [int(prompt.min()), int(prompt.max()), *output]
@@ -56,8 +60,8 @@ def admissible_max_tokens(
     least = 0 if asked == 0 and config.max_seq_len < config.num_pool_tokens else 1
     if num_prompt > limit - least:
         raise PromptTooLong(
-            f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit} and at "
-            f"least one must be left for the answer; shorten the prompt{remedy}",
+            f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit}"
+            f"{'' if config.is_encoder else LEFT}; shorten the prompt{remedy}",
             limit=limit,
             got=num_prompt,
             param="prompt",

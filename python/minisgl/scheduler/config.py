@@ -27,7 +27,8 @@ class SchedulerConfig:
     otherwise a full pool would start a request and retract it at the next page boundary. drafters:
     rows of the table of this name; with any, there are step_times. num_slots: adapters that the
     device holds; 0 without adapters. takes_whole_images: whether the engine computes attention both
-    ways between the tokens of an image.
+    ways between the tokens of an image. is_encoder: a prompt is planned whole, shares nothing and
+    is pooled; `max_prefill_tokens` is at least `max_seq_len`.
     """
 
     num_pages: int = 0
@@ -46,6 +47,7 @@ class SchedulerConfig:
     drafters: tuple[str, ...] = ()
     num_slots: int = 0
     takes_whole_images: bool = True
+    is_encoder: bool = False
 
     def __post_init__(self) -> None:
         if (self.num_pages > 0) == bool(self.groups):

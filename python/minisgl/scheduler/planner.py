@@ -182,6 +182,8 @@ class Planner:
             start = req.num_computed
             num_left = req.num_known - start
             num_tokens = budget.fitting(start, num_left, share, _least_tokens(req))
+            if self.config.is_encoder and num_tokens < num_left:
+                return  # it is the first of the next step, where it fits
             if req.images:
                 num_tokens = budget.before_images(req.images, start, num_tokens)
             if num_tokens and self._plan_chunk(plan, req, num_tokens):

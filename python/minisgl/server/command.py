@@ -76,17 +76,24 @@ def say(text: str) -> None:
 
 
 def ready_text(
-    name: str, url: str, seconds: float, *, needs_key: bool = False, can_chat: bool = True
+    name: str,
+    url: str,
+    seconds: float,
+    *,
+    needs_key: bool = False,
+    can_chat: bool = True,
+    only_embeds: bool = False,
 ) -> str:
     """Return the server's URL with commands to try it, which a row of the table `start_lines` may
     write.
 
     seconds: the time of the start. needs_key: clients need an API key. can_chat: the model has a
-    chat template; without one the command completes a text.
+    chat template; without one the command completes a text. only_embeds: the model writes none.
     """
     said = f"\nServing {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). "
     if more := plugins.find("start_lines", "ready"):
-        return said + str(more(url, needs_key=needs_key, can_chat=can_chat))
+        asked = {"needs_key": needs_key, "can_chat": can_chat, "only_embeds": only_embeds}
+        return said + str(more(url, **asked))
     curl = "curl --noproxy '*'" if goes_through_proxy(url) else "curl"
     path, prompt = "completions", '"prompt": "A radix cache is", "max_tokens": 30'
     if can_chat:

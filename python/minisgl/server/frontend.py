@@ -21,6 +21,7 @@ import msgspec
 
 from minisgl.core import Failed, Finished, SamplingParams
 from minisgl.core.adapters import Adapter
+from minisgl.core.sampling import ONLY_EMBEDS
 from minisgl.errors import EngineError, InvalidRequest, ServerBusy
 from minisgl.message import (
     NO_KEY,
@@ -53,7 +54,8 @@ class Frontend:
     for, and with None when no more come. max_queued, max_running: the most requests that may wait
     in the scheduler, and run at once. context_length: the most tokens of one request, set when the
     engine is ready. failure: why requests are refused, from the death of a worker until new ones
-    have started. is_draining: new requests are refused. clamps: every request's `max_tokens` is
+    have started. is_draining: new requests are refused. only_embeds: so are all that are not
+    pooled, because the model is an encoder. clamps: every request's `max_tokens` is
     lowered to what the context leaves.
     """
 
@@ -74,6 +76,7 @@ class Frontend:
         self.context_length: int | None = None
         self.failure: EngineError | None = None
         self.is_draining = False
+        self.only_embeds = False
         self._tokenizers = tokenizers
         self._replies = replies
         self._num_ranks = num_ranks
@@ -114,7 +117,7 @@ class Frontend:
         value that no message can hold, RequestError for a priority that the key does not allow.
         """
         key = origin.key if origin else None
-        self._check_call(len(prompts), num_choices, priority, key)
+        self._check_call(len(prompts), num_choices, priority, key, bool(sampling.pooling))
         now = time.perf_counter()  # before other tasks can delay this one
         uids = list(itertools.islice(self._uids, len(prompts)))
         call = Call(uids, self._abort, num_choices)
@@ -161,9 +164,11 @@ class Frontend:
             tokenizer.put(its)
 
     def _check_call(
-        self, num_prompts: int, num_choices: int, priority: int, key: Key | None
+        self, num_prompts: int, num_choices: int, priority: int, key: Key | None, pools: bool
     ) -> None:
         """Raise the error of a call that must not be sent."""
+        if self.only_embeds and not pools:
+            raise InvalidRequest(ONLY_EMBEDS, param="model")
         self._check_failure()
         if self.is_draining:
             raise Draining

@@ -99,7 +99,9 @@ def _dry_run(args: ServerArgs, signals: Signals) -> int:
         workers.start_text(folder, args.num_tokenizer, dry_run=True)
         workers.wait_ready()
         say(workers.info["memory"])
-        if not workers.info["has_chat_template"]:
+        if model.is_encoder:
+            say("  all but embeddings is refused: the model is an encoder")
+        elif not workers.info["has_chat_template"]:
             say("  chats are refused: the model has no usable chat template")
         workers.wait_ended()
     return 0
@@ -170,8 +172,15 @@ def _serve(
             if on_url:
                 on_url(url)
                 return
-            seconds, can_chat = sum(clock.part_s.values()), workers.info["has_chat_template"]
-            say(ready_text(model.name, url, seconds, needs_key=keys is not None, can_chat=can_chat))
+            told = ready_text(
+                model.name,
+                url,
+                sum(clock.part_s.values()),
+                needs_key=keys is not None,
+                can_chat=workers.info["has_chat_template"],
+                only_embeds=model.is_encoder,
+            )
+            say(told)
 
         asyncio.run(server.serve(on_ready))
         return 0

@@ -21,7 +21,7 @@ from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.errors import CheckpointError, InvalidRequest, InvalidSampling
 from minisgl.message import Prompt, TextPrompt
-from minisgl.message.pooling import Pooling
+from minisgl.message.pooling import Pooling, is_encoder
 from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import brief, counted
@@ -57,7 +57,8 @@ class Recipe:
 
     size: of a vector. normalises: vectors get the length 1. prompts: texts to put before a text, by
     name. default: the name of the one for texts without another. longest: the most tokens that the
-    checkpoint was trained for; None if it does not say.
+    checkpoint was trained for; None if it does not say. is_encoder: its context is for a text
+    alone. lowers: texts get lower case before they are tokenized.
     """
 
     folder: Path
@@ -68,6 +69,8 @@ class Recipe:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     longest: int | None = None
+    is_encoder: bool = False
+    lowers: bool = False
 
     def embed(
         self,
@@ -88,8 +91,8 @@ class Recipe:
             raise InvalidRequest(
                 f"dimensions must be 1 to {self.size}, got {brief(dimensions)}", param="dimensions"
             )
-        if max_tokens == -1:  # one is left for the output that an answer would have
-            max_tokens = context - 1 if context else None
+        if max_tokens == -1:  # a decoder has one left for the output that an answer would have
+            max_tokens = context - (not self.is_encoder) if context else None
         if max_tokens is not None and self.longest is not None:
             max_tokens = min(max_tokens, self.longest)
         before = self.prompts.get(prompt_name or self.default or "", "")
@@ -99,7 +102,7 @@ class Recipe:
             return _normalised(x_ND) if self.normalises else x_ND
 
         return Pooling(
-            prompts=[_begun(text, before, max_tokens) for text in texts],
+            prompts=[self._begun(text, before, max_tokens) for text in texts],
             sampling=SamplingParams(
                 pooling=pooling or self.pooling, truncate_prompt_tokens=max_tokens
             ),
@@ -126,7 +129,7 @@ class Recipe:
         asked = self.prompts.get("query", "")
         names = ("document", "passage", "corpus")
         about = next((self.prompts[name] for name in names if name in self.prompts), "")
-        texts = [asked + query for query in queries] + [about + text for text in documents]
+        texts = [(asked, query) for query in queries] + [(about, text) for text in documents]
 
         def cosines(rows: Sequence[bytes]) -> list[float]:
             x_ND, first = _normalised(self._rows(rows)), len(queries)
@@ -134,10 +137,19 @@ class Recipe:
             return scores
 
         return Pooling(
-            prompts=[TextPrompt(text=text) for text in texts],
+            prompts=[self._begun(TextPrompt(text=text), before) for before, text in texts],
             sampling=SamplingParams(pooling=self.pooling),
             finish=cosines,
         )
+
+    def _begun(self, text: Prompt, before: str, max_tokens: int | None = None) -> Prompt:
+        """Return the text behind its prompt. Token ids stay as they are."""
+        if not isinstance(text, TextPrompt):
+            return text
+        whole = before + text.text
+        if max_tokens is not None:
+            whole = whole[: _CHARACTERS * max_tokens]
+        return msgspec.structs.replace(text, text=whole.lower() if self.lowers else whole)
 
     def _rows(self, rows: Sequence[bytes]) -> FloatArray:
         return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), self.size)
@@ -155,6 +167,15 @@ def read_recipe(folder: Path) -> Recipe:
     if not size:
         raise CheckpointError(f"{folder}/config.json: hidden_size is missing; expected an integer")
     plain = Recipe(folder=folder, size=size)
+    if is_encoder(config):  # without files that say more, sentence-transformers takes the mean
+        plain = Recipe(
+            folder=folder,
+            size=size,
+            pooling="mean",
+            normalises=False,
+            is_embedder=True,
+            is_encoder=True,
+        )
     if of_gguf := GGUF_POOLINGS.get(config.get("pooling_type", 0)):
         return replace(plain, pooling=of_gguf, is_embedder=True)
     file = folder / "modules.json"
@@ -173,6 +194,7 @@ def read_recipe(folder: Path) -> Recipe:
             "embeddings need a checkpoint with Transformer, Pooling and Normalize alone"
         )
     saved = read_json_object(folder / "config_sentence_transformers.json")
+    sizes = read_json_object(folder / "sentence_bert_config.json")
     return replace(
         plain,
         pooling=_pooling_of(folder / str(named["Pooling"]["path"]) / "config.json"),
@@ -180,7 +202,8 @@ def read_recipe(folder: Path) -> Recipe:
         is_embedder=True,
         prompts=saved.get("prompts") or {},
         default=saved.get("default_prompt_name"),
-        longest=read_json_object(folder / "sentence_bert_config.json").get("max_seq_length"),
+        longest=sizes.get("max_seq_length"),
+        lowers=bool(sizes.get("do_lower_case")),
     )
 
 
@@ -210,16 +233,6 @@ def _pooling_of(file: Path) -> PoolingKind:
             f"{file}: include_prompt is false, and only whole prompts are pooled here"
         )
     return _MODES[modes[0]]
-
-
-def _begun(text: Prompt, before: str, max_tokens: int | None) -> Prompt:
-    """Return the text behind its prompt. Token ids stay as they are."""
-    if not isinstance(text, TextPrompt):
-        return text
-    whole = before + text.text
-    if max_tokens is not None:
-        whole = whole[: _CHARACTERS * max_tokens]
-    return msgspec.structs.replace(text, text=whole)
 
 
 def _normalised(x_ND: FloatArray) -> FloatArray:

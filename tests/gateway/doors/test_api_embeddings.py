@@ -25,6 +25,7 @@ from helpers.embedders import (
     embeddings_of,
     older,
     save_embedder,
+    save_encoder,
     save_reranker,
     scores_of,
 )
@@ -242,6 +243,34 @@ def test_a_reranker_embeds_as_its_recording_says_and_ranks_beside_chats(tmp_path
     assert [index for index, _ in found] == np.argsort(-np.array(scores)).tolist()
     assert [score for _, score in found] == pytest.approx(sorted(scores)[::-1], abs=1e-5)
     assert "18 requests, all as recorded" in replay_plans(copy)
+
+
+def test_an_encoder_embeds_and_refuses_all_else(tmp_path: Path) -> None:
+    folder = save_encoder(tmp_path / "bert", pooling=older("mean"))
+    short = [text[:40] for text in TEXTS]
+    with serve(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        server.wait_for("is an (encoder): it embeds texts")
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        with client:
+            answer = client.embeddings.create(model="bert", input=short)
+        ours = [each.embedding for each in answer.data]
+        expected = embeddings_of(folder, short, "mean")
+        assert cosines(np.array(ours), expected).min() >= 0.99999
+        cut = http.post("/api/embed", json={"model": "bert", "input": "word " * 90}).json()
+        assert cut["prompt_eval_count"] == 32
+        chat = {"model": "bert", "messages": [{"role": "user", "content": "a"}]}
+        for path, body in (
+            ("/v1/chat/completions", chat),
+            ("/v1/completions", {"prompt": "a", "stream": True}),
+            ("/generate", {"prompt": "a"}),
+            ("/v1/messages", chat | {"max_tokens": 2}),
+            ("/api/chat", chat),
+        ):
+            refused = http.post(path, json=body)
+            assert (refused.status_code, "is an encoder" in refused.text) == (400, True), path
+        [model] = http.get("/v1/models").json()["data"]
+        shown = http.post("/api/show", json={"model": "bert"}).json()
+        assert model["capabilities"] == shown["capabilities"] == ["embedding"]
 
 
 def test_no_field_of_the_vendors_schemas_is_unknown() -> None:

@@ -47,7 +47,8 @@ def tune(engine: Engine, clock: StartClock, *, measure_steps: bool) -> Tuning:
             load_kernels(engine)
         clock.lap("kernels")
     tuning = engine.tuning
-    if engine.device.max_threads and engine.comm.size == 1:  # ranks would run different steps
+    # Ranks would run different steps. An encoder's steps have many tokens, so all threads are best.
+    if engine.device.max_threads and engine.comm.size == 1 and not engine.model.spec.is_encoder:
         tuning = replace(tuning, num_threads=choose_threads(engine))
         engine.apply(tuning)
     replays_prompts = engine.prompts_graph_safe and bool(engine.runner.prompt_sizes)

@@ -1,0 +1,205 @@
+"""An encoder: absolute positions, attention in both directions, norms after the residual additions.
+
+A prompt is one chunk (`SchedulerConfig.is_encoder`), so all its keys are in the step: they are
+attended to where the projection wrote them, and nothing is cached. There is no padding: each
+prompt's attention is a call of its own, and everything else runs over the tokens of all prompts.
+
+Axes: T tokens of this step, S tokens to return, D hidden size, F intermediate size, N heads, H head
+dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minisgl.attention import AttnLayer, BaseAttnBackend, BaseAttnMetadata
+from minisgl.core import Batch, Context, Plan, PoolBatch
+from minisgl.core.groups import FULL, CacheGroup
+from minisgl.layers import (
+    BaseOP,
+    BuildContext,
+    LinearColParallelMerged,
+    LinearQKVMerged,
+    LinearRowParallel,
+    OPList,
+    VocabParallelEmbedding,
+)
+from minisgl.models.spec import BaseLLMModel, LayerSpec, ModelSpec, PoolBuild, PoolSpec
+from minisgl.quantization import Part
+
+
+class Encoder(BaseLLMModel):
+    """Embeddings of words, positions and the first token type, then blocks."""
+
+    def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
+        super().__init__(spec)
+        config = spec.config
+        stored = config.fields.integer("max_position_embeddings")
+        self.offset = stored - config.max_context
+        self.words = VocabParallelEmbedding(
+            build,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            name="embeddings.word_embeddings.weight",
+        )
+        types = config.fields.integer("type_vocab_size")
+        self.positions = Table(build, spec, "position", stored)
+        self.types = Table(build, spec, "token_type", types)
+        self.norm = LayerNorm(build, spec, "embeddings.LayerNorm")
+        self.blocks = OPList([EncoderBlock(build, spec, layer) for layer in spec.layers])
+
+    @property
+    def pools(self) -> tuple[PoolSpec, ...]:
+        return self.layout.pools
+
+    def forward(self, batch: Batch) -> Tensor:
+        [view] = batch.pools
+        places_T = (view.positions + self.offset).long()
+        x_TD = self.words.forward(batch.input_ids) + self.types.weight[0]
+        x_TD = self.norm.forward(x_TD.add_(self.positions.weight[places_T]))
+        for block in self.blocks:
+            x_TD = block.forward(x_TD, view.attn_metadata.spans)
+        rows_S = batch.sample_positions
+        return x_TD[rows_S] if len(rows_S) < len(x_TD) else x_TD
+
+    def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
+        """Return zeros: only the steps that start-up measures sample, and nobody reads their
+        ids."""
+        return torch.zeros(len(x_SD), self.config.vocab_size)
+
+
+class EncoderBlock(BaseOP):
+    """Attention, norm, MLP, norm."""
+
+    def __init__(self, build: BuildContext, spec: ModelSpec, layer: LayerSpec) -> None:
+        super().__init__()
+        size, wide = spec.config.hidden_size, spec.config.intermediate_size
+        prefix = "encoder.layer." + layer.prefix.rpartition(".")[2]
+        attention = f"{prefix}.attention.self"
+        self.layer = layer
+        self.qkv = LinearQKVMerged(
+            build,
+            in_size=size,
+            num_q_heads=layer.num_heads,
+            num_kv_heads=layer.num_heads,
+            head_dim=layer.head_dim,
+            bias=True,
+            names=(f"{attention}.query", f"{attention}.key", f"{attention}.value"),
+        )
+        self.out = _output(build, f"{prefix}.attention.output.dense", size, size)
+        self.attention_norm = LayerNorm(build, spec, f"{prefix}.attention.output.LayerNorm")
+        self.up = LinearColParallelMerged(
+            build,
+            in_size=size,
+            out_size=wide,
+            bias=True,
+            names=(f"{prefix}.intermediate.dense",),
+        )
+        self.down = _output(build, f"{prefix}.output.dense", wide, size)
+        self.mlp_norm = LayerNorm(build, spec, f"{prefix}.output.LayerNorm")
+
+    def forward(self, x_TD: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        qkv = self.qkv.forward(x_TD).view(len(x_TD), 3, self.layer.num_heads, -1)
+        attended = [
+            F.scaled_dot_product_attention(*qkv[start:end].permute(1, 2, 0, 3).unsqueeze(1))
+            for start, end in spans
+        ]
+        attended_TD = torch.cat([each[0].transpose(0, 1).flatten(1) for each in attended])
+        x_TD = self.attention_norm.forward(self.out.forward(attended_TD).add_(x_TD))
+        wide_TF = F.gelu(self.up.forward(x_TD))
+        return self.mlp_norm.forward(self.down.forward(wide_TF).add_(x_TD))
+
+
+def _output(build: BuildContext, name: str, in_size: int, out_size: int) -> LinearRowParallel:
+    return LinearRowParallel(
+        build, in_size=in_size, share=range(in_size), out_size=out_size, bias=True, name=name
+    )
+
+
+class Table(BaseOP):
+    """The embedding of small numbers, [rows, D]."""
+
+    weight: Tensor
+
+    def __init__(self, build: BuildContext, spec: ModelSpec, name: str, rows: int) -> None:
+        super().__init__()
+        part = Part.whole(f"embeddings.{name}_embeddings.weight", rows, spec.config.hidden_size)
+        self.declare("weight", build.dtype, part)
+
+
+class LayerNorm(BaseOP):
+    """[T, D] -> the same shape, with a weight and a bias (Ba et al. 2016)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, build: BuildContext, spec: ModelSpec, name: str) -> None:
+        super().__init__()
+        self.eps = spec.config.norm_eps
+        for part in ("weight", "bias"):
+            self.declare(part, build.dtype, Part.whole(f"{name}.{part}", spec.config.hidden_size))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return F.layer_norm(x_TD, x_TD.shape[-1:], self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans(BaseAttnMetadata):
+    """Where the rows of a step begin and end in its tokens."""
+
+    spans: Sequence[tuple[int, int]]
+
+
+class NoBackend(BaseAttnBackend):
+    """Tells the rows of a step. The blocks attend themselves, because they need no cache."""
+
+    name = "torch, in both directions"
+
+    def prepare(self, plan: Plan) -> Spans:
+        lengths = (end - start for start, end in zip(plan.starts, plan.ends, strict=True))
+        return Spans(spans=list(pairwise(accumulate(lengths, initial=0))))
+
+    def forward(
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
+    ) -> Tensor:
+        raise AssertionError("an encoder attends without a cache")
+
+
+class NoPool(PoolSpec):
+    """A pool whose pages have no bytes."""
+
+    is_recurrent: ClassVar[bool] = True
+
+    def context(self, build: PoolBuild) -> Context:
+        return Context(kv_pool=None, page_table=build.page_table(self.group), attn=NoBackend())
+
+    def guarded(self, layer: object, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:
+        return []
+
+    def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Uncached:
+    """Layers that cache nothing (`minisgl.models.spec.RecurrentSpec`)."""
+
+    groups: tuple[CacheGroup, ...] = (FULL,)
+
+    def width(self, layer: LayerSpec) -> int:
+        return 4 * layer.num_heads * layer.head_dim
+
+    def pool(self, layer: LayerSpec, groups: Sequence[CacheGroup]) -> PoolSpec:
+        return NoPool(
+            group=groups.index(FULL),
+            num_layers=0,
+            num_kv_heads=layer.num_heads,
+            head_dim=layer.head_dim,
+        )

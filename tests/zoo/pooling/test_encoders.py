@@ -1,0 +1,163 @@
+"""Encoders: the vectors of transformers, in steps that cut no prompt and cache nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.embedders import (
+    TEXTS,
+    cosines,
+    embeddings_of,
+    later,
+    older,
+    save_encoder,
+)
+from helpers.scheduling import add, make, spans
+from minisgl.core import Finished, StepResult
+from minisgl.core.args import EngineConfig
+from minisgl.engine.memory import _check_encoder
+from minisgl.errors import ConfigError, InvalidRequest, PromptTooLong
+from minisgl.llm import LLM, SamplingParams
+from minisgl.message import TextPrompt
+from minisgl.models.loading.reading import read_config
+from minisgl.models.registry import spec_of
+from minisgl_zoo.pooling.recipe import read_recipe
+
+SHORT = [text[:40] for text in TEXTS]
+OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder(tmp_path_factory.mktemp("m") / "bert", pooling=older("mean"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder, **OPTIONS) as llm:
+        yield llm
+
+
+def test_the_vectors_are_those_of_transformers_in_any_batch(llm: LLM, folder: Path) -> None:
+    expected = embeddings_of(folder, SHORT, "mean")
+    batch, again = llm.embed(SHORT), llm.embed(SHORT)
+    single = np.concatenate([llm.embed(text) for text in SHORT])
+    of_ids = llm.embed([llm.tokenizer.encode(text) for text in SHORT])
+    many = llm.embed(SHORT * 50)[-len(SHORT) :]  # several steps
+    for ours in (batch, again, single, of_ids, many):
+        assert cosines(ours, expected).min() >= 0.99999
+    for pooling, mode in (("cls", "cls"), ("last", "lasttoken")):
+        assert (
+            cosines(llm.embed(SHORT, pooling=pooling), embeddings_of(folder, SHORT, mode)).min()
+            >= 0.99999
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "mode"),
+    [("xlm-roberta", older("mean"), "mean"), ("bert", later("cls"), "cls"), ("bert", None, "mean")],
+)
+def test_each_spelling(kind: str, pooling: Any, mode: str, tmp_path: Path) -> None:
+    folder = save_encoder(tmp_path / "m", kind, pooling=pooling, normalises=False)
+    with LLM(folder, **OPTIONS) as llm:
+        ours = llm.embed(SHORT)
+    expected = embeddings_of(folder, SHORT, mode, normalises=False)
+    assert np.allclose(ours, expected, atol=1e-4)
+    assert read_recipe(folder).is_embedder
+
+
+def test_a_prompt_may_fill_the_context(llm: LLM, folder: Path) -> None:
+    ids = llm.tokenizer.encode(TEXTS[2])
+    assert len(ids) > 33
+    whole = [[*ids[:31], ids[-1]]]
+    cut = read_recipe(folder).embed([TextPrompt(text=TEXTS[2])], max_tokens=-1, context=32)
+    vector = llm._pool(cut, ("", None))
+    assert np.abs(vector - llm.embed(whole)).max() < 1e-6
+    with pytest.raises(PromptTooLong, match="33 tokens"):
+        llm.embed([ids[:33]])
+
+
+def test_pages_are_free_at_once_and_weigh_nothing(llm: LLM) -> None:
+    engine, cache = llm._engine.engine, llm._engine.scheduler.requests.cache
+    assert (engine.memory.kv_bytes, engine.max_prefill_tokens) == (0, 256)
+    llm.embed(SHORT)
+    assert (cache.num_used_pages, cache.num_cached_pages) == (0, 0)
+
+
+def test_a_prompt_is_one_chunk() -> None:
+    scheduler = make(is_encoder=True, cache="naive", max_prefill_tokens=20, max_seq_len=20)
+    for uid, length in enumerate((9, 9, 9, 20, 1)):
+        add(scheduler, uid, [1] * length, pooling="mean")
+    steps = []
+    while scheduler.runnable:
+        plan = scheduler.plan()
+        steps.append(spans(plan))
+        rows = [np.ones(2, np.float32)] * len(plan.pooled)
+        events = scheduler.commit(
+            plan, StepResult(next_ids=[0] * len(plan.sample_rows), pooled=rows)
+        )
+        assert sum(isinstance(event, Finished) for event in events) == len(plan.uids)
+    assert steps == [[(0, 0, 9), (1, 0, 9)], [(2, 0, 9)], [(3, 0, 20)], [(4, 0, 1)]]
+    assert scheduler.requests.cache.num_used_pages == 0
+
+
+def test_an_encoder_writes_nothing(llm: LLM) -> None:
+    for sampling in (SamplingParams(), SamplingParams(max_tokens=0, echo=True)):
+        with pytest.raises(InvalidRequest, match="this model is an encoder: it embeds texts"):
+            llm.generate("a", sampling)
+    with pytest.raises(InvalidRequest, match="is an encoder"):
+        llm.generate("a", SamplingParams(pooling="last", logit_ids=(3,)))
+
+
+def test_files_of_other_tasks_are_read(folder: Path, llm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    for file in folder.rglob("*.json"):
+        target = tmp_path / "m" / file.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    tensors = {f"bert.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    tensors["bert.embeddings.position_ids"] = torch.arange(32)[None]
+    tensors["cls.predictions.bias"] = torch.zeros(200)
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    sizes = {"max_seq_length": 16, "do_lower_case": True}
+    (tmp_path / "m" / "sentence_bert_config.json").write_text(json.dumps(sizes))
+    with LLM(tmp_path / "m", **OPTIONS) as other:
+        assert np.array_equal(other.embed(SHORT), llm.embed(SHORT))
+    recipe = read_recipe(tmp_path / "m")
+    asked = recipe.embed([TextPrompt(text="Ab")], max_tokens=-1, context=32)
+    assert asked.sampling.truncate_prompt_tokens == 16
+    assert asked.prompts == [TextPrompt(text="ab")]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type must be absolute"),
+        ({"is_decoder": True}, "is_decoder must be false"),
+        ({"hidden_act": "relu"}, "hidden_act must be one of gelu"),
+    ],
+)
+def test_an_encoder_that_is_not_served(
+    change: dict[str, Any], says: str, folder: Path, tmp_path: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=says):
+        spec_of(read_config(tmp_path))
+
+
+def test_what_an_encoder_has_not_is_refused_by_name(folder: Path) -> None:
+    gpu, cpu = (SimpleNamespace(torch_device=torch.device(name)) for name in ("cuda", "cpu"))
+    with pytest.raises(ConfigError, match="encoders run on a CPU only; use --device cpu"):
+        _check_encoder(EngineConfig(model=str(folder)), gpu)
+    with pytest.raises(ConfigError, match="an encoder has no --tp, --attn; leave"):
+        _check_encoder(EngineConfig(model=str(folder), tp=2, attn="torch"), cpu)
