@@ -1,20 +1,21 @@
 """An encoder: absolute positions, attention in both directions, norms after the residual additions.
 
 A prompt is one chunk (`SchedulerConfig.is_encoder`), so all its keys are in the step: they are
-attended to where the projection wrote them, and nothing is cached. There is no padding: each
-prompt's attention is a call of its own, and everything else runs over the tokens of all prompts.
+attended to where the projection wrote them, and nothing is cached. There is no padding: the step's
+prompts are sorted by length, those of one length attend in one call, and everything else runs over
+all tokens.
 
-Axes: T tokens of this step, S tokens to return, D hidden size, F intermediate size, N heads, H head
-dim.
+Axes: T tokens of this step, S tokens to return, P prompts of one length L, D hidden size, F
+intermediate size, N heads, H head dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,13 +62,13 @@ class Encoder(BaseLLMModel):
 
     def forward(self, batch: Batch) -> Tensor:
         [view] = batch.pools
-        places_T = (view.positions + self.offset).long()
-        x_TD = self.words.forward(batch.input_ids) + self.types.weight[0]
-        x_TD = self.norm.forward(x_TD.add_(self.positions.weight[places_T]))
+        rows: Rows = view.attn_metadata
+        positions_T = view.positions[rows.order_T].long() + self.offset
+        x_TD = self.words.forward(batch.input_ids[rows.order_T]) + self.types.weight[0]
+        x_TD = self.norm.forward(x_TD.add_(self.positions.weight[positions_T]))
         for block in self.blocks:
-            x_TD = block.forward(x_TD, view.attn_metadata.spans)
-        rows_S = batch.sample_positions
-        return x_TD[rows_S] if len(rows_S) < len(x_TD) else x_TD
+            x_TD = block.forward(x_TD, rows.runs)
+        return x_TD[rows.places_T[batch.sample_positions]]
 
     def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         """Return zeros: only the steps that start-up measures sample, and nobody reads their
@@ -105,13 +106,15 @@ class EncoderBlock(BaseOP):
         self.down = _output(build, f"{prefix}.output.dense", wide, size)
         self.mlp_norm = LayerNorm(build, spec, f"{prefix}.output.LayerNorm")
 
-    def forward(self, x_TD: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-        qkv = self.qkv.forward(x_TD).view(len(x_TD), 3, self.layer.num_heads, -1)
-        attended = [
-            F.scaled_dot_product_attention(*qkv[start:end].permute(1, 2, 0, 3).unsqueeze(1))
-            for start, end in spans
-        ]
-        attended_TD = torch.cat([each[0].transpose(0, 1).flatten(1) for each in attended])
+    def forward(self, x_TD: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the output of the tokens, which are sorted by `Rows`. runs: see there."""
+        heads, attended = (3, self.layer.num_heads, self.layer.head_dim), []
+        sizes = [count * length for count, length in runs]
+        parts = torch.split(self.qkv.forward(x_TD), sizes)
+        for part, run in zip(parts, runs, strict=True):
+            q, k, v = part.view(*run, *heads).permute(2, 0, 3, 1, 4)  # each [P, N, L, H]
+            attended.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2))
+        attended_TD = torch.cat([each.reshape(-1, x_TD.shape[1]) for each in attended])
         x_TD = self.attention_norm.forward(self.out.forward(attended_TD).add_(x_TD))
         wide_TF = F.gelu(self.up.forward(x_TD))
         return self.mlp_norm.forward(self.down.forward(wide_TF).add_(x_TD))
@@ -151,20 +154,32 @@ class LayerNorm(BaseOP):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans(BaseAttnMetadata):
-    """Where the rows of a step begin and end in its tokens."""
+class Rows(BaseAttnMetadata):
+    """The rows of a step, by length.
 
-    spans: Sequence[tuple[int, int]]
+    order_T: int64, the tokens of the shortest rows first. places_T: int64, where each token is in
+    that order. runs: (number of rows, their length), ascending by length.
+    """
+
+    order_T: Tensor
+    places_T: Tensor
+    runs: Sequence[tuple[int, int]]
 
 
 class NoBackend(BaseAttnBackend):
-    """Tells the rows of a step. The blocks attend themselves, because they need no cache."""
+    """Sorts the rows of a step. The blocks attend themselves, because they need no cache."""
 
     name = "torch, in both directions"
 
-    def prepare(self, plan: Plan) -> Spans:
-        lengths = (end - start for start, end in zip(plan.starts, plan.ends, strict=True))
-        return Spans(spans=list(pairwise(accumulate(lengths, initial=0))))
+    def prepare(self, plan: Plan) -> Rows:
+        lengths = np.array(plan.ends) - np.array(plan.starts)
+        order_T = np.argsort(lengths.repeat(lengths), kind="stable")
+        sizes, counts = np.unique(lengths, return_counts=True)
+        return Rows(
+            order_T=torch.from_numpy(order_T),
+            places_T=torch.from_numpy(np.argsort(order_T)),
+            runs=list(zip(counts.tolist(), sizes.tolist(), strict=True)),
+        )
 
     def forward(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
