@@ -215,6 +215,7 @@ ROWS: Final = [
     Row("vision", "tower", "minisgl_zoo.vision.tower:create_tower"),
     Row("vision", "bytes", "minisgl_zoo.vision.tower:tower_bytes"),
     Row("loop_observers", "images", "minisgl_zoo.vision.times:times_of"),
+    Row("vision", "whole", "minisgl_zoo.vision.tower:most_whole"),
     *(
         Row("vision", f"{name}ForConditionalGeneration", f"minisgl_zoo.vision.{target}")
         for name, target in _VISION.items()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.plan import Pooled
 from minisgl.distributed import DistributedCommunicator
-from minisgl.engine.inputs import Array
 from minisgl.models import BaseLLMModel, ModelConfig
 from minisgl.quantization import Part, Weight
 
@@ -40,7 +40,7 @@ class LogitOptions(Protocol):
 class Vision(Protocol):
     """Turns images into rows of embeddings (the row `tower` of the table `vision`)."""
 
-    def begin(self, plan: Plan, forward: dict[str, Array]) -> None:
+    def begin(self, plan: Plan, forward: dict[str, npt.NDArray[Any]]) -> None:
         """Keep what later steps need of the requests that start. Write the positions by which the
         step's tokens are rotated, in place, and add the ends of their keys. forward: see
         `StepInputs`."""

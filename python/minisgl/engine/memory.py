@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -233,7 +234,7 @@ def plan_engine_memory(
         expert_parallel=config.ep,
         adapt=adapt,
     )
-    chunk = config.max_prefill_length or device.best_chunk
+    chunk = config.max_prefill_length or max(device.best_chunk, _most_whole(config, model))
     if spec.is_encoder:
         chunk = max(chunk, max_seq_len)
     is_sized = config.memory_ratio is not None or config.num_pages is not None
@@ -260,6 +261,13 @@ def plan_engine_memory(
     groups = plan_memory(memory, config.num_pages).groups
     agreed = (replace(group, num_pages=comm.all_min(group.num_pages)) for group in groups)
     return replace(memory, groups=tuple(agreed))
+
+
+def _most_whole(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the tokens of the largest image that a step must compute whole; 0 if none is."""
+    count: Callable[[Path], int] | None
+    count = plugins.find("vision", "whole") if model.is_wrapped else None
+    return count(config.folder) if count else 0
 
 
 def _check_encoder(config: EngineConfig, device: Device) -> None:

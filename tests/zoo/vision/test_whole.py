@@ -13,6 +13,7 @@ from helpers.pictures import GEMMA3, PICTURES, Sample, chat
 from helpers.seen import Eyes, check, scheduler_of, start
 from minisgl.core import Failed, Token
 from minisgl.core.image import places_of
+from minisgl.engine.cpu import CpuDevice
 from minisgl.message import ids_from_bytes
 from minisgl.scheduler import Scheduler
 
@@ -59,6 +60,15 @@ def test_retracted_requests_see_the_same(gemma3: Sample) -> None:
     assert sum(answer.end.num_retractions for answer in answers)
     for answer, each in zip(answers, shown, strict=True):
         check(gemma3, answer, each)
+    engine.close()
+
+
+def test_a_step_takes_the_largest_image_by_default(
+    gemma4: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "best_chunk", 64)
+    engine = start(gemma4)
+    assert engine.max_prefill_tokens == engine.memory.chunk == 70
     engine.close()
 
 
