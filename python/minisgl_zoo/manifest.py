@@ -214,8 +214,8 @@ ROWS: Final = [
     Row("vision", "reader", "minisgl_zoo.vision.prompt:create_reader"),
     Row("vision", "tower", "minisgl_zoo.vision.tower:create_tower"),
     Row("vision", "bytes", "minisgl_zoo.vision.tower:tower_bytes"),
-    Row("loop_observers", "images", "minisgl_zoo.vision.times:times_of"),
     Row("vision", "whole", "minisgl_zoo.vision.tower:most_whole"),
+    Row("loop_observers", "images", "minisgl_zoo.vision.times:times_of"),
     *(
         Row("vision", f"{name}ForConditionalGeneration", f"minisgl_zoo.vision.{target}")
         for name, target in _VISION.items()

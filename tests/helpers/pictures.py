@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
@@ -231,7 +232,11 @@ def gemma3(folder: Path) -> Sample:
     def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
         return {"pixel_values": processor(images=shown, return_tensors="pt")["pixel_values"]}
 
-    return _saved(folder, config, settings, pixels, "token_type_ids")
+    sample = _saved(folder, config, settings, pixels, "token_type_ids")
+    file = folder / "model.safetensors"
+    names = {name: name.replace("tower.", "tower.vision_model.") for name in load_file(file)}
+    save_file({names[name]: each for name, each in load_file(file).items()}, file)
+    return sample
 
 
 def gemma4(folder: Path) -> Sample:
@@ -343,6 +348,7 @@ def _saved(
     if isinstance(released, dict):
         (folder / "config.json").write_text(json.dumps(released))
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    model.double().set_experts_implementation("eager")
     auto: Any = AutoImageProcessor
     return Sample(folder, model, auto.from_pretrained(folder, backend="pil"), pixels, types)
 

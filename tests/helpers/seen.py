@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from helpers.books import check_books
 from helpers.pictures import Sample
@@ -107,14 +108,34 @@ def _answer(prompt: list[int], uid: int, events: list[Event]) -> Answer:
     )
 
 
+class Wide(TorchFunctionMode):
+    """Makes float64 of all float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        named = {name: _wide(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_wide, args), **named)
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+        return value.double()
+    return torch.float64 if value is torch.float32 else value
+
+
 @torch.inference_mode()
 def check(sample: Sample, answer: Answer, pictures: list[Any]) -> None:
-    """Compare an answer's log-probabilities with those of transformers."""
+    """Compare an answer's log-probabilities with those of transformers in float64. In float32 its
+    delta nets, which divide by lengths that may be small, are off by up to 1.1e-4 themselves."""
     ids = torch.tensor([answer.prompt + answer.output[:-1]])
     given = sample.pixels(sample.processor, pictures) if pictures else {}
     if sample.types:
         given[sample.types] = (ids == sample.model.config.image_token_id).int()
-    logits = sample.model(input_ids=ids, **given).logits[0]
+    with Wide():
+        logits = sample.model(input_ids=ids, **given).logits[0]
+    assert logits.dtype == torch.float64
     expected = logits.log_softmax(-1)[-len(answer.tops) :]
     scale = float(logits.abs().max())
     next_ids = (answer.prompt + answer.output)[-len(answer.tops) :]

@@ -33,7 +33,7 @@ class Refusal(Exception):
 
 
 class Pixels(NamedTuple):
-    """A processed image. array: uint8, resized. sizes: what else the tower needs of it."""
+    """A processed image. array: uint8, resized. sizes: its rows and columns of patches."""
 
     array: Any
     sizes: tuple[int, ...]
@@ -113,9 +113,6 @@ class VisionFamily(ABC):
     def limits(self, processor: Any) -> Limits: ...
 
     @abstractmethod
-    def num_patches(self, sizes: tuple[int, ...]) -> int: ...
-
-    @abstractmethod
     def features(
         self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
     ) -> list[Tensor]:
@@ -125,6 +122,13 @@ class VisionFamily(ABC):
     def is_of_tower(self, name: str) -> bool:
         """Return whether a file's tensor is one of the tower's."""
         return name.removeprefix("model.").startswith(self.towers)
+
+
+def resized(processor: Any, image: Any, **options: Any) -> Any:
+    """Return what the processor makes of a picture, uint8 as it is sent. options: further ones."""
+    return processor(
+        images=[image], do_rescale=False, do_normalize=False, return_tensors="np", **options
+    )
 
 
 def image_processor(folder: Path) -> Any:

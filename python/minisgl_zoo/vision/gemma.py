@@ -6,10 +6,11 @@ window, and only if the config says so; a picture keeps its ratio, and 3 x 3 pat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minisgl_zoo.vision.family import Limits, Pixels, Refusal, VisionFamily
+from minisgl_zoo.vision.family import Limits, Pixels, Refusal, VisionFamily, resized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,23 +33,25 @@ class Gemma3(VisionFamily):
     def process(self, processor: Any, image: Any) -> Pixels:
         if processor.do_pan_and_scan:
             raise Refusal("this checkpoint asks for pan and scan, with which none was released")
-        [pixels] = _processed(processor, image)["pixel_values"]
-        return Pixels(pixels, ())
+        [pixels] = resized(processor, image)["pixel_values"]
+        return Pixels(pixels, self._sides)
 
     def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
         end = int(self.config.get("eoi_token_index", 256_000))
         return [self.mark, *[self.token] * self._num_places, end]
 
     def limits(self, processor: Any) -> Limits:
-        return Limits(self.num_patches(()), self._num_places)
+        return Limits(math.prod(self._sides), self._num_places)
 
     @property
     def _num_places(self) -> int:
         return int(self.config.get("mm_tokens_per_image", 256))
 
-    def num_patches(self, sizes: tuple[int, ...]) -> int:
+    @property
+    def _sides(self) -> tuple[int, int]:
         vision = self.config["vision_config"]
-        return (int(vision.get("image_size", 224)) // int(vision.get("patch_size", 16))) ** 2
+        side = int(vision.get("image_size", 224)) // int(vision.get("patch_size", 16))
+        return side, side
 
     def features(
         self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
@@ -78,7 +81,7 @@ class Gemma4(VisionFamily):
         return int(self.config["vision_config"].get("pooling_kernel_size", 3)) ** 2
 
     def process(self, processor: Any, image: Any) -> Pixels:
-        found = _processed(processor, image)
+        found = resized(processor, image)
         [patches], [xy] = found["pixel_values"], found["image_position_ids"]
         columns, rows = (int(most) + 1 for most in xy.max(axis=0))  # padding has -1
         return Pixels(patches[: rows * columns].reshape(rows * columns, -1, 3), (rows, columns))
@@ -89,14 +92,11 @@ class Gemma4(VisionFamily):
     def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
         begin = int(self.config.get("boi_token_id", 255_999))
         end = int(self.config.get("eoi_token_id", 258_882))
-        return [begin, *[self.token] * (self.num_patches(sizes) // self._area), end]
+        return [begin, *[self.token] * (math.prod(sizes) // self._area), end]
 
     def limits(self, processor: Any) -> Limits:
         most = int(processor.max_soft_tokens)
         return Limits(most * self._area, most)
-
-    def num_patches(self, sizes: tuple[int, ...]) -> int:
-        return sizes[0] * sizes[1]
 
     def features(
         self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
@@ -108,7 +108,3 @@ class Gemma4(VisionFamily):
         grids = [torch.cartesian_prod(*map(torch.arange, size)).flip(1) for size in sizes]
         xy = pad_sequence(grids, batch_first=True, padding_value=-1).to(patches.device)
         return list(model.get_image_features(patches, xy).pooler_output)
-
-
-def _processed(processor: Any, image: Any) -> Any:
-    return processor(images=[image], do_rescale=False, do_normalize=False, return_tensors="np")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minisgl_zoo.vision.family import Limits, Pixels, VisionFamily
+from minisgl_zoo.vision.family import Limits, Pixels, VisionFamily, resized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,18 +35,12 @@ class Mistral3(VisionFamily):
 
     def process(self, processor: Any, image: Any) -> Pixels:
         side = {"height": self._merged, "width": self._merged}
-        found = processor(
-            images=[image],
-            patch_size=side,
-            do_rescale=False,
-            do_normalize=False,
-            return_tensors="np",
-        )
-        height, width = (int(size) for size in found["image_sizes"][0])
-        return Pixels(found["pixel_values"][0], (height, width))
+        found = resized(processor, image, patch_size=side)
+        rows, columns = (int(size) // self._patch for size in found["image_sizes"][0])
+        return Pixels(found["pixel_values"][0], (rows, columns))
 
     def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
-        rows, columns = (size // self._merged for size in sizes)
+        rows, columns = (size * self._patch // self._merged for size in sizes)
         row = [self.token] * columns + [id_of("[IMG_BREAK]")]
         return [*(row * rows)[:-1], id_of("[IMG_END]")]
 
@@ -54,20 +48,16 @@ class Mistral3(VisionFamily):
         side = -(-int(processor.size["longest_edge"]) // self._merged)
         return Limits((side * self._merged // self._patch) ** 2, side**2)
 
-    def num_patches(self, sizes: tuple[int, ...]) -> int:
-        height, width = sizes
-        return (height // self._patch) * (width // self._patch)
-
     def features(
         self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
     ) -> list[Tensor]:
         import torch
         import torch.nn.functional as F
 
-        most = [max(size[axis] for size in sizes) for axis in range(2)]
+        shapes = torch.tensor([each.shape[1:] for each in pixels])
+        height, width = shapes.amax(0).tolist()
         padded = [
-            F.pad(each, (0, most[1] - width, 0, most[0] - height))
-            for each, (height, width) in zip(pixels, sizes, strict=True)
+            F.pad(each, (0, width - each.shape[2], 0, height - each.shape[1])) for each in pixels
         ]
-        found = model.get_image_features(torch.stack(padded), image_sizes=torch.tensor(sizes))
+        found = model.get_image_features(torch.stack(padded), image_sizes=shapes)
         return list(found.pooler_output)

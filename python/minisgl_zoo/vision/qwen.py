@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl_zoo.vision.family import Limits, Pixels, Rotation, VisionFamily
+from minisgl_zoo.vision.family import Limits, Pixels, Rotation, VisionFamily, resized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,9 +44,7 @@ class Qwen3VL(VisionFamily):
     def process(self, processor: Any, image: Any) -> Pixels:
         bounds = dict(processor.size)
         bounds["longest_edge"] = min(bounds["longest_edge"], MAX_PIXELS)
-        found = processor(
-            images=[image], size=bounds, do_rescale=False, do_normalize=False, return_tensors="np"
-        )
+        found = resized(processor, image, size=bounds)
         _, height, width = (int(size) for size in found["image_grid_thw"][0])
         pixels = found["pixel_values"]
         # A picture's patches have equal frames: one is enough to send.
@@ -68,9 +66,6 @@ class Qwen3VL(VisionFamily):
         pixels = min(int(processor.size["longest_edge"]), MAX_PIXELS)
         patches = pixels // int(self._vision.get("patch_size", 16)) ** 2
         return Limits(patches, patches // int(self._vision.get("spatial_merge_size", 2)) ** 2)
-
-    def num_patches(self, sizes: tuple[int, ...]) -> int:
-        return sizes[0] * sizes[1]
 
     def features(
         self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]

@@ -9,9 +9,11 @@ Axes: N places of images in a step, D hidden size.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,7 +158,7 @@ class Tower(Sight):
         batch: list[Image] = []
         num_patches = 0
         for image in images:
-            size = self._family.num_patches(image.sizes)
+            size = math.prod(image.sizes)
             if batch and num_patches + size > BATCH_PATCHES:
                 yield batch
                 batch, num_patches = [], 0
@@ -327,3 +329,11 @@ def tower_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
     activations = 4 * patches * (widest + patches * family.has_mask)
     weights: int = sum(each.numel() for each in model.parameters())
     return (weights + places) * dtype.itemsize + activations
+
+
+def most_whole(folder: Path) -> int:
+    """Return the tokens of the largest image that a step must compute whole; 0 if none is."""
+    family = family_of(folder)
+    if family is None or not family.whole:
+        return 0
+    return family.limits(image_processor(folder)).places

@@ -11,7 +11,7 @@ from helpers.seen import NUM_TOP, Eyes, check, start
 
 CHUNKS = [
     *(("mistral3", 7), ("mistral3", 512), ("qwen3_5", 7)),
-    *(("qwen3_vl", 64), ("qwen3_vl_moe", 64), ("qwen3_5_moe", 64)),
+    *(("qwen3_vl", 64), ("qwen3_vl_moe", 64), ("qwen3_5_moe", 7)),
     *(("gemma3", 32), ("gemma4", 80), ("gemma4_e2b", 7)),
 ]
 
