@@ -13,7 +13,12 @@ from minisgl.scheduler.config import SchedulerConfig
 
 
 class PromptBudget:
-    """What is left of the prompt budget of one step, `max_prefill_tokens`. Mutable, short-lived."""
+    """What is left of the prompt budget of one step, `max_prefill_tokens`. Mutable, short-lived.
+
+    excess_s: seconds by which the step's images exceed the stall bound.
+    """
+
+    excess_s = 0.0
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -46,10 +51,11 @@ class StallBudget(PromptBudget):
     The prompts may make the step at most `PLANNED_SHARE` of `max_stall_s` longer than its decode
     rows alone, as `step_times` predict it. The first chunk may always have one page of tokens, or
     the least that it can have, and the step one image for which the vision tower runs, since
-    neither can be divided.
+    neither can be divided. What that image takes beyond the bound is owed to the streams: each
+    later step pays the bound, and until all is paid no image is read beside streams.
     """
 
-    def __init__(self, config: SchedulerConfig, num_decodes: int) -> None:
+    def __init__(self, config: SchedulerConfig, num_decodes: int, owed_s: float) -> None:
         super().__init__(config)
         assert config.step_times is not None
         assert config.max_stall_s is not None
@@ -59,6 +65,7 @@ class StallBudget(PromptBudget):
         self._decodes_s = self._times.step_s(num_decodes)
         self._num_taken = self._num_pairs = 0  # of the chunks taken
         self._images_s = 0.0  # of the images that begin in them
+        self._owed_s = owed_s
 
     def fitting(self, start: int, num_tokens: int, share: float = 1.0, least: int = 1) -> int:
         most = super().fitting(start, num_tokens, share, least)
@@ -84,9 +91,11 @@ class StallBudget(PromptBudget):
         for image in images:
             if 0 <= (before := int(places_of(image)[0]) - start) < num_tokens:
                 image_s = self._times.image_ns * image.num_bytes * 1e-9
-                if self._images_s and self._stall_s(before, start) + image_s > self._bound_s:
+                fits = self._stall_s(before, start) + image_s <= self._bound_s
+                if self._owed_s or (self._images_s and not fits):
                     return before
                 self._images_s += image_s
+                self.excess_s = max(self._images_s - self._bound_s, 0.0)
         return num_tokens
 
     def take(self, start: int, num_tokens: int) -> None:
@@ -102,8 +111,14 @@ class StallBudget(PromptBudget):
         return step_s - self._decodes_s + self._images_s
 
 
-def prompt_budget(config: SchedulerConfig, num_decodes: int) -> PromptBudget:
-    """Return the budget of a step with `num_decodes` decode rows."""
+def left_owed_s(config: SchedulerConfig, owed_s: float) -> float:
+    """Return what is owed to the streams after one more step."""
+    assert config.max_stall_s is not None, "without a bound nothing is owed"
+    return max(owed_s - PLANNED_SHARE * config.max_stall_s, 0.0)
+
+
+def prompt_budget(config: SchedulerConfig, num_decodes: int, owed_s: float = 0.0) -> PromptBudget:
+    """Return the budget of a step with `num_decodes` decode rows. owed_s: see `StallBudget`."""
     if config.max_stall_s is None or not num_decodes:
         return PromptBudget(config)
-    return StallBudget(config, num_decodes)
+    return StallBudget(config, num_decodes, owed_s)

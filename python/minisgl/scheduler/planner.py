@@ -19,7 +19,7 @@ from minisgl.core.image import RowImages, span_at
 from minisgl.core.plan import PROMISED, Begin, History, Plan, Slotted
 from minisgl.core.req import Req
 from minisgl.message import ids_to_bytes
-from minisgl.scheduler.budget import PromptBudget, prompt_budget
+from minisgl.scheduler.budget import PromptBudget, left_owed_s, prompt_budget
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.drafting import Drafts, plan_drafts
 from minisgl.scheduler.plan_builder import PlanBuilder
@@ -53,6 +53,8 @@ class Planner:
         if self._give_way and requests.has_rivals:
             self._give_way(requests, requests.waiting[:MAX_CANDIDATES])
         plan = PlanBuilder(requests.next_step, requests.needs)
+        if requests.owed_s:
+            requests.owed_s = left_owed_s(self.config, requests.owed_s)
         self._plan_decodes(plan)
         if plan.unfinished or requests.waiting:
             self._plan_prompts(plan)
@@ -140,11 +142,13 @@ class Planner:
         if key := first.order.key:
             most = first.order.tag + self.config.max_prefill_tokens
             in_order = [req for req in in_order if req.order.tag <= most or req.order.key == key]
-        budget = prompt_budget(self.config, len(plan.uids))
+        owed_s = self._requests.owed_s
+        budget = prompt_budget(self.config, len(plan.uids), owed_s)
         is_long = budget.fitting(first.num_computed, first.num_left) < first.num_left
         if is_long and _least_tokens(first) == 1:
             self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
         self._plan_chunks(plan, budget, in_order)
+        self._requests.owed_s = owed_s + budget.excess_s
 
     def _shorter(self, first: Req, in_order: list[Req]) -> list[Req]:
         """Return the requests of its priority with fewer tokens left than `first`, fewest first.

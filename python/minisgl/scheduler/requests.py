@@ -69,8 +69,9 @@ class Requests:
     uid; a flight still has a row of them, but no more rows are planned. free_table_idxs: the free
     rows of the tables, which have `max_running` + 1 rows, so that one request can start while
     another leaves. needs: which rows of the tables need more than a sampled token. adapter_slots:
-    None without adapters. next_step: the number of the next plan. void_from: outcomes from this
-    failed step on are discarded; None if no step failed.
+    None without adapters. owed_s: see `minisgl.scheduler.budget.StallBudget`. next_step: the number
+    of the next plan. void_from: outcomes from this failed step on are discarded; None if no step
+    failed.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -88,6 +89,7 @@ class Requests:
         if config.num_slots:
             self.adapter_slots = plugins.need("adapters", "slots", "--lora")(config.num_slots)
         self.free_table_idxs = list(range(config.max_running, -1, -1))
+        self.owed_s = 0.0
         self.next_step = 0
         self.void_from: int | None = None
         self.watermark_tokens = config.watermark_tokens
