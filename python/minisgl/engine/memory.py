@@ -209,8 +209,11 @@ def plan_engine_memory(
     ops: they decide in which formats weights are held. adapt: see `BuildContext`; the memory of
     adapters counts as weights. All ranks use the number of pages of the rank that has the fewest.
     """
-    spec = spec_of(model)
-    max_seq_len = spec.config.default_context
+    spec, sizes = spec_of(model), model
+    if spec.is_encoder:
+        _check_encoder(config, device)
+        sizes = spec.config  # its family may serve fewer positions than the file has
+    max_seq_len = sizes.default_context
     if config.max_seq_len is None and max_seq_len < model.max_context and comm.rank == 0:
         logger.info(
             "longrope: serving a context of %d tokens with the short factors; --max-seq-len %d "
@@ -219,11 +222,9 @@ def plan_engine_memory(
             model.max_context,
         )
     if config.max_seq_len is not None:
-        if config.max_seq_len > spec.config.max_context:
-            raise ConfigError(context_exceeded(config.max_seq_len, spec.config.max_context))
+        if config.max_seq_len > sizes.max_context:
+            raise ConfigError(context_exceeded(config.max_seq_len, sizes.max_context))
         max_seq_len = config.max_seq_len
-    if spec.is_encoder:
-        _check_encoder(config, device)
     kv_dtype = resolve_kv_dtype(config, dtype)
     skeleton = build_model(
         model,

@@ -249,10 +249,10 @@ class LLM:
     ) -> FloatArray:
         """Return the embeddings of one text, or several, as rows: float32 [N, D].
 
-        The checkpoint's files say how it embeds; a model without such files embeds by its last
-        token, normalised. prompt_name: of the released prompt that goes before each text, such as
-        "query". dimensions: keep so many. pooling: instead of the checkpoint's. The others, and
-        errors: see `generate`.
+        The checkpoint's files say how it embeds; without such files a decoder embeds by its last
+        token, normalised, and an encoder by the mean. prompt_name: of the released prompt that goes
+        before each text, such as "query". dimensions: keep so many. pooling: instead of the
+        checkpoint's. The others, and errors: see `generate`.
         """
         records, _ = prompt_records(texts)
         asked = self._recipe.embed(

@@ -193,7 +193,10 @@ class NoPool(PoolSpec):
     is_recurrent: ClassVar[bool] = True
 
     def context(self, build: PoolBuild) -> Context:
-        return Context(kv_pool=None, page_table=build.page_table(self.group), attn=NoBackend())
+        return Context(kv_pool=self, page_table=build.page_table(self.group), attn=NoBackend())
+
+    def layer(self, index: int) -> None:
+        """Return the cache of a layer."""
 
     def guarded(self, layer: object, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:
         return []
