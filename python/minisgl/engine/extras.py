@@ -48,9 +48,9 @@ class Vision(Protocol):
     def rows(self, plan: Plan) -> ImageRows | None:
         """Return the rows of a step; None if it computes no place of an image."""
 
-    def probe(self, side: int) -> int:
-        """Run the tower for a square image, to measure it. Returns the bytes of its pixels; 0 on
-        ranks without a tower."""
+    def probe(self, side: int) -> tuple[int, float]:
+        """Run the tower for a square image, to measure it. Returns the bytes of its pixels, 0 on
+        ranks without a tower, and which part of the tower has run."""
 
 
 class EngineAdapters(Protocol):

@@ -29,6 +29,7 @@ from minisgl.errors import CheckpointError
 from minisgl.models import BaseLLMModel
 from minisgl.utils.hf import weight_files
 from minisgl_zoo.vision.family import VisionFamily, family_of, image_processor
+from minisgl_zoo.vision.probe import part_run
 from minisgl_zoo.vision.turns import Turns
 
 CACHED_IMAGES = 4
@@ -76,8 +77,8 @@ class Sight:
         parts = list(_parts(plan))
         return ImageRows(tokens=_tokens(parts, self._device), rows=None) if parts else None
 
-    def probe(self, side: int) -> int:
-        return 0
+    def probe(self, side: int) -> tuple[int, float]:
+        return 0, 1.0
 
 
 class Run(NamedTuple):
@@ -129,16 +130,15 @@ class Tower(Sight):
         first, *deep = rows.chunk(1 + self._family.num_deep, dim=-1)
         return ImageRows(tokens=_tokens(parts, self._device), rows=first, deep=tuple(deep))
 
-    def probe(self, side: int) -> int:
+    def probe(self, side: int) -> tuple[int, float]:
         import PIL.Image
 
         array, sizes = self._family.process(self._processor, PIL.Image.new("RGB", (side, side)))
-        pixels = array.tobytes()
-        image = Image(
-            digest=b"", places=b"", token=0, shape=array.shape, sizes=sizes, pixels=pixels
-        )
-        self._family.features(self._model, [self._normalised(image)], [sizes])
-        return image.num_bytes
+        raw = array.tobytes()
+        image = Image(digest=b"", places=b"", token=0, shape=array.shape, sizes=sizes, pixels=raw)
+        normal = [self._normalised(image)]
+        part = part_run(self._model, lambda: self._family.features(self._model, normal, [sizes]))
+        return image.num_bytes, part
 
     def _features(self, images: dict[bytes, Image], plan: Plan) -> dict[bytes, Tensor]:
         """Return the rows of each image, by digest, from the cache or from the tower."""

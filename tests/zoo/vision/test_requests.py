@@ -32,7 +32,7 @@ from minisgl.tokenizer.worker import user_msg
 from minisgl_gateway.codec_answers import answer_codec
 from minisgl_gateway.router.prefix_hashes import TreeHashes, prompt_hashes
 from minisgl_gateway.watch.recorder import Recorder
-from minisgl_zoo.vision import tower
+from minisgl_zoo.vision import probe, tower
 
 
 def turn(answer: str, words: str) -> list[dict[str, Any]]:
@@ -66,11 +66,13 @@ def test_two_requests_with_one_picture_run_it_once(eyes: Eyes) -> None:
         check(eyes.sample, answer, PICTURES[:1])
 
 
-def test_a_start_measures_the_tower(eyes: Eyes) -> None:
+def test_a_start_measures_the_tower(eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """With images up to the largest that the processor makes, here of 112 pixels."""
     assert measure_image_ns(eyes.engine) > 0
-    assert eyes.engine.vision.probe(64) == 3 * 64 * 64
-    assert eyes.engine.vision.probe(500) == 3 * 112 * 112
+    assert eyes.engine.vision.probe(64) == (3 * 64 * 64, 1)
+    assert eyes.engine.vision.probe(500) == (3 * 112 * 112, 1)
+    monkeypatch.setattr(probe, "PROBE_S", 0)
+    assert eyes.engine.vision.probe(64) == (3 * 64 * 64, 0.5), "one of two blocks"
     assert not eyes.engine.vision._cache
     assert eyes.engine.vision.num_runs == 0
 

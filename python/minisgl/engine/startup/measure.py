@@ -262,10 +262,11 @@ def measure_image_ns(engine: Engine) -> float:
 
 def _probe_tower(engine: Engine, vision: Vision, side: int) -> tuple[float, int]:
     """Return the seconds of the tower for an image, and the bytes of its pixels."""
-    sizes: list[int] = []
+    probed: list[tuple[int, float]] = []
     start = time.perf_counter()
-    engine.synchronize(lambda: sizes.append(vision.probe(side)))
-    return time.perf_counter() - start, sizes[0]
+    engine.synchronize(lambda: probed.append(vision.probe(side)))
+    [(num_bytes, part)] = probed
+    return (time.perf_counter() - start) / part, num_bytes
 
 
 class _Clock:
