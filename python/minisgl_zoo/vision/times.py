@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from minisgl.core.event import Event, Failed, Finished, Token
-from minisgl.core.plan import Executor, Flight, Plan, StepOutcome
+from minisgl.core.plan import Executor, Flight, Plan, StepOutcome, StepResult
 from minisgl.core.req import Mask
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver, Seat
@@ -40,10 +40,13 @@ class ImageTimes(LoopObserver):
         for table_idx, images in plan.image_begins:
             self._counts.setdefault(uids[table_idx], (len(images), 0, 0.0))
 
-    def settled(self, plan: Plan) -> None:
+    def settled(self, plan: Plan, outcome: StepOutcome) -> None:
         assert self._tower
         assert self._tower.runs is not None
-        for run in self._tower.runs.pop(plan.step, ()):
+        runs = self._tower.runs.pop(plan.step, [])
+        if not isinstance(outcome, StepResult):
+            return  # a GPU may not have come to the end of a run
+        for run in runs:
             if count := self._counts.get(run.uid):  # else it has ended meanwhile
                 images, computed, seconds = count
                 self._counts[run.uid] = images, computed + 1, seconds + run.seconds
@@ -66,7 +69,7 @@ class _Flight(Flight):
 
     def wait(self) -> StepOutcome:
         outcome = self._flight.wait()
-        self._times.settled(self._plan)
+        self._times.settled(self._plan, outcome)
         return outcome
 
     def sample_late(self, masks: Sequence[Mask]) -> None:
