@@ -15,6 +15,7 @@ ROWS: Final = [
     Row("ops", "add_gated", "minisgl_kernels.triton.gates:add_gated", when=_TRITON),
     Row("ops", "gates", "minisgl_kernels.triton.gates:TritonGates", when=_TRITON),
     Row("ops", "sandwich", "minisgl_kernels.triton.sandwich:TritonSandwich", when=_TRITON),
+    Row("ops", "norm_rope_store", "minisgl_kernels.triton.rotary:norm_rope_store"),
     Row("ops", "packed", "minisgl_kernels.packed:PackedGemms", when=_TRITON),
     Row("ops", "tiles", "minisgl_kernels.tiles:TileGemms", when=_TRITON),
     Row("ops", "recurrent", "minisgl_kernels.recurrent:create", when={"device": "cuda"}),

@@ -1,4 +1,5 @@
-"""The GPU's ops with tuned GEMMs of few rows: GEMVs, and on Hopper skinny GEMMs of up to 64 rows.
+"""The GPU's ops with tuned GEMMs of few rows: GEMVs, and on Hopper skinny GEMMs of up to 64 rows;
+and with filters of sampling that do not sort.
 
 Other ops are those of `CudaOps`.
 """
@@ -8,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Activation
+from minisgl.kernel.triton import sample
 from minisgl_kernels.hopper import on_hopper
 from minisgl_kernels.packed_skinny import PackedSkinny
 from minisgl_kernels.skinny import SkinnyGemms
-from minisgl_kernels.triton import gemv
+from minisgl_kernels.triton import gemv, threshold
 
 
 class TunedOps(CudaOps):
@@ -60,6 +63,13 @@ class TunedOps(CudaOps):
         if self._skinny and (config := self._skinny.config(x_SD, weight_LD, wide=True)):
             return self._skinny.linear(x_SD, weight_LD, None, config)
         return super().logits(x_SD, weight_LD)
+
+    def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
+        filters = (args.top_ks, args.top_ps, args.min_ps)
+        if args.temperatures is None or all(x is None for x in filters):
+            return super().sample(logits_SV, args)
+        limits = threshold.limits(logits_SV, args.temperatures, *filters)
+        return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs, limits)
 
 
 def create_ops() -> TunedOps:

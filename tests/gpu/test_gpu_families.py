@@ -46,11 +46,13 @@ from helpers.rounding_error import EACH_FAMILY, errors, margin_of
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
+from minisgl import plugins
 from minisgl.attention import BaseAttnBackend, create_attention_backend
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
 from minisgl.errors import ConfigError
+from minisgl.kernel.cuda import CudaOps
 from minisgl.models import BaseLLMModel
 from minisgl.models.spec import PoolSpec
 from minisgl_kernels.ops import TunedOps
@@ -95,6 +97,21 @@ def test_float32_greedy_tokens_are_those_of_transformers(
     ops = TunedOps()
     model = load(tmp_path, ops=ops, device=device)
     backend = make_backend(attn, model, page_size, device)
+    runner = Runner(model, page_size=page_size, ops=ops, attn=backend, device=device)
+    check_case(reference, runner, num_outputs=64 if device.type == "cuda" else 5)
+
+
+@torch.inference_mode()
+def test_without_tuned_kernels_the_tokens_are_the_same(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row for row in plugins.installed() if not row.target.startswith("minisgl_kernels")]
+    monkeypatch.setattr(plugins, "_installed", tuple(rows))
+    reference, page_size = save_case("qwen3", tmp_path)
+    ops = CudaOps()
+    model = load(tmp_path, ops=ops, device=device)
+    backend = TritonAttnBackend(ops, 132, device)
+    assert not backend.takes_queries
     runner = Runner(model, page_size=page_size, ops=ops, attn=backend, device=device)
     check_case(reference, runner, num_outputs=64 if device.type == "cuda" else 5)
 

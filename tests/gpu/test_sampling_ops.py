@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from minisgl.core import BatchSamplingArgs
 from minisgl.core.batch_sampling import SAMPLING_COLUMNS
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton.threshold import CHUNK, limits
 from minisgl_kernels.ops import TunedOps
+from minisgl_kernels.triton.threshold import CHUNK, limits
 
 REFERENCE, FAST = Ops(), TunedOps()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

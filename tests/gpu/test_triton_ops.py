@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import rotary
 from minisgl.kvcache.pool import LayerPool
 from minisgl_kernels.ops import TunedOps
+from minisgl_kernels.triton import rotary
 
 REFERENCE, FAST = Ops(), TunedOps()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

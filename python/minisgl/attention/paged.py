@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.attention.base import AttnLayer, BaseAttnBackend, BaseAttnMetadata, QKVSteps
 from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,11 @@ class PagedMetadata(BaseAttnMetadata):
 
 class PagedAttnBackend(BaseAttnBackend):
     graph_safe = True
-    takes_queries = True
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
+        self._norm_rope_store = plugins.find("ops", "norm_rope_store")
+        self.takes_queries = self._norm_rope_store is not None
 
     @abstractmethod
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
@@ -117,8 +118,10 @@ class PagedAttnBackend(BaseAttnBackend):
             out = self.decode_qkv(qkv, steps, batch)
             if out is not None:
                 return out
+        if self._norm_rope_store is None:
+            return super().forward_qkv(qkv, steps, batch)
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        q_TNH, k_TKH, v_TKH = rotary.norm_rope_store(
+        q_TNH, k_TKH, v_TKH = self._norm_rope_store(
             qkv,
             pool,
             batch.slots,

@@ -1,6 +1,6 @@
 """The GPU's twins of the ops, in Triton. Other ops are inherited from `Ops`: cuBLAS computes GEMMs.
 
-`minisgl_kernels.ops` has faster GEMMs.
+`minisgl_kernels.ops` has faster GEMMs, and filters without a sort.
 """
 
 from __future__ import annotations
@@ -12,14 +12,7 @@ from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
 from minisgl.kernel.ops import Ops
-from minisgl.kernel.triton import (
-    elementwise,
-    moe_route,
-    sample,
-    step,
-    store,
-    threshold,
-)
+from minisgl.kernel.triton import elementwise, moe_route, sample, step, store
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
@@ -70,12 +63,9 @@ class CudaOps(Ops):
     def sample(self, logits_SV: Tensor, args: BatchSamplingArgs) -> Tensor:
         if args.all_greedy:
             return sample.choose(logits_SV)
-        assert args.temperatures is not None
-        filters = (args.top_ks, args.top_ps, args.min_ps)
-        limits = None
-        if any(x is not None for x in filters):
-            limits = threshold.limits(logits_SV, args.temperatures, *filters)
-        return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs, limits)
+        if any(x is not None for x in (args.top_ks, args.top_ps, args.min_ps)):
+            return super().sample(logits_SV, args)  # sorts
+        return sample.choose(logits_SV, args.temperatures, args.seeds, args.output_idxs)
 
 
 def num_cores(device: torch.device) -> int:

@@ -64,7 +64,6 @@ from minisgl.kernel.triton.quantised import (
     to_fp8,
     to_int8,
 )
-from minisgl.kernel.triton.rotary import rotated, turn, with_partners
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
@@ -72,11 +71,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """Lets `decode` norm, rotate and store q, k and v itself, instead of `norm_rope_store`.
+    """Lets `decode` norm, rotate and store q, k and v itself.
 
     Requires that the head dim is a power of two, and that all of its dims rotate.
     qkv: [B, (N + 2K) * H], contiguous. slots: int32 [B]. cos_sin: float32 [P, H]. q_weight,
-    k_weight: of the norms, [H], or None. norms_values: see `norm_rope_store`.
+    k_weight: of the norms, [H], or None. norms_values: see `QKVSteps`.
     """
 
     qkv: Tensor
@@ -208,10 +207,10 @@ def _decode(
         h = tl.arange(0, BLOCK_H)
         head = kv_head * G + g
         if ROTATE:
-            cos, sin = turn(cos_sin_ptr + (end - 1) * H, H)
+            cos, sin = _turn(cos_sin_ptr + (end - 1) * H, H)
             if NORM:
-                q_weight = with_partners(q_weight_ptr, H)
-                k_weight = with_partners(k_weight_ptr, H)
+                q_weight = _with_partners(q_weight_ptr, H)
+                k_weight = _with_partners(k_weight_ptr, H)
             else:
                 q_weight, k_weight = (cos, cos), (cos, cos)
             if EARLY:
@@ -230,12 +229,12 @@ def _decode(
         if ROTATE:
             base_ptr = qkv_ptr + row.to(tl.int64) * (K * G + 2 * K) * H
             q_row = base_ptr + head[:, None] * H
-            q = rotated(q_row, g[:, None] < G, cos, sin, q_weight, eps, H, NORM)
+            q = _rotated(q_row, g[:, None] < G, cos, sin, q_weight, eps, H, NORM)
             new = tl.load(slots_ptr + row).to(tl.int64)
             if (last == end) & (new >= 0):
                 one = tl.arange(0, 1)[:, None]
                 k_row = base_ptr + (K * G + kv_head + one) * H
-                k_new = rotated(k_row, one < 1, cos, sin, k_weight, eps, H, NORM)
+                k_new = _rotated(k_row, one < 1, cos, sin, k_weight, eps, H, NORM)
                 v_new = tl.load(base_ptr + (K * G + K + kv_head) * H + h)
                 if VALUES:
                     v32 = v_new.to(tl.float32)
@@ -341,6 +340,41 @@ def _decode_prefix(
             mask=inside[:, None],
         )  # fmt: skip
         tl.store(mass_ptr + at, top + tl.log2(mass), mask=inside)
+
+
+@triton.jit
+def _with_partners(ptr, H: tl.constexpr):
+    """Return the elements [1, H] at ptr, and the elements that each is rotated with."""
+    h = tl.arange(0, H)[None, :]
+    return tl.load(ptr + h), tl.load(ptr + (h + H // 2) % H)
+
+
+@triton.jit
+def _turn(cos_sin_ptr, H: tl.constexpr):
+    """Return the cosines and sines [1, H] of one position."""
+    h = tl.arange(0, H)[None, :] % (H // 2)
+    return tl.load(cos_sin_ptr + h), tl.load(cos_sin_ptr + H // 2 + h)
+
+
+@triton.jit
+def _rotated(
+    row_ptr, inside, cos, sin, weight, eps, H: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Return the heads [X, H] at row_ptr [X, 1], normed, rotated and rounded as
+    `Ops.rms_norm` and `Ops.apply_rope` do."""
+    h = tl.arange(0, H)[None, :]
+    partner = (h + H // 2) % H
+    x = tl.load(row_ptr + h, mask=inside, other=0.0)
+    y = tl.load(row_ptr + partner, mask=inside, other=0.0)
+    dtype = x.dtype
+    if NORM:
+        x32, y32 = x.to(tl.float32), y.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x32 * x32, 1)[:, None] / H + eps)
+        x = (x32 * scale * weight[0].to(tl.float32)).to(dtype)
+        y = (y32 * scale * weight[1].to(tl.float32)).to(dtype)
+    cos, sin = cos.to(dtype), sin.to(dtype)
+    crossed = (y * sin).to(dtype)
+    return (x * cos).to(dtype) + tl.where(h < H // 2, -crossed, crossed)
 
 
 _launch_decode = Launcher(_decode)

@@ -11,22 +11,37 @@ Axes: S rows that sample, V vocabulary, C chunks of it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
-from minisgl.kernel.triton.threshold import CHUNK as LIMITS_CHUNK
-from minisgl.kernel.triton.threshold import Limits
 
 MASK_BLOCK = 4096
 """A program takes so many tokens of a row, whose mask is 512 bytes: one read of four warps."""
 CHUNK = 4096
 """Vocabulary entries of a program: 38 programs for each row of Qwen's 151,936."""
+LIMITS_CHUNK = 2048
+"""The same with `Limits`: 75 programs for each of these rows."""
 
 LARGEST_UNIFORM = tl.constexpr(1 - 2**-24)
 SMALLEST_TEMPERATURE = tl.constexpr(1e-30)  # so that no division overflows
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Which entries of each row pass top-k, top-p and min-p (`minisgl_kernels.triton.threshold`).
+
+    thresholds_S: float32, entries below it are dropped; minus infinity for a greedy row.
+    largest_SC: float32, the largest logit of each chunk of `LIMITS_CHUNK` entries; not set for a
+    greedy row.
+    """
+
+    thresholds_S: Tensor
+    largest_SC: Tensor
 
 
 def choose(
@@ -39,7 +54,7 @@ def choose(
     """Return int32 [S]: the id of each row's first largest logit; with temperatures, see
     `Ops.sample`. -1 for a row whose best score is not finite.
 
-    limits: the result of `minisgl.kernel.triton.threshold.limits`; None without filters.
+    limits: None without filters.
     """
     num_rows, num_vocab = logits_SV.shape
     chunk = CHUNK if limits is None else LIMITS_CHUNK

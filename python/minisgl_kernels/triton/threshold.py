@@ -28,17 +28,15 @@ Axes: S rows that sample, V vocabulary, C chunks of it, N steps of a range, P pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
+from minisgl.kernel.triton.sample import LIMITS_CHUNK as CHUNK
+from minisgl.kernel.triton.sample import Limits
 
-CHUNK = 2048
-"""Vocabulary entries of a program: 75 programs for each row of Qwen's 151,936."""
 NUM_WARPS = 2
 """A thread then holds 32 entries, which fit its registers beside the sums of 16 steps."""
 STEP_BITS = 4  # a pass finds so many bits of a key, because it counts by 16 steps
@@ -47,16 +45,6 @@ NUM_BITS = {torch.bfloat16: 16, torch.float16: 19, torch.float32: 16}
 bfloat16, because each further bit takes time."""
 
 LOWEST_KEY = tl.constexpr(0x007FFFFF)  # minus infinity has it: such a threshold drops nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Which entries of each row pass the filters."""
-
-    thresholds_S: Tensor
-    """float32: entries below it are dropped; minus infinity for a greedy row."""
-    largest_SC: Tensor
-    """float32: the largest logit of each chunk of `CHUNK` entries; not set for a greedy row."""
 
 
 def limits(

@@ -232,38 +232,3 @@ def _head_weight(q_weight_ptr, k_weight_ptr, is_q, is_k, dim, mask):
 
 
 _launch = Launcher(_norm_rope_store)
-
-
-@triton.jit
-def with_partners(ptr, H: tl.constexpr):
-    """Return the elements [1, H] at ptr, and the elements that each is rotated with."""
-    h = tl.arange(0, H)[None, :]
-    return tl.load(ptr + h), tl.load(ptr + (h + H // 2) % H)
-
-
-@triton.jit
-def turn(cos_sin_ptr, H: tl.constexpr):
-    """Return the cosines and sines [1, H] of one position."""
-    h = tl.arange(0, H)[None, :] % (H // 2)
-    return tl.load(cos_sin_ptr + h), tl.load(cos_sin_ptr + H // 2 + h)
-
-
-@triton.jit
-def rotated(
-    row_ptr, inside, cos, sin, weight, eps, H: tl.constexpr, NORM: tl.constexpr
-):  # fmt: skip
-    """Return the heads [X, H] at row_ptr [X, 1], normed, rotated and rounded as `norm_rope_store`
-    does."""
-    h = tl.arange(0, H)[None, :]
-    partner = (h + H // 2) % H
-    x = tl.load(row_ptr + h, mask=inside, other=0.0)
-    y = tl.load(row_ptr + partner, mask=inside, other=0.0)
-    dtype = x.dtype
-    if NORM:
-        x32, y32 = x.to(tl.float32), y.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x32 * x32, 1)[:, None] / H + eps)
-        x = (x32 * scale * weight[0].to(tl.float32)).to(dtype)
-        y = (y32 * scale * weight[1].to(tl.float32)).to(dtype)
-    cos, sin = cos.to(dtype), sin.to(dtype)
-    crossed = (y * sin).to(dtype)
-    return (x * cos).to(dtype) + tl.where(h < H // 2, -crossed, crossed)
