@@ -180,9 +180,9 @@ ROWS: Final = [
     ),
     Row(
         "weight_formats",
-        "online",
-        "minisgl_zoo.weights.online_formats:online_formats",
-        when={"made": "while loading"},
+        "any",
+        "minisgl_zoo.weights.formats:read_formats",
+        when={"of": "checkpoints"},  # no quant_method
     ),
     Row("rotations", "longrope", "minisgl_zoo.rotations:longrope", ("su",)),  # su: its first name
     Row("rotations", "proportional", "minisgl_zoo.rotations:proportional"),
@@ -193,8 +193,6 @@ ROWS: Final = [
     Row("gguf", "named", "minisgl_zoo.gguf.hub:named_checkpoint"),
     Row("gguf", "usual", "minisgl_zoo.gguf.hub:usual_checkpoint"),
     Row("gguf", "checkpoint", "minisgl_zoo.gguf.checkpoint:GgufCheckpoint"),
-    Row("gguf", "formats", "minisgl_zoo.gguf.formats:gguf_formats"),
-    Row("gguf", "has_mxfp4", "minisgl_zoo.gguf.formats:has_mxfp4"),
     Row("cache_groups", "window", "minisgl_zoo.cache_groups.groups:WindowGroup"),
     Row("cache_groups", "manager", "minisgl_zoo.cache_groups.manager:create_manager"),
     Row("kv_formats", "pool", "minisgl_zoo.kv8.pool:quantised_layer"),

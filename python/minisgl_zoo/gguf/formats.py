@@ -97,8 +97,3 @@ def has_mxfp4(section: Mapping[str, Any]) -> bool:
     """Whether a `quantization_config` of `utils.gguf` has experts of gpt-oss in MXFP4."""
     types = section["types"]
     return section["arch"] in STACKED and types.get("blk.0.ffn_gate_exps.weight") == "MXFP4"
-
-
-def gguf_formats(config: ModelConfig) -> GgufFormats:
-    """Return the formats of a GGUF file's matrices."""
-    return GgufFormats.read(config)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from minisgl.errors import ConfigError
-from minisgl.models.loading.formats import Aliases
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import PLAIN, Format, Formats, Target
 from minisgl_zoo.weights.quantised import log_kernels
@@ -25,6 +24,8 @@ prediction."""
 QUANTISED: Final = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
 """Ends of tensors' names that only quantised weights have."""
 
+Aliases = Callable[[str], Sequence[str]]
+"""From a module to its own name and its names in files."""
 Matches = Callable[[str, Target], bool]
 """(module, class) -> whether a rule applies to it."""
 
@@ -87,7 +88,7 @@ class ConfiguredFormats(Formats):
 @dataclass(frozen=True, slots=True)
 class Method:
     """Reads the quantization_config of a `quant_method`
-    (`minisgl.models.loading.formats.ReadFormats`). rules: from the section to its rules."""
+    (`minisgl_zoo.weights.formats.ReadFormats`). rules: from the section to its rules."""
 
     rules: Callable[[Section], list[Rule]]
 

@@ -19,7 +19,7 @@ from helpers.family_cases import SIZES
 from helpers.model_harness import relative_error
 from helpers.quantised import TOLERANCE, is_linear, run, run_ranks, save_both
 from minisgl.errors import ConfigError
-from minisgl.models.loading.formats import names_in_files
+from minisgl_zoo.weights.formats import names_in_files
 
 FP8 = torch.float8_e4m3fn
 

@@ -7,7 +7,7 @@ file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +18,10 @@ from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Activation
 from minisgl.models.config import Fields, ModelConfig
-from minisgl.models.loading.formats import formats_of
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.loading.weight import checkpoint_dtype
 from minisgl.models.registry import get_model_class
-from minisgl.quantization import UNQUANTISED
+from minisgl.quantization import UNQUANTISED, Formats
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import counted
 
@@ -35,6 +34,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_HEAD_DIM = 1024
 """The C++ kernels handle no larger head (`kernel/csrc/rows.h`)."""
+ReadFormats = Callable[[ModelConfig, Path, Quantization | None], Formats]
+"""The row `any` of table `weight_formats`: from a config, the path of `MODELOPT` and
+`--quantization` to the formats of the weights. Raises ConfigError."""
 MODELOPT = "hf_quant_config.json"
 """The file in which NVIDIA's ModelOpt describes the quantised weights."""
 MAX_LAYERS = 1024
@@ -96,9 +98,12 @@ def read_config(
     if activation not in activations:
         raise config.error("hidden_act", f"one of {', '.join(activations)}")
     stored, modelopt = config.values.get("quantization_config"), folder / MODELOPT
-    formats = UNQUANTISED
+    read: ReadFormats | None = None
     if quantization or stored is not None or modelopt.is_file():
-        formats = formats_of(config, modelopt, quantization, family.names, is_wrapped)
+        what = (
+            f"--quantization {quantization}" if quantization else f"{file}: a quantised checkpoint"
+        )
+        read = plugins.need("weight_formats", "any", what, of="checkpoints")
     made = ModelConfig(
         architecture=str(architectures[0]),
         vocab_size=config.integer("vocab_size"),
@@ -114,15 +119,11 @@ def read_config(
         rope=rotary_config(config, head_dim, "full_attention" if family.layer_ropes else None),
         dtype=_dtype(config, folder),
         fields=config,
-        formats=formats,
+        formats=UNQUANTISED,
         is_wrapped=is_wrapped,
         mtp=mtp,
     )
-    if stored is None or formats is not UNQUANTISED:
-        return made
-    # A GGUF file: the names of its tensors, and so their formats, depend on the other fields.
-    read = plugins.need("gguf", "formats", "a GGUF file")
-    return replace(made, formats=read(made))
+    return replace(made, formats=read(made, modelopt, quantization)) if read else made
 
 
 def _dtype(config: Fields, folder: Path) -> torch.dtype:

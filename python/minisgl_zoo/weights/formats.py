@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,51 +10,47 @@ from typing import Any
 from minisgl import plugins
 from minisgl.core.args import Quantization
 from minisgl.errors import ConfigError
-from minisgl.models.config import Fields
-from minisgl.quantization import UNQUANTISED, Formats
+from minisgl.models.config import ModelConfig
+from minisgl.models.registry import get_model_class
+from minisgl.quantization import Formats
 from minisgl.utils.hf import read_json
+from minisgl_zoo.gguf.formats import GgufFormats, has_mxfp4
+from minisgl_zoo.weights.online_formats import online_formats
+from minisgl_zoo.weights.rules import Aliases
 
-Aliases = Callable[[str], Sequence[str]]
-"""From a module to its own name and its names in files."""
 ReadFormats = Callable[[Mapping[str, Any], str, Aliases], Formats]
 """A row of table `weight_formats`, whose name is a `quant_method`: from quantization_config, the
 file that has it, and the names of modules there. Raises ConfigError."""
 
 
-def formats_of(
-    config: Fields,
-    modelopt: Path,
-    quantization: Quantization | None,
-    renames: Mapping[str, str],
-    is_wrapped: bool,
-) -> Formats:
+def read_formats(config: ModelConfig, modelopt: Path, quantization: Quantization | None) -> Formats:
     """Return the formats into which `quantization` converts plain weights, or else the formats that
     the checkpoint has. Raises ConfigError.
 
-    modelopt: the path of ModelOpt's file, which is read if config.json describes no quantisation.
+    config: whose formats are not known yet. modelopt: the path of ModelOpt's file, which is read if
+    config.json describes no quantisation.
     """
-    values = config.values.get("quantization_config")
-    if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # `utils.gguf` wrote it
+    where = config.fields.where
+    values = config.fields.values.get("quantization_config")
+    if isinstance(values, Mapping) and {"arch", "types"} <= values.keys():  # of a GGUF file
         if not quantization:
-            return UNQUANTISED  # `read_config` reads them once the config is complete
-        has_mxfp4 = plugins.need("gguf", "has_mxfp4", "a GGUF file")
-        values = values if has_mxfp4(values) else None  # others are dequantised and quantised anew
+            return GgufFormats.read(config)
+        if not has_mxfp4(values):  # others are dequantised and quantised anew
+            return online_formats(quantization, config.num_layers)
     if quantization:
         if values is not None or modelopt.is_file():
             raise ConfigError(
                 f"--quantization {quantization} is for plain checkpoints, and {modelopt.parent} is "
                 "quantised already; leave it out"
             )
-        what = f"--quantization {quantization}"
-        online = plugins.need("weight_formats", "online", what, made="while loading")
-        made: Formats = online(quantization, config.integer("num_hidden_layers"))
-        return made
-    where, method = config.where, "modelopt"
+        return online_formats(quantization, config.num_layers)
+    method = "modelopt"
     if values is None:
         values, where = read_json(modelopt), str(modelopt)
     else:
         method = _method_of(values, where)
-    aliases = partial(names_in_files, renames, is_wrapped)
+    renames = get_model_class(config.architecture).names
+    aliases = partial(names_in_files, renames, config.is_wrapped)
     read: ReadFormats = plugins.need("weight_formats", method, f"{where}: a quantised checkpoint")
     return read(values, where, aliases)
 
@@ -72,7 +68,7 @@ def _method_of(values: object, where: str) -> str:
             "the original, with --quantization int4 for as few bytes, or a GGUF file of the model"
         )
     names = [row.name for row in plugins.rows("weight_formats")]
-    if method not in names and not plugins.lacks("weight_formats"):
+    if method not in names:
         raise ConfigError(
             f"{where}: quantization_config.quant_method is {method!r}, expected "
             f"{' or '.join(names)}, or a checkpoint in bfloat16, float16 or float32"
