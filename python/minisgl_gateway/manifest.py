@@ -19,6 +19,7 @@ ROWS: Final = [
         "commands", "upgrade", "minisgl_gateway.upgrade.command:upgrade",
         about="[-- FLAGS]  a new server takes over a running one's port; no request is lost",
     ),
+    Row("servers", "dry_run", "minisgl_gateway.dry_run:dry_run"),
     Row("servers", "tls", "minisgl_gateway.tls:tls_context"),
     Row("servers", "shell", "minisgl_gateway.shell.command:serve_with_shell"),
     Row(

@@ -12,9 +12,9 @@ from helpers.engine_runs import drive, greedy
 from helpers.model_harness import random_ids
 from minisgl.engine import EngineConfig
 from minisgl.engine.startup import start_engine
-from minisgl.runtime.dry_run import dry_run
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.shapes import SHAPES
+from minisgl_gateway.dry_run import dry_run
 
 LAYERS = {
     "qwen3-14b": 2,

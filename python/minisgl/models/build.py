@@ -16,11 +16,11 @@ from minisgl.layers.shard import vocab_share
 from minisgl.models.blocks.decoder import Decoder
 from minisgl.models.config import ModelConfig
 from minisgl.models.loading.reading import read_config
-from minisgl.models.loading.weight import Checkpoint, Progress, join_names, load_weight
+from minisgl.models.loading.weight import Checkpoint, Progress, load_weight
 from minisgl.models.registry import get_model_class, spec_of
 from minisgl.models.spec import EMBEDDING, LM_HEAD, BaseLLMModel, ModelSpec
 from minisgl.quantization import Part
-from minisgl.utils.hf import GGUF_WEIGHTS, other_format
+from minisgl.utils.hf import GGUF_WEIGHTS
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
 
@@ -94,7 +94,7 @@ def load_model(
     checkpoint = None if dummy else open_checkpoint(folder, config)
     if checkpoint:
         config = replace(config, formats=config.formats.of_files(checkpoint.names))
-        config = _headed(config, checkpoint)
+        config = headed(config, checkpoint)
     if checkpoint and config.tie_word_embeddings:
         config = _untied_if_different(checkpoint, config, comm)
     model = build_model(
@@ -116,7 +116,7 @@ def load_model(
     return model
 
 
-def _headed(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+def headed(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     """Return `config`, with tied embeddings if the files are an embedder's, without an LM head."""
     is_headless = checkpoint.is_bare and LM_HEAD not in checkpoint.names
     return replace(config, tie_word_embeddings=True) if is_headless else config
@@ -169,31 +169,6 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
         folder, config, family
     )
     return seen
-
-
-def check_model(
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    ops: Ops,
-    comm: DistributedCommunicator,
-    expert_parallel: bool,
-    quantization: Quantization | None,
-    mtp: bool,
-) -> None:
-    """Raise the errors that `load_model` would raise before it reads a tensor.
-
-    A folder without weights gets a warning in the log. Weights in another format are an error.
-    """
-    has_weights = any(folder.glob("*.safetensors*")) or any(folder.glob("*.gguf"))
-    if not has_weights and not other_format(folder):
-        logger.warning("%s has no weights yet; a start needs them", folder)
-        return
-    config = read_config(folder, quantization, mtp=mtp)
-    checkpoint = open_checkpoint(folder, config)
-    config = _headed(config, checkpoint)
-    model = build_model(config, dtype=dtype, ops=ops, comm=comm, expert_parallel=expert_parallel)
-    join_names(list(model.parameters()), checkpoint)
 
 
 def _check_expert_parallel(spec: ModelSpec, comm: DistributedCommunicator) -> None:

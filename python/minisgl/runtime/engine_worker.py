@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from minisgl import plugins
 from minisgl.engine import Engine
 from minisgl.engine.startup import start_engine
 from minisgl.models.loading.reading import read_config
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.dry_run import dry_run
 from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduling import create_grammars, scheduler_config
@@ -39,7 +39,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus)
     clock.lap("imports")
     folder, leads = args.folder, args.rank == 0
     if args.dry_run:
-        memory = dry_run(args)
+        memory: str = plugins.need("servers", "dry_run", "--dry-run")(args)
         status.ready({"memory": memory} if leads else {})
         return
     observers = create_observers(args)

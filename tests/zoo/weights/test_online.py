@@ -34,8 +34,8 @@ from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.llm import LLM, SamplingParams
 from minisgl.models.loading.reading import read_config
-from minisgl.runtime.dry_run import dry_run
 from minisgl.utils.text import size_of
+from minisgl_gateway.dry_run import dry_run
 from minisgl_zoo.weights import online_formats
 from minisgl_zoo.weights.online import Loss, _scales
 from minisgl_zoo.weights.online_formats import OnlineFormats

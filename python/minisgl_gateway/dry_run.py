@@ -13,16 +13,21 @@ from minisgl.engine.memory import plan_engine_memory
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.models import ModelConfig, build_model
-from minisgl.models.build import check_model
+from minisgl.models.build import headed, open_checkpoint
 from minisgl.models.loading.reading import read_config
+from minisgl.models.loading.weight import join_names
 from minisgl.models.registry import spec_of
 from minisgl.quantization import UNQUANTISED
+from minisgl.utils.hf import other_format
+from minisgl.utils.logger import get_logger
 from minisgl.utils.text import size_of
 
 if TYPE_CHECKING:
     import torch
 
     from minisgl.distributed import DistributedCommunicator
+
+logger = get_logger(__name__)
 
 
 def dry_run(config: EngineConfig) -> str:
@@ -50,21 +55,33 @@ def dry_run(config: EngineConfig) -> str:
                 needs=spec_of(model).attention,
             )
         if not config.dummy_weight:
-            check_model(
-                config.folder,
-                dtype=dtype,
-                ops=ops,
-                comm=comm,
-                expert_parallel=config.ep,
-                quantization=config.quantization,
-                mtp=config.mtp,
-            )
+            _check_weights(config, dtype, ops, comm)
         if config.quantization:
             table += _saved(config, model, dtype, comm, ops)
         return table
     finally:
         device.close()
         comm.close()
+
+
+def _check_weights(
+    config: EngineConfig, dtype: torch.dtype, ops: Ops, comm: DistributedCommunicator
+) -> None:
+    """Raise the errors that `load_model` would raise before it reads a tensor.
+
+    A folder without weights gets a warning in the log. Weights in another format are an error.
+    """
+    folder = config.folder
+    has_weights = any(folder.glob("*.safetensors*")) or any(folder.glob("*.gguf"))
+    if not has_weights and not other_format(folder):
+        logger.warning("%s has no weights yet; a start needs them", folder)
+        return
+    read = read_config(folder, config.quantization, mtp=config.mtp)
+    checkpoint = open_checkpoint(folder, read)
+    model = build_model(
+        headed(read, checkpoint), dtype=dtype, ops=ops, comm=comm, expert_parallel=config.ep
+    )
+    join_names(list(model.parameters()), checkpoint)
 
 
 def _saved(
