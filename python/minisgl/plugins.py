@@ -54,6 +54,7 @@ TABLES: Final = {
     "memory": "minisgl_kernels",
     "commands": "minisgl_gateway",
     "servers": "minisgl_gateway",
+    "checks": "minisgl_gateway",
     "options": "minisgl_gateway",
     "nodes": "minisgl_gateway",
     "keys": "minisgl_gateway",

@@ -9,14 +9,16 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from ssl import SSLContext
 from typing import Final
 from urllib.parse import urlsplit
 
 from minisgl.core.args import SWITCH, option, text, whole
 from minisgl.core.image import Media
 from minisgl.errors import ConfigError
-from minisgl.runtime.args import RuntimeArgs
-from minisgl.server.args import ServerArgs
+from minisgl.runtime.args import POSITIVE, RuntimeArgs
+from minisgl.server.args import FOR_ONE, ServerArgs
+from minisgl_gateway.tls import tls_context
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
 
@@ -109,6 +111,21 @@ class GatewayArgs(ServerArgs):
         "nowhere else; with API keys only for keys with admin rights",
         metavar="DIR",
     )
+    ssl_certfile: str | None = option(
+        None,
+        text("a file's name"),
+        "access",
+        "serve HTTPS with this certificate (PEM, with its chain)",
+        metavar="FILE",
+    )
+    ssl_keyfile: str | None = option(
+        None,
+        text("a file's name"),
+        "access",
+        "the certificate's private key (PEM, without a password)",
+        metavar="FILE",
+        unset="in the file of the certificate",
+    )
     allowed_media_folder: str | None = option(
         None,
         text("a folder's name"),
@@ -122,6 +139,14 @@ class GatewayArgs(ServerArgs):
         SWITCH,
         "access",
         "fetch http(s): URLs of images in requests, from public addresses only",
+    )
+    max_queue_wait: float | None = option(
+        None,
+        POSITIVE,
+        "scheduling",
+        "seconds for which a request may wait before its first step; then it ends with HTTP 503",
+        metavar="S",
+        unset="no limit",
     )
     log_steps: str | None = option(
         None,
@@ -195,6 +220,11 @@ class GatewayArgs(ServerArgs):
         return self.max_loras if self.lora or self.lora_folder else 0
 
     @property
+    def tls(self) -> SSLContext | None:
+        """Raises ConfigError for files that cannot be used."""
+        return tls_context(self.ssl_certfile, self.ssl_keyfile)
+
+    @property
     def media(self) -> Media:
         """Raises ConfigError if there is no such folder."""
         folder = self.allowed_media_folder
@@ -245,6 +275,10 @@ class GatewayArgs(ServerArgs):
     def conflict(self) -> str | None:
         if wrong := ServerArgs.conflict(self):  # super() fails in a dataclass with slots
             return wrong
+        if self.ssl_keyfile and not self.ssl_certfile:
+            return "--ssl-keyfile needs --ssl-certfile, the certificate of the key"
+        if self.shell and self.ssl_certfile:
+            return FOR_ONE
         if self.dp > 1 and (other := self._not_with_dp()):
             return f"--dp {self.dp} does not go with {other}"
         if self.record and self.draft_names != "off":

@@ -20,7 +20,6 @@ ROWS: Final = [
         about="[-- FLAGS]  a new server takes over a running one's port; no request is lost",
     ),
     Row("servers", "dry_run", "minisgl_gateway.dry_run:dry_run"),
-    Row("servers", "tls", "minisgl_gateway.tls:tls_context"),
     Row("servers", "shell", "minisgl_gateway.shell.command:serve_with_shell"),
     Row(
         "commands", "pull", "minisgl_gateway.downloads:pull",
@@ -65,6 +64,10 @@ ROWS: Final = [
     Row("prompt_watchers", "prefixes", "minisgl_gateway.watch.prefixes:prefix_watch"),
     Row("prompt_watchers", "otlp", "minisgl_gateway.watch.tracing:tracer_of"),
     Row("prompt_watchers", "requests", "minisgl_gateway.watch.request_log:request_log"),
+    Row("checks", "options", "minisgl_gateway.early:check_options"),
+    Row("checks", "checkpoint", "minisgl_gateway.early:check_checkpoint"),
+    Row("loop_observers", "queue_wait", "minisgl_gateway.queue_wait:queue_wait_of"),
+    Row("loop_observers", "status", "minisgl_gateway.watch.status_line:status_of"),
     Row("loop_observers", "log_steps", "minisgl_gateway.watch.observers:steps_of"),
     Row("loop_observers", "record", "minisgl_gateway.watch.observers:recording_of"),
     Row("loop_observers", "costs", "minisgl_gateway.watch.observers:costs_of"),

@@ -10,12 +10,11 @@ import multiprocessing
 import os
 import weakref
 
-from minisgl import env
+from minisgl import env, plugins
 from minisgl.errors import ConfigError
 from minisgl.llm.session import Session
 from minisgl.message import DetokenizeMsg, ExitMsg
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.check_early import check_ranks
 from minisgl.runtime.workers import Workers
 from minisgl.utils.zmq import PullQueue, PushQueue
 
@@ -34,7 +33,8 @@ class OwnRanks:
                 "multiprocessing.Pool has them, must not: make it in the main process or in one of "
                 "concurrent.futures.ProcessPoolExecutor, or use tp=1"
             )
-        check_ranks(args.folder, args)
+        if check := plugins.find("checks", "checkpoint"):
+            check(args.folder, args)
         self._workers = Workers(log_level=env.log_level(default="warning"))
         endpoints = self._workers.endpoints
         self._events: PullQueue[DetokenizeMsg] = PullQueue(endpoints.detokenizer, DetokenizeMsg)

@@ -7,7 +7,7 @@ from typing import Final
 
 from minisgl.core.args import SWITCH, EngineConfig, Rule, option, whole
 
-_POSITIVE: Final = Rule(
+POSITIVE: Final = Rule(
     words="a number above 0",
     accepts=lambda value: type(value) in (int, float) and 0 < value < float("inf"),
     parse=float,
@@ -35,17 +35,9 @@ class RuntimeArgs(EngineConfig):
         "requests waiting at most; further ones are answered with HTTP 429, and a call of more "
         "prompts than this with 400",
     )
-    max_queue_wait: float | None = option(
-        None,
-        _POSITIVE,
-        "scheduling",
-        "seconds for which a request may wait before its first step; then it ends with HTTP 503",
-        metavar="S",
-        unset="no limit",
-    )
     max_stall_ms: float | None = option(
         None,
-        _POSITIVE,
+        POSITIVE,
         "scheduling",
         "milliseconds for which the prompts of a step may hold up running streams; less makes "
         "streams steadier, more computes prompts faster; one page of tokens is computed, and one "

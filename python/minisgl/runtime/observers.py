@@ -16,6 +16,7 @@ from minisgl.engine import Engine
 from minisgl.message import Control, Report, StatusReply
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.scheduler import Scheduler, SchedulerConfig
+from minisgl.scheduler.io import Source
 from minisgl.scheduler.loop import Inbox, Outbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.utils.process import WorkerStatus
@@ -46,6 +47,10 @@ class LoopObserver:
 
     def attach(self, seat: Seat) -> None:
         """Called once, before the loop's parts are wrapped."""
+
+    def source(self, source: Source) -> Source:
+        """Return what rank 0 receives from instead of this one. Called before `attach`."""
+        return source
 
     def inbox(self, inbox: Inbox) -> Inbox:
         """Return the inbox that the loop uses instead of this one."""

@@ -18,7 +18,7 @@ from minisgl import env
 from minisgl.core.plan import Executor
 from minisgl.distributed import DistributedInfo
 from minisgl.engine import Engine
-from minisgl.message import Control, StatusReply, StepBroadcastMsg
+from minisgl.message import Control, StepBroadcastMsg
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver, Seat, TextOf
 from minisgl.runtime.watched_loop import WatchedLoopMeter
@@ -33,8 +33,6 @@ from minisgl.scheduler.io import (
 )
 from minisgl.scheduler.late_planning import LONG_STEP_S, LatePlanning
 from minisgl.scheduler.loop import WAIT, Inbox, Outbox
-from minisgl.scheduler.queue_wait import QueueWait
-from minisgl.scheduler.status_line import StatusLine
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
@@ -65,14 +63,11 @@ class RankLoop:
         inbox = SourceInbox(source, self._handle)
         self._closing.callback(outbox.close)
         self._closing.callback(inbox.close)
-        listeners: list[Callable[[StatusReply], None]] = [outbox.pass_on]
-        if engine.comm.rank == 0:
-            listeners.append(StatusLine())
         self.meter = WatchedLoopMeter(
             status.pulse,
             engine.tuning.step_times,
             rank=engine.comm.rank,
-            on_report=[*listeners, *(observer.reported for observer in observers)],
+            on_report=[outbox.pass_on, *(observer.reported for observer in observers)],
             peak_memory_bytes=engine.device.peak_memory_bytes,
         )
         self._inbox: Inbox = inbox
@@ -119,12 +114,9 @@ class RankLoop:
         assert is_handled, f"no observer handles {type(message).__name__}"
 
     def _watched(self, source: Source) -> Source:
-        """Return rank 0's source of messages, which also ends requests that have waited too long,
-        and plans late, if the options ask for that."""
-        if self._args.max_queue_wait:
-            source = QueueWait(
-                source, self._args.max_queue_wait, lambda: self._scheduler.requests.queued
-            )
+        """Return rank 0's source of messages, with those of observers, and with late planning."""
+        for observer in self._observers:
+            source = observer.source(source)
         if self._overlap and not self._args.offline:
             times, device = self._engine.tuning.step_times, self._engine.device.torch_device
             source = LatePlanning(

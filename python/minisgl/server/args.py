@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from ssl import SSLContext
 from typing import Final, Literal
 
 from minisgl import plugins
@@ -13,6 +14,9 @@ from minisgl.core.image import NO_MEDIA, Media
 from minisgl.runtime.args import RuntimeArgs
 
 DEFAULT_PORT: Final = 1919
+FOR_ONE: Final = (
+    "a chat's own server is for this machine alone: it takes no keys and no certificate"
+)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -141,21 +145,6 @@ class ServerArgs(RuntimeArgs):
         metavar="NAME",
         unset="with API keys all, else none",
     )
-    ssl_certfile: str | None = option(
-        None,
-        text("a file's name"),
-        "access",
-        "serve HTTPS with this certificate (PEM, with its chain)",
-        metavar="FILE",
-    )
-    ssl_keyfile: str | None = option(
-        None,
-        text("a file's name"),
-        "access",
-        "the certificate's private key (PEM, without a password)",
-        metavar="FILE",
-        unset="in the file of the certificate",
-    )
     drain_timeout: float = option(
         8.0,
         SECONDS,
@@ -184,12 +173,13 @@ class ServerArgs(RuntimeArgs):
         """Return a sentence if two options contradict each other, else None."""
         if self.dry_run and self.shell:
             return "--dry-run serves nothing, so it does not go with --shell"
-        if self.ssl_keyfile and not self.ssl_certfile:
-            return "--ssl-keyfile needs --ssl-certfile, the certificate of the key"
-        if self.shell and (self.api_key or self.api_key_file or self.ssl_certfile):
-            return (
-                "a chat's own server is for this machine alone: it takes no keys and no certificate"
-            )
+        if self.shell and (self.api_key or self.api_key_file):
+            return FOR_ONE
+        return None
+
+    @property
+    def tls(self) -> SSLContext | None:
+        """The settings of HTTPS; None is HTTP."""
         return None
 
     @property

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,9 +117,7 @@ def _serve(
 ) -> int:
     """Serve until asked to stop, and return the exit code. lines: shows the log until it is ready
     (a row of the table `start_lines`)."""
-    tls: ssl.SSLContext | None = None
-    if args.ssl_certfile:
-        tls = plugins.need("servers", "tls", "--ssl-certfile")(args.ssl_certfile, args.ssl_keyfile)
+    tls = args.tls
     keys = _keys(args)
     on_line = lines.show if lines else None
     bound = bound or bind(args.host, args.http_port)

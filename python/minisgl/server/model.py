@@ -16,7 +16,6 @@ from minisgl.core.adapters import Adapter, read_adapters
 from minisgl.core.answer import Abilities
 from minisgl.errors import CheckpointError, ConfigError, ModelNotFound
 from minisgl.message.pooling import is_encoder
-from minisgl.runtime.check_early import check_context, check_device, check_ranks, check_weights
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import FOLLOWED, sampling_defaults
 from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
@@ -129,10 +128,11 @@ class ServedModel:
 def find_model(args: ServerArgs) -> ServedModel:
     """Return the model of `args.model`, whose checkpoint is downloaded if it is not here.
 
-    Raises ConfigError, also for options that do not fit the machine or the model, as far as that
-    is known without torch.
+    Raises ConfigError, also for options that do not fit the machine or the model, as far as the
+    rows of `checks` know that without torch; the engine checks all.
     """
-    check_device(args)
+    if check_options := plugins.find("checks", "options"):
+        check_options(args)
     if args.model is None:
         from minisgl.builtin import model_path
 
@@ -144,10 +144,8 @@ def find_model(args: ServerArgs) -> ServedModel:
         path = Path(args.model).expanduser()
         is_here = path.exists()
         name = (path.stem if path.is_file() else folder.resolve().name) if is_here else args.model
-    check_ranks(folder, args)
-    check_context(folder, args)
-    if not (args.dummy_weight or args.dry_run):
-        check_weights(folder)
+    if check_checkpoint := plugins.find("checks", "checkpoint"):
+        check_checkpoint(folder, args)
     given = (args.served_model_name or "").split(",")
     names = tuple(filter(None, map(str.strip, given))) or (name,)
     logger.info("the model is %s, from %s", " and ".join(names), folder)

@@ -1,10 +1,9 @@
-"""Checks options against this machine's GPUs, which are counted without torch."""
+"""This machine's GPUs, counted without torch, and what is said of options that do not fit them."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from importlib.metadata import version
 from itertools import takewhile
 from typing import Final
 
@@ -16,30 +15,6 @@ NO_CUDA: Final = (
     "--device cuda: torch finds no CUDA device here (is the driver installed, and is torch a CUDA "
     "build?); --device cpu runs without"
 )
-
-
-def num_gpus() -> int:
-    """Return the number of NVIDIA GPUs that torch may find, without importing it; 0 if unknown."""
-    return 0 if version("torch").endswith("+cpu") else gpus_of_driver()
-
-
-def has_no_gpu() -> bool:
-    """Return whether torch cannot find a GPU: it is a build for CPUs, or there is no driver.
-
-    False where that is not known: for a torch for ROCm, and a driver without NVML.
-    """
-    build = version("torch").partition("+")[2]
-    if build == "cpu" or build.startswith("rocm"):
-        return build == "cpu"
-    return gpus_of_driver() == 0 and (_loads("libnvidia-ml.so.1") or not _loads("libcuda.so.1"))
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def gpus_of_driver() -> int:

@@ -28,10 +28,10 @@ from minisgl.server.command import run_serving
 from minisgl.server.model import find_model
 from minisgl.server.web.guards import door_of
 from minisgl.utils.container import num_cores
-from minisgl.utils.gpus import num_gpus
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.deploy.child import ServerProcess
+from minisgl_gateway.early import num_gpus
 from minisgl_gateway.front import Front
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.serve import Router

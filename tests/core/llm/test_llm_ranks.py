@@ -206,6 +206,7 @@ def test_ranks_end_when_the_llm_has_no_references() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     before = ranks()
     with pytest.raises(ConfigError, match="tp must be a whole number from 1 to 1024, got 0"):
@@ -217,7 +218,7 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="ep splits experts over ranks, and"):
         LLM(tp=2, ep=True, **OPTIONS)
     with monkeypatch.context() as patch:
-        patch.setattr("minisgl.runtime.check_early.num_gpus", lambda: 2)
+        patch.setattr("minisgl_gateway.early.num_gpus", lambda: 2)
         with pytest.raises(ConfigError, match="3 ranks on this machine need a GPU each, but torch"):
             LLM(tp=3, **OPTIONS)
     with pytest.raises(StartupFailed, match=r"engine could not start: num_pages=") as raised:

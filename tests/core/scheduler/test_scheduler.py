@@ -31,7 +31,6 @@ from minisgl.message import (
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.admission import admissible_max_tokens
 from minisgl.scheduler.io import Message
-from minisgl.scheduler.queue_wait import QueueWait
 
 
 def test_promised_tokens_are_not_planned_past_the_end() -> None:
@@ -268,8 +267,11 @@ def test_a_full_queue_does_not_hide_that_a_request_can_never_fit() -> None:
     assert (answer.status, answer.code) == (400, "context_length_exceeded")
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_message_ends_a_request_that_waits_too_long() -> None:
     """A request that has started may wait for longer, after a retraction for instance."""
+    from minisgl_gateway.queue_wait import QueueWait
+
     now = 100.0
     scheduler = Scheduler(make(max_running=1).config, clock=lambda: now)
     add(scheduler, 0, [1, 2, 3])
@@ -296,7 +298,10 @@ def test_a_message_ends_a_request_that_waits_too_long() -> None:
     assert source.get(0) == []
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_request_waits_for_its_grammar_and_others_go_on() -> None:
+    from minisgl_gateway.queue_wait import QueueWait
+
     now = 100.0
     scheduler = Scheduler(make(max_queued=3).config, clock=lambda: now)
     for uid in range(3):

@@ -67,7 +67,7 @@ UNKNOWN = "if it is a flag of minisgl, it needs minisgl_gateway, which is not in
     ("flags", "code", "says"),
     [
         (("--api-key", "k"), 1, "--api-key needs minisgl_gateway, which is not installed here"),
-        (("--ssl-certfile", "F"), 1, "--ssl-certfile needs minisgl_gateway, which is not install"),
+        (("--ssl-certfile", "F"), 2, UNKNOWN),
         (("--api-key", "k", "--dry-run"), 1, "--api-key needs minisgl_gateway, which is not inst"),
         (("--api-key-file", "F"), 1, "--api-key-file needs minisgl_gateway, which is not insta"),
         (("--log-requests",), 2, UNKNOWN),

@@ -228,6 +228,7 @@ def test_a_timeout_ends_with_its_answer(
 # --- the queue, and the end ----------------------------------------------------------------------
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_request_that_waits_too_long_in_the_queue(endless: Path, launch: Any) -> None:
     flags = ("--max-running-requests", "1", "--max-queue-wait", "0.5", "--tp", "2")
     server = launch(*endless_flags(endless), *flags)

@@ -38,6 +38,7 @@ def test_a_missing_model(launch: Any) -> None:
     assert_nothing_left(server, [])
 
 
+@pytest.mark.needs("minisgl_gateway")
 @pytest.mark.parametrize(
     ("flags", "generation", "ranks", "says"),
     [
@@ -93,7 +94,9 @@ def test_errors_of_small_files_are_reported_before_any_process_starts(
     assert_nothing_left(server, [])
 
 
-@pytest.mark.parametrize("flags", [DRY, POOL])
+@pytest.mark.parametrize(
+    "flags", [pytest.param(DRY, marks=pytest.mark.needs("minisgl_gateway")), POOL]
+)
 def test_a_closed_stdout_causes_no_traceback(flags: tuple[str, ...], sockets: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -127,6 +130,7 @@ def test_a_wrong_environment_variable(launch: Any) -> None:
     assert_nothing_left(server, [])
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_broken_checkpoint(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "config.json").write_text('{"architectures": ["Nobody"], "model_type": "nobody"}')
@@ -137,6 +141,7 @@ def test_a_broken_checkpoint(launch: Any, tmp_path_factory: pytest.TempPathFacto
     assert_nothing_left(server, [])
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_broken_tokenizer(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
@@ -149,6 +154,7 @@ def test_a_broken_tokenizer(launch: Any, tmp_path_factory: pytest.TempPathFactor
     assert_nothing_left(server, [])
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_weights_that_are_cut_off(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
@@ -162,6 +168,7 @@ def test_weights_that_are_cut_off(launch: Any, tmp_path_factory: pytest.TempPath
     assert_nothing_left(server, [])
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_a_dry_run_needs_no_weights(launch: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder, ignore=shutil.ignore_patterns("*.safetensors"))

@@ -20,7 +20,6 @@ from minisgl.message import SchedulerMsg, StatusReply, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter
-from minisgl.scheduler.status_line import StatusLine
 from minisgl.server.api.metrics import MetricsPage
 from minisgl.server.clients import Origin
 from minisgl.server.observe import LONG, Histogram, Observer
@@ -167,20 +166,23 @@ def status(steps: int) -> StatusReply:
     )
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_the_status_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minisgl_gateway.watch.status_line import StatusLine
+
     now = 100.0
-    monkeypatch.setattr("minisgl.scheduler.status_line.time.monotonic", lambda: now)
+    monkeypatch.setattr("minisgl_gateway.watch.status_line.time.monotonic", lambda: now)
     caplog.set_level("INFO", "minisgl")
     line = StatusLine()
-    line(status(0))  # nothing ran
+    line.reported(status(0))  # nothing ran
     now += 10
-    line(status(100))
+    line.reported(status(100))
     now += 2
-    line(status(120))  # too early
+    line.reported(status(120))  # too early
     now += 4
-    line(status(150))
+    line.reported(status(150))
     now += 60
-    line(status(150))  # nothing since
+    line.reported(status(150))  # nothing since
     assert [record.getMessage() for record in caplog.records] == [
         "status running=2 waiting=1 prefill_tokens_per_s=1000 decode_tokens_per_s=33 kv_used=0.25 "
         f"hit_rate=0.4 retractions={gained} steps={steps} busy={busy}"

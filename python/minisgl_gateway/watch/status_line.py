@@ -6,6 +6,8 @@ import time
 from typing import Final
 
 from minisgl.message import StatusReply
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.observers import LoopObserver
 from minisgl.utils.logger import get_logger, log_fields
 
 logger = get_logger(__name__)
@@ -13,7 +15,7 @@ logger = get_logger(__name__)
 LINE_EVERY_S: Final = 5.0
 
 
-class StatusLine:
+class StatusLine(LoopObserver):
     """Logs a line at most every `LINE_EVERY_S`, and only if a step ran since the last line.
 
     Rates are per second of the loop's busy time, so pauses do not lower them; `busy` is the busy
@@ -24,7 +26,7 @@ class StatusLine:
         self._last: StatusReply | None = None
         self._last_at = time.monotonic()
 
-    def __call__(self, now: StatusReply) -> None:
+    def reported(self, now: StatusReply) -> None:
         at = time.monotonic()
         seconds = at - self._last_at
         if self._last is not None and seconds < LINE_EVERY_S:
@@ -52,3 +54,8 @@ class StatusLine:
             busy=round(min(busy / seconds, 1.0), 3),
         )
         self._last, self._last_at = now, at
+
+
+def status_of(args: RuntimeArgs, rank: int) -> StatusLine | None:
+    """Return the observer of rank 0."""
+    return StatusLine() if rank == 0 else None

@@ -14,16 +14,16 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.errors import CheckpointError, ConfigError
-from minisgl.runtime.check_early import check_context, check_ranks
 from minisgl.server.args import ServerArgs
 from minisgl.server.model import find_model
-from minisgl.utils import gpus
+from minisgl_gateway import early
+from minisgl_gateway.early import check_context, check_ranks
 
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has two."""
-    monkeypatch.setattr("minisgl.runtime.check_early.num_gpus", lambda: 2)
+    monkeypatch.setattr("minisgl_gateway.early.num_gpus", lambda: 2)
 
 
 def check(folder: Path, config: dict[str, Any], **args: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_context_beyond_the_models(
 
 def test_no_gpu_is_noticed_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was, after 39 s, by the engine."""
-    monkeypatch.setattr("minisgl.runtime.check_early.has_no_gpu", lambda: True)
+    monkeypatch.setattr("minisgl_gateway.early.has_no_gpu", lambda: True)
     monkeypatch.setattr("minisgl.server.model.resolve_checkpoint", None)
     with pytest.raises(ConfigError, match="--device cuda: torch finds no CUDA device here"):
         find_model(ServerArgs(model="org/name", device="cuda"))
@@ -141,10 +141,10 @@ def test_only_a_machine_that_surely_has_no_gpu_is_refused(
     answer: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpus, "version", lambda name: build)
-    monkeypatch.setattr(gpus, "_loads", libraries.__contains__)
-    monkeypatch.setattr(gpus, "gpus_of_driver", lambda: driver)
-    assert gpus.has_no_gpu() is answer
+    monkeypatch.setattr(early, "version", lambda name: build)
+    monkeypatch.setattr(early, "_loads", libraries.__contains__)
+    monkeypatch.setattr(early, "gpus_of_driver", lambda: driver)
+    assert early.has_no_gpu() is answer
 
 
 def test_weights_that_are_cut_off_or_missing_are_noticed_at_the_door(tmp_path: Path) -> None:
@@ -160,3 +160,11 @@ def test_weights_that_are_cut_off_or_missing_are_noticed_at_the_door(tmp_path: P
         find_model(ServerArgs(model=str(folder)))
     for args in ({"dummy_weight": True}, {"dry_run": True}):
         find_model(ServerArgs(model=str(folder), **args))
+
+
+def test_torch_for_cpus_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "gpus_of_driver", lambda: 4)
+    monkeypatch.setattr(early, "version", lambda package: "2.11.0")
+    assert early.num_gpus() == 4
+    monkeypatch.setattr(early, "version", lambda package: "2.11.0+cpu")
+    assert early.num_gpus() == 0

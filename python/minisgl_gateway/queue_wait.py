@@ -13,7 +13,10 @@ from typing import Final
 from minisgl.core.event import Failed
 from minisgl.core.req import Req
 from minisgl.message import AbortMsg
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.observers import LoopObserver, Seat
 from minisgl.scheduler.io import Message, Source
+from minisgl_gateway.args import ours
 
 CHECK_S: Final = 0.1
 """The time between two checks: short beside any wait that a user sets, and long beside a check."""
@@ -64,3 +67,22 @@ class QueueWait:
             status=503,
         )
         return AbortMsg(uid=uid, because=because)
+
+
+class WaitingRequests(LoopObserver):
+    """Lets rank 0 receive from a `QueueWait`."""
+
+    def __init__(self, max_wait_s: float) -> None:
+        self._max_wait_s = max_wait_s
+
+    def attach(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def source(self, source: Source) -> Source:
+        return QueueWait(source, self._max_wait_s, lambda: self._seat.scheduler().requests.queued)
+
+
+def queue_wait_of(args: RuntimeArgs, rank: int) -> WaitingRequests | None:
+    """Return the observer of rank 0 with `--max-queue-wait`."""
+    wait_s = ours(args).max_queue_wait
+    return WaitingRequests(wait_s) if wait_s and rank == 0 else None

@@ -5,23 +5,57 @@ Each refuses only what the engine would refuse, seconds later and in the same wo
 
 from __future__ import annotations
 
+import ctypes
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from minisgl.core.args import context_exceeded
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.utils.gpus import NO_CUDA, has_no_gpu, num_gpus, too_few_gpus
+from minisgl.utils.gpus import NO_CUDA, gpus_of_driver, too_few_gpus
 from minisgl.utils.hf import GGUF_WEIGHTS, mending, read_json, weight_files
 
 _STRETCHED: Final = ("linear", "yarn")
 """The types of RoPE scaling whose factor may lengthen `max_position_embeddings`."""
 
 
-def check_device(args: RuntimeArgs) -> None:
+def num_gpus() -> int:
+    """Return the number of NVIDIA GPUs that torch may find, without importing it; 0 if unknown."""
+    return 0 if version("torch").endswith("+cpu") else gpus_of_driver()
+
+
+def has_no_gpu() -> bool:
+    """Return whether torch cannot find a GPU: it is a build for CPUs, or there is no driver.
+
+    False where that is not known: for a torch for ROCm, and a driver without NVML.
+    """
+    build = version("torch").partition("+")[2]
+    if build == "cpu" or build.startswith("rocm"):
+        return build == "cpu"
+    return gpus_of_driver() == 0 and (_loads("libnvidia-ml.so.1") or not _loads("libcuda.so.1"))
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def check_options(args: RuntimeArgs) -> None:
     """Raise ConfigError for `--device cuda` on a machine without a GPU."""
     if args.device == "cuda" and has_no_gpu():
         raise ConfigError(NO_CUDA)
+
+
+def check_checkpoint(folder: Path, args: RuntimeArgs) -> None:
+    """Raise ConfigError and CheckpointError for a checkpoint that is on disk."""
+    check_ranks(folder, args)
+    check_context(folder, args)
+    if not (args.dummy_weight or args.dry_run):
+        check_weights(folder)
 
 
 def check_context(folder: Path, args: RuntimeArgs) -> None:
