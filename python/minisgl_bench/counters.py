@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from minisgl.errors import ConfigError
-from minisgl.utils.http import http_client
+from minisgl_gateway.http import http_client
 
 
 def describe_server(url: str, api_key: str | None = None) -> dict[str, Any]:

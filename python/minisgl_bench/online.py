@@ -22,7 +22,6 @@ from rich.table import Table
 from minisgl.benchmark.client import Target
 from minisgl.errors import ConfigError
 from minisgl.server.flags import integer
-from minisgl.utils.http import server_root
 from minisgl_bench import workload as workloads
 from minisgl_bench.arguments import (
     above_zero,
@@ -39,6 +38,7 @@ from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shards import run_sharded
 from minisgl_bench.summary import Slo, summarize
 from minisgl_bench.workload import Workload
+from minisgl_gateway.http import server_root
 
 GOODPUT_SHARE = 0.9  # a rate is carried when this share of its requests meets the SLO
 SWEEP_STEPS = 12  # doublings and bisections of `--sweep auto` at most

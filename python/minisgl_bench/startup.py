@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from minisgl.errors import ConfigError
-from minisgl.utils.http import http_client
 from minisgl.utils.start import describe_start
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.counters import scrape
 from minisgl_bench.report import machine_load, write_json
+from minisgl_gateway.http import http_client
 
 TIMEOUT_S = 120.0
 

@@ -1,38 +1,11 @@
-"""The HTTP client of our commands: the URLs that it accepts, and its use of proxies."""
+"""The proxies of this environment, for the programs that use them."""
 
 from __future__ import annotations
 
-import ipaddress
-from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from minisgl.errors import ConfigError
-
-if TYPE_CHECKING:
-    import httpx
-
-
-def server_root(url: str) -> str:
-    """Return the URL with a scheme (http:// by default) and without a final /v1.
-
-    Our paths begin with /v1, and the base URLs of OpenAI's clients end with it.
-    """
-    url = url if "://" in url else f"http://{url}"
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def http_client(url: str, **options: Any) -> httpx.Client:
-    """Return a client whose base URL is `url`. It ignores proxy variables for a loopback address.
-
-    options: of httpx.Client. Raises ConfigError if httpx cannot use a proxy variable.
-    """
-    import httpx
-
-    try:
-        return httpx.Client(base_url=url, trust_env=not is_loopback(url), **options)
-    except (ImportError, ValueError) as error:
-        raise unusable_proxy(error) from error
 
 
 def unusable_proxy(error: Exception) -> ConfigError:
@@ -41,16 +14,6 @@ def unusable_proxy(error: Exception) -> ConfigError:
         f"a proxy variable of the environment cannot be used ({error}); for a SOCKS proxy run "
         "pip install 'httpx[socks]', or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY"
     )
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether the host of `url` is localhost, 127.0.0.0/8, ::1, 0.0.0.0 or ::."""
-    try:
-        host = urlsplit(url).hostname or ""
-        address = None if host == "localhost" else ipaddress.ip_address(host)
-    except ValueError:  # another name, or no URL
-        return False
-    return address is None or address.is_loopback or address.is_unspecified
 
 
 def goes_through_proxy(url: str) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 
 from minisgl.benchmark.client import Target
-from minisgl.utils.http import http_client
 from minisgl_bench.counters import describe_server
 from minisgl_bench.lengths import Workload
 from minisgl_bench.shards import run_whole
 from minisgl_bench.startup import running_server
 from minisgl_bench.workload import at_once
+from minisgl_gateway.http import http_client
 
 
 class ServerWorker:

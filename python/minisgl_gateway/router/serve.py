@@ -10,9 +10,9 @@ from typing import Any, Final
 from minisgl.runtime.signals import Signals
 from minisgl.server.command import say
 from minisgl.server.flags import Parser
-from minisgl.utils.http import server_root
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.front import Front, FrontServer, add_serving, run_front
+from minisgl_gateway.http import server_root
 from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.proxy import RouterApp
 

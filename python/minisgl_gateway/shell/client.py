@@ -17,8 +17,8 @@ import httpx
 import msgspec
 
 from minisgl.errors import MinisglError
-from minisgl.utils.http import http_client, server_root
 from minisgl.utils.text import counted
+from minisgl_gateway.http import http_client, server_root
 from minisgl_gateway.shell.settings import Settings
 
 # No timeout for reading: on a CPU the prefill of a long prompt may take minutes, and the end of a

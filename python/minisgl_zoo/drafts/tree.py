@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from minisgl.core.image import LOWEST
 from minisgl.core.req import Req
 from minisgl.kvcache import RadixPrefixCache
-from minisgl.kvcache.following import following
 from minisgl.scheduler.requests import Requests
+from minisgl_zoo.drafts.following import following
 
 
 class Continuation:
