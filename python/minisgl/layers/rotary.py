@@ -6,11 +6,9 @@ A table of cosines and sines per position is computed once, so a step only looks
 Each type maps the plain frequencies to scaled ones. Formulas and rounding (float32) are those of
 Hugging Face's `ROPE_INIT_FUNCTIONS`, for which checkpoints are made.
 
-`dynamic` (NTK-aware, bloc97 and emozilla 2023) depends on the sequence's length in Hugging Face:
-the rotation is computed again as the sequence grows, while cached keys keep theirs. Here requests
-share cached keys, so a position must always have the same rotation. An engine that serves at most
-the trained length uses the plain rotation, as Hugging Face does. An engine that serves longer
-contexts uses the rotation for that length at all positions, and logs it.
+`dynamic` (NTK-aware, bloc97 and emozilla 2023) stretches beyond the trained length only, and as the
+sequence grows. An engine serves at most the trained length of such a checkpoint (requests share
+cached keys, so a position must always have the same rotation): the rotation is the plain one.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim, P positions, R rotary dim.
 """
@@ -25,9 +23,6 @@ import torch
 from torch import Tensor
 
 from minisgl.layers.base import BuildContext, StateLessOP
-from minisgl.utils.logger import get_logger
-
-logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +89,6 @@ def _linear(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
     return plain(config.theta, config.rotary_dim) / config.factor, 1.0
 
 
-def _dynamic(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
-    length, dim = max(num_positions, config.max_position), config.rotary_dim
-    stretch = config.factor * length / config.max_position - (config.factor - 1)
-    return plain(config.theta * stretch ** (dim / (dim - 2)), dim), 1.0
-
-
 def _llama3(config: RotaryConfig, num_positions: int) -> tuple[Tensor, float]:
     """Long waves are stretched, short waves are not, and waves between are blended (Llama 3.1)."""
     inv_freq = plain(config.theta, config.rotary_dim)
@@ -148,7 +137,7 @@ def _yarn_scale(config: RotaryConfig) -> float:
 FREQUENCIES: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
-    "dynamic": _dynamic,
+    "dynamic": _default,
     "llama3": _llama3,
     "yarn": _yarn,
 }
@@ -182,13 +171,5 @@ class RotaryEmbedding(StateLessOP):
 
 
 def get_rope(build: BuildContext, config: RotaryConfig, num_positions: int) -> RotaryEmbedding:
-    """Return the rotary embedding for `config`. Layers with equal configs use the same one."""
-    if config.rope_type == "dynamic" and num_positions > config.max_position:
-        logger.warning(
-            "dynamic rope: serving %d positions, more than the %d of training, so every position "
-            "is rotated for the longer length (Hugging Face does so only for sequences that grow "
-            "beyond it)",
-            num_positions,
-            config.max_position,
-        )
+    """Return the rotary embedding for `config`."""
     return RotaryEmbedding(build, config, num_positions)

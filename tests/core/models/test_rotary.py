@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -71,20 +70,6 @@ def test_original_length_outside_of_the_rope_settings_wins(tmp_path: Any) -> Non
     assert ours.original_max_position == 300
     expected, _ = ROPE_INIT_FUNCTIONS["yarn"](theirs)
     torch.testing.assert_close(ours.frequencies(2048)[0], expected, rtol=1e-6, atol=0)
-
-
-def test_dynamic_beyond_the_trained_length_is_fixed_for_the_length_served(
-    tmp_path: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    theirs, ours = configs(tmp_path, TYPES["dynamic"])
-    assert ours.max_context == 2048
-    with caplog.at_level(logging.WARNING):
-        get_rope(BUILD, ours, 2048)
-        assert not caplog.records
-        get_rope(BUILD, ours, 5000)
-    assert "serving 5000 positions, more than the 2048" in caplog.text
-    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](theirs, seq_len=5000)
-    torch.testing.assert_close(ours.frequencies(5000)[0], expected, rtol=1e-6, atol=0)
 
 
 def test_partial_rotary_factor_rotates_the_first_dims(tmp_path: Any) -> None:
