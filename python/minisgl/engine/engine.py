@@ -23,9 +23,8 @@ from minisgl.core.req import Mask
 from minisgl.engine.batch import make_batch
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
 from minisgl.engine.device import Pending, Tuning
-from minisgl.engine.extras import StepGuard, Vision, create_adapters
+from minisgl.engine.extras import Guesser, StepGuard, Vision, create_adapters
 from minisgl.engine.flight import ForwardOutput, SampleLate
-from minisgl.engine.guesses import create_guesser, guess_arrays, sampling_states
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
 from minisgl.engine.memory import plan_engine_memory
 from minisgl.engine.sampler import Sampler
@@ -163,7 +162,9 @@ class Engine:
                 self.model_config.vocab_size,
             ),
         )
-        self._guesser = create_guesser(self.model, comm, ops, self._batch)
+        self._guesser: Guesser | None = None
+        if self.model.mtp:
+            self._guesser = self.model.mtp.guesser(self.model, comm, ops, self._batch)
         clock.lap("memory")
 
     def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:
@@ -248,7 +249,7 @@ class Engine:
         inputs = self.upload_step(plan)
         if self._guesser:
             x_TD = self.runner.run(self._shape(inputs), lambda: self.forward(inputs))
-            sampled = self.sampler.sample(sampling_states(x_TD, inputs), inputs)
+            sampled = self.sampler.sample(_sampling(x_TD, inputs), inputs)
             return self._end_step(inputs, sampled, x_TD)
 
         def forward() -> Tensor:
@@ -284,7 +285,7 @@ class Engine:
         inputs = self._begin_step(plan)
         self._upload(inputs, inputs.forward, writes_pages=True)
         x = self.runner.run(self._shape(inputs), lambda: self.forward(inputs))
-        x_SD = sampling_states(x, inputs)
+        x_SD = _sampling(x, inputs)
         return inputs, x_SD if plan.reports else self.sampler.logits(x_SD, inputs), x
 
     def _sample_late(
@@ -320,7 +321,7 @@ class Engine:
         if self.vision:
             self.vision.begin(plan, inputs.forward)
         if self._guesser:
-            inputs.forward.update(guess_arrays(inputs))
+            inputs.forward.update(self._guesser.arrays(inputs))
         return inputs
 
     def _shape(self, inputs: StepInputs) -> Hashable | None:
@@ -385,6 +386,12 @@ class Engine:
             self.__dict__.pop(name, None)
         self.comm.close()  # after the graphs, which hold its buffers
         self.device.release()
+
+
+def _sampling(x: Tensor, inputs: StepInputs) -> Tensor:
+    """Return the hidden states for the LM head, from those or from all tokens'."""
+    positions_S = inputs["sample_positions"]
+    return x if len(x) == len(positions_S) else x[positions_S]
 
 
 def _no_ids() -> Tensor:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,8 +14,8 @@ from minisgl.core import Plan
 from minisgl.core.adapters import AdapterLoad
 from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
-from minisgl.core.plan import Pooled
 from minisgl.distributed import DistributedCommunicator
+from minisgl.engine.inputs import Array, StepInputs
 from minisgl.models import BaseLLMModel, ModelConfig
 from minisgl.quantization import Part, Weight
 
@@ -40,7 +39,7 @@ class LogitOptions(Protocol):
 class Vision(Protocol):
     """Turns images into rows of embeddings (the row `tower` of the table `vision`)."""
 
-    def begin(self, plan: Plan, forward: dict[str, npt.NDArray[Any]]) -> None:
+    def begin(self, plan: Plan, forward: dict[str, Array]) -> None:
         """Keep what later steps need of the requests that start. Write the positions by which the
         step's tokens are rotated, in place, and add the ends of their keys. forward: see
         `StepInputs`."""
@@ -88,15 +87,16 @@ def create_adapters(
     return made
 
 
-class PoolRows(Protocol):
-    """Pools hidden states (the row `pooling`: `rows`)."""
+class Guesser(Protocol):
+    """Guesses the token after each sampled one (`minisgl.models.spec.NextTokens`)."""
 
-    def __call__(
-        self, model: BaseLLMModel, x_UD: Tensor, spans: Sequence[tuple[int, Pooled]]
-    ) -> list[Tensor]:
-        """Return what each row yields, float32 [D], or [L] for L logits.
+    def arrays(self, inputs: StepInputs) -> dict[str, Array]:
+        """Return what guessing needs beside the arrays of the forward pass, by name."""
 
-        x_UD: hidden states after the last norm. spans: where the tokens of a row begin in them.
+    def guess(self, x_TD: Tensor, sampled: Tensor, inputs: StepInputs) -> Tensor:
+        """Return the guesses, int32 [S]; -1 for none.
+
+        x_TD: the hidden states of all tokens. sampled: the output of `Sampler.sample`.
         """
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minisgl.core import Plan, StepFailed, StepOutcome, StepResult
 from minisgl.core.plan import Flight
 from minisgl.core.req import IdArray, Mask
 from minisgl.engine.device import Device, Pending, out_of_memory
-from minisgl.engine.guesses import guessed_result
 from minisgl.engine.logprobs import result_with_logprobs
 from minisgl.engine.prompt_scores import reported_result
 from minisgl.errors import AdapterLost
@@ -51,9 +50,11 @@ class ForwardOutput(Flight):
         try:
             values = self.pending.wait()
             values = self.sampled.wait() if self.sampled else values
-            if self.has_guesses:
-                return guessed_result(self.plan, values, _result)
-            return _result(self.plan, values)
+            if not self.has_guesses:
+                return _result(self.plan, values)
+            end = len(values) - len(self.plan.sample_rows)
+            result = _result(self.plan, values[:end])
+            return replace(result, guesses=values[end:].tolist())
         except AdapterLost as error:
             return StepFailed(error=error, uids=())
         except Exception as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ from minisgl.core.plan import Pooled, Score, Scored
 from minisgl.core.req import FloatArray, IdArray
 
 if TYPE_CHECKING:
-    from minisgl.engine.extras import PoolRows
     from minisgl.models import BaseLLMModel
 
 LOGIT_BYTES = 2**26
@@ -36,6 +35,18 @@ three times the logits of all running requests."""
 MIN_ROWS = 16
 
 Indices = npt.NDArray[np.int64]
+
+
+class PoolRows(Protocol):
+    """Pools hidden states (the row `pooling`: `rows`)."""
+
+    def __call__(
+        self, model: BaseLLMModel, x_UD: Tensor, spans: Sequence[tuple[int, Pooled]]
+    ) -> list[Tensor]:
+        """Return what each row yields, float32 [D], or [L] for L logits.
+
+        x_UD: hidden states after the last norm. spans: where the tokens of a row begin in them.
+        """
 
 
 def needed_tokens(plan: Plan) -> Indices:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from minisgl.engine.inputs import StepInputs
 from minisgl.engine.logprobs import with_logprobs
-from minisgl.engine.prompt_scores import sample_and_report
+from minisgl.engine.prompt_scores import PoolRows, sample_and_report
 from minisgl.engine.tables import RequestTables
 
 if TYPE_CHECKING:
     from minisgl.distributed import DistributedCommunicator
-    from minisgl.engine.extras import LogitOptions, PoolRows, StepGuard
+    from minisgl.engine.extras import LogitOptions, StepGuard
     from minisgl.kernel.ops import Ops
     from minisgl.models import BaseLLMModel
 

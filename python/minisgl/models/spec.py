@@ -143,12 +143,9 @@ class NextTokens(Protocol):
     next token, and predicts the token after that. Its KV is a layer of the model's pools, so every
     step that stores the model's KV computes this layer, too."""
 
-    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        """Store the KV. Returns hidden states [S, D] for the LM head, at `batch.sample_positions`.
-
-        x_TD: the model's final hidden states of all tokens. batch: the model's, in which each input
-        id is the next token's.
-        """
+    def guesser(self, *step: Any) -> Any:
+        """Return what guesses with it (`minisgl.engine.extras.Guesser`). step: what an engine
+        guesses with: the model, the communicator, the ops, and how a batch is made."""
 
 
 class BaseLLMModel(BaseOP, ABC):

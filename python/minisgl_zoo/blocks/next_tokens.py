@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,6 +36,13 @@ from minisgl.models.blocks.decoder import Block, Decoder, LayerBuild
 from minisgl.models.blocks.mixture import mixture_builder
 from minisgl.models.config import ModelConfig
 from minisgl.models.spec import CacheLayout, ModelSpec
+from minisgl_zoo.drafts.guesser import LayerGuesser
+
+if TYPE_CHECKING:
+    from minisgl.distributed import DistributedCommunicator
+    from minisgl.engine.inputs import StepInputs
+    from minisgl.kernel.ops import Ops
+    from minisgl.models import BaseLLMModel
 
 
 class NextTokenLayer(BaseOP):
@@ -56,6 +64,11 @@ class NextTokenLayer(BaseOP):
         self.norm = at.norm(RMSNormFused, "shared_head.norm")
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        """Store the KV. Returns hidden states [S, D] for the LM head, at `batch.sample_positions`.
+
+        x_TD: the model's final hidden states of all tokens. batch: the model's, in which each input
+        id is the next token's.
+        """
         embedded_TD = self.embedding.forward(batch.input_ids)
         token_TD, _ = self.token_norm.forward(embedded_TD, None)
         both = torch.cat((token_TD, self.state_norm.forward(x_TD)), dim=-1)
@@ -67,6 +80,15 @@ class NextTokenLayer(BaseOP):
         )
         normed_SD: Tensor = self.norm.forward(x_SD, residual_SD)[0]
         return normed_SD
+
+    def guesser(
+        self,
+        model: BaseLLMModel,
+        comm: DistributedCommunicator,
+        ops: Ops,
+        batch: Callable[[StepInputs, Tensor, Tensor], Batch],
+    ) -> LayerGuesser:
+        return LayerGuesser(layer=self.forward, model=model, comm=comm, ops=ops, batch=batch)
 
 
 class NextTokenDecoder(Decoder):

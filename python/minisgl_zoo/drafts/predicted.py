@@ -1,4 +1,4 @@
-"""Drafts from the model's own layer of multi-token prediction (`minisgl.engine.guesses`)."""
+"""Drafts from the model's own layer of multi-token prediction (`minisgl_zoo.drafts.guesser`)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def pool_rows(
     model: BaseLLMModel, x_UD: Tensor, spans: Sequence[tuple[int, Pooled]]
 ) -> list[Tensor]:
-    """Return a row for each span (`minisgl.engine.extras.PoolRows`)."""
+    """Return a row for each span (`minisgl.engine.prompt_scores.PoolRows`)."""
     rows: dict[int, Tensor] = {}
     single = [index for index, (_, pooled) in enumerate(spans) if pooled.num_tokens == 1]
     firsts_S = torch.tensor([spans[i][0] for i in single], dtype=torch.int64).to(x_UD.device)
