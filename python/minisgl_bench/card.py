@@ -7,6 +7,16 @@ from collections.abc import Callable
 import torch
 
 from minisgl.benchmark.perf import events_s
+from minisgl.errors import ConfigError
+
+
+def need_gpu() -> None:
+    """Raise ConfigError if torch finds no CUDA device."""
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "this times a GPU, and torch finds no CUDA device here; "
+            "`python -m minisgl_bench.studies` has kernels and cpu_formats, which time a CPU"
+        )
 
 
 def card_memory() -> int:

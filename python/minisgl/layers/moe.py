@@ -201,15 +201,6 @@ class SharedExpert(BaseOP):
         return sum_TD
 
 
-class UngatedExpert(SharedExpert):
-    """An MLP for every token, without a gate."""
-
-    module = "shared_experts"
-
-    def _declare_gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
-        pass
-
-
 def add_gated(x_TD: Tensor, h_TD: Tensor, gate: Weight, y_TD: Tensor) -> Tensor:
     """Return x + sigmoid(gate.linear(h)) * y; each step is rounded to the tensors' dtype. gate:
     [1, D]."""

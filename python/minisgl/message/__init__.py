@@ -270,6 +270,7 @@ class StatusReply(Record, frozen=True, kw_only=True):
     num_used_pages: int
     num_cached_pages: int
     num_steps: int
+    num_finished: int = 0
     num_retractions: int
     num_prompt_tokens: int
     num_cached_tokens: int

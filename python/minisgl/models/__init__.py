@@ -7,28 +7,15 @@ What it does not know: requests, sampling, where pages are. Read next:
 """
 
 from minisgl.layers import RotaryConfig
-from minisgl.models.blocks.decoder import Decoder
 from minisgl.models.build import build_model, load_model
 from minisgl.models.config import ModelConfig
 from minisgl.models.loading.reading import read_config
 from minisgl.models.loading.weight import load_weight
 from minisgl.models.registry import get_model_class, spec_of, supported_architectures
-from minisgl.models.spec import (
-    BaseLLMModel,
-    CacheLayout,
-    Family,
-    LayerSpec,
-    ModelSpec,
-    PoolBuild,
-    PoolSpec,
-    layers_of,
-)
+from minisgl.models.spec import BaseLLMModel, LayerSpec, ModelSpec, PoolBuild, PoolSpec
 
 __all__ = [
     "BaseLLMModel",
-    "CacheLayout",
-    "Decoder",
-    "Family",
     "LayerSpec",
     "ModelConfig",
     "ModelSpec",
@@ -37,7 +24,6 @@ __all__ = [
     "RotaryConfig",
     "build_model",
     "get_model_class",
-    "layers_of",
     "load_model",
     "load_weight",
     "read_config",

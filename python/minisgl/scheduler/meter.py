@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Final, Protocol
 
 from minisgl.core.plan import Plan
@@ -97,7 +98,6 @@ class LoopMeter(Meter):
                 listener(report)
 
     def _report(self, scheduler: Scheduler) -> StatusReply:
-        stats = scheduler.stats
         return StatusReply(
             rank=self._rank,
             num_waiting=len(scheduler.requests.queued),
@@ -105,16 +105,8 @@ class LoopMeter(Meter):
             num_pages=scheduler.requests.cache.num_pages,
             num_used_pages=scheduler.requests.cache.num_used_pages,
             num_cached_pages=scheduler.requests.cache.num_cached_pages,
-            num_steps=stats.num_steps,
-            num_retractions=stats.num_retractions,
-            num_prompt_tokens=stats.num_prompt_tokens,
-            num_cached_tokens=stats.num_cached_tokens,
             num_prefill_tokens=self.num_prefill_tokens,
-            num_output_tokens=stats.num_output_tokens,
-            num_drafted=stats.num_drafted,
-            num_accepted=stats.num_accepted,
-            drafted_by=stats.drafted_by.copy(),
-            accepted_by=stats.accepted_by.copy(),
             part_s=self.part_s[:],
             peak_memory_bytes=self._peak_memory_bytes(),
+            **asdict(scheduler.stats),
         )

@@ -29,22 +29,6 @@ Replies = list[tuple[int, TextReply | Finished]]
 class Call:
     """The prompts of one HTTP request. Mutable: `Frontend` fills it, one task reads it."""
 
-    __slots__ = (
-        "_abort",
-        "_failure",
-        "_indices",
-        "_is_held",
-        "_num_choices",
-        "_num_prompts",
-        "_num_unaccepted",
-        "_pending",
-        "_wakeup",
-        "max_tokens",
-        "num_prompt_tokens",
-        "prompt_ids",
-        "watcher",
-    )
-
     def __init__(
         self,
         uids: Sequence[int],

@@ -18,7 +18,8 @@ from minisgl.errors import CheckpointError, ConfigError, ModelNotFound
 from minisgl.message.pooling import is_encoder
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import FOLLOWED, sampling_defaults
-from minisgl.tokenizer.tokenizer import load_tokenizer_config, read_json_object
+from minisgl.tokenizer.template import find_sources
+from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import fetched_adapters, resolve_checkpoint
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
@@ -80,17 +81,13 @@ class ServedModel:
     def template(self) -> str:
         """The source of the chat template, or JSON of several; "" if there is none that is usable.
         It is read from the checkpoint when it is first used."""
-        file = self.folder / "chat_template.jinja"
         try:
-            if file.exists():
-                return file.read_text(encoding="utf-8")
-            found = load_tokenizer_config(self.folder).get("chat_template")
-            found = found or read_json_object(self.folder / "chat_template.json").get(
-                "chat_template"
-            )
-        except (OSError, ValueError, CheckpointError):
+            found = find_sources(self.folder)
+        except CheckpointError:
             return ""
-        return found if isinstance(found, str) else json.dumps(found) if found else ""
+        if found.keys() <= {"default"}:
+            return found.get("default", "")
+        return json.dumps([{"name": name, "template": found[name]} for name in found])
 
     @cached_property
     def abilities(self) -> Abilities:

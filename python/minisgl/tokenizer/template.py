@@ -215,10 +215,11 @@ def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTempla
     It is in chat_template.jinja, tokenizer_config.json or chat_template.json; the first file that
     has one counts. Raises CheckpointError if it is neither text nor a list of named texts.
     """
-    return ChatTemplate(_find_sources(folder), special_tokens)
+    return ChatTemplate(find_sources(folder), special_tokens)
 
 
-def _find_sources(folder: Path) -> dict[str, str]:
+def find_sources(folder: Path) -> dict[str, str]:
+    """Return the checkpoint's templates by name. Raises CheckpointError."""
     plain = folder / "chat_template.jinja"
     if plain.exists():
         try:

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, create_attention_backend
-from minisgl.benchmark.perf import captured, events_s, need_gpu
+from minisgl.benchmark.perf import captured, events_s
 from minisgl.core import Context, Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.kvcache.pool import MHAKVCache
 from minisgl_bench.arguments import add_json, benchmark_parser
-from minisgl_bench.card import card_rates
+from minisgl_bench.card import card_rates, need_gpu
 from minisgl_bench.report import machine_load, write_json
 
 HEADS = ((16, 8), (40, 8), (16, 2))  # Qwen3-0.6B, 14B, 32B on four GPUs

@@ -11,7 +11,8 @@ more than `TOLERANCE` is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.benchmark.perf import captured, interleaved_s, need_gpu
+from minisgl.benchmark.perf import captured, events_s
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
 from minisgl.utils.logger import setup_logging
 from minisgl_bench.arguments import add_json, benchmark_parser, names_of, naturals
-from minisgl_bench.card import card_rates
+from minisgl_bench.card import card_rates, need_gpu
 from minisgl_bench.floor import gemm_floor_s
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES as MODELS
@@ -40,6 +41,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 37_984,
     },
 }
+ROUNDS = 7
+ROUND_S = 5e-3  # time of one run in a round; CUDA events resolve 0.5 us
 ROWS = (4, 16, 64, 96, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 WEIGHT_BYTES = 256 << 20  # one GEMM in all layers: five times the L2 cache of an H200
 EPS = 1e-6
@@ -156,6 +159,15 @@ def _row(
         "floors_us": {key: round(value, 1) for key, value in floors.items()},
         "error": round(error, 4),
     }
+
+
+def interleaved_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median seconds of each run. Rounds interleave the runs, so a drift affects all."""
+    counts = {name: max(1, int(ROUND_S / events_s(run))) for name, run in runs.items()}
+    rounds = [
+        {name: events_s(run, counts[name]) for name, run in runs.items()} for _ in range(ROUNDS)
+    ]
+    return {name: statistics.median(times[name] for times in rounds) for name in runs}
 
 
 def random_weights(layer: Layer, device: torch.device) -> dict[str, Tensor]:

@@ -1,11 +1,13 @@
-"""The metrics of the server's start and restarts, of each rank's steps, of energy and of keys."""
+"""The metrics of the server's start and restarts, of each rank's steps, of drafters, of energy and
+of keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from minisgl.message import StatusReply
 from minisgl.scheduler.loop import PARTS
 from minisgl.server.api.metrics import MetricsPage, counter_by
 from minisgl.server.clients import Keys
@@ -34,6 +36,7 @@ def of_server(ours: Iterable[Metric], page: MetricsPage) -> Iterator[Metric]:
         for part, seconds in zip(PARTS, status.part_s, strict=True):
             part_s.add_metric([label, part], seconds)
     yield from (peak, part_s)
+    yield from _of_drafters(observer.status)
     yield GaugeMetricFamily(
         "minisgl_oldest_token_age_seconds",
         "The longest time of an open request since its last text",
@@ -63,6 +66,22 @@ def of_server(ours: Iterable[Metric], page: MetricsPage) -> Iterator[Metric]:
         )
     if page.keys:
         yield from _of_keys(page.keys)
+
+
+def _of_drafters(statuses: Mapping[int, StatusReply]) -> Iterator[Metric]:
+    """Yield the counters of drafts; none without drafters. The other ranks have the same drafts."""
+    if 0 not in statuses:
+        return
+    counted = {
+        "drafted": ("Drafts that steps have computed, by drafter", statuses[0].drafted_by),
+        "accepted": ("Of those, the tokens that were right, by drafter", statuses[0].accepted_by),
+    }
+    for name, (help_, counts) in counted.items():
+        family = CounterMetricFamily(f"minisgl_{name}_by", help_, labels=["rank", "drafter"])
+        for drafter, count in sorted(counts.items()):
+            family.add_metric(["0", drafter], count)
+        if counts:
+            yield family
 
 
 def _of_keys(keys: Keys) -> Iterator[Metric]:

@@ -14,13 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.layers import BuildContext
-from minisgl.layers.moe import ExpertNames, MoELayer, UngatedExpert
+from minisgl.layers.moe import ExpertNames, MoELayer, SharedExpert
 from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.config import Fields, ModelConfig
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.layer_kinds import sparse_layers
 
 CORRECTION = "e_score_correction_bias"
+
+
+class UngatedExpert(SharedExpert):
+    """An MLP for every token, without a gate."""
+
+    module = "shared_experts"
+
+    def _declare_gate(self, build: BuildContext, name: str, hidden_size: int) -> None:
+        pass
 
 
 def read_groups(fields: Fields, num_experts: int, top_k: int) -> tuple[int, int]:

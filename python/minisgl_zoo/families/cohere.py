@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.layers import BuildContext, RMSNormFused
-from minisgl.layers.moe import MoELayer, UngatedExpert
+from minisgl.layers.moe import MoELayer
 from minisgl.models.blocks.mixture import MoeSpec, names_in_mlp, read_experts
 from minisgl.models.config import ModelConfig
 from minisgl.models.families.dense import FULL, SLIDING, plain, types_in_config
@@ -28,6 +28,7 @@ from minisgl_zoo.blocks.layer_kinds import (
     with_ropes,
 )
 from minisgl_zoo.blocks.parallel import NormedHeadsBlock, ParallelBlock
+from minisgl_zoo.blocks.routers import UngatedExpert
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.blocks.views import interleaved
 

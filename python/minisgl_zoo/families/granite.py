@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minisgl.attention.base import SINKS
 from minisgl.core import Batch
-from minisgl.layers.moe import ExpertNames, UngatedExpert
+from minisgl.layers.moe import ExpertNames
 from minisgl.layers.rotary import RotaryConfig
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec, expert_names, mixture_in_each_layer
@@ -24,6 +24,7 @@ from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SinkAttention
 from minisgl_zoo.blocks.layer_kinds import layers_of_types, no_rotation, with_ropes
 from minisgl_zoo.blocks.mamba2 import Mamba2, as_mamba, letter_of
+from minisgl_zoo.blocks.routers import UngatedExpert
 from minisgl_zoo.blocks.scaled import ScaledDecoder
 from minisgl_zoo.view import CheckpointView
 

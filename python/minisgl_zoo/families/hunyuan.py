@@ -12,7 +12,6 @@ from torch import Tensor
 
 from minisgl.layers import AttentionLayer, RMSNorm
 from minisgl.layers.base import Identity
-from minisgl.layers.moe import UngatedExpert
 from minisgl.models.blocks.decoder import Block, LayerBuild
 from minisgl.models.blocks.mixture import MoeSpec, mixture_in_each_layer, names_in_mlp
 from minisgl.models.config import Fields, ModelConfig
@@ -20,6 +19,7 @@ from minisgl.models.families.dense import plain
 from minisgl.models.spec import Family, ModelSpec, layers_of
 from minisgl_zoo.blocks.attention import SplitAttentionLayer
 from minisgl_zoo.blocks.layer_kinds import default_rope, rope_fields
+from minisgl_zoo.blocks.routers import UngatedExpert
 
 TOP_K = "num_experts_per_tok"
 

@@ -222,6 +222,7 @@ def test_metrics_of_two_ranks() -> None:
     }
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_metrics_of_drafters() -> None:
     """Rank 0 counts; a server that has not drafted has none."""
     observer = Observer()

@@ -58,13 +58,6 @@ _RANK_COUNTERS: Final = {
 }
 
 
-_OF_DRAFTERS: Final = {
-    "drafted": "Drafts that steps have computed, by drafter",
-    "accepted": "Of those, the tokens that were right, by drafter",
-}
-"""Counters of ranks with drafts, by the start of their field in `StatusReply`."""
-
-
 _HISTOGRAMS: Final = {
     "time_to_first_token": "From a request to its first text",
     "inter_token": "Between two pieces of a request's text",
@@ -145,10 +138,6 @@ class MetricsPage(Collector):
             name: CounterMetricFamily(f"minisgl_{name}", help_, labels=["rank"])
             for name, help_ in _RANK_COUNTERS.items()
         }
-        by_drafter = {
-            name: CounterMetricFamily(f"minisgl_{name}_by", help_, labels=["rank", "drafter"])
-            for name, help_ in _OF_DRAFTERS.items()
-        }
         for rank, status in sorted(self.observer.status.items()):
             label = str(rank)
             if rank == 0:  # the other ranks have the same requests
@@ -162,11 +151,7 @@ class MetricsPage(Collector):
             for name, counter in counters.items():
                 if rank == 0 or name == "steps":
                     counter.add_metric([label], getattr(status, f"num_{name}"))
-            for name, counter in by_drafter.items() if rank == 0 else ():
-                for drafter, count in sorted(getattr(status, f"{name}_by").items()):
-                    counter.add_metric([label, drafter], count)
-        used_drafters = [each for each in by_drafter.values() if each.samples]
-        yield from (running, waiting, pages, usage, *counters.values(), *used_drafters)
+        yield from (running, waiting, pages, usage, *counters.values())
 
 
 def _histogram(name: str, help_: str, histogram: Histogram) -> Metric:
