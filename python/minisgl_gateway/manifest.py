@@ -20,6 +20,7 @@ ROWS: Final = [
         about="[-- FLAGS]  a new server takes over a running one's port; no request is lost",
     ),
     Row("servers", "dry_run", "minisgl_gateway.dry_run:dry_run"),
+    Row("servers", "json_lines", "minisgl_gateway.watch.json_lines:JsonFormatter"),
     Row("servers", "shell", "minisgl_gateway.shell.command:serve_with_shell"),
     Row(
         "commands", "pull", "minisgl_gateway.downloads:pull",

@@ -1,16 +1,12 @@
-"""One log format for all processes, as text or as JSON: time, level, process, message."""
+"""One log format for all processes: time, level, process, message."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
 
-from minisgl import env
+from minisgl import env, plugins
 
 _ROOT = "minisgl"
 
@@ -21,47 +17,17 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name if is_ours else f"{_ROOT}.{name}")
 
 
-def log_fields(logger: logging.Logger, what: str, **fields: Any) -> None:
-    """Log a line (level info) of named values: ``what a=1 b=x``; in JSON each is a key.
-
-    Values that are None are left out.
-    """
-    given = {name: value for name, value in fields.items() if value is not None}
-    text = " ".join(f"{name}={value}" for name, value in given.items())
-    logger.info("%s %s", what, text, extra={"minisgl_what": what, "minisgl_fields": given})
-
-
-class JsonFormatter(logging.Formatter):
-    """Writes time (UTC), level, process, pid, message, and the fields of `log_fields`."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "process": self._process,
-            "pid": os.getpid(),
-            "message": getattr(record, "minisgl_what", None) or record.getMessage(),
-            **getattr(record, "minisgl_fields", {}),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
-
-
 def setup_logging(process: str, *, level: str | None = None) -> None:
     """Write this process's log to stderr. process: its name in each line ("server", "engine").
 
     The entry point of a process (server, worker, shell) calls this once. `LLM` does not, because
     its user configures logging. Warnings of other packages (uvicorn, asyncio) are written in the
-    same way, unless they have a handler already.
+    same way, unless they have a handler already. Raises ConfigError for JSON that nothing writes.
     """
     handler = logging.StreamHandler(sys.stderr)
     if env.log_format() == "json":
-        handler.setFormatter(JsonFormatter(process))
+        create_formatter = plugins.need("servers", "json_lines", "--log-format json")
+        handler.setFormatter(create_formatter(process))
     else:
         handler.setFormatter(
             logging.Formatter(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from minisgl.core import Finished
 from minisgl.server.args import ServerArgs
 from minisgl.server.observe import EndedPrompt
-from minisgl.utils.logger import get_logger, log_fields
+from minisgl.utils.logger import get_logger
 from minisgl_gateway.args import ours
+from minisgl_gateway.watch.json_lines import log_fields
 
 logger = get_logger(__name__)
 

@@ -8,7 +8,8 @@ from typing import Final
 from minisgl.message import StatusReply
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver
-from minisgl.utils.logger import get_logger, log_fields
+from minisgl.utils.logger import get_logger
+from minisgl_gateway.watch.json_lines import log_fields
 
 logger = get_logger(__name__)
 
