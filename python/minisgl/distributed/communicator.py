@@ -37,13 +37,6 @@ class DistributedInfo:
         most = -(-num_rows // self.size)
         return range(num_rows)[self.rank * most : (self.rank + 1) * most]
 
-    def share_of(self, x: Tensor, num_rows: int) -> Tensor:
-        """Return this rank's rows of x. x has all `num_rows` rows, or only this rank's."""
-        if len(x) != num_rows:
-            return x
-        share = self.share(num_rows)
-        return x[share.start : share.stop]
-
 
 class DistributedCommunicator(ABC):
     """Collectives between the ranks; every rank must make the same calls in the same order.

@@ -15,20 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The scheduler's settings.
+    """The scheduler's settings. Numbers are trusted: they come from checked options.
 
     num_pages: pages of the KV pool, for a model with one full cache group. groups: the cache groups
     with their pages, instead of num_pages. page_size: tokens per page, in all groups. max_seq_len:
     the most prompt and output tokens of one request. max_prefill_tokens: the most prompt tokens in
     one step; decode rows come on top. max_stall_s: how long the prompts of a step may delay its
-    decode rows, as `step_times` predict it; None for no bound. eos_ids: the model's end-of-sequence
-    tokens. max_queued: the most waiting requests, None for no limit. watermark_tokens: a request
-    starts only if the pool then still has room for this many more tokens of each running request;
-    otherwise a full pool would start a request and retract it at the next page boundary. drafters:
-    rows of the table of this name; with any, there are step_times. num_slots: adapters that the
-    device holds; 0 without adapters. takes_whole_images: whether the engine computes attention both
-    ways between the tokens of an image. is_encoder: a prompt is planned whole, shares nothing and
-    is pooled; `max_prefill_tokens` is at least `max_seq_len`.
+    decode rows, as `step_times`, which it needs, predict it; None for no bound. eos_ids: the
+    model's end-of-sequence tokens. max_queued: the most waiting requests, None for no limit.
+    watermark_tokens: a request starts only if the pool then still has room for this many more
+    tokens of each running request; otherwise a full pool would start a request and retract it at
+    the next page boundary. drafters: rows of the table of this name; with any, there are
+    step_times. num_slots: adapters that the device holds; 0 without adapters. takes_whole_images:
+    whether the engine computes attention both ways between the tokens of an image. is_encoder: a
+    prompt is planned whole, shares nothing and is pooled; `max_prefill_tokens` is at least
+    `max_seq_len`.
     """
 
     num_pages: int = 0
@@ -55,13 +56,6 @@ class SchedulerConfig:
                 f"num_pages and groups both size the cache: give one, got {self.num_pages} and "
                 f"{len(self.groups)} groups"
             )
-        for name in ("page_size", "max_seq_len", "max_prefill_tokens", "max_running"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_stall_s is not None and not self.max_stall_s > 0:
-            raise ConfigError(f"max_stall_s must be above 0 or None, got {self.max_stall_s}")
-        if self.max_stall_s is not None and self.step_times is None:
-            raise ConfigError("max_stall_s needs step_times, which predict the time of a step")
         _ = self.num_pool_tokens  # raises ConfigError for a group that no request fits
 
     @property

@@ -15,9 +15,6 @@ GGUF_WEIGHTS: Final = "model.gguf"
 """The name by which a folder that was made of a GGUF file has its weights."""
 CARD: Final = "gguf.json"
 """What a file of another format says of itself, beside the config that was made of it."""
-
-MAX_NAMED: Final = 10
-"""The most files that an error names."""
 _LFS_POINTER: Final = b"version https://git-lfs"
 
 
@@ -44,8 +41,6 @@ def resolve_checkpoint(
         if not folder.is_dir():
             if folder.exists():
                 return _folder_of_file(folder)
-            if folder.suffix == ".gguf" and folder.parent.is_dir():
-                raise ConfigError(f"there is no file {model}{_ggufs_beside(folder)}")
             from minisgl.utils.hub import downloaded
 
             folder = downloaded(model, source, weights=weights)
@@ -88,14 +83,6 @@ def _folder_of_file(path: Path) -> Path:
     raise ConfigError(
         f"{path} is a file, and no GGUF file; a model is a folder with a config.json, or a GGUF "
         f"file{hint}"
-    )
-
-
-def _ggufs_beside(path: Path) -> str:
-    """Return words about the GGUF files in the folder of a file that does not exist."""
-    names = sorted(each.name for each in path.parent.glob("*.gguf"))[:MAX_NAMED]
-    return (
-        f"; {path.parent} has {', '.join(names)}" if names else f"; {path.parent} has no GGUF file"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,9 @@ from minisgl_zoo.gguf.folder import gguf_folder
 from minisgl_zoo.gguf.parts import chosen
 
 logger = get_logger(__name__)
+
+MAX_NAMED: Final = 10
+"""The most files of a folder that an error names."""
 
 _NAME: Final = re.compile(
     r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?(?P<repo>\w[\w.-]*/[\w.-]+?)"
@@ -63,10 +67,16 @@ def download_gguf(repo: str, choice: str) -> Path | None:
 
 def named_checkpoint(model: str) -> Path | None:
     """Return the folder of the GGUF file that `model` names, as ORG/REPO:Q4_K_M; None if it names
-    none. Raises what `download_gguf` and `gguf_folder` raise."""
+    none. Raises what `download_gguf` and `gguf_folder` raise, and ConfigError for a path in a
+    folder that is here: no file has this path."""
+    path = Path(os.path.expanduser(model))
+    if path.suffix == ".gguf" and path.parent.is_dir():
+        names = sorted(each.name for each in path.parent.glob("*.gguf"))[:MAX_NAMED]
+        beside = ", ".join(names) or "no GGUF file"
+        raise ConfigError(f"there is no file {model}; {path.parent} has {beside}")
     named = named_gguf(model)
-    path = download_gguf(*named) if named else None
-    return gguf_folder(path) if path else None
+    found = download_gguf(*named) if named else None
+    return gguf_folder(found) if found else None
 
 
 def usual_checkpoint(repo: str) -> Path | None:

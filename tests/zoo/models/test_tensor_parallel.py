@@ -56,10 +56,15 @@ class SharesRank(ThreadRank):
         if residual_TD is not None:
             whole = residual_TD.new_zeros(x_TD.shape)
             share = self.info.share(len(x_TD))
-            whole[share.start : share.stop] = self.info.share_of(residual_TD, len(x_TD))
+            whole[share.start : share.stop] = self.own(residual_TD, len(x_TD))
             residual_TD = self.all_reduce(whole)
         normed, residual = super().add_norm(ops, x_TD, residual_TD, weight, eps)
-        return normed, self.info.share_of(residual, len(x_TD))
+        return normed, self.own(residual, len(x_TD))
+
+    def own(self, x: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Return this rank's rows of x, which has all rows or only those."""
+        share = self.info.share(num_rows)
+        return x[share.start : share.stop] if len(x) == num_rows else x
 
 
 @pytest.mark.parametrize("name", CASES)
