@@ -14,7 +14,6 @@ import pytest
 import minisgl
 import minisgl_gateway
 from minisgl.core import Failed
-from minisgl.core.args import in_keywords
 from minisgl.errors import (
     EngineError,
     InvalidRequest,
@@ -27,6 +26,7 @@ from minisgl.errors import (
     WorkerDied,
     WorkerHung,
 )
+from minisgl.llm.keywords import in_keywords
 
 ERRORS: tuple[RequestError | EngineError, ...] = (
     InvalidRequest("wrong", param="n"),

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from minisgl.builtin import model_path
-from minisgl.core.args import EngineConfig, options_of
+from minisgl.core.args import EngineConfig
+from minisgl.core.options import options_of
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.kernel.sampling import gumbel_noise

@@ -13,8 +13,8 @@ from ssl import SSLContext
 from typing import Final
 from urllib.parse import urlsplit
 
-from minisgl.core.args import SWITCH, option, text, whole
 from minisgl.core.image import Media
+from minisgl.core.options import SWITCH, option, text, whole
 from minisgl.errors import ConfigError
 from minisgl.runtime.args import POSITIVE, RuntimeArgs
 from minisgl.server.args import FOR_ONE, ServerArgs

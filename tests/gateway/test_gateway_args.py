@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl.core.args import options_of
+from minisgl.core.options import options_of
 from minisgl.server.flags import parse_args
 from minisgl_gateway.args import GatewayArgs
 

@@ -19,7 +19,6 @@ from minisgl.core import SamplingParams
 from minisgl.core.adapters import Adapter, adapter_of, read_adapters
 from minisgl.core.aliases import own_keywords
 from minisgl.core.args import (
-    SWITCH,
     CacheKind,
     DeviceName,
     DTypeName,
@@ -27,14 +26,13 @@ from minisgl.core.args import (
     KVCacheDType,
     ModelSource,
     Quantization,
-    check_option,
-    naming_keywords,
-    options_of,
 )
+from minisgl.core.options import SWITCH, check_option, options_of
 from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind
 from minisgl.errors import InvalidRequest, RequestError
 from minisgl.llm.engines import OwnEngine
+from minisgl.llm.keywords import naming_keywords
 from minisgl.llm.output import RequestOutput
 from minisgl.llm.progress import Bar, progress_bar
 from minisgl.llm.prompts import (

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from minisgl.core import Accepted, Event, Failed, Finished
 from minisgl.core.answer import collect
-from minisgl.core.args import in_keywords
 from minisgl.errors import ConfigError, EngineError, RequestError
+from minisgl.llm.keywords import in_keywords
 from minisgl.llm.output import Answer, RequestOutput, fields, parts
 from minisgl.message import AbortMsg, ExitMsg, SchedulerMsg, TextReply, UserMsg
 from minisgl.tokenizer import Detokenizer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl.core.args import SWITCH, EngineConfig, Rule, option, whole
+from minisgl.core.args import EngineConfig
+from minisgl.core.options import SWITCH, Rule, option, whole
 
 POSITIVE: Final = Rule(
     words="a number above 0",

@@ -9,8 +9,8 @@ from ssl import SSLContext
 from typing import Final, Literal
 
 from minisgl import plugins
-from minisgl.core.args import SWITCH, Rule, one_of, option, row_of, text, whole
 from minisgl.core.image import NO_MEDIA, Media
+from minisgl.core.options import SWITCH, Rule, one_of, option, row_of, text, whole
 from minisgl.runtime.args import RuntimeArgs
 
 DEFAULT_PORT: Final = 1919

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from minisgl import plugins
 from minisgl.core.aliases import FLAGS
-from minisgl.core.args import SWITCH, Option, Rule, flag_of, options_of, whole
+from minisgl.core.options import SWITCH, Option, Rule, flag_of, options_of, whole
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs, server_options
 from minisgl.version import __version__

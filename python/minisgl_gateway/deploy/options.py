@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from minisgl.core.args import SWITCH, options_of
+from minisgl.core.options import SWITCH, options_of
 from minisgl.errors import ConfigError
 from minisgl.server.args import ServerArgs
 from minisgl_gateway.args import GatewayArgs

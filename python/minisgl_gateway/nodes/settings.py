@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from minisgl import env, plugins
-from minisgl.core.args import flag_of, options_of
+from minisgl.core.options import flag_of, options_of
 from minisgl.version import __version__
 from minisgl_gateway.args import GatewayArgs
 

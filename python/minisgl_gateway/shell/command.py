@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from minisgl import plugins
-from minisgl.core.args import flag_of
+from minisgl.core.options import flag_of
 from minisgl.errors import MinisglError
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import Parser, add_model, server_args, server_parser

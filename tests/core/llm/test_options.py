@@ -12,7 +12,8 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
-from minisgl.core.args import EngineConfig, options_of
+from minisgl.core.args import EngineConfig
+from minisgl.core.options import options_of
 from minisgl.errors import ConfigError
 from minisgl.llm import LLM, RequestOutput
 from minisgl.runtime.args import RuntimeArgs

@@ -12,7 +12,8 @@ import pytest
 
 from minisgl.builtin import model_path
 from minisgl.core.aliases import FLAGS, KEYWORDS
-from minisgl.core.args import EngineConfig, flag_of, options_of
+from minisgl.core.args import EngineConfig
+from minisgl.core.options import flag_of, options_of
 from minisgl.errors import InvalidSampling, RequestError
 from minisgl.llm import LLM, SamplingParams
 from minisgl.server.flags import parse_args

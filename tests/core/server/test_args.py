@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from minisgl.attention import registry
-from minisgl.core.args import flag_of, options_of
+from minisgl.core.options import flag_of, options_of
 from minisgl.server.args import ServerArgs, server_options
 from minisgl.server.flags import parse_args
 

@@ -11,7 +11,7 @@ from helpers.text_checkpoints import make
 from minisgl import manifest, plugins
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
-from minisgl.core.args import row_of
+from minisgl.core.options import row_of
 from minisgl.errors import CheckpointError, RequestError
 from minisgl.llm.prompts import chat_records
 from minisgl.message import ChatPrompt

@@ -17,7 +17,7 @@ from helpers.background import Background
 from helpers.running_server import free_ports
 from minisgl import env
 from minisgl.builtin import model_path
-from minisgl.core.args import flag_of, options_of
+from minisgl.core.options import flag_of, options_of
 from minisgl.errors import ConfigError, EngineError
 from minisgl.utils.zmq import Endpoints
 from minisgl_gateway.args import GatewayArgs

@@ -24,7 +24,7 @@ from helpers.call_writers import (
     muse_glimmer,
 )
 from minisgl.core.answer import Part, collect
-from minisgl.core.args import options_of
+from minisgl.core.options import options_of
 from minisgl.message import TextReply
 from minisgl.server.args import ServerArgs
 from minisgl_zoo.calls import AnswerForm, AnswerParser
