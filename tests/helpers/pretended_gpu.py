@@ -15,7 +15,7 @@ def pretend(compiled: list[str]) -> None:
     from minisgl.attention.paged import HybridBackend, PagedAttnBackend
     from minisgl.attention.triton_backend import TritonAttnBackend
     from minisgl.core import BatchSamplingArgs
-    from minisgl.engine import Engine, connect, engine
+    from minisgl.engine import Engine, connect, contexts, engine
     from minisgl.engine.cuda import CudaDevice
     from minisgl.engine.startup import graphs, probe
     from minisgl.kernel.ops import Ops
@@ -84,7 +84,7 @@ def pretend(compiled: list[str]) -> None:
         (torch.cuda, "graph_pool_handle", lambda: None),
         (connect, "create_device", lambda *_: Device()),
         (engine, "create_ops", lambda _: NumbersOps()),
-        (engine, "create_attention_backend", create_attention),
+        (contexts, "create_attention_backend", create_attention),
         (recurrent, "create_recurrent_backend", create_recurrent),
         (graphs, "_prompt_us", prompt_us),
     )

@@ -15,7 +15,7 @@ from minisgl.attention import AttnLayer, BaseAttnMetadata
 from minisgl.attention.torch_backend import TorchAttnBackend, _attend
 from minisgl.core import Plan, PoolBatch
 from minisgl.engine import connect as connect_module
-from minisgl.engine import engine as engine_module
+from minisgl.engine import contexts
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.graph import GraphRunner
 from minisgl.kernel.ops import Ops
@@ -90,5 +90,5 @@ def replay_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(connect_module, "create_device", lambda *_: ReplayDevice())
     monkeypatch.setattr(
-        engine_module, "create_attention_backend", lambda _, ops, *args, **kwargs: RowsBackend(ops)
+        contexts, "create_attention_backend", lambda _, ops, *args, **kwargs: RowsBackend(ops)
     )

@@ -9,19 +9,17 @@ earlier steps wrote: the KV pool, the page table and each request's last token.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from minisgl import env, plugins
-from minisgl.attention import create_attention_backend
-from minisgl.core import Batch, Context, Plan
+from minisgl.core import Batch, Plan
 from minisgl.core.args import EngineConfig
-from minisgl.core.batch import ImageRows
 from minisgl.core.req import Mask
 from minisgl.engine.batch import make_batch
 from minisgl.engine.connect import closing_on_error, connect, resolve_dtype, resolve_kv_dtype
+from minisgl.engine.contexts import create_context
 from minisgl.engine.device import Pending, Tuning
 from minisgl.engine.extras import Guesser, StepGuard, Vision, create_adapters
 from minisgl.engine.flight import ForwardOutput, SampleLate
@@ -30,14 +28,10 @@ from minisgl.engine.memory import plan_engine_memory
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
-from minisgl.kvcache.pool import create_kvcache_pool
 from minisgl.models import PoolBuild, load_model
 from minisgl.models.loading.reading import read_config
 from minisgl.utils.logger import get_logger
 from minisgl.utils.start import StartClock
-
-if TYPE_CHECKING:
-    from minisgl.models import PoolSpec
 
 logger = get_logger(__name__)
 
@@ -121,7 +115,16 @@ class Engine:
             groups=groups,
         )
         self._pools = self.model.pools
-        self._contexts = [self._context(pool, config) for pool in self._pools]
+        build = PoolBuild(
+            groups=groups,
+            page_table=self._tables.group_table,
+            page_size=config.page_size,
+            dtype=self.dtype,
+            device=self.device.torch_device,
+            attn=config.attn,
+        )
+        kv_dtype, needs = resolve_kv_dtype(config, self.dtype), self.model.spec.attention
+        self._contexts = [create_context(pool, build, ops, kv_dtype, needs) for pool in self._pools]
         if config.kv_cache_dtype == "fp8" and not config.dummy_weight:
             load_kv_scales = plugins.need("kv_formats", "scales", "--kv-cache-dtype fp8")
             load_kv_scales(self.model, config.folder, self._contexts, comm)
@@ -166,45 +169,6 @@ class Engine:
         if self.model.mtp:
             self._guesser = self.model.mtp.guesser(self.model, comm, ops, self._batch)
         clock.lap("memory")
-
-    def _context(self, pool: PoolSpec, config: EngineConfig) -> Context:
-        """Allocate the pool, and choose the backend of its layers."""
-        if pool.is_recurrent:
-            return pool.context(
-                PoolBuild(
-                    groups=self.memory.groups,
-                    page_table=self._tables.group_table,
-                    page_size=config.page_size,
-                    dtype=self.dtype,
-                    device=self.device.torch_device,
-                    attn=config.attn,
-                )
-            )
-        group, kv_dtype = self.memory.groups[pool.group], resolve_kv_dtype(config, self.dtype)
-        return Context(
-            kv_pool=create_kvcache_pool(
-                num_layers=pool.num_layers,
-                num_pages=group.num_pages,
-                page_size=config.page_size,
-                num_kv_heads=pool.num_kv_heads,
-                head_dim=pool.head_dim,
-                dtype=kv_dtype,
-                device=self.device.torch_device,
-                zeroed=group.kind == "window",
-                values_are_keys=pool.latent is not None,
-            ),
-            page_table=self._tables.group_table(pool.group),
-            attn=create_attention_backend(
-                config.attn,
-                self._ops,
-                self.device.torch_device,
-                dtype=kv_dtype,
-                head_dim=pool.head_dim,
-                latent=pool.latent,
-                page_size=config.page_size,
-                needs=self.model.spec.attention,
-            ),
-        )
 
     def apply(self, tuning: Tuning) -> None:
         """Use these settings for later steps. `minisgl.engine.startup` measures them."""
@@ -366,15 +330,11 @@ class Engine:
         return self.model.forward(self._batch(inputs, ids_T, positions))
 
     def _batch(self, inputs: StepInputs, ids_T: Tensor, positions: Tensor) -> Batch:
-        groups, images = self.memory.groups, self._image_rows(inputs.plan)
+        groups, images = self.memory.groups, None
+        if inputs.plan.images:
+            assert self.vision, "no other model accepts images"
+            images = self.vision.rows(inputs.plan)
         return make_batch(inputs, ids_T, positions, self._pools, self._contexts, groups, images)
-
-    def _image_rows(self, plan: Plan) -> ImageRows | None:
-        """Run the vision tower for the images of a step that it has not seen lately."""
-        if not plan.images:
-            return None
-        assert self.vision, "no other model accepts images"
-        return self.vision.rows(plan)
 
     # --- start and end -------------------------------------------------------------------------
 

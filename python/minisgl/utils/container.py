@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use, at most those of the container."""
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1  # not Linux
-    return min(allowed, container_cores())
 
 
 def container_cores() -> int:

@@ -27,7 +27,7 @@ from minisgl.server.args import ServerArgs
 from minisgl.server.command import run_serving
 from minisgl.server.model import find_model
 from minisgl.server.web.guards import door_of
-from minisgl.utils.container import num_cores
+from minisgl.utils.container import container_cores
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.deploy.child import ServerProcess
@@ -180,6 +180,15 @@ def _devices(args: GatewayArgs) -> list[str]:
             f"names {len(devices)}"
         )
     return [",".join(devices[i * args.tp : (i + 1) * args.tp]) for i in range(args.dp)]
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use, at most those of the container."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1  # not Linux
+    return min(allowed, container_cores())
 
 
 def with_share_of_memory(args: A, num: int) -> A:

@@ -42,17 +42,6 @@ def test_threads_fit_a_containers_limit_or_are_those_asked_for(
     assert set_to == ([threads] if threads != 4 else [])
 
 
-def test_cores_are_those_of_the_process_and_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`--dp` divides them among its servers."""
-    monkeypatch.setattr(container, "CGROUP", tmp_path)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert container.num_cores() == 8
-    (tmp_path / "cpu.max").write_text("350000 100000\n")
-    assert container.num_cores() == 3
-
-
 def test_memory_fits_a_containers_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "CGROUP", tmp_path)
     assert container.container_free_bytes() == 1 << 62

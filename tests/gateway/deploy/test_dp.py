@@ -22,6 +22,7 @@ from minisgl.engine.cpu import CpuDevice
 from minisgl.errors import ConfigError, StartupFailed
 from minisgl.server.flags import parse_args
 from minisgl.server.model import ServedModel
+from minisgl.utils import container
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.deploy import local
 from minisgl_gateway.deploy.local import _devices, with_share_of_memory
@@ -122,6 +123,17 @@ def test_the_servers_serve_a_downloaded_model_by_its_id(monkeypatch: pytest.Monk
     local._Servers(GatewayArgs(model="a/b", dp=2, device="cpu"))
     asked = [(args.model, args.served_model_name) for args in started]
     assert asked == [("/hub/snapshots/0f1e", "a/b")] * 2
+
+
+def test_cores_are_those_of_the_process_and_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--dp` divides them among its servers."""
+    monkeypatch.setattr(container, "CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert local.num_cores() == 8
+    (tmp_path / "cpu.max").write_text("350000 100000\n")
+    assert local.num_cores() == 3
 
 
 def test_servers_have_threads_folders_and_keys_of_their_own(
