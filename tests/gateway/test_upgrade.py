@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ import pytest
 from helpers.endless import endless_flags
 from helpers.engine_replies import Queue, accepted, ending, read, text
 from helpers.running_server import RunningServer, assert_nothing_left
-from minisgl.core import SamplingParams
+from minisgl.core import Failed, SamplingParams
 from minisgl.errors import ConfigError, EngineError, WorkerDied
-from minisgl.message import TextPrompt, ids_from_bytes
+from minisgl.message import TextPrompt, WatchMsg, ids_from_bytes
 from minisgl.server.clients import Origin
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.resume import ResumingFrontend
@@ -62,6 +63,26 @@ class Story(threading.Thread):
                     return
 
 
+class Kept(threading.Thread):
+    """Asks again and again on one connection. Mutable: it counts."""
+
+    def __init__(self, server: RunningServer) -> None:
+        super().__init__(daemon=True)
+        self._host = server.url.removeprefix("http://")
+        self.num, self.is_ended = 0, False
+        self.sockets: set[object] = set()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection(self._host, timeout=150)
+        while not self.is_ended:
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            self.sockets.add(connection.sock)
+            self.num += 1
+            time.sleep(0.02)
+        connection.close()
+
+
 def asking(server: RunningServer, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "minisgl", "upgrade", *words],
@@ -72,12 +93,10 @@ def asking(server: RunningServer, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_stream_and_an_idle_connection_go_on(endless: Path, launch: Any) -> None:
+def test_a_stream_and_a_connection_go_on(endless: Path, launch: Any) -> None:
     server = launch(*endless_flags(endless), "--restart", "--dtype", "float32")
-    idle = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=150)
-    idle.request("GET", "/health")
-    assert idle.getresponse().read()
-    connection = idle.sock
+    kept = Kept(server)
+    kept.start()
     (folder,) = server.sockets.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     failing = asking(server, "--", "--num-pages", "zero")
@@ -92,7 +111,8 @@ def test_a_stream_and_an_idle_connection_go_on(endless: Path, launch: Any) -> No
     lines = iter(upgrade.stdout.readline, "")
     assert "starts (pid" in next(lines)
     second = asking(server)
-    assert "an upgrade of this server runs already" in second.communicate(timeout=150)[0]
+    refused = "an upgrade of this server runs already|the server before this one still has requests"
+    assert re.search(refused, second.communicate(timeout=150)[0])
     assert second.returncode == 1
     assert "has the port; open requests: 1" in next(lines)
     assert next(lines) == "requests that go on in the new server: 1\n"
@@ -104,9 +124,13 @@ def test_a_stream_and_an_idle_connection_go_on(endless: Path, launch: Any) -> No
     assert next(lines) == "the old server has ended\n"
     assert upgrade.wait(150) == 0
 
-    idle.request("GET", "/health")
-    assert idle.getresponse().read()
-    assert idle.sock is connection
+    num = kept.num
+    while kept.num < num + 3 and kept.is_alive():
+        kept.join(0.05)
+    assert kept.is_alive()
+    assert len(kept.sockets) == 1
+    kept.is_ended = True
+    kept.join(150)
     with server.client() as client:
         again = client.completions.create(
             model="endless", prompt="a", max_tokens=story.num, temperature=1.0, seed=5,
@@ -119,7 +143,6 @@ def test_a_stream_and_an_idle_connection_go_on(endless: Path, launch: Any) -> No
     (pid,) = re.findall(r"this server takes over \(pid (\d+)\)", server.output["err"])
     family = server.family()
     assert int(pid) in [process.pid for process in family]
-    idle.close()
     server.process.terminate()
     assert server.ended() == 0
     assert_nothing_left(server, family)
@@ -194,6 +217,26 @@ def test_a_client_that_leaves_ends_the_request_in_the_new_server() -> None:
     call = two.old.submit([TextPrompt(text="once")], SamplingParams(), origin=Origin())
     asyncio.run(two.moved(call.abort))
     assert type(two.engine.sent[-1]).__name__ == "AbortMsg"
+
+
+def test_what_the_new_server_does_not_know_ends_by_name() -> None:
+    class TokenizeMsg(msgspec.Struct, tag=True):
+        uid: int = 7
+        of_another_version: int = 1
+
+    async def send() -> Failed:
+        ours, theirs = [await Link.of(end) for end in socket.socketpair()]
+        hosting = asyncio.create_task(Two().new.host(theirs))
+        ours.put([WatchMsg(), TokenizeMsg()])
+        (failed,) = await Replies(ours).get()
+        ours.close()
+        await hosting
+        theirs.close()
+        assert isinstance(failed, Failed)
+        return failed
+
+    failed = asyncio.run(send())
+    assert (failed.uid, failed.message) == (7, "the new server does not know its form")
 
 
 def test_an_engine_that_dies_ends_the_request() -> None:

@@ -81,11 +81,11 @@ def upgrade(argv: Sequence[str], began: float) -> int:
 def door_of(port: int | None) -> Path:
     """Return the socket of this user's server. Raises ConfigError if there is none, or several."""
     folder = tempfile.gettempdir()
-    doors = {}
+    doors = {}  # during an upgrade two have one port: both refuse
     for path in Path(folder).glob("minisgl-*/upgrade-*"):
         named = re.fullmatch(r"upgrade-(\d+)", path.name)
         if named and _is_private(path.parent) and (not port or int(named[1]) == port):
-            doors[path] = int(named[1])
+            doors[int(named[1])] = path
     what = f"server of this user on port {port}" if port else "server of this user"
     if not doors:
         raise ConfigError(
@@ -93,14 +93,17 @@ def door_of(port: int | None) -> Path:
             "its engine again, can be upgraded when it is ready"
         )
     if len(doors) > 1:
-        ports = ", ".join(map(str, sorted(doors.values())))
+        ports = ", ".join(map(str, sorted(doors)))
         raise ConfigError(f"there is more than one {what}: choose with --port, of {ports}")
-    return next(iter(doors))
+    return next(iter(doors.values()))
 
 
 def _is_private(folder: Path) -> bool:
     """Return whether only this user may enter the folder."""
-    found = folder.lstat()
+    try:
+        found = folder.lstat()
+    except OSError:  # that server has just ended
+        return False
     is_ours = found.st_uid == os.geteuid()
     return is_ours and stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
 

@@ -19,9 +19,21 @@ from minisgl.message.frontend import UserReply
 from minisgl.server.call import Call, ClientGone, RequestReply
 from minisgl.server.clients import Origin
 from minisgl.server.frontend import Frontend
+from minisgl.utils.logger import get_logger
 from minisgl_gateway.upgrade.link import Link, Records
 
-_MESSAGES: Final = msgspec.msgpack.Decoder(list[TokenizeMsg | AbortMsg])
+logger = get_logger(__name__)
+
+
+class _Named(msgspec.Struct):
+    """What most messages have."""
+
+    uid: int | None = None
+
+
+_LIST: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_MESSAGE: Final = msgspec.msgpack.Decoder(TokenizeMsg | AbortMsg)
+_NAMED: Final = msgspec.msgpack.Decoder(_Named)
 _REPLIES: Final = msgspec.msgpack.Decoder(list[UserReply])
 
 
@@ -50,12 +62,22 @@ class HostFrontend(Frontend):
     async def host(self, link: Link) -> None:
         """Take the old server's requests until it has gone."""
         while isinstance(record := await link.receive(), Records):
-            for message in _MESSAGES.decode(record.data):
-                if isinstance(message, TokenizeMsg):
-                    self.adopt(message, link)
-                elif guest := self._guests.get(message.uid):
-                    guest.abort()
+            for data in _LIST.decode(record.data):
+                self._take(data, link)
         for guest in list(self._guests.values()):
+            guest.abort()
+
+    def _take(self, data: msgspec.Raw, link: Link) -> None:
+        try:
+            message = _MESSAGE.decode(data)
+        except msgspec.DecodeError as error:
+            logger.error("a message of the server before this one is dropped: %s", error)
+            if (uid := _NAMED.decode(data).uid) is not None:  # the code differs after all
+                link.put([Failed.of(uid, EngineError("the new server does not know its form"))])
+            return
+        if isinstance(message, TokenizeMsg):
+            self.adopt(message, link)
+        elif guest := self._guests.get(message.uid):
             guest.abort()
 
     def adopt(self, message: TokenizeMsg, link: Link) -> int:

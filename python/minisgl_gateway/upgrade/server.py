@@ -25,7 +25,6 @@ from minisgl.server.model import ServedModel
 from minisgl.server.server import Server
 from minisgl.server.web.connections import Connection
 from minisgl.utils.logger import get_logger
-from minisgl.utils.start import StartClock
 from minisgl.version import __version__
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.nodes.settings import digest_of
@@ -41,6 +40,9 @@ logger = get_logger(__name__)
 
 CHECK_S: Final = 0.05
 """How often the old server looks whether it has any connection or request left."""
+
+LAST_S: Final = 2.0
+"""How long the ends of the last answers may be on their way, until connections are closed."""
 
 
 class Upgraded(EngineError):
@@ -65,9 +67,8 @@ class UpgradableServer(Server):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(workers, bound, model, args, keys, tls)
-        self._args, self._model, self._is_plain = args, model, tls is None
         self._before = bound if isinstance(bound, Inherited) else None
-        self._identity: Identity | None = None
+        self._identity = _identity(args, model, is_plain=tls is None)
         self._first: FirstProcess | None = None
         self._family: asyncio.Task[None] | None = None
         self._predecessor: asyncio.Task[None] | None = None
@@ -75,19 +76,9 @@ class UpgradableServer(Server):
         self._helpers: set[asyncio.Task[None]] = set()
         self._is_upgrading = False
         self._restart: asyncio.Task[None] | None = None
+        self._successor: Successor | None = None
         self._handed: socket.socket | None = None
         self._released: deque[socket.socket] = deque()
-
-    def on_workers_ready(self, clock: StartClock) -> None:
-        super().on_workers_ready(clock)
-        args, model = self._args, self._model
-        if isinstance(args, GatewayArgs) and args.nnodes == 1:
-            self._identity = Identity(
-                version=__version__,
-                digest=digest_of(args, model.folder),
-                names=list(model.names),
-                is_plain=self._is_plain,
-            )
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         def begin() -> None:
@@ -167,8 +158,10 @@ class UpgradableServer(Server):
             if asked.one_engine:
                 await self._go_back()
             self._is_upgrading = False
+            if self._failure:
+                raise self._failure from None
             raise
-        self._hand_over(successor)
+        self._hand_over(successor, theirs)
         num_open = self._frontend.num_open
         say(f"the new server (pid {successor.process.pid}) has the port; open requests: {num_open}")
         if not asked.one_engine:
@@ -180,7 +173,11 @@ class UpgradableServer(Server):
             num_moved = self._move(link, theirs)
             say(f"requests that go on in the new server: {num_moved}")
             await self._wait(lambda: self._frontend.num_open)
+        if self._handed:
+            await self._wait(lambda: self._num_left, LAST_S)
         self._http.should_exit = True
+        self._disconnect(asyncio.get_running_loop())
+        link.close()
         if num_open > num_moved:
             raise Upgraded(f"{num_open - num_moved} requests ended with an error")
         return "the old server has ended"
@@ -219,14 +216,14 @@ class UpgradableServer(Server):
         ready = asyncio.create_task(link.receive())
         try:
             await asyncio.wait((ready, left), return_when=asyncio.FIRST_COMPLETED)
-            record = ready.result() if ready.done() else None
+            has_left, record = not ready.done(), ready.result() if ready.done() else None
             if not isinstance(record, Ready):
                 link.close()
                 code = await asyncio.to_thread(successor.end)
                 why = f"its exit code is {code}, and the log of this server says more"
                 if isinstance(record, NotStarted):
                     why = record.why
-                elif not ready.done():
+                elif has_left:
                     why = "the command that asked for it has ended"
                 logger.error("upgrade: the new server (pid %d) did not start: %s", pid, why)
                 raise ConfigError(f"the new server did not start, so nothing has changed: {why}")
@@ -241,11 +238,16 @@ class UpgradableServer(Server):
             self._first, self._family = first, asyncio.create_task(first.watch())
         return successor, link, record.identity
 
-    def _hand_over(self, successor: Successor) -> None:
+    def _hand_over(self, successor: Successor, theirs: Identity) -> None:
         """Accept no more connections, and give away those that are or become idle."""
+        assert self._identity
         loop, connections = asyncio.get_running_loop(), self._http.connections
+        self._successor = successor
+        is_plain = self._identity.is_plain and theirs.is_plain
+        self._http.leave(self._socket, closes=not is_plain)
+        if not is_plain:  # no process can go on with another's encryption
+            return
         self._handed = successor.handed
-        self._http.leave(self._socket)
 
         def on_wait(connection: Connection) -> None:
             loop.call_soon(self._release, connection)
@@ -308,22 +310,34 @@ class UpgradableServer(Server):
         dispatch = self._loop.create_task(frontend.run())
         dispatch.add_done_callback(self._on_dispatch_end)
         self._tasks = [dispatch]
+        frontend.round_trips.fail(error)
         frontend.resume()
         return frontend.num_open
 
     async def _after_http(self) -> None:
         await super()._after_http()
-        if self._handed is None:
+        if self._successor is None:
             return
         assert self._loop
         self._disconnect(self._loop)
         self._socket.close()
-        self._handed.close()
+        self._successor.handed.close()
         await asyncio.to_thread(self._workers.end)
+        if self._failure:  # it is not the new server's
+            logger.error("%s", self._failure)
+            self._failure = None
         if self._family:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # successors leave no zombies
             logger.info("this process waits for the new server's end")
             await self._family
+
+
+def _identity(args: ServerArgs, model: ServedModel, *, is_plain: bool) -> Identity | None:
+    """Return what is compared; None for a server that is not upgraded."""
+    if not isinstance(args, GatewayArgs) or args.nnodes > 1:
+        return None
+    digest, names = digest_of(args, model.folder), list(model.names)
+    return Identity(version=__version__, digest=digest, names=names, is_plain=is_plain)
 
 
 def own_flags() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
@@ -23,6 +24,7 @@ from minisgl import plugins
 from minisgl.server.web import connections as module
 from minisgl.server.web import http as http_module
 from minisgl.server.web.connections import EXTRA, Connections, client_address
+from minisgl.server.web.http import HttpServer
 
 MOST = 6
 
@@ -239,3 +241,55 @@ def test_the_soft_limit_of_descriptors_is_raised() -> None:
     assert (soft, hard) == (1000, 1000)
     assert 1000 - module.RESERVE - 50 < one < 1000 - module.RESERVE
     assert two == one // 2
+
+
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+ASKS = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def test_another_process_goes_on_with_idle_connections() -> None:
+    """One within a request stays, and closes after its answer if that is asked for. What waits at
+    the socket is left for the other process."""
+
+    async def run() -> None:
+        http = HttpServer(_hello)
+        listening = socket.create_server(("127.0.0.1", 0))
+        started = asyncio.Event()
+        serving = asyncio.create_task(http.serve_on(listening, started.set))
+        await started.wait()
+
+        async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_connection(*listening.getsockname())
+
+        idle, idle_out = await connected()
+        idle_out.write(ASKS)
+        assert (await idle.readuntil(b"hi")).startswith(b"HTTP/1.1 200")
+        busy, busy_out = await connected()
+        busy_out.write(ASKS + ASKS[:9])  # half of the next request
+        await busy.readuntil(b"hi")
+
+        released = [each.release() for each in http.connections.waiting]
+        (taken,) = [each for each in released if each]
+        assert taken.getpeername() == idle_out.get_extra_info("sockname")
+        taken.send(b"from another process")
+        assert await idle.readexactly(20) == b"from another process"
+        taken.close()
+
+        http.leave(listening, closes=True)
+        _, late_out = await connected()
+        busy_out.write(ASKS[9:])
+        assert b"\r\nconnection: close\r\n" in await busy.read()
+        client, _ = listening.accept()
+        assert client.getpeername() == late_out.get_extra_info("sockname")
+        client.close()
+        http.should_exit = True
+        await serving
+        for writer in (idle_out, busy_out, late_out):
+            writer.close()
+
+    asyncio.run(run())

@@ -48,8 +48,8 @@ class Connection(Protocol):
     address: str
 
     def release(self) -> socket.socket | None:
-        """Return the socket, and forget it, if no byte of a request or an answer is under way, and
-        it has no encryption; else None."""
+        """Return the socket, and forget it, if no byte of a request or an answer is under way; else
+        None. What encrypts the connection is lost."""
 
     def displace(self) -> None:
         """Close the connection, which waits, for a new one."""
@@ -57,12 +57,12 @@ class Connection(Protocol):
 
 class Connections:
     """The open connections. Mutable. most: the bound. on_wait: called with a connection that begins
-    to wait. is_leaving: no more are accepted."""
+    to wait. is_leaving: no more are accepted. closes: each closes after its next answer."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.on_wait: Callable[[Connection], None] = lambda connection: None
-        self.is_leaving = False
+        self.is_leaving = self.closes = False
         self._waiting: dict[str, dict[Connection, None]] = {}  # by address, the longest wait first
         self._open: set[Connection] = set()
         self._said_at = -SAY_S

@@ -95,8 +95,7 @@ class _Protocol(HttpToolsProtocol):
         if self._is_reading or is_answering or not self.starting.done():
             return None
         transport = self.transport
-        is_tls = transport.get_extra_info("sslcontext") is not None
-        if is_tls or transport.is_closing() or transport.get_write_buffer_size():
+        if transport.is_closing() or transport.get_write_buffer_size():
             return None
         released: socket.socket = transport.get_extra_info("socket").dup()
         transport.abort()  # it closes this process's copy only
@@ -170,8 +169,8 @@ class _Protocol(HttpToolsProtocol):
         elif self.expect_100_continue:
             self.app = partial(_closed_unless_read, self.app)
         super().on_headers_complete()
-        if self._connections.is_leaving and self.transport.get_extra_info("sslcontext"):
-            self.cycle.keep_alive = False  # no other process can go on with its encryption
+        if self._connections.closes:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         self._is_reading = False
@@ -306,10 +305,10 @@ class HttpServer(uvicorn.Server):
         connect = partial(_Protocol, self.config, self.server_state, self.connections)
         await accept(listening, self.connections, connect, self._tls, HEAD_S)
 
-    def leave(self, listening: socket.socket) -> None:
+    def leave(self, listening: socket.socket, *, closes: bool) -> None:
         """Accept no more connections, and lose none that is being accepted: another process accepts
-        those that wait at the socket."""
-        self.connections.is_leaving = True
+        those that wait at the socket. closes: each connection closes after its next answer."""
+        self.connections.is_leaving, self.connections.closes = True, closes
         asyncio.get_running_loop().remove_reader(listening)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

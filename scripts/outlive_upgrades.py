@@ -1,0 +1,211 @@
+"""Upgrades a server under load again and again, and compares each answer with undisturbed ones.
+
+    python scripts/outlive_upgrades.py [--rounds N] [--clients N] [--json FILE]
+
+The server has `--restart`, float32, and the built-in model or one with other weights. Clients ask
+all kinds of `outlive.py`, each on a new connection, or on one that stays open. Meanwhile one
+upgrade follows another, in turn: the same flags, where open requests end on the old engine, or
+move; one engine at a time; other weights. Every answer must be whole, and equal to what one of the
+two models answers undisturbed. A refused connection is a problem like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import torch
+from safetensors.torch import load_file, save_file
+
+from minisgl.builtin import model_path
+from minisgl_bench.report import write_json
+from outlive import ASKS, ask
+from own_server import Server
+
+QUIET_S: Final = 20.0
+"""How long the clients ask before the first upgrade: the longest gap without one."""
+
+KEPT: Final = {"prompt": "one, two, three,", "max_tokens": 12, "temperature": 0}
+"""The request on connections that stay open."""
+
+MODES: Final[dict[str, list[str]]] = {
+    "drain": ["--drain", "120"],
+    "move": ["--drain", "0"],
+    "one engine": ["--drain", "1", "--one-engine"],
+    "weights": ["--drain", "120"],
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """Mutable. gap_s: the longest time between two pieces of a stream, by mode; "none" is before
+    the first upgrade. took_s: of each upgrade. by_model: answers of each model."""
+
+    upgrades: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    by_model: Counter[int] = field(default_factory=Counter)
+    num_kept: int = 0
+    num_resumed: int = 0
+    gap_s: dict[str, float] = field(default_factory=dict)
+    took_s: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class Load:
+    """Clients that ask until they are stopped. Mutable."""
+
+    def __init__(self, url: str, whole: list[dict[str, Any]], result: Result) -> None:
+        self.mode = "none"
+        self._url, self._whole, self._result = url, whole, result
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def running(self, num_clients: int) -> Iterator[None]:
+        bodies: list[Callable[[int], None]] = [self._ask, self._keep]
+        threads = [
+            threading.Thread(target=bodies[index % 2], args=(index,))
+            for index in range(2 * num_clients)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            for thread in threads:
+                thread.join()
+
+    def _ask(self, index: int) -> None:
+        rng = random.Random(index)
+        while not self._is_over.is_set():
+            name, mode = rng.choice(sorted(ASKS)), self.mode
+            answer = ask(self._url, name)
+            differences = [answer.difference(whole[name]) for whole in self._whole]
+            with self._lock:
+                result = self._result
+                result.answers[name] += 1
+                result.num_resumed += bool(answer.num_resumed)
+                result.gap_s[mode] = max(result.gap_s.get(mode, 0.0), answer.longest_s)
+                self._count(f"{mode}, {name}", differences)
+
+    def _keep(self, index: int) -> None:
+        with httpx.Client(base_url=self._url, timeout=200) as client:
+            while not self._is_over.is_set():
+                mode = self.mode
+                try:
+                    said = client.post("/v1/completions", json=KEPT)
+                    text = said.json()["choices"][0]["text"]
+                    wrong = [text * (text != whole["kept"]) for whole in self._whole]
+                except (httpx.HTTPError, KeyError) as error:
+                    wrong = [f"{type(error).__name__}: {error}"] * 2
+                with self._lock:
+                    self._result.num_kept += 1
+                    self._count(f"{mode}, kept", wrong)
+                time.sleep(0.02)
+
+    def _count(self, where: str, differences: list[str]) -> None:
+        if "" in differences:
+            self._result.by_model[differences.index("")] += 1
+        else:
+            self._result.problems.append(f"{where}: {' | '.join(differences)}"[:500])
+
+
+def other_model(folder: Path) -> Path:
+    """Write the built-in model with other weights into a new folder."""
+    folder.mkdir()
+    for path in model_path().iterdir():
+        if path.is_file() and path.suffix != ".safetensors":
+            (folder / path.name).write_bytes(path.read_bytes())
+    generator = torch.Generator().manual_seed(0)
+    for path in model_path().glob("*.safetensors"):
+        weights = load_file(path)
+        for name, weight in weights.items():
+            if weight.is_floating_point():
+                noise = torch.randn(weight.shape, generator=generator)
+                weights[name] = (weight * (1 + 0.2 * noise)).to(weight.dtype)
+        save_file(weights, folder / path.name)
+    return folder
+
+
+def undisturbed(url: str) -> dict[str, Any]:
+    whole: dict[str, Any] = {name: ask(url, name) for name in ASKS}
+    kept = httpx.post(f"{url}/v1/completions", json=KEPT, timeout=200).json()
+    return {**whole, "kept": kept["choices"][0]["text"]}
+
+
+def upgrade(server: Server, *words: str) -> str:
+    """Upgrade, and return what the command says if it fails, else ""."""
+    env = {**os.environ, "TMPDIR": str(server.folder)}
+    command = [sys.executable, "-m", "minisgl", "upgrade", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    return f"exit code {done.returncode}: {done.stdout}{done.stderr}" if done.returncode else ""
+
+
+def run(num_rounds: int, num_clients: int) -> Result:
+    result = Result()
+    with tempfile.TemporaryDirectory(prefix="outlive") as scratch:
+        folder = Path(scratch) / "sockets"
+        folder.mkdir()
+        models = [str(model_path()), str(other_model(Path(scratch) / "other"))]
+        flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", "float32"]
+        flags += ["--restart", "--served-model-name", "minisgl-builtin"]
+        server = Server(folder, *flags, "--model", models[1])
+        try:
+            second = undisturbed(server.url)
+            if wrong := upgrade(server, "--", "--model", models[0]):
+                result.problems.append(wrong)
+            whole, now = [undisturbed(server.url), second], 0
+            load = Load(server.url, whole, result)
+            with load.running(num_clients):
+                time.sleep(QUIET_S)
+                for number in range(num_rounds):
+                    load.mode = mode = list(MODES)[number % len(MODES)]
+                    now ^= mode == "weights"
+                    more = ["--", "--model", models[now]] if mode == "weights" else []
+                    begun = time.monotonic()
+                    if wrong := upgrade(server, *MODES[mode], *more):
+                        result.problems.append(f"upgrade {number} ({mode}): {wrong}")
+                    result.upgrades[mode] += 1
+                    result.took_s.append(round(time.monotonic() - begun, 1))
+                    print(number, mode, result.took_s[-1], len(result.problems), flush=True)
+        finally:
+            code = server.close()
+        if code or list(folder.iterdir()):
+            result.problems.append(f"exit code {code}, left: {list(folder.iterdir())}")
+        if found := re.findall(r"^.*Traceback[\s\S]{0,400}", server.log, re.MULTILINE):
+            result.problems.append(found[0])
+    return result
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--clients", type=int, default=4, help="of each sort (default: 4)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    args = parser.parse_args(argv)
+    result = run(args.rounds, args.clients)
+    found = {name: getattr(result, name) for name in Result.__slots__}
+    print(json.dumps(found, indent=1))
+    if args.json:
+        write_json(args.json, found)
+    return int(bool(result.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
