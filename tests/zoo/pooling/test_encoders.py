@@ -93,8 +93,10 @@ def test_pages_are_free_at_once_and_weigh_nothing(llm: LLM) -> None:
     assert (cache.num_used_pages, cache.num_cached_pages) == (0, 0)
 
 
-def test_a_prompt_is_one_chunk() -> None:
-    scheduler = make(is_encoder=True, cache="naive", max_prefill_tokens=20, max_seq_len=20)
+@pytest.mark.parametrize("num_pages", [64, 6])
+def test_a_prompt_is_one_chunk(num_pages: int) -> None:
+    sizes = {"num_pages": num_pages, "max_prefill_tokens": 20, "max_seq_len": 20}
+    scheduler = make(is_encoder=True, cache="naive", **sizes)
     for uid, length in enumerate((9, 9, 9, 20, 1)):
         add(scheduler, uid, [1] * length, pooling="mean")
     steps = []
@@ -106,7 +108,9 @@ def test_a_prompt_is_one_chunk() -> None:
             plan, StepResult(next_ids=[0] * len(plan.sample_rows), pooled=rows)
         )
         assert sum(isinstance(event, Finished) for event in events) == len(plan.uids)
-    assert steps == [[(0, 0, 9), (1, 0, 9)], [(2, 0, 9)], [(3, 0, 20)], [(4, 0, 1)]]
+    whole = [(0, 0, 9), (1, 0, 9), (2, 0, 9), (3, 0, 20), (4, 0, 1)]
+    assert [span for step in steps for span in step] == whole
+    assert num_pages == 6 or len(steps) == 4
     assert scheduler.requests.cache.num_used_pages == 0
 
 
