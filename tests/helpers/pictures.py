@@ -296,8 +296,14 @@ def _gemma4(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> Sampl
             "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, **vision,
         },
     }  # fmt: skip
-    settings = {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 4}
-    settings |= {"max_soft_tokens": 70, "pooling_kernel_size": 3}
+    settings = {
+        "image_processor": {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "max_soft_tokens": 70,
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+        }
+    }
 
     def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
         found = processor(images=shown, return_tensors="pt")
@@ -347,7 +353,8 @@ def _saved(
     model.save_pretrained(folder)
     if isinstance(released, dict):
         (folder / "config.json").write_text(json.dumps(released))
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    file = "processor_config.json" if "image_processor" in settings else "preprocessor_config.json"
+    (folder / file).write_text(json.dumps(settings))
     model.double().set_experts_implementation("eager")
     auto: Any = AutoImageProcessor
     return Sample(folder, model, auto.from_pretrained(folder, backend="pil"), pixels, types)
