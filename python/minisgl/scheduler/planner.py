@@ -188,22 +188,27 @@ class Planner:
             num_tokens = budget.fitting(start, num_left, share, _least_tokens(req))
             if self.config.is_encoder and num_tokens < num_left:
                 return  # it is the first of the next step, where it fits
+            end = self._chunk_end(req, num_tokens)
             if req.images:
-                num_tokens = budget.before_images(req.images, start, num_tokens)
-            if num_tokens and self._plan_chunk(plan, req, num_tokens):
+                most = budget.before_images(req.images, start, end - start)
+                end = self._chunk_end(req, most) if most < end - start else end
+            if end > start and self._plan_chunk(plan, req, end):
                 budget.take(start, req.num_computed - start)
                 has_room = budget.fitting(0, 1, share)
 
-    def _plan_chunk(self, plan: PlanBuilder, req: Req, num_tokens: int) -> bool:
-        """Plan the next chunk of an unfinished request, of at most `num_tokens`. It does not end
-        inside of an image that is computed whole.
-
-        Returns False, and plans nothing, if pages are missing.
-        """
-        start, known = req.num_computed, req.num_known
-        end = self._requests.cache.chunk_end(req, start, start + num_tokens)
+    def _chunk_end(self, req: Req, num_tokens: int) -> int:
+        """Return where the next chunk, of at most so many tokens, ends: not inside of an image that
+        is computed whole. If none fits, it is not behind the computed tokens."""
+        most = req.num_computed + num_tokens
+        end = self._requests.cache.chunk_end(req, req.num_computed, most)
         if span := span_at(req.images, end):
-            end = span.end if span.end <= start + num_tokens else span.start
+            return span.end if span.end <= most else span.start
+        return end
+
+    def _plan_chunk(self, plan: PlanBuilder, req: Req, end: int) -> bool:
+        """Plan the next chunk of an unfinished request. Returns False, and plans nothing, if pages
+        are missing."""
+        start, known = req.num_computed, req.num_known
         if not self._make_room(plan, req, end):
             return False
         plan.add_chunk(req, start, end)

@@ -64,12 +64,16 @@ def test_an_image_does_not_wait_for_shorter_prompts() -> None:
 
 
 def test_an_image_may_exceed_the_stall_bound() -> None:
-    scheduler = make(max_prefill_tokens=100, max_stall_s=2e-3, step_times=TIMES)
+    """Its tower's time counts in the step that computes it, not in one that ends before it."""
+    times = replace(TIMES, image_ns=1e7)  # 10 ms for the images below
+    scheduler = make(max_prefill_tokens=100, max_stall_s=2e-3, step_times=times)
     add(scheduler, 0, [1, 2, 3])
     scheduler.plan()
-    add(scheduler, 1, [7] * 60, images=[whole_image(0, 50)])
+    add(scheduler, 1, [7] * 60, images=[whole_image(3, 53)])
     add(scheduler, 2, [8] * 60, images=[whole_image(0, 50, key=2)])
-    assert spans(scheduler.plan()) == [(0, 3, 4), (1, 0, 50)]
+    assert spans(scheduler.plan()) == [(0, 3, 4), (1, 0, 3)]
+    assert spans(scheduler.plan()) == [(0, 4, 5), (1, 3, 53)]
+    assert spans(scheduler.plan()) == [(0, 5, 6), (1, 53, 56)]  # time is owed to the stream
 
 
 @pytest.mark.needs("minisgl_zoo")
