@@ -71,7 +71,8 @@ class PageGuard:
         for table_idx, _ in plan.begins:
             for page in tables.pop(table_idx, {}).values():
                 holders[page].discard(table_idx)
-        starts = dict(zip(plan.table_idxs, plan.starts, strict=True))
+        # A request's first row counts; drafts follow it.
+        starts = dict(zip(plan.table_idxs[::-1], plan.starts[::-1], strict=True))
         stored = dict(plan.stored) if group == 0 else {}
         for row, position in stored.items():
             starts[plan.table_idxs[row]] = position

@@ -31,6 +31,7 @@ from minisgl.kernel.sampling import gumbel_noise
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.llm import LLM
 from minisgl.llm.output import RequestOutput
+from minisgl.runtime.scheduling import can_draft
 from minisgl.server.args import server_options
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
 from minisgl.utils.hf import resolve_checkpoint
@@ -101,8 +102,7 @@ class SelfCheck:
         """Compare under all conditions, and return them."""
         with self._llm() as llm:
             own = llm._engine.engine if isinstance(llm._engine, OwnEngine) else None
-            groups = own.memory.groups if own else ()
-            self._can_draft = own is not None and not any(each.interval for each in groups)
+            self._can_draft = own is not None and can_draft(own)
             self._comparer = Comparer(
                 [self._ask(llm, [i], self._fresh())[0] for i in range(len(self._prompts))],
                 self.rounding,

@@ -306,7 +306,6 @@ def run_once(
         config = replace(config, num_slots=rng.randint(1, len(adapters)))
     if grouped:
         config = random_groups(rng, config, intervals)
-    drafts = drafts and not any(group.interval for group in config.cache_groups)
     cases = random_cases(rng, config, pooled=pooled)
     if images:
         show_images(rng, cases)

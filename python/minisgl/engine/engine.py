@@ -24,7 +24,7 @@ from minisgl.engine.device import Pending, Tuning
 from minisgl.engine.extras import Guesser, StepGuard, Vision, create_adapters
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
-from minisgl.engine.memory import plan_engine_memory
+from minisgl.engine.memory import plan_engine_memory, pools_of
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
@@ -114,7 +114,7 @@ class Engine:
             max_pages=-(-self.max_seq_len // config.page_size),
             groups=groups,
         )
-        self._pools = self.model.pools
+        self._pools = pools_of(self.model, config, device)
         build = PoolBuild(
             groups=groups,
             page_table=self._tables.group_table,

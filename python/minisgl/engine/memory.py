@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 from minisgl.layers.base import Adapt
-from minisgl.models import ModelConfig, ModelSpec, build_model
+from minisgl.models import BaseLLMModel, ModelConfig, ModelSpec, PoolSpec, build_model
 from minisgl.models.registry import spec_of
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted, size_of
@@ -250,7 +250,7 @@ def plan_engine_memory(
         group_page_bytes=tuple(
             sum(
                 pool.page_bytes(number, config.page_size, dtype if pool.is_recurrent else kv_dtype)
-                for pool in skeleton.pools
+                for pool in pools_of(skeleton, config, device)
             )
             for number in range(len(skeleton.layout.groups))
         ),
@@ -284,6 +284,12 @@ def _check_encoder(config: EngineConfig, device: Device) -> None:
     }
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(f"an encoder has no {', '.join(names)}; leave that out")
+
+
+def pools_of(model: BaseLLMModel, config: EngineConfig, device: Device) -> Sequence[PoolSpec]:
+    """Return the pools of this rank. On a GPU, models with recurrent layers have no drafts."""
+    has_drafts = config.draft_names != "off" and device.torch_device.type == "cpu"
+    return [pool.with_drafts() for pool in model.pools] if has_drafts else model.pools
 
 
 def _vision_bytes(config: EngineConfig, dtype: torch.dtype) -> int:

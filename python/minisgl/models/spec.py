@@ -230,6 +230,10 @@ class PoolSpec:
     def of_rank(self, heads: HeadShare) -> PoolSpec:
         return replace(self, num_kv_heads=len(heads.kv))
 
+    def with_drafts(self) -> PoolSpec:
+        """Return the pool of an engine with drafts: wrong ones are taken back."""
+        return self
+
     def context(self, build: PoolBuild) -> Context:
         """Allocate a pool that is recurrent, and choose the backend of its layers."""
         raise AssertionError("the engine builds the pools of keys and values")

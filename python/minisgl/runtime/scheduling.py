@@ -67,21 +67,25 @@ def _stall_bound_s(args: RuntimeArgs, engine: Engine) -> float:
     return bound_s
 
 
+def can_draft(engine: Engine) -> bool:
+    """Return whether the model can have drafts on its device. On a GPU, kernels of recurrent layers
+    compute the rows of a step in no order."""
+    is_cpu = engine.device.torch_device.type == "cpu"
+    return is_cpu or not any(group.interval for group in engine.memory.groups)
+
+
 def _drafters(names: str, engine: Engine) -> tuple[str, ...]:
     """Return the drafters of an engine. names: of `--drafts`.
 
-    Raises ConfigError for drafters of a model with recurrent layers: their states must never have
-    seen a wrong token.
+    Raises ConfigError for drafters of a model that has none here.
     """
-    is_cpu = engine.device.torch_device.type == "cpu"
-    is_recurrent = any(group.interval for group in engine.memory.groups)
-    if names == "off" or (names == "auto" and (is_recurrent or not is_cpu)):
+    if names == "off" or (names == "auto" and engine.device.torch_device.type != "cpu"):
         return ()
     if names == "auto":
         return tuple(row.name for row in plugins.rows("drafters"))
-    if is_recurrent:
+    if not can_draft(engine):
         raise ConfigError(
-            f"--drafts {names} needs a model without recurrent layers; use --drafts off"
+            f"--drafts {names} needs a CPU, or a model without recurrent layers; use --drafts off"
         )
     return tuple(names.split(","))
 

@@ -13,12 +13,13 @@ are right. The KV of wrong ones lies behind the computed tokens, where no row re
 rows overwrite it.
 
 Each row of a request stores its KV before any row attends (`BaseAttnBackend.forward`), so the rows
-of drafts need nothing that other decode rows do not need.
+of drafts need nothing that other decode rows do not need. A recurrent layer computes the rows of a
+request in their order. It keeps what each token since the last state adds, so wrong tokens are
+taken back as KV is; drafts end no interval, so no state is made of them
+(`CacheManager.num_free_tokens`).
 
 A draft costs no other request anything but the time of its row: it takes free pages only, there are
-none in a step with prompts, and the rows of a step are at most `max_running`. Models with recurrent
-layers have no drafts: a state is kept only at some positions, so a wrong token cannot be taken
-back.
+none in a step with prompts, and the rows of a step are at most `max_running`.
 """
 
 from __future__ import annotations

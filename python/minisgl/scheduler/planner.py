@@ -83,6 +83,8 @@ class Planner:
             changes_pages = start >= len(req.pages) * page_size
             if interval and (not known % interval or not req.output):
                 changes_pages = True  # it takes a state's page, or lets go of an older state's
+            if interval and self._drafts and start % interval < page_size:
+                changes_pages = True  # a draft has taken the page where it lets go
             if changes_pages and not self._make_room(plan, req, known):
                 continue
             num_prompt, output = len(req.prompt), req.output

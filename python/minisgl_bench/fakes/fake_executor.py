@@ -239,26 +239,33 @@ class FakeExecutor:
 
     def _update_states(self, plan: Plan, ids_of_rows: list[IdArray]) -> dict[tuple[int, int], int]:
         """Write the new states to their pages. Returns the state of each (row, group) after this
-        step. Rows read the pages as they were before this step."""
+        step. Rows read the pages as they were before this step, drafts also what the row before
+        them has written."""
         states: dict[tuple[int, int], int] = {}
-        written: list[tuple[int, int, int]] = []
+        first_draft = plan.num_decodes - plan.num_drafts
         for index, group in enumerate(self.groups):
             if group.kind != "state":
                 continue
+            written: dict[tuple[int, int], tuple[int, int]] = {}
             rows = zip(plan.table_idxs, plan.starts, plan.ends, ids_of_rows, strict=True)
             for row, (table_idx, start, end, new_ids) in enumerate(rows):
                 before, after = group.newest(start), group.newest(end)
+                is_draft = first_draft <= row < plan.num_decodes
                 state = 0
-                if before:
+                if is_draft and (table_idx, before) in written:
+                    _, state = written[table_idx, before]
+                elif before:
                     state = int(self._memory[index][self._state_page(index, table_idx, before)])
                 if after > before:
+                    assert not is_draft, "a state is made of a token that may be wrong"
                     old_ids = self._read(self._group_with_rows(group), table_idx, before, start)
                     ids = np.concatenate((old_ids, new_ids[: after - start]))
                     state = _state(state, ids, group)
-                    written.append((index, self._state_page(index, table_idx, after), state))
+                    page = self._state_page(index, table_idx, after)
+                    written[table_idx, after] = page, state
                 states[row, index] = state
-        for index, page, state in written:
-            self._memory[index][page] = state
+            for page, state in written.values():
+                self._memory[index][page] = state
         return states
 
     def _group_with_rows(self, state: CacheGroup) -> int:

@@ -23,8 +23,12 @@ from minisgl.core.req import IdArray, Req
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.manager import CacheManager, Holding
 from minisgl.kvcache.radix import RadixHandle
+from minisgl_zoo.cache_groups.groups import MOST_DRAFTS
 from minisgl_zoo.cache_groups.tails import NO_PAGE, NoPages, Tail
 from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
+
+ANY_LENGTH = 1 << 40
+"""More tokens than a request has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class GroupedCacheManager(CacheManager):
         intervals = [tail.group.interval for tail in tree.tails if tail.group.kind == "state"]
         self.interval = gcd(*intervals)
         self._multiple = lcm(self.page_size, *intervals)
+        self._num_running = 0  # requests that hold pages
 
     @property
     def num_pages(self) -> int:
@@ -93,6 +98,7 @@ class GroupedCacheManager(CacheManager):
         )
         req.pages = end.pages()
         req.num_stored = end.num_tokens if tree.full else 0
+        self._num_running += 1
         return num_tokens
 
     def has_room(
@@ -137,11 +143,22 @@ class GroupedCacheManager(CacheManager):
         return super().chunk_end(req, start, end)
 
     def num_free_tokens(self, req: Req, end: int) -> int:
-        assert not self.interval, "states are taken where a step ends, not page by page"
-        free = [tail.allocator.num_free for tail in self._tails]
+        """See `CacheManager.num_free_tokens`. The tokens end no interval, so that no state is made
+        of tokens that may be taken back. There are none unless all requests that run may hold their
+        most states and rows at once: `Tail.peak` counts on a token of each in every step."""
+        free, most = [], ANY_LENGTH
+        for tail in self._tails:
+            group = tail.group
+            if group.kind != "state":
+                free.append(tail.allocator.num_free)
+            if group.interval:
+                each = group.most_pages(ANY_LENGTH, self._chunk, self.page_size)
+                if self._num_running * each > group.num_pages:
+                    return 0
+                most = min(most, MOST_DRAFTS, group.interval - 1 - end % group.interval)
         if self._tree.full:
             free.append(self._allocator.num_free)
-        return (len(req.pages) + min(free)) * self.page_size - end
+        return min((len(req.pages) + min(free)) * self.page_size - end, most)
 
     def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
         if self._tree.full:
@@ -167,7 +184,9 @@ class GroupedCacheManager(CacheManager):
         wanted = []
         for tail, pages in zip(self._tails, holding.tails, strict=True):
             self._let_go_before(holding, tail, tail.group.first_page(start, self.page_size))
-            wanted.append(tail.group.new_pages(len(pages), start, end, self.page_size))
+            new_pages_at = tail.group.new_pages(len(pages), start, end, self.page_size)
+            # The row before drafts may have taken a state's.
+            wanted.append([at for at in new_pages_at if at >= len(pages) or pages[at] < 0])
             if len(wanted[-1]) > tail.num_available:
                 return False
         if self._tree.full:
@@ -216,6 +235,7 @@ class GroupedCacheManager(CacheManager):
         for tail in self._tails:
             self._let_go_before(holding, tail, len(holding.tails[tail.column]))
         super().release(req)
+        self._num_running -= 1
         assert isinstance(holding.position, RadixHandle)
         self._tree.prune(holding.position.node)
 

@@ -123,7 +123,7 @@ class TorchRecurrentBackend(RecurrentBackend):
             base = start // layer.interval * layer.interval
             slots = self._slots(batch.context.page_table[table_idx], base, start)
             state_NHV, tail_WD = self._state(cache, table_idx, base)
-            ring = self._ring(slots[-num_before:], taps)
+            ring = self._ring(slots[-num_before:], pool.ring)
             before_JD = torch.cat((tail_WD, cache.inputs[ring]))[-num_before:]
             x_JD = torch.cat((before_JD, x_TD[span]))
             convolved = short_conv(x_JD, inputs.weight_WD, inputs.bias_D)
@@ -158,7 +158,7 @@ class TorchRecurrentBackend(RecurrentBackend):
             else:
                 new = min(end - start, end - newest)  # tokens to keep
                 kept = batch.slots[span][-new:]
-                ring = self._ring(kept[-num_before:], taps)
+                ring = self._ring(kept[-num_before:], pool.ring)
                 cache.inputs[ring] = x_TD[span][len(x_TD[span]) - len(ring) :]
                 cache.keys[kept] = rows.keys[-new:]
                 cache.updates[kept] = rows.updates[-new:]
@@ -175,9 +175,8 @@ class TorchRecurrentBackend(RecurrentBackend):
         positions = torch.arange(base, start, device=pages.device)
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
-    def _ring(self, slots: Tensor, taps: int) -> Tensor:
+    def _ring(self, slots: Tensor, ring: int) -> Tensor:
         """Return the indices in `RecurrentLayer.inputs` of tokens at these slots."""
-        ring = min(self.page_size, taps)
         return slots // self.page_size * ring + slots % self.page_size % ring
 
     def _state(self, cache: RecurrentLayer, table_idx: int, base: int) -> tuple[Tensor, Tensor]:
@@ -243,6 +242,7 @@ class CpuRecurrentBackend(RecurrentBackend):
             self.state_table,
             batch.attn_metadata.rows,
             out_TNV,
+            pool.ring,
             layer.interval,
             self.page_size,
             torch.get_num_threads(),

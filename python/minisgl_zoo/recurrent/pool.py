@@ -5,9 +5,9 @@ Neither is initialised: a step writes before a later one reads.
 
 A token's convolution reads the inputs of the W - 1 tokens before it, so a page of the rows group
 keeps only the last inputs, in a ring: the token at index i of page p has entry p * R + i % R. A
-row of a step writes the inputs of its last W - 1 tokens. W consecutive tokens have different
-entries, so a token that is computed again, or one too many, overwrites no input that earlier tokens
-need.
+row of a step writes the inputs of its last W - 1 tokens. W - 1 + F consecutive tokens have
+different entries, so F tokens that are taken back, or computed again, overwrite no input that the
+next token needs.
 
 Axes: P state pages, L pages of the rows group, S its slots, R entries of a ring, N local value
 heads, K local key heads, H key dim, V value dim, D = 2 K H + N V inputs of the convolution, W its
@@ -24,13 +24,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentShape:
-    """The sizes of one layer on one rank. dtype: that of the activations."""
+    """The sizes of one layer on one rank. dtype: that of the activations. most_false: the most
+    tokens that one step computes and the next one takes back."""
 
     num_heads: int
     num_key_heads: int
     key_dim: int
     value_dim: int
     taps: int
+    most_false: int = 1
     dtype: torch.dtype
 
     @property
@@ -49,7 +51,7 @@ class RecurrentShape:
 
     def ring(self, page_size: int) -> int:
         """Inputs of the convolution that a page keeps."""
-        return min(page_size, self.taps)
+        return min(page_size, self.taps - 1 + self.most_false)
 
     def page_bytes(self, page_size: int) -> int:
         """The bytes of a page of rows in one layer."""
@@ -75,6 +77,8 @@ class RecurrentLayer:
 
 
 class RecurrentPool:
+    """ring: R."""
+
     def __init__(
         self,
         shape: RecurrentShape,
@@ -88,12 +92,13 @@ class RecurrentPool:
         def create(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
             return torch.empty(num_layers, *sizes, dtype=dtype, device=device)
 
+        self.ring = shape.ring(page_size)
         num_slots = num_row_pages * page_size
         heads, key_dim, value_dim = shape.num_heads, shape.key_dim, shape.value_dim
         tensors = {
             "states": create(num_states, heads, key_dim, value_dim, dtype=torch.float32),
             "tails": create(num_states, shape.taps - 1, shape.conv_width),
-            "inputs": create(num_row_pages * shape.ring(page_size), shape.conv_width),
+            "inputs": create(num_row_pages * self.ring, shape.conv_width),
             "keys": create(num_slots, shape.num_key_heads, key_dim),
             "updates": create(num_slots, heads, value_dim, dtype=torch.float32),
             "decays": create(num_slots, heads, dtype=torch.float32),

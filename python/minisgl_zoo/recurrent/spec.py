@@ -17,7 +17,7 @@ from minisgl.core.groups import CacheGroup
 from minisgl.errors import ConfigError
 from minisgl.layers.shard import HeadShare
 from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec
-from minisgl_zoo.cache_groups.groups import RowsGroup, StateGroup
+from minisgl_zoo.cache_groups.groups import MOST_DRAFTS, RowsGroup, StateGroup
 from minisgl_zoo.recurrent.backend import DeltaLayer, create_recurrent_backend
 from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
 
@@ -76,12 +76,13 @@ class DeltaSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentPoolSpec(PoolSpec):
     """The pool of such layers. group, state_group: the indices of the rows' and of the states'
-    cache groups. The other fields are the layers' sizes."""
+    cache groups. The other fields are the layers' sizes, and see `RecurrentShape`."""
 
     state_group: int
     num_heads: int
     value_dim: int
     taps: int
+    most_false: int = 1  # without drafts, the token behind an end that was not known
 
     is_recurrent: ClassVar[bool] = True
 
@@ -92,8 +93,13 @@ class RecurrentPoolSpec(PoolSpec):
             key_dim=self.head_dim,
             value_dim=self.value_dim,
             taps=self.taps,
+            most_false=self.most_false,
             dtype=dtype,
         )
+
+    def with_drafts(self) -> PoolSpec:
+        """See `PoolSpec.with_drafts`."""
+        return replace(self, most_false=MOST_DRAFTS)
 
     def of_rank(self, heads: HeadShare) -> PoolSpec:
         return replace(self, num_heads=len(heads.q), num_kv_heads=len(heads.kv))

@@ -19,6 +19,7 @@ from minisgl.scheduler import drafting as drafting_module
 from minisgl.scheduler.masks import LateMasks
 
 SHARDS = 8
+RECURRENT_SEEDS = range(41_000, 41_012)
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -29,6 +30,15 @@ def test_random_runs_with_drafts(shard: int) -> None:
                 run_once(random.Random(seed), fail=fail, drafts=True)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, fail {fail}: {error}") from error
+
+
+@pytest.mark.needs("minisgl_zoo")
+@pytest.mark.parametrize("intervals", [(1,), (4, 1), (2, 3)])
+def test_random_runs_with_drafts_of_recurrent_layers(intervals: tuple[int, ...]) -> None:
+    for seed in RECURRENT_SEEDS:
+        for fail in (False, True):
+            rng = random.Random(seed)
+            run_once(rng, fail=fail, grouped=True, intervals=intervals, drafts=True)
 
 
 _ACCEPT = drafting_module.accept
@@ -65,6 +75,19 @@ def _mask_without_drafts(mask: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, req, drafts: mask(self, req, [])
 
 
+@pytest.mark.needs("minisgl_zoo")
+@pytest.mark.parametrize("fault", ["a draft ends an interval", "a rejected draft is published"])
+def test_random_runs_find_faults_of_states(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minisgl_zoo.cache_groups.manager import GroupedCacheManager
+
+    if fault == "a draft ends an interval":
+        monkeypatch.setattr(GroupedCacheManager, "num_free_tokens", lambda *_: 5)
+    else:
+        monkeypatch.setattr(drafting_module, "accept", _count_rejected)
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        run_many(RECURRENT_SEEDS, grouped=True, intervals=(2,))
+
+
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "every draft is accepted": (drafting_module, "accept", _accept_all),
     "a draft behind a wrong one is accepted": (
@@ -85,9 +108,9 @@ def test_random_runs_find_each_planted_fault(fault: str, monkeypatch: pytest.Mon
         run_many(range(40_000, 40_240))
 
 
-def run_many(seeds: Iterable[int]) -> None:
+def run_many(seeds: Iterable[int], **options: Any) -> None:
     for seed in seeds:
-        run_once(random.Random(seed), fail=False, drafts=True)
+        run_once(random.Random(seed), fail=False, drafts=True, **options)
 
 
 def drafting(drafts: Callable[[Req], list[int]], **config: Any) -> tuple[Scheduler, Plan]:

@@ -37,6 +37,7 @@ def make_engine(folder: Path, **options: Any) -> Engine:
         "max_running_requests": 6,
         "max_prefill_length": 100,
         "num_pages": 128,
+        "drafts": "off",
     }
     return Engine(EngineConfig(model=str(folder), device="cpu", **(settings | options)))
 
@@ -157,7 +158,7 @@ def test_choices_of_one_prompt_share_its_state(engine: Engine) -> None:
     assert outputs == [drive(engine, [r], scheduler=scheduler_of(engine))[0] for r in requests]
 
 
-def test_memory_is_what_the_plan_says(engine: Engine) -> None:
+def test_memory_is_what_the_plan_says(engine: Engine, folder: Path) -> None:
     planned = dict(zip((g.kind for g in engine.memory.groups), engine.memory.groups, strict=True))
     sizes = dict(zip(planned, engine.memory.group_page_bytes, strict=True))
     pool = next(c.kv_pool for c in engine._contexts if isinstance(c.kv_pool, RecurrentPool))
@@ -173,6 +174,12 @@ def test_memory_is_what_the_plan_says(engine: Engine) -> None:
     # Of the convolution's inputs a page keeps one for each of its 4 taps.
     assert len(layers[0].inputs) == 4 * planned["rows"].num_pages
     assert "a state every 64 tokens" in str(engine.memory)
+    with_drafts = make_engine(folder, drafts="ngram", num_pages=8)  # all inputs, so that all may go
+    pools = (context.kv_pool for context in with_drafts._contexts)
+    pool = next(pool for pool in pools if isinstance(pool, RecurrentPool))
+    num_pages = next(g.num_pages for g in with_drafts.memory.groups if g.kind == "rows")
+    assert len(pool.layer(0).inputs) == PAGE_SIZE * num_pages
+    with_drafts.close()
     # Saved states take half as many bytes as the KV, and 512 tokens run with a state.
     saved = planned["state"].num_pages - 3 - 128 * PAGE_SIZE // 512
     assert 0.35 < saved * sizes["state"] / (sizes["full"] * planned["full"].num_pages) <= 0.5

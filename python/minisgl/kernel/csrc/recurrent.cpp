@@ -1,9 +1,10 @@
 // A step of a gated delta net or Mamba2 (minisgl_zoo/recurrent/delta_rule.py has the equations): short
 // convolution, then the rule over states and the rows of the tokens since each.
 //
-// An item is a row of the step and a key head, with some of the value heads that read it.
-// recurrent_decode.h computes rows of one token, unless a new state is written at it;
-// recurrent_extend.h computes the others.
+// An item is a row of the step and a key head, with some of the value heads that read it. Where rows
+// of one token continue a request's first row of the step (drafts), the item computes them after it, in
+// order: each reads what the one before has written. recurrent_decode.h computes rows of one token,
+// unless a new state is written at it; recurrent_extend.h computes the others.
 #include "recurrent_conv.h"
 #include "recurrent_decode.h"
 #include "recurrent_extend.h"
@@ -27,14 +28,14 @@ int heads_of_item(int G, int num_key_heads, int num_threads) {
 }  // namespace
 
 // x [T, D] with rows apart; mixed [T, D] is scratch; weight [taps, D]; g, beta float32 [T, N]; rows
-// int32 [3, B]: table_idxs, starts, ends. bias, skip: or null, see `RecurrentInputs`. The others:
-// minisgl_zoo/recurrent/pool.py.
+// int32 [3, B]: table_idxs, starts, ends. bias, skip: or null, see `RecurrentInputs`. ring: entries of
+// a page in `inputs`. The others: minisgl_zoo/recurrent/pool.py.
 void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView beta, TensorView weight,
                     tvm::ffi::Optional<TensorView> bias, tvm::ffi::Optional<TensorView> skip,
                     TensorView states, TensorView tails, TensorView inputs, TensorView keys,
                     TensorView updates, TensorView decays, TensorView slots, TensorView row_table,
-                    TensorView state_table, TensorView rows, TensorView out, int64_t interval,
-                    int64_t page_size, int64_t num_threads) {
+                    TensorView state_table, TensorView rows, TensorView out, int64_t ring,
+                    int64_t interval, int64_t page_size, int64_t num_threads) {
   CHECK(states.ndim() == 4 && keys.ndim() == 3 && x.stride(1) == 1, "recurrent: wrong axes");
   for (const auto& tensor : {g, beta, states, updates, decays})
     CHECK(is_float32(tensor) && is_packed(tensor),
@@ -56,29 +57,38 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
               data<int32_t>(row_table), data<int32_t>(state_table), r, r + B, r + 2 * B,
               x.stride(0), row_table.stride(0), state_table.stride(0), int(B), int(states.size(1)),
               int(keys.size(1)), int(keys.size(2)), int(states.size(3)), int(x.size(1)),
-              int(weight.size(0)), int(interval), int(page_size),
+              int(weight.size(0)), int(ring), int(interval), int(page_size),
               bias ? data<T>(*bias) : nullptr, skip ? data<float>(*skip) : nullptr};
-    std::vector<Row> all;
-    std::vector<int> owners;
+    std::vector<Row> all(s.num_rows);
+    std::vector<int> owners, firsts;  // the row of each token; the first row of each request
+    std::vector<int> newest(row_table.size(0), -1), next(s.num_rows, -1);  // rows, by request, by row
     for (int i = 0; i < s.num_rows; i++) {
-      all.push_back(row_of(s, i, int(owners.size())));
+      int& last = newest[s.table_idxs[i]];
+      all[i] = row_of(s, i, int(owners.size()), last < 0 ? nullptr : &all[last]);
+      CHECK(last < 0 || (all[i].start == all[last].end && all[i].end == all[i].start + 1 &&
+                         all[i].new_state < 0),
+            "recurrent: a draft must be the token behind the row before, and end no interval");
+      last < 0 ? firsts.push_back(i) : void(next[last] = i);
+      last = i;
       owners.insert(owners.end(), s.ends[i] - s.starts[i], i);
     }
-    const int G = s.N / s.K, share = heads_of_item(G, s.num_rows * s.K, int(num_threads));
+    const int num_requests = int(firsts.size());
+    const int G = s.N / s.K, share = heads_of_item(G, num_requests * s.K, int(num_threads));
     const int shares = (G + share - 1) / share;  // items of a key head
     each_item(int64_t(owners.size()), num_threads, [&](int64_t t) {
       const Row& row = all[owners[t]];
       convolve(s, row, row.start + int(t) - row.first);
     });
-    const int64_t items = s.K * shares;  // of a row
-    each_item(s.num_rows * items, num_threads, [&](int64_t item) {
+    const int64_t items = s.K * shares;  // of a request
+    each_item(num_requests * items, num_threads, [&](int64_t item) {
       static thread_local Scratch scratch;
-      const Row& row = all[item / items];
       const int key = int(item % items / shares), part = int(item % shares), end = (key + 1) * G;
       const Heads heads{key, key * G + part * share, std::min(key * G + (part + 1) * share, end),
                         part == 0};
-      if (item % items == 0) keep_inputs(s, row);
-      s.skip ? run<false>(s, row, heads, scratch) : run<true>(s, row, heads, scratch);
+      for (int i = firsts[item / items]; i >= 0; i = next[i]) {
+        if (item % items == 0) keep_inputs(s, all[i]);
+        s.skip ? run<false>(s, all[i], heads, scratch) : run<true>(s, all[i], heads, scratch);
+      }
     });
   });
 }

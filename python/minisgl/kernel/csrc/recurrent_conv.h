@@ -11,6 +11,7 @@ namespace recurrent {
 template <class T>
 const T* input_at(const Step<T>& s, const Row& row, int position) {
   if (position >= row.start) return s.x + (row.first + position - row.start) * s.x_stride;
+  if (row.before) return input_at(s, *row.before, position);
   if (position >= row.base) return ring_at(s, slot_of(s, row, position));
   if (!row.base) return nullptr;
   return s.tails + (row.state * (s.taps - 1) + position - row.base + s.taps - 1) * s.D;

@@ -45,9 +45,17 @@ void decode(const Step<T>& s, const Row& row, const Heads& heads, Scratch& scrat
   unit<DELTA>(mixed + (s.K + key_head) * s.H, k, s.H, ldh, 1.0f);
   const float own = dot(q, k, ldh);
   std::vector<int64_t> slots(num_old);
+  std::vector<const T*> keys(num_old);
   for (int j = 0; j < num_old; j++) {
     slots[j] = slot_of(s, row, row.base + j);
-    unit<DELTA>(s.keys + (slots[j] * s.K + key_head) * s.H, old, s.H, ldh, 1.0f);
+    keys[j] = s.keys + (slots[j] * s.K + key_head) * s.H;
+  }
+  // Another item stores the keys of this step, perhaps later.
+  const Row* before = row.before;
+  for (int j = num_old - 1; j >= 0 && before; j--, before = before->before)
+    keys[j] = s.mixed + int64_t(before->first) * s.D + (s.K + key_head) * s.H;
+  for (int j = 0; j < num_old; j++) {
+    unit<DELTA>(keys[j], old, s.H, ldh, 1.0f);
     if constexpr (DELTA) with_k[j] = dot(old, k, ldh);
     with_q[j] = dot(old, q, ldh);
   }

@@ -16,7 +16,7 @@ struct Step {
   const float *g, *beta;
   const int32_t *slots, *row_table, *state_table, *table_idxs, *starts, *ends;
   int64_t x_stride, row_stride, state_stride;
-  int num_rows, N, K, H, V, D, taps, interval, page_size;
+  int num_rows, N, K, H, V, D, taps, ring, interval, page_size;
   const T* bias;      // of the convolution; null for none
   const float* skip;  // of Mamba2; null for the delta rule
 };
@@ -27,6 +27,7 @@ struct Row {
   int base, newest;         // the last multiple of the interval up to start, and up to end
   const int32_t* pages;     // of the rows group
   int64_t state, new_state;  // pages of the states at base and newest; -1 for none
+  const Row* before;        // the row of this step that ends at start; null for none
 };
 
 struct Heads {
@@ -34,10 +35,11 @@ struct Heads {
   bool keep_key;      // whether this item stores the keys of its key head
 };
 
-// Row r of the step, whose first token is `first`.
+// Row r of the step, whose first token is `first`. before: of the same request, or null.
 template <class T>
-Row row_of(const Step<T>& s, int r, int first) {
-  Row row{first, s.starts[r], s.ends[r], 0, 0, s.row_table + s.table_idxs[r] * s.row_stride, -1, -1};
+Row row_of(const Step<T>& s, int r, int first, const Row* before) {
+  Row row{first, s.starts[r], s.ends[r], 0, 0, s.row_table + s.table_idxs[r] * s.row_stride, -1, -1,
+          before};
   row.base = row.start / s.interval * s.interval, row.newest = row.end / s.interval * s.interval;
   const int32_t* states = s.state_table + s.table_idxs[r] * s.state_stride;
   if (row.base) row.state = states[row.base / s.page_size - 1];
@@ -48,8 +50,7 @@ Row row_of(const Step<T>& s, int r, int first) {
 // The stored input of the convolution of the token at a slot (minisgl_zoo/recurrent/pool.py).
 template <class T>
 INLINE T* ring_at(const Step<T>& s, int64_t slot) {
-  const int ring = std::min(s.page_size, s.taps);
-  return s.inputs + (slot / s.page_size * ring + slot % s.page_size % ring) * s.D;
+  return s.inputs + (slot / s.page_size * s.ring + slot % s.page_size % s.ring) * s.D;
 }
 
 // The slot of an old token in the rows group.
