@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,14 @@ class LogitOptions(Protocol):
         """Append the sampled tokens to those of their rows."""
 
 
+class Probe(NamedTuple):
+    """Measures a vision tower. num_bytes: of the image's pixels. run: runs the tower, in stream
+    order, and returns which part of it has run before that took long."""
+
+    num_bytes: int
+    run: Callable[[], float]
+
+
 class Vision(Protocol):
     """Turns images into rows of embeddings (the row `tower` of the table `vision`)."""
 
@@ -47,9 +55,8 @@ class Vision(Protocol):
     def rows(self, plan: Plan) -> ImageRows | None:
         """Return the rows of a step; None if it computes no place of an image."""
 
-    def probe(self, side: int) -> tuple[int, float]:
-        """Run the tower for a square image, to measure it. Returns the bytes of its pixels, 0 on
-        ranks without a tower, and which part of the tower has run."""
+    def probe(self, side: int) -> Probe | None:
+        """Return what runs the tower for a square image; None on ranks without a tower."""
 
 
 class EngineAdapters(Protocol):

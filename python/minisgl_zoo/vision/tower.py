@@ -25,6 +25,7 @@ from minisgl.core import Plan
 from minisgl.core.args import EngineConfig
 from minisgl.core.batch import ImageRows
 from minisgl.core.image import Image, places_of
+from minisgl.engine.extras import Probe
 from minisgl.errors import CheckpointError
 from minisgl.models import BaseLLMModel
 from minisgl.utils.hf import weight_files
@@ -77,8 +78,8 @@ class Sight:
         parts = list(_parts(plan))
         return ImageRows(tokens=_tokens(parts, self._device), rows=None) if parts else None
 
-    def probe(self, side: int) -> tuple[int, float]:
-        return 0, 1.0
+    def probe(self, side: int) -> Probe | None:
+        return None
 
 
 class Run(NamedTuple):
@@ -130,15 +131,17 @@ class Tower(Sight):
         first, *deep = rows.chunk(1 + self._family.num_deep, dim=-1)
         return ImageRows(tokens=_tokens(parts, self._device), rows=first, deep=tuple(deep))
 
-    def probe(self, side: int) -> tuple[int, float]:
+    def probe(self, side: int) -> Probe:
         import PIL.Image
 
         array, sizes = self._family.process(self._processor, PIL.Image.new("RGB", (side, side)))
         raw = array.tobytes()
         image = Image(digest=b"", places=b"", token=0, shape=array.shape, sizes=sizes, pixels=raw)
-        normal = [self._normalised(image)]
-        part = part_run(self._model, lambda: self._family.features(self._model, normal, [sizes]))
-        return image.num_bytes, part
+
+        def run() -> object:
+            return self._family.features(self._model, [self._normalised(image)], [sizes])
+
+        return Probe(image.num_bytes, lambda: part_run(self._model, run))
 
     def _features(self, images: dict[bytes, Image], plan: Plan) -> dict[bytes, Tensor]:
         """Return the rows of each image, by digest, from the cache or from the tower."""

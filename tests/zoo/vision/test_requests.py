@@ -69,10 +69,11 @@ def test_two_requests_with_one_picture_run_it_once(eyes: Eyes) -> None:
 def test_a_start_measures_the_tower(eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """With images up to the largest that the processor makes, here of 112 pixels."""
     assert measure_image_ns(eyes.engine) > 0
-    assert eyes.engine.vision.probe(64) == (3 * 64 * 64, 1)
-    assert eyes.engine.vision.probe(500) == (3 * 112 * 112, 1)
+    small, large = (eyes.engine.vision.probe(side) for side in (64, 500))
+    assert (small.num_bytes, large.num_bytes) == (3 * 64 * 64, 3 * 112 * 112)
+    assert (small.run(), large.run()) == (1, 1)
     monkeypatch.setattr(probe, "PROBE_S", 0)
-    assert eyes.engine.vision.probe(64) == (3 * 64 * 64, 0.5), "one of two blocks"
+    assert small.run() == 0.5, "one of two blocks"
     assert not eyes.engine.vision._cache
     assert eyes.engine.vision.num_runs == 0
 

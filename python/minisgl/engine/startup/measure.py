@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.core import Plan
 from minisgl.core.step_times import StepTimes
-from minisgl.engine.extras import Vision
+from minisgl.engine.extras import Probe
 from minisgl.engine.startup.probe import GREEDY, check_outcome, fits, probe_plan, run_probe
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted
@@ -249,24 +249,25 @@ def measure_image_ns(engine: Engine) -> float:
         return 0.0
     image_ns, most_bytes = 0.0, 0
     for side in IMAGE_SIDES:
-        seconds, num_bytes = _probe_tower(engine, engine.vision, side)
-        if num_bytes <= most_bytes:  # the processor makes it no larger, or this rank has no tower
+        probe = engine.vision.probe(side)
+        if probe is None or probe.num_bytes <= most_bytes:  # the processor makes it no larger
             break
-        if seconds * 1e6 <= LONG_STEP_US:  # the first time loads kernels
-            seconds, _ = _probe_tower(engine, engine.vision, side)
-        image_ns, most_bytes = seconds * 1e9 / num_bytes, num_bytes
-        if seconds * 1e6 > LONG_STEP_US:
+        seconds, part = _probe_s(engine, probe)
+        if part == 1:  # the first time loads kernels
+            seconds, part = _probe_s(engine, probe)
+        whole_s = seconds / part
+        image_ns, most_bytes = whole_s * 1e9 / probe.num_bytes, probe.num_bytes
+        if whole_s * 1e6 > LONG_STEP_US:
             break
     return -engine.comm.all_min(-int(image_ns * 1e3)) / 1e3
 
 
-def _probe_tower(engine: Engine, vision: Vision, side: int) -> tuple[float, int]:
-    """Return the seconds of the tower for an image, and the bytes of its pixels."""
-    probed: list[tuple[int, float]] = []
+def _probe_s(engine: Engine, probe: Probe) -> tuple[float, float]:
+    """Return the seconds of a probe, and which part of the tower has run."""
+    parts: list[float] = []
     start = time.perf_counter()
-    engine.synchronize(lambda: probed.append(vision.probe(side)))
-    [(num_bytes, part)] = probed
-    return (time.perf_counter() - start) / part, num_bytes
+    engine.synchronize(lambda: parts.append(probe.run()))
+    return time.perf_counter() - start, parts[0]
 
 
 class _Clock:
