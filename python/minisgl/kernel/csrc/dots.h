@@ -4,6 +4,8 @@
 // is that of the inputs, whatever R and M are.
 #pragma once
 
+#include <utility>
+
 #include "vec.h"
 
 constexpr int LINE = 16;  // floats of a cache line
@@ -23,6 +25,16 @@ INLINE void keep_in_register(V& vector) {
 #elif defined(__aarch64__)
   asm("" : "+w"(vector));
 #endif
+}
+
+// f(0), f(1), ... f(N - 1) with constants: an array that f indexes stays in registers.
+template <class F, int... I>
+INLINE void unrolled(std::integer_sequence<int, I...>, F f) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F>
+INLINE void unrolled(F f) {
+  unrolled(std::make_integer_sequence<int, N>{}, f);
 }
 
 template <bool IS_KEPT = true, class T>

@@ -32,38 +32,29 @@ struct Entries {
     if (dtype.code == kDLBfloat) return ::load(data<bf16>(tensor) + i);
     if (dtype.bits == 16) return ::load(data<f16>(tensor) + i);
     // exponents of MXFP4, whose numbers are twice their values
-    return bit_cast<VF>(bytes(data<uint8_t>(tensor) + i) << 23) * 0.5f;
-  }
-  static INLINE VU bytes(const uint8_t* p) {
-#if defined(__AVX512F__)  // GCC 12 widens in several steps
-    return (VU)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-#else
-    typedef uint8_t VB __attribute__((vector_size(W)));
-    VB v;
-    std::memcpy(&v, p, sizeof(v));
-    return __builtin_convertvector(v, VU);
-#endif
+    return bit_cast<VF>(widen(data<uint8_t>(tensor) + i) << 23) * 0.5f;
   }
 };
 
 // Scales and offsets of a panel's groups. factors, zeros, steps: or null.
 struct Scales {
   Entries entries;
-  const uint8_t *factors, *zeros;
+  const int8_t* factors;
+  const uint8_t* zeros;
   const Entries* steps;
   int middle;
   bool has_offset() const { return zeros || steps; }
   INLINE VF scale(int64_t panel, int64_t group, int64_t lane) const {
     const VF scale = entries.load(panel, group, lane);
     if (!factors) return scale;
-    const VU bytes = Entries::bytes(factors + (panel * entries.groups + group) * PANEL + lane);
-    return scale * __builtin_convertvector((VI)(bytes << 24) >> 24, VF);
+    const int8_t* const p = factors + (panel * entries.groups + group) * PANEL + lane;
+    return scale * __builtin_convertvector(widen(p), VF);
   }
   INLINE VF offset(int64_t panel, int64_t group, int64_t lane, VF scale) const {
     VF zero = splat(1);
     if (zeros) {
       const uint8_t* p = zeros + (panel * entries.groups + group) * PANEL + lane;
-      zero = __builtin_convertvector((VI)Entries::bytes(p), VF);
+      zero = __builtin_convertvector((VI)widen(p), VF);
     }
     if (steps) return zero * steps->load(panel, group, lane) - float(middle) * scale;
     return (zero - float(middle)) * scale;
@@ -208,7 +199,7 @@ void with_weight(const TensorView& numbers, int64_t kind, int64_t group, const T
         "linear: " << scales.numel() << " scales for " << outputs << " outputs");
   const Entries of_steps{steps ? *steps : scales, groups, entries, shift};
   f(Weight{data<uint8_t>(numbers),
-           {{scales, groups, entries, shift}, factors ? data<uint8_t>(*factors) : nullptr,
+           {{scales, groups, entries, shift}, factors ? data<int8_t>(*factors) : nullptr,
             zeros ? data<uint8_t>(*zeros) : nullptr, steps ? &of_steps : nullptr, int(middle)},
            group});
 }

@@ -114,7 +114,9 @@ struct Bits4 : Int16Pairs {
   };
   static INLINE Fetched fetch(const uint8_t* at) {
     Fetched fetched;
-    for (int v = 0; v < NV; v++) std::memcpy(&fetched.words[v], at + v * sizeof(VI), sizeof(VI));
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      fetched.words[v] = bit_cast<VI>(load((const float*)at + v * W));
+    });
     return fetched;
   }
 };

@@ -144,18 +144,15 @@ INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P]
                       typename K::Sum (&sums)[P][M][NV]) {
   for (int64_t s = 0; s < steps; s += K::STEPS) {
     typename K::Fetched fetched[P];
-#pragma GCC unroll 2
-    for (int p = 0; p < P; p++) {
+    unrolled<P>([&](auto p) __attribute__((always_inline)) {
       const uint8_t* const next = ahead[p].at + s / K::STEPS * ahead[p].pace;
       if (K::STEPS == 1 && FAR_ROWS && ahead[p].is_far) __builtin_prefetch(next, 0, 2);
       else __builtin_prefetch(next);
       fetched[p] = K::fetch(panels[p] + s / K::STEPS * K::FETCH_BYTES);
-    }
-#pragma GCC unroll 4
-    for (int k = 0; k < K::STEPS; k++) {
+    });
+    unrolled<K::STEPS>([&](auto k) __attribute__((always_inline)) {
       typename K::Weights w[P];
-#pragma GCC unroll 2
-      for (int p = 0; p < P; p++) w[p] = K::widen(fetched[p], k);
+      unrolled<P>([&](auto p) __attribute__((always_inline)) { w[p] = K::widen(fetched[p], k); });
 #pragma GCC unroll 2
       for (int part = 0; part < K::PARTS; part++)
 #pragma GCC unroll 12
@@ -164,7 +161,7 @@ INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P]
           for (int p = 0; p < P; p++)
             for (int v = 0; v < NV; v++) K::add(sums[p][m][v], w[p].parts[part][v], inputs);
         }
-    }
+    });
   }
 }
 

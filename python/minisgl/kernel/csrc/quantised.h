@@ -16,23 +16,8 @@ struct e4m3 {  // sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f is N
 constexpr float MOST_I8 = 127, MOST_E4M3 = 448;
 constexpr float ROUND = 0x1.8p23f;  // adding it rounds to an integer in the low bits, ties to even
 
-typedef int8_t VI8 __attribute__((vector_size(W)));
 typedef uint8_t VU8 __attribute__((vector_size(W)));
 
-INLINE VI widen(VI8 v) {
-#if defined(__AVX512F__)  // GCC 12 widens in several steps
-  return (VI)_mm512_cvtepi8_epi32((__m128i)v);
-#else
-  return __builtin_convertvector(v, VI);
-#endif
-}
-INLINE VU widen(VU8 v) {
-#if defined(__AVX512F__)
-  return (VU)_mm512_cvtepu8_epi32((__m128i)v);
-#else
-  return __builtin_convertvector(v, VU);
-#endif
-}
 INLINE VU8 narrow(VU v) {
 #if defined(__AVX512F__)
   return (VU8)_mm512_cvtepi32_epi8((__m512i)v);
@@ -42,14 +27,10 @@ INLINE VU8 narrow(VU v) {
 }
 
 INLINE VF load(const i8* p) {
-  VI8 v;
-  std::memcpy(&v, p, sizeof(v));
-  return __builtin_convertvector(widen(v), VF);
+  return __builtin_convertvector(widen(&p->number), VF);
 }
 INLINE VF load(const e4m3* p) {
-  VU8 v;
-  std::memcpy(&v, p, sizeof(v));
-  VU x = widen(v), magnitude = x & 0x7f;
+  VU x = widen(&p->bits), magnitude = x & 0x7f;
   VF normal = bit_cast<VF>((magnitude << 20) + (120u << 23));
   VF subnormal = __builtin_convertvector(bit_cast<VI>(magnitude), VF) * 0x1p-9f;
   VF value = magnitude < 8 ? subnormal : normal;

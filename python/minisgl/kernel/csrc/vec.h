@@ -142,6 +142,32 @@ INLINE void store_first(T* p, VF v, int n) {
   std::memcpy(p, buffer, n * sizeof(T));
 }
 
+// Numbers of 8 bits, widened. GCC 12 widens them one by one for AVX2, and in several steps for AVX-512.
+INLINE VI widen(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (VI)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+  return (VI)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  typedef int8_t V8 __attribute__((vector_size(W)));
+  V8 v;
+  std::memcpy(&v, p, sizeof(v));
+  return __builtin_convertvector(v, VI);
+#endif
+}
+INLINE VU widen(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (VU)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+  return (VU)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  typedef uint8_t V8 __attribute__((vector_size(W)));
+  V8 v;
+  std::memcpy(&v, p, sizeof(v));
+  return __builtin_convertvector(v, VU);
+#endif
+}
+
 // v, rounded to type T.
 template <class T>
 INLINE VF round_to(VF v) {
