@@ -151,7 +151,7 @@ void multiply(const Product& product, const Weight& weight, const typename K::X*
             totals[i][v] += __builtin_convertvector(sums[i][v], VF) * (scale * of_rows[j]);
             if (has_offset) totals[i][v] -= offset * sums_of_rows[j];
           } else {
-            totals[i][v] += sums[i][v] * scale;
+            totals[i][v] += sums[i][v] * (scale * K::UNIT);
           }
         }
       }

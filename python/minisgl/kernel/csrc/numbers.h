@@ -15,6 +15,9 @@
 INLINE void store_until(int16_t* p, int i, int n, VI v) {
 #if defined(__AVX512F__)  // GCC 12 narrows in several steps
   const __m256i h = _mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(__AVX2__)
+  const __m128i h = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v),
+                                    _mm256_extracti128_si256((__m256i)v, 1));
 #else
   typedef int16_t VS __attribute__((vector_size(W * 2)));
   const VS h = __builtin_convertvector(v, VS);
@@ -86,8 +89,9 @@ struct Int8 : Int16Pairs {
   using Fetched = Weights;
   static INLINE Fetched fetch(const uint8_t* at) {
     Weights w;
-    for (int v = 0; v < NV; v++)
-      w.parts[0][v] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(at + v * 16)));
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      w.parts[0][v] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)at + v));
+    });
     return w;
   }
   static INLINE Weights widen(const Fetched& w, int) { return w; }
@@ -180,6 +184,7 @@ struct Fp4 : Bits4 {
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 struct Fp8 : Bf16Pairs {
+  static constexpr float UNIT = 1;
   struct Fetched {
     __m512i steps[2];
   };
@@ -212,8 +217,46 @@ struct Fp8 : Bf16Pairs {
   static INLINE Weights widen(const Fetched& fetched, int k) {
     return {{{(__m512bh)fetched.steps[k]}}};
   }
+#elif defined(__AVX2__) && defined(__F16C__) && !defined(__AVX512F__)
+// A float16 is 2**-8 times the e4m3 with the same fields, denormals included.
+struct Fp8 : FloatPairs {
+  static constexpr float UNIT = 256;
+  struct Fetched {
+    __m256i even[NV], odd[NV];  // float16 of eight outputs: of step 0, then of step 1
+  };
+  // The upper byte of each lane.
+  static INLINE __m256i halves(__m256i bytes) {
+    const __m256i fields = _mm256_set1_epi16(short(0xbf80));
+    const __m256i half = _mm256_and_si256(_mm256_srai_epi16(bytes, 1), fields);
+    const __m256i is_nan =
+        _mm256_cmpeq_epi16(_mm256_or_si256(half, _mm256_set1_epi16(short(0x8000))), fields);
+    return _mm256_or_si256(half, is_nan);
+  }
+  static INLINE Fetched fetch(const uint8_t* at) {
+    Fetched fetched;
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      const __m256i quads = _mm256_loadu_si256((const __m256i*)at + v);
+      const __m256i steps = _mm256_permute4x64_epi64(quads, 0xd8);
+      fetched.even[v] = halves(_mm256_slli_epi16(steps, 8));
+      fetched.odd[v] = halves(steps);
+    });
+    return fetched;
+  }
+  template <int K>
+  static INLINE VF step(__m256i halves) {
+    return (VF)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, K));
+  }
+  static INLINE Weights widen(const Fetched& fetched, int k) {
+    Weights w;
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      w.parts[0][v] = k ? step<1>(fetched.even[v]) : step<0>(fetched.even[v]);
+      w.parts[1][v] = k ? step<1>(fetched.odd[v]) : step<0>(fetched.odd[v]);
+    });
+    return w;
+  }
 #else
 struct Fp8 : FloatPairs {
+  static constexpr float UNIT = 1;
   using Fetched = const uint8_t*;
   static INLINE Fetched fetch(const uint8_t* at) { return at; }
   // Byte 0 of each lane. A float32 is 2**120 times the e4m3 with the same fields.
