@@ -127,7 +127,7 @@ struct Product {
     typename K::Weights wide[WIDE_STEPS];
     for (int p = 0; p < 2; p++)
       for (int64_t from = 0; from < inputs; from += block) {
-        typename K::Sum sums[BLOCK][NV] = {};
+        typename K::Sum sums[BLOCK][NV];  // of a block that is not yet whole
         const int64_t steps = std::min(block, inputs - from) / 2;
         for (int64_t done = 0; done < steps; done += WIDE_STEPS) {
           const int64_t now = std::min(WIDE_STEPS, steps - done), first = from + 2 * done;
@@ -138,15 +138,17 @@ struct Product {
           }
           each_tile<false, WIDE_TILE>(begin, end, [&](auto count, int m, int) {
             constexpr int M = decltype(count)::value;
-            typename K::Sum tile[M][NV];  // in registers
-            for (int i = 0; i < M; i++)
-              for (int v = 0; v < NV; v++) tile[i][v] = sums[m - begin + i][v];
+            typename K::Sum tile[M][NV] = {};  // in registers
+            if (done > 0)
+              for (int i = 0; i < M; i++)
+                for (int v = 0; v < NV; v++) tile[i][v] = sums[m - begin + i][v];
             add_widened<K>(wide, x + m * inputs + first, inputs, now, tile);
+            if (done + now == steps)
+              return finish(p, from / block, m, M, tile, totals[p] + m - begin);
             for (int i = 0; i < M; i++)
               for (int v = 0; v < NV; v++) sums[m - begin + i][v] = tile[i][v];
           });
         }
-        finish(p, from / block, begin, end - begin, sums, totals[p]);
       }
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
   }
