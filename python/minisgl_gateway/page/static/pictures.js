@@ -139,7 +139,7 @@ async function load(file) {
 async function small(image, isJpeg) {
   const { naturalWidth: width, naturalHeight: height } = image;
   const forms = JPEG.map((quality) => ["image/jpeg", quality]);
-  for (let scale = Math.min(1, Math.sqrt(MOST_PIXELS / (width * height))); ; scale /= 2) {
+  for (let scale = Math.min(1, Math.sqrt(MOST_PIXELS / (width * height))); scale > 0.001; scale /= 2) {
     const canvas = h("canvas", { width: sized(width, scale), height: sized(height, scale) });
     const pen = canvas.getContext("2d");
     pen.fillStyle = "white"; // below what is transparent
@@ -150,6 +150,7 @@ async function small(image, isJpeg) {
       if (blob && blob.size < 0.74 * MOST_CHARS) return dataUrl(blob); // base64 takes 4 characters for 3 bytes
     }
   }
+  throw new Error("This browser does not let pages draw pictures.");
 }
 
 const sized = (side, scale) => Math.max(1, Math.round(side * scale));
