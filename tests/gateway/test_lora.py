@@ -16,7 +16,7 @@ import pytest
 from helpers.adapters import RandomAdapter
 from helpers.routing import Setup
 from helpers.running_server import RunningServer
-from helpers.scripted_server import STATE
+from helpers.scripted_server import STATE, ScriptedServer
 from minisgl.core import SamplingParams
 from minisgl.llm import LLM
 
@@ -293,9 +293,8 @@ def test_a_router_passes_an_adapter_on_to_the_server_that_is_named(two: Setup) -
 
 
 def test_without_a_folder_nothing_is_loaded(tmp_path: Path) -> None:
-    RandomAdapter(tmp_path / "first", SHAPES, seed=0, size=2.0)
-    with RunningServer("--lora", f"first={tmp_path / 'first'}") as server:
-        fields = {"lora_name": "a", "lora_path": str(tmp_path / "first")}
+    with ScriptedServer() as server:
+        fields = {"lora_name": "a", "lora_path": str(tmp_path)}
         refused = httpx.post(f"{server.url}/v1/load_lora_adapter", json=fields)
     assert refused.status_code == 403
     assert "--lora-folder DIR" in refused.json()["error"]["message"]

@@ -18,7 +18,7 @@ import pytest
 from minisgl_kernels import CSRC
 
 COMPILER = shutil.which("c++")
-CALLS = 1500
+CALLS = 400
 SHIM = """
 #include <cmath>
 #include <cstdio>
