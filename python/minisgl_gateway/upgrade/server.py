@@ -76,7 +76,7 @@ class UpgradableServer(Server):
         self._helpers: set[asyncio.Task[None]] = set()
         self._is_upgrading = False
         self._restart: asyncio.Task[None] | None = None
-        self._successor: Successor | None = None
+        self._has_successor = False
         self._handed: socket.socket | None = None
         self._released: deque[socket.socket] = deque()
 
@@ -143,10 +143,12 @@ class UpgradableServer(Server):
 
     async def _upgrade(self, asked: Asked, say: Say, left: asyncio.Task[bytes]) -> str:
         """Let a successor take over, and return when this server's requests have ended."""
+        if self._predecessor:  # its last word may be on its way
+            await asyncio.wait([self._predecessor], timeout=LAST_S)
+            if not self._predecessor.done():
+                raise ConfigError("the server before this one still has requests; try again later")
         if self._is_upgrading:
             raise ConfigError("an upgrade of this server runs already")
-        if self._predecessor and not self._predecessor.done():
-            raise ConfigError("the server before this one still has requests; try again later")
         if self._frontend.is_draining or self._http.should_exit:
             raise ConfigError("this server is shutting down")
         self._is_upgrading = True
@@ -178,6 +180,8 @@ class UpgradableServer(Server):
         self._http.should_exit = True
         self._disconnect(asyncio.get_running_loop())
         link.close()
+        successor.handed.close()
+        self._handed = None
         if num_open > num_moved:
             raise Upgraded(f"{num_open - num_moved} requests ended with an error")
         return "the old server has ended"
@@ -242,7 +246,7 @@ class UpgradableServer(Server):
         """Accept no more connections, and give away those that are or become idle."""
         assert self._identity
         loop, connections = asyncio.get_running_loop(), self._http.connections
-        self._successor = successor
+        self._has_successor = True
         is_plain = self._identity.is_plain and theirs.is_plain
         self._http.leave(self._socket, closes=not is_plain)
         if not is_plain:  # no process can go on with another's encryption
@@ -256,12 +260,11 @@ class UpgradableServer(Server):
         self._release_all()
 
     def _release_all(self) -> None:
-        if self._handed:
-            for connection in self._http.connections.waiting:
-                self._release(connection)
+        for connection in self._http.connections.waiting:
+            self._release(connection)
 
     def _release(self, connection: Connection) -> None:
-        if released := connection.release():
+        if self._handed and (released := connection.release()):
             self._released.append(released)
             self._send_released()
 
@@ -316,12 +319,11 @@ class UpgradableServer(Server):
 
     async def _after_http(self) -> None:
         await super()._after_http()
-        if self._successor is None:
+        if not self._has_successor:
             return
         assert self._loop
         self._disconnect(self._loop)
         self._socket.close()
-        self._successor.handed.close()
         await asyncio.to_thread(self._workers.end)
         if self._failure:  # it is not the new server's
             logger.error("%s", self._failure)
