@@ -310,6 +310,9 @@ def test_a_door_of_another_user_is_not_used(sockets: Path, monkeypatch: pytest.M
         folder.mkdir()
         folder.chmod(mode)
         (folder / f"upgrade-801{ord(name)}").touch()
+    old = sockets / "minisgl-c" / "upgrade-80197"  # its server has been upgraded
+    old.touch()
+    os.utime(old, (1, 1))
     (sockets / "minisgl-d").symlink_to(sockets / "minisgl-a")
     assert door_of(80197).parent.name == "minisgl-a"
     with pytest.raises(ConfigError, match="choose with --port, of 80197, 80199"):

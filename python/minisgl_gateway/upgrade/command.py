@@ -81,8 +81,8 @@ def upgrade(argv: Sequence[str], began: float) -> int:
 def door_of(port: int | None) -> Path:
     """Return the socket of this user's server. Raises ConfigError if there is none, or several."""
     folder = tempfile.gettempdir()
-    doors = {}  # during an upgrade two have one port: both refuse
-    for path in Path(folder).glob("minisgl-*/upgrade-*"):
+    doors = {}  # two have one port while the old server ends: the newest counts
+    for path in sorted(Path(folder).glob("minisgl-*/upgrade-*"), key=_made_at):
         named = re.fullmatch(r"upgrade-(\d+)", path.name)
         if named and _is_private(path.parent) and (not port or int(named[1]) == port):
             doors[int(named[1])] = path
@@ -96,6 +96,13 @@ def door_of(port: int | None) -> Path:
         ports = ", ".join(map(str, sorted(doors)))
         raise ConfigError(f"there is more than one {what}: choose with --port, of {ports}")
     return next(iter(doors.values()))
+
+
+def _made_at(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:  # that server has just ended
+        return 0.0
 
 
 def _is_private(folder: Path) -> bool:
