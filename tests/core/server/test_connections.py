@@ -20,7 +20,6 @@ import pytest
 
 from helpers.key_files import FILE, SECRET, key_file, key_ring
 from helpers.scripted_server import ScriptedServer
-from minisgl import plugins
 from minisgl.server.web import connections as module
 from minisgl.server.web import http as http_module
 from minisgl.server.web.connections import EXTRA, Connections, client_address
@@ -95,16 +94,15 @@ def closed(client: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    "is_tls", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_gateway"))]
-)
+@pytest.mark.parametrize("is_tls", [False, True])
 def test_silent_connections_give_way(
     few: None, is_tls: bool, certificate: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a handshake a connection waits as well."""
-    tls = plugins.need("servers", "tls", "HTTPS")(*certificate) if is_tls else None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*certificate)
     with ExitStack() as stack:
-        server = stack.enter_context(ScriptedServer(tls=tls))
+        server = stack.enter_context(ScriptedServer(tls=tls if is_tls else None))
         silent = [connect(server, stack) for _ in range(3 * MOST)]
         verify: Any = ssl.create_default_context(cafile=certificate[0]) if is_tls else True
         for _ in range(2):
