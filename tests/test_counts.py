@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts/count.py"))
 
-CORE_LINES = 21_500
+CORE_LINES = 21_000
 """The core promises that one can read it, so this may only fall. It is what stood when it was last
 lowered, rounded up to the next 500."""
 
