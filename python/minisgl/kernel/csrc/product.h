@@ -138,10 +138,10 @@ struct Product {
           }
           each_tile<false, WIDE_TILE>(begin, end, [&](auto count, int m, int) {
             constexpr int M = decltype(count)::value;
-            typename K::Sum tile[M][NV] = {};  // in registers
-            if (done > 0)
-              for (int i = 0; i < M; i++)
-                for (int v = 0; v < NV; v++) tile[i][v] = sums[m - begin + i][v];
+            typename K::Sum tile[M][NV];  // in registers
+            for (int i = 0; i < M; i++)
+              for (int v = 0; v < NV; v++)
+                tile[i][v] = done ? sums[m - begin + i][v] : typename K::Sum{};
             add_widened<K>(wide, x + m * inputs + first, inputs, now, tile);
             if (done + now == steps)
               return finish(p, from / block, m, M, tile, totals[p] + m - begin);
