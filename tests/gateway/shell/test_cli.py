@@ -71,7 +71,7 @@ def test_ctrl_c_before_an_answer_has_ended(endless: Path) -> None:
         ("bench online --help", 0, "usage: minisgl bench online"),
         ("srve", 2, "there is no command 'srve'; did you mean minisgl serve?"),
         ("org/name", 2, "there is no command 'org/name'; minisgl serve org/name serves it"),
-        ("xyz", 2, "there is no command 'xyz'; the commands are serve, chat, run, pull"),
+        ("xyz", 2, "there is no command 'xyz'; the commands are serve, chat, run, upgrade, pull"),
         ("bench xyz", 2, "there is no benchmark 'xyz'"),
         ("chat --dry-run", 2, "unrecognized arguments: --dry-run"),
         ("chat --node-rank 1 --nnodes 2 --dist-init-addr h:9 --tp 2", 2, "a chat needs the server"),
