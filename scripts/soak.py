@@ -232,10 +232,10 @@ async def load(server: Server, result: Result) -> None:
 
 
 @contextlib.contextmanager
-def busy_neighbours() -> Iterator[None]:
-    """Run a process without pauses for each core."""
+def busy_neighbours(num: int) -> Iterator[None]:
+    """Run so many processes without pauses."""
     spin = [sys.executable, "-c", "while True: pass"]
-    neighbours = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
+    neighbours = [subprocess.Popen(spin) for _ in range(num)]
     try:
         yield
     finally:
@@ -244,14 +244,14 @@ def busy_neighbours() -> Iterator[None]:
             each.wait()
 
 
-def run(seconds: float, seed: int) -> Result:
+def run(seconds: float, seed: int, num_neighbours: int) -> Result:
     result = Result(seed=seed, seconds=seconds)
     with tempfile.TemporaryDirectory(prefix="soak") as scratch:
         folder = Path(scratch) / "sockets"
         folder.mkdir()
         before = shared_memory()
         server = Server(folder, *FLAGS)
-        with busy_neighbours():
+        with busy_neighbours(num_neighbours):
             asyncio.run(load(server, result))
         if not wait_until(server.is_idle):
             result.problems["requests or pages are left"] += 1
@@ -295,7 +295,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
-    result = run(args.seconds, args.seed)
+    result = run(args.seconds, args.seed, os.cpu_count() or 1)
     print(json.dumps(as_json(result), indent=1))
     if args.json:
         write_json(args.json, as_json(result))
