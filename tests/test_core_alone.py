@@ -86,7 +86,7 @@ def run(alone: Path, *words: str, text: str = "") -> subprocess.CompletedProcess
 OWN = (
     "tests/core/kvcache",
     "tests/core/scheduler",
-    "--ignore=tests/core/scheduler/test_random_runs.py",
+    *(f"--ignore=tests/core/scheduler/test_{name}.py" for name in ("random_runs", "drafts")),
     "tests/core/tokenizer/test_detokenize.py",
     "tests/core/server/test_call.py",
 )
