@@ -30,7 +30,8 @@ KEY = {"x-api-key": "none"}  # what the clients of these tests send
 @pytest.fixture(scope="module")
 def server(mistral3: Sample) -> Iterator[RunningServer]:
     key = KEY["x-api-key"]
-    with RunningServer("--model", str(mistral3.folder), *OPTIONS, "--api-key", key) as server:
+    flags = (*OPTIONS, "--drafts", "off")  # an answer is to be interrupted
+    with RunningServer("--model", str(mistral3.folder), *flags, "--api-key", key) as server:
         server.url  # noqa: B018 (waits until it serves)
         yield server
 
