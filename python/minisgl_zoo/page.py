@@ -34,8 +34,10 @@ WRAPPED = """
 
 The text model is served. Where the last column says so, [images are read](api.md#images), too,
 with the model's own vision tower and `pip install "minisgl[vision]"`; those of Gemma 3 and the
-larger Gemma 4 on a CPU only. A quantised vision tower is not used, nor one beside a GGUF file. The
-text model's loader skips tensors of {parts}, which one log line says.
+larger Gemma 4 on a CPU only. On a GPU, images of Mistral 3 and Qwen3.5 were compared with
+transformers'; those of the others have not run there since they were last mended. A quantised
+vision tower is not used, nor one beside a GGUF file. The text model's loader skips tensors of
+{parts}, which one log line says.
 
 | architecture | text model | images |
 |---|---|---|
