@@ -46,7 +46,7 @@ KEPT: Final = {"prompt": "one, two, three,", "max_tokens": 12, "temperature": 0}
 MODES: Final[dict[str, list[str]]] = {
     "drain": ["--drain", "120"],
     "move": ["--drain", "0"],
-    "one engine": ["--drain", "1", "--one-engine"],
+    "one engine": ["--drain", "1", "--engines", "1"],
     "weights": ["--drain", "120"],
 }
 

@@ -25,18 +25,19 @@ from minisgl.core import Failed, SamplingParams
 from minisgl.errors import ConfigError, EngineError, WorkerDied
 from minisgl.message import TextPrompt, WatchMsg, ids_from_bytes
 from minisgl.server.clients import Origin
+from minisgl.utils.zmq import Endpoints
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.resume import ResumingFrontend
 from minisgl_gateway.upgrade import door
 from minisgl_gateway.upgrade.command import door_of
-from minisgl_gateway.upgrade.door import Asked, Said, open_door
+from minisgl_gateway.upgrade.door import Asked, Said, open_door, path_of
 from minisgl_gateway.upgrade.family import FirstProcess
 from minisgl_gateway.upgrade.guests import Replies
 from minisgl_gateway.upgrade.inherited import Handed
 from minisgl_gateway.upgrade.link import Link, NotStarted
 from minisgl_gateway.upgrade.successor import options_of
 
-ASKED = Asked(flags=[], python=sys.executable, python_path="", drain_s=0, one_engine=False)
+ASKED = Asked(flags=[], python=sys.executable, python_path="", drain_s=0, engines=None)
 
 
 # --- a real one ----------------------------------------------------------------------------------
@@ -109,6 +110,7 @@ def test_a_stream_and_a_connection_go_on(endless: Path, launch: Any) -> None:
     upgrade = asking(server, "--drain", "0", "--", "--log-requests")
     assert upgrade.stdout
     lines = iter(upgrade.stdout.readline, "")
+    assert re.fullmatch("an engine takes .* are free, .*: both engines run.*\n", next(lines))
     assert "starts (pid" in next(lines)
     second = asking(server)
     refused = "an upgrade of this server runs already|the server before this one still has requests"
@@ -322,6 +324,55 @@ def test_a_door_of_another_user_is_not_used(sockets: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match="there is no server"):
         door_of(80197)
+
+
+NOBODY = 65534
+
+
+def as_nobody(folder: Path, path: Path) -> str:
+    """Return how another user's attempts end to list the folder and to connect to the socket."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            for attempt in (os.listdir, socket.socket(socket.AF_UNIX).connect):
+                try:
+                    attempt(str(folder if attempt is os.listdir else path))
+                    os.write(writing, b"allowed ")
+                except PermissionError:
+                    os.write(writing, b"denied ")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with open(reading) as said:
+        return said.read()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_is_kept_out(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets.chmod(0o755)
+    monkeypatch.setattr("tempfile.tempdir", str(sockets))
+    folder = Endpoints.create().folder
+    path = path_of(folder, 801)
+
+    async def listening() -> list[str]:
+        async def upgrade(asked: Asked, say: object, left: object) -> str:
+            raise AssertionError
+
+        server = await open_door(path, upgrade)
+        found = [as_nobody(folder, path)]
+        path.chmod(0o777)  # the folder alone keeps others out
+        found.append(as_nobody(folder, path))
+        folder.chmod(0o711)  # the attempts are real
+        found.append(as_nobody(folder, path))
+        server.close()
+        return found
+
+    assert asyncio.run(listening()) == ["denied denied ", "denied denied ", "denied allowed "]
 
 
 @pytest.mark.parametrize(

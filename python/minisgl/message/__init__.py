@@ -156,11 +156,13 @@ class AdapterMsg(Record, frozen=True, kw_only=True):
 
 class WatchMsg(Record, frozen=True, kw_only=True):
     """Ask rank 0 for `WatchReply`s during `seconds` (`minisgl_gateway.watch.xray`). With `seq`, ask
-    for one that has the state of the replica (`minisgl_gateway.router.replica_state`) and the same
-    seq."""
+    for one that has the same seq and the state of the replica
+    (`minisgl_gateway.router.replica_state`), or with memory an `EngineMemory`
+    (`minisgl_gateway.upgrade.memory`)."""
 
     seconds: float = 0.0
     seq: int | None = None
+    memory: bool = False
 
 
 # --- to the scheduler --------------------------------------------------------------------------
@@ -304,7 +306,7 @@ class AdapterReply(Record, frozen=True, kw_only=True):
 
 class WatchReply(Record, frozen=True, kw_only=True):
     """The answer to a `WatchMsg`. frame: JSON of a frame of the X-ray; with seq, which is the
-    message's, of a `ReplicaState`."""
+    message's, of what it asks for."""
 
     frame: bytes
     seq: int | None = None

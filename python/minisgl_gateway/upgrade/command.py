@@ -31,7 +31,7 @@ def upgrade_parser() -> Parser:
         "request is lost. If it does not start, nothing changes. Run this as the server's user, "
         "with the Python whose code is to serve; both share $TMPDIR.",
         allow_abbrev=False,
-        usage="minisgl upgrade [--port PORT] [--drain S] [--one-engine] [-- FLAGS]",
+        usage="minisgl upgrade [--port PORT] [--drain S] [--engines N] [-- FLAGS]",
     )
     add = parser.add_argument
     add(
@@ -45,10 +45,11 @@ def upgrade_parser() -> Parser:
         "settings; else they end with an error (default: %(default)s)",
     )  # fmt: skip
     add(
-        "--one-engine", action="store_true",
-        help="for a machine whose memory holds one engine at a time: new requests wait, open ones "
-        "have S seconds, and the old engine ends before the new one starts. If that fails, the old "
-        "one starts again. Needs a server with --restart",
+        "--engines", type=integer(1, 2), metavar="N",
+        help="1: new requests wait, open ones have S seconds, and the old engine ends before the "
+        "new one starts; if that fails, the old one starts again. Needs a server with --restart. "
+        "2: the old engine runs until its requests have ended (default: 2 if the memory that is "
+        "free holds another engine like the old one, else 1)",
     )  # fmt: skip
     return parser
 
@@ -66,7 +67,7 @@ def upgrade(argv: Sequence[str], began: float) -> int:
         python=sys.executable,
         python_path=os.environ.get("PYTHONPATH", ""),
         drain_s=given["drain"],
-        one_engine=given["one_engine"],
+        engines=given["engines"],
     )
     request = msgspec.json.encode(asked) + b"\n"
     if len(request) > MAX_LINE:

@@ -28,13 +28,13 @@ ASKED_S: Final = 5.0
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The request, one line of JSON. flags: they count before the server's own. python,
     python_path: of the code that takes over. drain_s: how long open requests may take before they
-    move or end. one_engine: the old engine ends before the new one starts."""
+    move or end. engines: how many run at a time; None for as many as the memory holds."""
 
     flags: list[str]
     python: str
     python_path: str
     drain_s: float
-    one_engine: bool
+    engines: int | None
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from minisgl.errors import ConfigError, EngineError
+from minisgl.message import WatchMsg, WatchReply
 from minisgl.runtime.workers import Workers
 from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
@@ -34,12 +37,17 @@ from minisgl_gateway.upgrade.family import FirstProcess
 from minisgl_gateway.upgrade.guests import HostFrontend, Replies
 from minisgl_gateway.upgrade.inherited import Flags, Inherited
 from minisgl_gateway.upgrade.link import Identity, Link, NotStarted, Ready
+from minisgl_gateway.upgrade.memory import EngineMemory
 from minisgl_gateway.upgrade.successor import Successor, start
 
 logger = get_logger(__name__)
 
 CHECK_S: Final = 0.05
 """How often the old server looks whether it has any connection or request left."""
+
+ANSWER_S: Final = 30.0
+"""The longest wait for the engine, which answers between two steps. On a CPU, a step of a long
+prompt takes seconds."""
 
 LAST_S: Final = 2.0
 """How long the ends of the last answers may be on their way, until connections are closed."""
@@ -151,13 +159,14 @@ class UpgradableServer(Server):
             raise ConfigError("an upgrade of this server runs already")
         if self._frontend.is_draining or self._http.should_exit:
             raise ConfigError("this server is shutting down")
-        self._is_upgrading = True
+        self._is_upgrading, is_alone = True, False
         try:
-            if asked.one_engine:
+            is_alone = not await self._holds_two(asked.engines, say)
+            if is_alone:
                 await self._make_room(asked.drain_s, say)
             successor, link, theirs = await self._start(asked, say, left)
         except Exception:
-            if asked.one_engine:
+            if is_alone:
                 await self._go_back()
             self._is_upgrading = False
             if self._failure:
@@ -166,12 +175,12 @@ class UpgradableServer(Server):
         self._hand_over(successor, theirs)
         num_open = self._frontend.num_open
         say(f"the new server (pid {successor.process.pid}) has the port; open requests: {num_open}")
-        if not asked.one_engine:
+        if not is_alone:
             await self._wait(lambda: self._num_left, asked.drain_s)
         if self._restart:
             await asyncio.wait([self._restart])
         num_moved = num_open = self._frontend.num_open
-        if num_open or asked.one_engine:
+        if num_open or is_alone:
             num_moved = self._move(link, theirs)
             say(f"requests that go on in the new server: {num_moved}")
             await self._wait(lambda: self._frontend.num_open)
@@ -186,10 +195,27 @@ class UpgradableServer(Server):
             raise Upgraded(f"{num_open - num_moved} requests ended with an error")
         return "the old server has ended"
 
+    async def _holds_two(self, asked: int | None, say: Say) -> bool:
+        """Return whether both engines run at a time. asked: how many should; None if the memory
+        says it."""
+        if asked:
+            return asked == 2
+        trips = self._frontend.round_trips
+        answers = await trips.ask(WatchMsg(seq=trips.new_seq(), memory=True), 1, ANSWER_S)
+        if not answers or not isinstance(answers[0], WatchReply):
+            raise EngineError(f"no answer from the engine within {ANSWER_S:g} s; try again later")
+        memory = msgspec.json.decode(answers[0].frame, type=EngineMemory)
+        logger.info("upgrade: %s", memory)
+        say(str(memory))
+        return memory.holds_two
+
     async def _make_room(self, drain_s: float, say: Say) -> None:
         """Let new requests wait, and end the engine when the open ones have, after `drain_s` at
         most. Raises ConfigError if this server cannot."""
-        raise ConfigError("--one-engine needs a server with --restart and without --no-resume")
+        raise ConfigError(
+            "only a server with --restart, without --no-resume, can let requests wait for another "
+            "engine; if the new flags need less memory, ask for both with --engines 2"
+        )
 
     async def _go_back(self) -> None:
         """Undo `_make_room`."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import msgspec
+import psutil
+
 from minisgl.core import Failed
 from minisgl.core.plan import Executor
+from minisgl.engine import Engine
 from minisgl.errors import MinisglError
 from minisgl.message import Control, ProfileMsg, ProfileReply, WatchMsg, WatchReply
 from minisgl.runtime.args import RuntimeArgs
@@ -15,6 +19,7 @@ from minisgl.scheduler.loop import Outbox
 from minisgl_gateway import env
 from minisgl_gateway.args import ours
 from minisgl_gateway.nodes.settings import digest_of
+from minisgl_gateway.upgrade.memory import EngineMemory
 from minisgl_gateway.watch.cost import CostedExecutor, CostedOutbox, Ledger
 from minisgl_gateway.watch.energy import PowerMeter, meter_of
 from minisgl_gateway.watch.line_file import StepLog
@@ -79,8 +84,8 @@ class Profiles(LoopObserver):
 
 
 class Watching(LoopObserver):
-    """Answers requests for frames of the X-ray, and for the state of the replica. Mutable: the
-    first request for the state makes its report."""
+    """Answers requests for frames of the X-ray, for the state of the replica and for its memory.
+    Mutable: the first request for the state makes its report."""
 
     def __init__(self) -> None:
         self._report: ReplicaReport | None = None
@@ -100,12 +105,29 @@ class Watching(LoopObserver):
                 xray = XRay.at(seat, num_output_tokens=seat.scheduler().stats.num_output_tokens)
             xray.watch(message.seconds)
             return True
+        if message.memory:
+            frame = msgspec.json.encode(engine_memory(seat.engine, seat.args))
+            seat.send(WatchReply(frame=frame, seq=message.seq))
+            return True
         if self._report is None:
             step_times = seat.engine.tuning.step_times
             digest = digest_of(ours(seat.args), seat.args.folder)
             self._report = ReplicaReport(seat.scheduler(), seat.meter, step_times, digest=digest)
         seat.send(WatchReply(frame=self._report(), seq=message.seq))
         return True
+
+
+def engine_memory(engine: Engine, args: RuntimeArgs) -> EngineMemory:
+    """Return what `minisgl upgrade` asks about the device of this rank."""
+    plan, device = engine.memory, engine.device
+    needed = plan.weight_bytes + plan.activation_bytes + plan.vision_bytes + plan.kv_bytes
+    free = device.free_bytes()
+    if device.torch_device.type == "cpu":  # the system gives memory when it is first written
+        written = psutil.Process().memory_info().rss
+        needed = max(needed, written)
+        free = max(free - (needed - written), 0)
+    share = plan.memory_ratio if args.num_pages is None else 1.0
+    return EngineMemory(needed=needed, free=free, usable=int(free * share))
 
 
 def steps_of(args: RuntimeArgs, rank: int) -> StepLog | None:

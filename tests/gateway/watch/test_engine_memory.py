@@ -1,0 +1,58 @@
+"""What an engine says of its memory, by which an upgrade chooses one engine at a time or two."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minisgl.runtime.args import RuntimeArgs
+from minisgl_gateway.watch.observers import engine_memory
+
+GIB = 1 << 30
+NUM_PAGES = 7
+
+
+def engine(device: str, free_gib: int, ratio: float) -> Any:
+    """Return an engine that takes 40 GiB. On a CPU it has written less than 1 GiB of them."""
+    sizes = {"weight_bytes": 8, "activation_bytes": 1, "vision_bytes": 1, "kv_bytes": 30}
+    plan = {name: size * GIB for name, size in sizes.items()}
+    return SimpleNamespace(
+        memory=SimpleNamespace(**plan, memory_ratio=ratio),
+        device=SimpleNamespace(
+            torch_device=SimpleNamespace(type=device), free_bytes=lambda: free_gib * GIB
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "free_gib", "ratio", "num_pages", "holds_two"),
+    [
+        ("cuda", 8, 0.9, None, False),
+        ("cuda", 44, 0.9, None, False),  # the second one's cache would be smaller
+        ("cuda", 45, 0.9, None, True),
+        ("cuda", 41, 0.9, NUM_PAGES, True),
+        ("cpu", 79, 0.5, NUM_PAGES, False),  # the first one may write 39 GiB more
+        ("cpu", 81, 0.5, NUM_PAGES, True),
+        ("cpu", 118, 0.5, None, False),
+        ("cpu", 121, 0.5, None, True),
+        ("cpu", 20, 0.5, None, False),
+    ],
+)
+def test_two_engines_if_the_second_gets_as_much(
+    device: str,
+    free_gib: int,
+    ratio: float,
+    num_pages: int | None,
+    holds_two: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = SimpleNamespace(rss=GIB // 2)
+    monkeypatch.setattr("psutil.Process.memory_info", lambda self: written)
+    args = RuntimeArgs(num_pages=num_pages)
+    memory = engine_memory(engine(device, free_gib, ratio), args)
+    assert memory.holds_two is holds_two
+    assert memory.needed == 40 * GIB
+    assert ("one engine at a time" in str(memory)) is not holds_two
+    assert 0 <= memory.usable <= memory.free <= free_gib * GIB
