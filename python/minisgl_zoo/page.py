@@ -37,7 +37,7 @@ with the model's own vision tower and `pip install "minisgl[vision]"`; those of 
 larger Gemma 4 on a CPU only. On a GPU, images of Mistral 3 and Qwen3.5 were compared with
 transformers'; those of the others have not run there since they were last mended. A quantised
 vision tower is not used, nor one beside a GGUF file. The text model's loader skips tensors of
-{parts}, which one log line says.
+{parts}, which one log line says; with `--drafts mtp` it reads `mtp`.
 
 | architecture | text model | images |
 |---|---|---|

@@ -21,7 +21,7 @@ from minisgl.models.loading.weight import Checkpoint
 from minisgl.models.spec import Family
 from minisgl.quantization import Part
 from minisgl.utils.logger import get_logger
-from minisgl_zoo.wrapper import part_of, text_name
+from minisgl_zoo.wrapper import model_name, part_of, text_name
 
 logger = get_logger(__name__)
 
@@ -112,6 +112,15 @@ class CheckpointView(Checkpoint):
         self._places, self.names = places, set(places)
         return self
 
+    def need(self, prefix: str, what: str) -> None:
+        """Raise ConfigError, which names the option `what`, if no tensor is below a module."""
+        if not any(name.startswith(prefix) for name in self.names):
+            raise ConfigError(
+                f"{self.folder}: {what} needs the tensors {prefix}*, and the files have none: "
+                "quantised and converted checkpoints often leave them out; use the original one, "
+                f"or leave {what.split()[-1]} out"
+            )
+
     def drop(self, prefix: str) -> None:
         """Leave out the tensors of a module that is not served."""
         skipped = {name for name in self.names if name.startswith(prefix)}
@@ -156,15 +165,9 @@ def open_view(
     folder: Path, config: ModelConfig, family: Family, files: Mapping[str, Any] | None = None
 ) -> CheckpointView:
     """Return the view that the model of `config` needs. files: see `Checkpoint`."""
-    view = CheckpointView(folder, text_name, files)
+    view = CheckpointView(folder, model_name if config.mtp else text_name, files)
     view = family.view(view, config) if family.view else view
     return view.renamed(family.names)
-
-
-def text_only(view: CheckpointView, config: ModelConfig) -> CheckpointView:
-    """Return the view unchanged. `open_view` made it with `text_name`, so it has only the text
-    model's tensors."""
-    return view
 
 
 def fused(view: CheckpointView, config: ModelConfig) -> CheckpointView:

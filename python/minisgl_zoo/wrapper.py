@@ -56,7 +56,7 @@ OTHER_PARTS = (
     *("audio_tower", "embed_vision", "embed_audio", "vision_embedder"),
     *("vision_adapter", "vision_projection", "mm_projector"),
 )
-"""Modules beside the text model. Their tensors are not read. mtp is multi-token prediction."""
+"""Modules beside the text model. Their tensors are not read, unless `model_name` keeps them."""
 
 
 def text_values(values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -92,6 +92,11 @@ def text_name(name: str) -> str | None:
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
     return name.removeprefix("language_model.")
+
+
+def model_name(name: str) -> str | None:
+    """Return `text_name`, and the name of a tensor of multi-token prediction."""
+    return name if name.startswith("mtp.") else text_name(name)
 
 
 def part_of(name: str) -> str:

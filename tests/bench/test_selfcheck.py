@@ -76,7 +76,7 @@ def test_the_builtin_model_passes() -> None:
 
 def test_a_model_that_predicts_its_next_tokens_passes(tmp_path: Path) -> None:
     """With its own layer as the drafter, also beside retractions. Each guess is right."""
-    save_predicting(tmp_path, "glm4-moe", is_certain=True)
+    save_predicting(tmp_path, "qwen3.5", is_certain=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path() / name, tmp_path)
     conditions = check(model=str(tmp_path), drafts="mtp", max_seq_len=128)

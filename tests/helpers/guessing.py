@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from helpers.engine_runs import greedy, make_engine, make_scheduler
+import numpy as np
+
+from helpers.engine_runs import drive, greedy, make_engine, make_scheduler
 from helpers.model_harness import VOCAB, random_ids
 from helpers.predicting import Predicting
 from minisgl.core import Plan, SamplingParams, StepOutcome, StepResult
 from minisgl.core.plan import Flight
-from minisgl.core.req import Mask
+from minisgl.core.req import Mask, Masker
 from minisgl.core.step_times import StepTimes
 from minisgl.engine import Engine
+from minisgl.message import UserMsg
 from minisgl.scheduler import Scheduler
 
 FREE_ROWS = StepTimes(prompt_us=((16, 1_000.0),), decode_us=1_000.0)
@@ -82,6 +85,58 @@ def check_guesses(
         assert first - second > 1e-4, "the reference nearly ties; take another seed"
         assert watched.guesses[uid, position] == int(row.argmax()), position
     return len(ids) - prompt
+
+
+def check_requests(model: Predicting, *, overlap: bool = True) -> None:
+    """Compare outputs and guesses with the reference's: behind chunks, behind a reused prefix,
+    behind decodes, and behind drafts, which are all wrong but by chance. A prefix that another
+    request continues otherwise is not compared."""
+    engine = engine_of(model)
+    scheduler = scheduler_of(engine, max_prefill_tokens=16)
+    watched: Any = Watched(engine)
+    outputs = drive(
+        watched,
+        [(prompt, greedy(24)) for prompt in PROMPTS],
+        turns=[0, 0, 3, 5],
+        scheduler=scheduler,
+        overlap=overlap,
+    )
+    checked = 0
+    for uid, (prompt, output) in enumerate(zip(PROMPTS, outputs, strict=True)):
+        assert output == reference_output(model, prompt, output)
+        checked += check_guesses(model, watched, uid, len(prompt), prompt + output)
+    again = [PROMPTS[0] + outputs[0][:9], PROMPTS[3] + outputs[3][:1]]
+    more = drive(
+        watched,
+        [(prompt, greedy(8)) for prompt in again],
+        scheduler=scheduler,
+        overlap=overlap,
+        first_uid=4,
+    )
+    assert scheduler.stats.num_cached_tokens > 100
+    for uid, (prompt, output) in enumerate(zip(again, more, strict=True), 4):
+        checked += check_guesses(model, watched, uid, len(prompt), prompt + output)
+    assert checked == 4 * 24 + 2 * 8
+    assert scheduler.stats.num_drafted > 40
+    engine.close()
+
+
+class ThirdMasker:
+    """Allows a third of the vocabulary, which depends on the whole output."""
+
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
+        said = [*output, *drafts]
+        bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
+        bits[:VOCAB] = (np.arange(VOCAB) + 5 * sum(said) + len(said)) % 3 == 0
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        return ()
+
+
+def every_third_token(message: UserMsg) -> Masker | None:
+    """Return the masker of two of three requests."""
+    return ThirdMasker() if message.uid % 3 else None
 
 
 def reference_output(model: Predicting, prompt: list[int], output: list[int]) -> list[int]:

@@ -18,10 +18,17 @@ from minisgl.models.spec import Family, LayerSpec, layers_of
 from minisgl_zoo.blocks.delta_net import GatedDeltaNet
 from minisgl_zoo.blocks.gated_attention import GatedAttention
 from minisgl_zoo.blocks.gemma import GemmaNorm, GemmaNormFused
-from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, sliding_rope, sparse_layers
+from minisgl_zoo.blocks.layer_kinds import (
+    layer_types,
+    layers_of_types,
+    refuse,
+    sliding_rope,
+    sparse_layers,
+)
+from minisgl_zoo.blocks.next_tokens import NextTokenLayer, predicting
 from minisgl_zoo.blocks.views import TransposedExperts
 from minisgl_zoo.recurrent.spec import DeltaSpec
-from minisgl_zoo.view import CheckpointView, text_only
+from minisgl_zoo.view import CheckpointView
 
 LINEAR = "linear_attention"
 
@@ -89,6 +96,26 @@ def without_mellum_drafts(view: CheckpointView, config: ModelConfig) -> Checkpoi
     return view
 
 
+class HybridNextTokens(NextTokenLayer):
+    """Its tensors are beside the model's, and its norms are as the model's."""
+
+    norm_type, state_norm_type = GemmaNormFused, GemmaNorm
+    prefix, block_prefix = "mtp", "mtp.layers.0"
+    names = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"
+
+
+def with_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
+    """Return the view, which has the layer of multi-token prediction if it is asked for. Raises
+    ConfigError if the files have none, or another form of it."""
+    if config.mtp:
+        fields = config.fields
+        view.need("mtp.", "--drafts mtp")
+        refuse(fields, "mtp_use_dedicated_embeddings", "--drafts mtp takes the model's embedding")
+        if fields.integer(COUNT, 1) > 1:
+            raise fields.error(COUNT, "1, since --drafts mtp serves no chain of layers")
+    return view
+
+
 HYBRID = {
     "num_key_value_heads": 2,
     "head_dim": 256,
@@ -105,18 +132,23 @@ MIXTURE = {
     "shared_expert_intermediate_size": 512,
     "norm_topk_prob": True,
 }
+COUNT = "mtp_num_hidden_layers"
+"""Qwen3-Next's files have the layer, and their config.json does not say so."""
 hybrid = partial(plain, layers=partial(hybrid_layers, fused=False), qk_norm=True)
+guessing = partial(predicting, kind=HybridNextTokens, count=COUNT, default=1)
 
-QWEN3_5 = Family(spec=hybrid, defaults={**HYBRID, "num_key_value_heads": 4}, view=text_only)
+QWEN3_5 = Family(
+    spec=guessing(hybrid), defaults={**HYBRID, "num_key_value_heads": 4}, view=with_drafts
+)
 QWEN3_5MOE = Family(
-    spec=partial(hybrid, moe=hybrid_mixture),
+    spec=guessing(partial(hybrid, moe=hybrid_mixture)),
     defaults={**HYBRID, **MIXTURE, "num_experts": 256, "num_experts_per_tok": 8},
-    view=text_only,
+    view=with_drafts,
 )
 QWEN3NEXT = Family(
-    spec=partial(hybrid, layers=partial(hybrid_layers, fused=True), moe=hybrid_mixture),
+    spec=guessing(partial(hybrid, layers=partial(hybrid_layers, fused=True), moe=hybrid_mixture)),
     defaults={**HYBRID, **MIXTURE, "num_experts": 512, "num_experts_per_tok": 10},
-    view=text_only,
+    view=with_drafts,
 )
 QWEN3VLMOETEXT = replace(
     QWEN3_MOE,

@@ -46,6 +46,7 @@ def without_drafts(view: CheckpointView, config: ModelConfig) -> CheckpointView:
     """Leave out the layers of multi-token prediction, which follow the last layer. The first one
     stays if it is asked for, without what it shares with the model."""
     if config.mtp:
+        view.need(f"model.layers.{config.num_layers}.", "--drafts mtp")
         for shared in ("embed_tokens", "shared_head.head"):
             view.drop(f"model.layers.{config.num_layers}.{shared}.")
     count = config.fields.integer("num_nextn_predict_layers", 1, minimum=0)

@@ -24,6 +24,7 @@ def qwen35(file: GgufValues) -> Fields:
         "linear_key_head_dim": file.get("ssm.state_size"),
         "linear_value_head_dim": file.get("ssm.inner_size") // value_heads,
         "linear_conv_kernel_dim": file.get("ssm.conv_kernel"),
+        "mtp_num_hidden_layers": 0,  # that of a GGUF file is not read
     }
     if file.get("expert_count", 0):
         fields |= experts(file) | shared_expert(file)

@@ -18,9 +18,9 @@ SUPPORTED = (
 )
 
 ROUTERS: Final = re.compile(r"\.(gate|router|router\.proj|router\.layer|shared_expert_gate)$")
-PERHAPS_PLAIN: Final = re.compile(rf"{ROUTERS.pattern}|\.eh_proj$")
-"""Files need not list these as plain: DeepSeek-V3's do not list the projection of multi-token
-prediction."""
+PERHAPS_PLAIN: Final = re.compile(rf"{ROUTERS.pattern}|\.eh_proj$|^mtp\.")
+"""Files need not list these as plain: of multi-token prediction DeepSeek-V3's do not list the
+projection, and of Qwen3.5 and Qwen3.6 many do not list any."""
 QUANTISED: Final = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
 """Ends of tensors' names that only quantised weights have."""
 

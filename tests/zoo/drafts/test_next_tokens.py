@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from helpers import scheduling
 from helpers.engine_ranks import engines
@@ -21,7 +21,9 @@ from helpers.guessing import (
     SAMPLING,
     Watched,
     check_guesses,
+    check_requests,
     engine_of,
+    every_third_token,
     reference_output,
     scheduler_of,
 )
@@ -29,10 +31,8 @@ from helpers.model_harness import VOCAB
 from helpers.predicting import CASES, Predicting, save_predicting
 from minisgl import plugins
 from minisgl.core.args import EngineConfig
-from minisgl.core.req import Mask, Masker
 from minisgl.engine import Engine
 from minisgl.errors import ConfigError
-from minisgl.message import UserMsg
 from minisgl_zoo.drafts import rule as rule_module
 from minisgl_zoo.drafts.predicted import Predicted
 
@@ -64,36 +64,7 @@ def pair(certain: Predicting) -> Iterator[tuple[Engine, Engine]]:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_guesses_are_the_references(random: Predicting, overlap: bool) -> None:
-    """Behind chunks, behind a reused prefix, behind decodes, and behind drafts, which are all wrong
-    but by chance. A prefix that another request continues otherwise is not compared."""
-    engine = engine_of(random)
-    scheduler = scheduler_of(engine, max_prefill_tokens=16)
-    watched: Any = Watched(engine)
-    outputs = drive(
-        watched,
-        [(prompt, greedy(24)) for prompt in PROMPTS],
-        turns=[0, 0, 3, 5],
-        scheduler=scheduler,
-        overlap=overlap,
-    )
-    checked = 0
-    for uid, (prompt, output) in enumerate(zip(PROMPTS, outputs, strict=True)):
-        assert output == reference_output(random, prompt, output)
-        checked += check_guesses(random, watched, uid, len(prompt), prompt + output)
-    again = [PROMPTS[0] + outputs[0][:9], PROMPTS[3]]
-    more = drive(
-        watched,
-        [(prompt, greedy(8)) for prompt in again],
-        scheduler=scheduler,
-        overlap=overlap,
-        first_uid=4,
-    )
-    assert scheduler.stats.num_cached_tokens > 100
-    for uid, (prompt, output) in enumerate(zip(again, more, strict=True), 4):
-        checked += check_guesses(random, watched, uid, len(prompt), prompt + output)
-    assert checked == 4 * 24 + 2 * 8
-    assert scheduler.stats.num_drafted > 40
-    engine.close()
+    check_requests(random, overlap=overlap)
 
 
 @pytest.mark.parametrize("name", SAMPLING)
@@ -124,24 +95,6 @@ def test_answers_are_the_same_with_random_guesses(random: Predicting) -> None:
     assert drive(on, requests, scheduler=scheduler) == expected
     off.close()
     on.close()
-
-
-class ThirdMasker:
-    """Allows a third of the vocabulary, which depends on the whole output."""
-
-    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
-        said = [*output, *drafts]
-        bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
-        bits[:VOCAB] = (np.arange(VOCAB) + 5 * sum(said) + len(said)) % 3 == 0
-        return np.packbits(bits, bitorder="little").view(np.uint32)
-
-    def forced(self, output: Sequence[int]) -> Sequence[int]:
-        return ()
-
-
-def every_third_token(message: UserMsg) -> Masker | None:
-    """Return the masker of two of three requests."""
-    return ThirdMasker() if message.uid % 3 else None
 
 
 def test_masked_rows_have_guesses_too(pair: tuple[Engine, Engine]) -> None:
@@ -243,6 +196,15 @@ def test_a_model_without_the_layer_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(values | {"num_nextn_predict_layers": count}))
     with pytest.raises(ConfigError, match="--drafts mtp needs a layer of multi-token prediction"):
         make_engine((tmp_path, certain.layers), **OPTIONS | {"drafts": "ngram,mtp"})
+
+
+def test_files_without_the_layer_are_refused(certain: Predicting, tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(certain.folder / "config.json")
+    tensors = load_file(certain.folder / "model.safetensors")
+    kept = {name: tensors[name] for name in tensors if ".layers.3." not in name}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"needs the tensors model\.layers\.3\.\*, and the files"):
+        make_engine((tmp_path, certain.layers), **OPTIONS | {"drafts": "mtp"})
 
 
 def test_adapters_exclude_it() -> None:

@@ -17,7 +17,10 @@ import torch
 from helpers.gguf_files import CONFIGS, write
 from helpers.model_harness import Runner, Sequence, load, relative_error
 from minisgl import env
+from minisgl.distributed import SingleRank
 from minisgl.errors import CheckpointError, ConfigError
+from minisgl.kernel.ops import Ops
+from minisgl.models import build_model
 from minisgl.models.loading.reading import read_config
 from minisgl_zoo.gguf.checkpoint import GgufCheckpoint
 from minisgl_zoo.gguf.config import _ends, config_of
@@ -52,6 +55,18 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     assert relative_error(logits, transformers) <= 1e-4
     for each in llama_cpp:
         assert relative_error(logits, each) <= (HALF if name.startswith("gemma") else 1e-4)
+
+
+def test_multi_token_prediction_is_not_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN) as golden:
+        path = Path(golden.extract("qwen3next.gguf", tmp_path))
+    with pytest.raises(ConfigError, match="--drafts mtp needs a layer of multi-token prediction"):
+        build_model(
+            read_config(gguf_folder(path), mtp=True),
+            dtype=torch.float32,
+            ops=Ops(),
+            comm=SingleRank(),
+        )
 
 
 def test_each_architecture_is_compared() -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     CohereConfig,
@@ -19,6 +21,7 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -41,6 +44,7 @@ from minisgl_zoo.weights.scaled import ScaledWeight
 NOTICED = 0.02
 """What a mistake changes, at least: 2,000 times as much."""
 BLOCK = 128
+NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
 # Tensors of q, k and v, and of gate and up, whose parts are whole blocks.
 FUSED = {name: size for name, size in HALF_BLOCKS.items() if name != "head_dim"}
 FUSED |= {"hidden_size": 512, "intermediate_size": 256}
@@ -159,6 +163,25 @@ def test_deepseek_as_released(more: dict[str, str], tmp_path: Path) -> None:
         assert relative_error(logits, expected) <= TOLERANCE
         assert ours == tokens
     assert load(tmp_path / "quantised", mtp=True).mtp, "its projection is not quantised"
+
+
+@pytest.mark.parametrize("is_quantised", [False, True])
+def test_multi_token_prediction_of_qwen_may_be_plain(is_quantised: bool, tmp_path: Path) -> None:
+    """config.json need not list it. Its projection is always plain."""
+    sizes = {**HALF_BLOCKS, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    tensors = save_both(Qwen3_5TextConfig(**sizes), QWEN, quantise("weight_scale_inv"), tmp_path)
+    plain = load_file(tmp_path / "float32" / "model.safetensors")
+    layer, norm = tensors if is_quantised else plain, plain["model.norm.weight"]
+    named = {name.replace("model.", "mtp."): each.clone() for name, each in layer.items()}
+    drafts = {name: each for name, each in named.items() if name.startswith("mtp.layers.")}
+    drafts |= {f"mtp.{name}.weight": norm.clone() for name in ("norm", *NORMS)}
+    drafts["mtp.fc.weight"] = torch.ones(len(norm), 2 * len(norm))
+    save_quantised({**tensors, **drafts}, tmp_path)
+    model: Any = load(tmp_path / "quantised", mtp=True)
+    block = model.mtp.block
+    for weight in (block.mlp.down.weight, block.attention.out.weight, block.mlp.gate_up.weight):
+        assert isinstance(weight, ScaledWeight) == is_quantised
+    assert not isinstance(model.mtp.project.weight, ScaledWeight)
 
 
 @pytest.mark.parametrize(
