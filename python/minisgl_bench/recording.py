@@ -41,7 +41,7 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
-                if not record.keys() & {"config", "arrival", "leave", "end", "frame"}:
+                if not record.keys() & {"config", "arrival", "compiled", "leave", "end", "frame"}:
                     raise ValueError("it has another key")
             except (ValueError, AttributeError) as error:
                 if file == path and number == len(lines):

@@ -58,6 +58,7 @@ class Recording:
         """Raises ConfigError if the file is no recording, or has lost its start."""
         messages: list[tuple[str, dict[str, Any]]] = []
         ends: dict[int, dict[str, Any]] = {}
+        stopped: set[int] = set()  # ended by a message, not by a token
         self.steps: dict[int, Rows] = {}
         settings: dict[str, Any] | None = None
         for record in records_of(path):
@@ -77,18 +78,22 @@ class Recording:
             elif kind == "end":
                 ends[fields["uid"]] = fields
             else:
+                if kind == "leave" and fields["uid"] not in ends:
+                    stopped.add(fields["uid"])
                 messages.append((kind, fields))
         if settings is None or not self.steps:
             raise ConfigError(f"{path} has no step")
         self.overlap: bool = settings.pop("overlap")
         self.config = _config(settings)
-        stopped = {fields["uid"] for kind, fields in messages if kind == "leave"}
         self.tokens: dict[int, IdArray] = {}
         self.turns: dict[int, list[SchedulerMsg]] = {}
         for kind, fields in messages:
             message: SchedulerMsg
             if kind == "arrival":
-                message = self._user_message(fields, ends.get(fields["uid"], {}), stopped)
+                end = ends.get(fields["uid"], {})
+                message = self._user_message(fields, end, stopped)
+                if end.get("is_refused"):
+                    continue  # the reason may be in what is not recorded, such as an unknown id
             elif kind == "compiled":
                 message = CompiledMsg(uid=fields["uid"])
             elif fields["num_tokens"] is None:
@@ -103,10 +108,13 @@ class Recording:
         uid, num_prompt = arrival["uid"], arrival["input_length"]
         hashes = end.get("all_hash_ids", arrival["hash_ids"])
         length = num_prompt + end["output_length"] if "all_hash_ids" in end else num_prompt
+        num_known = num_prompt + arrival.get("num_output", 0)
         blocks = [
             np.random.default_rng(one).integers(1, VOCAB_SIZE, BLOCK_TOKENS) for one in hashes
         ]
         tokens = np.concatenate(blocks)[:length].astype(np.int32)
+        # Of a request that has not ended, the output is not known.
+        tokens = np.pad(tokens, (0, max(num_known - length, 0)))
         self.tokens[uid] = tokens
         ends_by_token = end.get("reason") == "stop" and uid not in stopped
         sampling = SamplingParams(
@@ -120,6 +128,7 @@ class Recording:
             uid=uid, ids=ids_to_bytes(tokens[:num_prompt].tolist()), sampling=sampling,
             priority=arrival["priority"], share=KeyShare(*arrival["share"]),
             grammar="recorded" if arrival.get("has_grammar") else "",
+            output=ids_to_bytes(tokens[num_prompt:num_known].tolist()) or None,
             adapter=Adapter(digest, "") if (digest := arrival.get("adapter")) else None,
         )  # fmt: skip
 

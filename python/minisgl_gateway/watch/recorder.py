@@ -6,11 +6,11 @@ FILE has JSON lines. Each is an object with one key:
     frame     a `minisgl_gateway.watch.xray.Frame`; the page's X-ray opens such a file
     arrival   a request: turn, at_s (since the start), uid, input_length, hash_ids, max_tokens,
               priority, share, scored (the prompt's log-probabilities are wanted), has_grammar,
-              adapter (its digest, or null)
+              adapter (its digest, or null), num_output (of the tokens that another engine has made)
     compiled  the grammar of a request is compiled, so it may start: turn, uid
     leave     a client left, or a stop string ended its text: turn, uid, num_tokens (null: all)
     end       a request has ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
-              decode_s, all_hash_ids (of the prompt and the output together)
+              decode_s, all_hash_ids (of the prompt and the output together), is_refused
 
 hash_ids: one digest for each block of 16 tokens, of the block and all before it. Requests with a
 common prefix have common digests. Their key is drawn at the start and written nowhere, so no text
@@ -32,8 +32,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from minisgl.core.event import Event, Failed, Finished, Token
-from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg
+from minisgl.core.event import Accepted, Event, Failed, Finished, Token
+from minisgl.message import (
+    AbortMsg,
+    CompiledMsg,
+    SchedulerMsg,
+    StopMsg,
+    UserMsg,
+    ids_from_bytes,
+)
 from minisgl.runtime.observers import LoopObserver, Seat
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.loop import Inbox, Outbox
@@ -53,6 +60,7 @@ class Recorder(LoopObserver):
         self._key = secrets.token_bytes(16)
         self._began = time.perf_counter()
         self._open: dict[int, tuple[UserMsg, list[int]]] = {}  # by uid, with the output so far
+        self._new: set[int] = set()  # neither accepted nor refused yet
 
     def attach(self, seat: Seat) -> None:
         XRay.at(seat, self.frame)
@@ -73,7 +81,9 @@ class Recorder(LoopObserver):
         self._file.write({"config": {**asdict(config), "overlap": overlap}})
 
     def arrived(self, turn: int, message: UserMsg) -> None:
-        self._open[message.uid] = message, []
+        output: list[int] = ids_from_bytes(message.output or b"").tolist()
+        self._open[message.uid] = message, output
+        self._new.add(message.uid)
         arrival = {
             "turn": turn,
             "at_s": round(time.perf_counter() - self._began, 6),
@@ -86,6 +96,7 @@ class Recorder(LoopObserver):
             "scored": message.sampling.prompt_logprobs is not None,
             "has_grammar": bool(message.grammar),
             "adapter": message.adapter and message.adapter.digest,
+            "num_output": len(output),
         }
         if message.sampling.pooling:
             arrival["pooling"] = message.sampling.pooling
@@ -98,6 +109,9 @@ class Recorder(LoopObserver):
         num_tokens = message.num_tokens if isinstance(message, StopMsg) else None
         self._file.write({"leave": {"turn": turn, "uid": message.uid, "num_tokens": num_tokens}})
 
+    def accepted(self, event: Accepted) -> None:
+        self._new.discard(event.uid)
+
     def wrote(self, event: Token) -> None:
         if event.uid in self._open:
             self._open[event.uid][1].append(event.id)
@@ -105,6 +119,9 @@ class Recorder(LoopObserver):
     def ended(self, event: Finished | Failed) -> None:
         end: dict[str, Any] = {"uid": event.uid, "reason": "error", "output_length": 0}
         message, output = self._open.pop(event.uid, (None, []))
+        if event.uid in self._new:
+            self._new.remove(event.uid)
+            end["is_refused"] = True
         if isinstance(event, Finished):
             if message:
                 ids = np.array(output[: event.num_output_tokens], "<i4").tobytes()
@@ -163,6 +180,8 @@ class RecordedOutbox:
         for event in events:
             if isinstance(event, Token):
                 self._recorder.wrote(event)
+            elif isinstance(event, Accepted):
+                self._recorder.accepted(event)
             elif isinstance(event, Finished | Failed):
                 self._recorder.ended(event)
 

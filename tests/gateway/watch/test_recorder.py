@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.core import SamplingParams
 from minisgl.core.adapters import Adapter
-from minisgl.core.event import Token
+from minisgl.core.event import Finished, Token
 from minisgl.core.step_times import StepTimes
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import AbortMsg, CompiledMsg, SchedulerMsg, StopMsg, UserMsg, ids_to_bytes
@@ -214,6 +214,37 @@ def test_the_scheduler_plans_a_recording_again(tmp_path: Path) -> None:
         replay_plans(path)
     with pytest.raises(SystemExit):
         replay.main([str(path), "--plans", "--url", "x"])
+
+
+def rarer_messages(scheduler: Scheduler, kept: ListOutbox) -> list[SchedulerMsg] | None:
+    """A grammar is compiled later, an answer goes on, an id is not of the vocabulary, and a stop
+    string is found after a token has ended the request."""
+    ended = {event.uid: event for event in kept.events if isinstance(event, Finished)}
+    if 10 not in scheduler.requests.by_uid and 10 not in ended:
+        ids = ids_to_bytes([*PREFIX, *range(20)])
+        stops = SamplingParams(temperature=0.0, max_tokens=60, stop_token_ids=tuple(range(90)))
+        sampling = SamplingParams(temperature=0.0, max_tokens=12)
+        return [
+            UserMsg(uid=10, ids=ids, sampling=stops),
+            UserMsg(uid=11, ids=ids, sampling=sampling, grammar="{}"),
+            UserMsg(uid=12, ids=ids, sampling=sampling, output=ids_to_bytes([*range(9)])),
+            UserMsg(uid=13, ids=ids_to_bytes([100]), sampling=sampling),
+        ]
+    if 10 in ended and 11 in scheduler.requests.compiling:
+        assert ended[10].reason == "stop"
+        return [CompiledMsg(uid=11)]
+    if sum(isinstance(event, Token) and event.uid == 11 for event in kept.events) == 3:
+        return [StopMsg(uid=10, num_tokens=1)]
+    return [] if scheduler.runnable else None
+
+
+def test_rarer_messages_are_planned_again(tmp_path: Path) -> None:
+    path = tmp_path / "flight"
+    record(path, [[*PREFIX, uid] for uid in range(3)], more=rarer_messages)
+    assert '"is_refused":true' in path.read_text()
+    said = replay_plans(path)
+    assert "of 7 requests, all as recorded" in said
+    assert "more" not in said
 
 
 def test_the_replay_finds_a_plan_that_reads_wrong_pages(
