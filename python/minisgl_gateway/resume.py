@@ -186,8 +186,10 @@ class ResumingFrontend(HostFrontend):
 
     def adopt(self, message: TokenizeMsg, link: Link) -> int:
         uid = super().adopt(message, link)
-        if message.output and (kept := self._kept.get(uid)):
-            kept.output.extend(ids_from_bytes(message.output).tolist())
+        if kept := self._kept.get(uid):
+            # The ids of an output that is repeated come again, with its text.
+            known = b"" if message.repeats else message.output or b""
+            kept.output.extend(ids_from_bytes(known).tolist())
         return uid
 
     def hold_on(self) -> None:

@@ -23,7 +23,7 @@ from helpers.engine_replies import Queue, accepted, ending, read, text
 from helpers.running_server import RunningServer, assert_nothing_left
 from minisgl.core import Failed, SamplingParams
 from minisgl.errors import ConfigError, EngineError, WorkerDied
-from minisgl.message import TextPrompt, WatchMsg, ids_from_bytes
+from minisgl.message import TextPrompt, WatchMsg, ids_from_bytes, ids_to_bytes
 from minisgl.server.clients import Origin
 from minisgl.utils.zmq import Endpoints
 from minisgl_gateway.args import GatewayArgs
@@ -212,6 +212,26 @@ def test_a_request_goes_on_by_another_uid() -> None:
     asyncio.run(two.moved(go_on))
     written, (end,), error = read(call)
     assert (written, end.num_output_tokens, end.num_resumed, error) == ("ab", 2, 1, "")
+
+
+def test_an_output_that_is_repeated_is_kept_once() -> None:
+    """A router has sent it: the ids come again with the text."""
+    two, prompt = Two(), TextPrompt(text="once")
+    outputs = {0: ids_to_bytes([7])}
+    call = two.old.submit([prompt], SamplingParams(), origin=Origin(), outputs=outputs)
+
+    def go_on() -> None:
+        (sent,) = two.engine.sent
+        assert (sent.output, sent.repeats) == (outputs[0], True)
+        for reply in (accepted(0, sent), text(0, "a", 7), text(0, "b", 8)):
+            two.new._deliver(reply, 0.0)
+        (kept,) = two.new._kept.values()
+        again = kept.again(40)
+        assert (ids_from_bytes(again.output).tolist(), again.repeats) == ([7, 8], False)
+        two.new._deliver(ending(0, 2), 0.0)
+
+    asyncio.run(two.moved(go_on))
+    assert read(call)[0] == "ab"
 
 
 def test_a_client_that_leaves_ends_the_request_in_the_new_server() -> None:
