@@ -183,6 +183,16 @@ def test_a_request_goes_on_once(engines: Engines) -> None:
     assert read(later)[2] == ""
 
 
+def test_a_planned_end_is_no_request_s_fault(engines: Engines) -> None:
+    """An upgrade ends the engine of requests that an engine's death has moved already."""
+    call = engines.submit(PROMPT)
+    engines.pause()
+    engines.resume()
+    engines.frontend.pause(DIED, Restarting(DIED, 1.0), is_planned=True)
+    assert [again.uid for again in engines.resume()] == [0]
+    assert read(call)[2] == ""
+
+
 def test_a_prompt_that_is_too_large_to_be_kept_ends(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

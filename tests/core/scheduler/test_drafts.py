@@ -174,7 +174,7 @@ def test_a_stop_token_inside_accepted_drafts_ends_the_request() -> None:
 def test_no_row_computes_a_stop_token_or_beyond_the_end() -> None:
     _, plan = drafting(lambda req: [7, EOS, 8])
     assert plan.num_drafts == 1
-    _, plan = drafting(lambda req: [7] * 20)
+    _, plan = drafting(lambda req: [7] * 20, max_running=32)
     assert plan.ends[-1] == 2 + 9 - 1, "the last token is sampled, and not computed"
 
 

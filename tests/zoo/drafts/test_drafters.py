@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from helpers.scheduling import add, make, settle
+from minisgl.core.image import LOWEST
 from minisgl.core.req import Req
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.scheduler import Scheduler
+from minisgl_zoo.drafts import history as history_module
 from minisgl_zoo.drafts.following import following
 from minisgl_zoo.drafts.forced import Forced
 from minisgl_zoo.drafts.history import GRAM, History
@@ -48,6 +50,11 @@ def test_a_prediction_is_text_before_the_prompt() -> None:
     for token in (1, 2, 3):
         drafter.add(token)
     assert list(drafter.next(9))[:2] == [4, 5]
+
+
+def test_of_a_long_prompt_the_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MOST_TOKENS", 7)
+    assert list(history([*range(20, 40), 1, 2, 3, 4, 1, 2, 3]).next(2)) == [4, 1]
 
 
 @pytest.mark.parametrize("length", range(6))
@@ -106,6 +113,18 @@ def test_a_tree_guesses_what_followed_in_an_earlier_request() -> None:
     assert list(drafter.next(3)) == []
 
 
+def test_a_tree_guesses_no_id_of_an_image() -> None:
+    """A prompt may go on with one. The model has no such tokens."""
+    scheduler = make(page_size=2)
+    tree = scheduler.requests.cache.prefix_cache
+    ids = np.array([1, 2, 3, 7, 8, LOWEST, LOWEST + 1, 9], np.int32)
+    tree.insert(tree.match(ids[:0]), ids, scheduler.requests.cache._allocator.allocate(4), 0)
+    add(scheduler, 0, [1, 2, 3])
+    scheduler.plan()
+    drafter = Continuation(scheduler.requests.by_uid[0], scheduler.requests)
+    assert list(drafter.next(9)) == [7, 8]
+
+
 def test_a_tree_guesses_within_a_namespace() -> None:
     scheduler = make(page_size=2)
     finished(scheduler, 0, [1, 2, 3], [10, 11, 12, 13, 14, 15])
@@ -144,7 +163,7 @@ def test_ids_that_follow_are_found_as_a_plain_search_does() -> None:
 
 class _Masker:
     def forced(self, output: Sequence[int]) -> Sequence[int]:
-        return [1, 2, 3][len(output) :] if len(output) < 3 else ()
+        return [1, 2, 3][len(output) :] or [5, 6][len(output) - 3 :]
 
 
 def test_a_grammar_is_asked_again_where_its_guess_was_wrong_or_ends() -> None:
@@ -158,4 +177,4 @@ def test_a_grammar_is_asked_again_where_its_guess_was_wrong_or_ends() -> None:
     drafter.add(7)
     assert list(drafter.next(9)) == [3], "asked again"
     drafter.add(3)
-    assert list(drafter.next(9)) == []
+    assert list(drafter.next(9)) == [5, 6], "its guess has ended"
