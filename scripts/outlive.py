@@ -359,7 +359,7 @@ def run_routed(num_rounds: int, seed: int) -> Result:
     result = Result(seed=seed, tp=1)
     flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", "float32"]
     flags += ["--drain-timeout", "0"]
-    names = [name for name in sorted(ASKS) if name not in ("ollama", "scored")]
+    names = [name for name in sorted(ASKS) if name != "ollama"]
     with tempfile.TemporaryDirectory(prefix="outlive") as scratch, contextlib.ExitStack() as stack:
         servers = [Process(Path(scratch), "serve", *flags) for _ in range(2)]
         urls = [part for server in servers for part in ("--replica", server.url)]

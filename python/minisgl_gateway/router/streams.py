@@ -44,6 +44,7 @@ class Stream:
         self.digest, self.failure = "", b""
         self._path, self._seed = path, secrets.randbits(63)
         self._outputs: dict[int, list[int]] = {}
+        self._shown: dict[int, list[int]] = {}
         self._ended: list[int] = []
         self._goes_on = False
         self._num_asked, self._has_begun = 0, False
@@ -65,17 +66,14 @@ class Stream:
         self._num_asked += 1
         line: dict[str, Any] = {"path": self._path, "seed": self._seed}
         if self._goes_on:
-            line |= {"outputs": self._outputs, "ended": self._ended}
+            shown = {index: n for index, n in self._shown.items() if index not in self._outputs}
+            line |= {"outputs": self._outputs, "shown": shown, "ended": self._ended}
         return msgspec.json.encode(line) + b"\n" + body
 
     def goes_on(self) -> bool:
         """Let the next request continue the answer. Returns False if it cannot."""
-        # A prompt whose own text was sent (`echo`), and no output, would send it again.
-        is_unknown = self._has_begun and not self._outputs
-        if self._num_asked > 1 or is_unknown or not all(self._outputs.values()):
-            return False
-        self._goes_on = bool(self._outputs)  # else nothing was sent
-        return True
+        self._goes_on = bool(self._outputs or self._shown)  # else nothing was sent
+        return self._num_asked <= 1 and self._goes_on == self._has_begun
 
     def read(self, data: bytes) -> bytes:
         """Return the piece of the answer without what is for the router."""
@@ -90,11 +88,14 @@ class Stream:
         return _NOTE.sub(self._note, shown)
 
     def _note(self, found: re.Match[bytes]) -> bytes:
-        index, *ids = msgspec.json.decode(found[1])
-        if ids:
-            self._outputs.setdefault(index, []).extend(ids[0])
-        elif index not in self._ended:
-            self._ended.append(index)
+        match msgspec.json.decode(found[1]):
+            case [index] if index not in self._ended:
+                self._ended.append(index)
+            case [index, [], num_chars, num_tokens]:
+                shown = self._shown.setdefault(index, [0, 0])
+                self._shown[index] = [shown[0] + num_chars, shown[1] + num_tokens]
+            case [index, ids]:
+                self._outputs.setdefault(index, []).extend(ids)
         return b""
 
 

@@ -5,11 +5,12 @@ The answer is that of the endpoint. Comments in it, which only the router reads,
 before them have::
 
     : minisgl [INDEX,[ID,...]]     these ids of the output of a prompt of the call
+    : minisgl [INDEX,[],CHARS,N]   so much text of the prompt itself, and N of its tokens
     : minisgl [INDEX]              the prompt's end
     : minisgl []                   this server cannot go on; the error that follows says why
 
-For another server the router adds the ids. That server computes them, and writes their events to
-bring the shape of the answer to the same state, but sends only what comes after them.
+For another server the router adds what was sent. That server computes it again, and writes its
+events to bring the shape of the answer to the same state, but sends only what comes after them.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ ENDS: Final = frozenset(("worker_died", "worker_hung", "engine_ended_twice", "en
 
 class Relayed(Json, frozen=True, kw_only=True):
     """path: the endpoint, one of `RELAYED`. seed: of a request without one. outputs: the ids that
-    an earlier server has sent, by the prompt's index in the call; None for a new request. ended:
-    the indices of prompts whose ends were sent."""
+    an earlier server has sent, by the prompt's index in the call; None for a new request. shown:
+    characters and tokens of a prompt that were sent before any id. ended: the indices of prompts
+    whose ends were sent."""
 
     path: str
     seed: int
     outputs: dict[int, list[Count]] | None = None
+    shown: dict[int, tuple[Count, Count]] = msgspec.field(default_factory=dict)
     ended: list[int] = msgspec.field(default_factory=list)
 
 
@@ -113,6 +116,7 @@ class _Noted(Shape):
         self._shape, self._ended = shape, relayed.ended
         self._goes_on = relayed.outputs is not None
         self._left = {index: len(ids) for index, ids in (relayed.outputs or {}).items()}
+        self._shown = dict(relayed.shown)
 
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
         return self._shape.whole(outputs)
@@ -124,7 +128,7 @@ class _Noted(Shape):
 
     def text(self, index: int, reply: TextReply) -> bytes:
         if (left := self._left.get(index, 0)) <= 0 and index not in self._ended:
-            return self._shape.text(index, reply) + _note(index, reply.token_ids)
+            return self._new_text(index, self._not_shown(index, reply))
         self._left[index] = left - len(reply.token_ids)
         if not reply.logprobs:  # they are not computed again
             none = TokenText(data=b"", offset=0)
@@ -132,6 +136,24 @@ class _Noted(Shape):
             reply = replace(reply, logprobs=[0.0] * num, tokens=[none] * num)
         self._shape.text(index, reply)
         return b""
+
+    def _new_text(self, index: int, reply: TextReply) -> bytes:
+        ids, text, prompt = reply.token_ids, reply.text, reply.prompt
+        if ids:
+            return self._shape.text(index, reply) + _note(index, ids)
+        if not (text or prompt):
+            return b""
+        return self._shape.text(index, reply) + _note(index, ids, len(text), len(prompt))
+
+    def _not_shown(self, index: int, reply: TextReply) -> TextReply:
+        """Write what an earlier server has sent of the prompt itself. Returns the rest."""
+        num_chars, num_tokens = self._shown.get(index, (0, 0))
+        text, prompt = reply.text[:num_chars], reply.prompt[:num_tokens]
+        if not (text or prompt):
+            return reply
+        self._shown[index] = (num_chars - len(text), num_tokens - len(prompt))
+        self._shape.text(index, TextReply(uid=reply.uid, text=text, token_ids=[], prompt=prompt))
+        return replace(reply, text=reply.text[num_chars:], prompt=reply.prompt[num_tokens:])
 
     def end(self, index: int, end: Finished) -> bytes:
         data = self._shape.end(index, self._counted(end))

@@ -17,13 +17,14 @@ from helpers.scripted_server import MODEL, ScriptedServer
 from helpers.waiting import until
 from minisgl.core import Accepted, Finished
 from minisgl.errors import EngineError, NonFiniteLogits, WorkerDied
-from minisgl.message import TextReply, TokenizeMsg, TokenText, ids_from_bytes
+from minisgl.message import PromptToken, TextReply, TokenizeMsg, TokenText, ids_from_bytes
 from minisgl.message.frontend import PongMsg, UserReply
 from minisgl_gateway.router.streams import Stream
 
 DIED = WorkerDied("engine", -9)
 NUM = 6
 """Tokens of an answer. Choice 1 ends after half of them."""
+PROMPT = "echoed "
 
 
 class Engine:
@@ -41,13 +42,30 @@ class Engine:
         if done:
             assert message.repeats
             yield self._text(message, done, has_logprobs=False)
+        elif sampling.shows_prompt:
+            yield from self._prompt(uid)
         most = NUM // 2 if sampling.seed == 6 else NUM
-        for token in range(len(done), most):
-            while token == self.most and most == NUM:
-                self.is_there.set()
-                yield PongMsg(seq=0)  # nothing
+        for token in range(len(done), most if sampling.max_tokens != 0 else 0):
+            if token == self.most and most == NUM:
+                yield from self._nothing()
             yield self._text(message, [token], has_logprobs=sampling.logprobs)
         yield Finished(uid=uid, reason="length", num_prompt_tokens=2, num_output_tokens=most)
+
+    def _prompt(self, uid: int) -> Iterator[UserReply]:
+        """Yield the text at once and the tokens one by one, half of them if the answer is to stop
+        without output; an engine that does not stop yields other pieces."""
+        tokens = [PromptToken(id=n, data=b"p", offset=n, logprob=-2.0) for n in range(len(PROMPT))]
+        size = 1 if self.most < NUM else 3
+        for first in range(0, len(PROMPT), size):
+            if first == len(PROMPT) // 2 and not self.most:
+                yield from self._nothing()
+            text = PROMPT[first : first + size] if size > 1 else PROMPT * (not first)
+            yield TextReply(uid=uid, text=text, token_ids=[], prompt=tokens[first : first + size])
+
+    def _nothing(self) -> Iterator[UserReply]:
+        while True:
+            self.is_there.set()
+            yield PongMsg(seq=0)
 
     def _text(self, message: TokenizeMsg, ids: list[int], *, has_logprobs: bool) -> TextReply:
         return TextReply(
@@ -198,13 +216,24 @@ def test_an_error_of_the_request_ends_it(stack: ExitStack) -> None:
     assert pair.second.server.received == []
 
 
-def test_a_prompt_that_is_shown_does_not_come_twice() -> None:
-    """Its text came before any output, so another replica would send it again."""
-    stream = Stream.of("POST", "/v1/completions", b'{"stream": true}')
-    assert stream
-    stream.request(b"")
-    assert stream.read(b"data: {}\n\n: minisgl [0,[]]\n\n") == b"data: {}\n\n"
-    assert not stream.goes_on()
+@pytest.mark.parametrize("most", [0, 2])
+def test_a_prompt_that_is_shown_comes_once(most: int, stack: ExitStack) -> None:
+    """The first engine ends when it has shown a part of the prompt, or all and some output."""
+    pair = Pair(stack, most=most)
+    fields = {"prompt": "a", "echo": True, "logprobs": 1, "seed": 1}
+    found = chunks(pair.ask("/v1/completions", **fields))
+    choices = [choice for each in found for choice in each["choices"]]
+    assert "".join(choice["text"] for choice in choices) == PROMPT + words(0)
+    shown = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    logprobs = [number for each in shown for number in each["token_logprobs"]]
+    assert logprobs == [-2.0] * len(PROMPT) + [-1.0] * NUM
+    assert found[-1]["timings"]["resumed"] == 1
+
+
+def test_a_prompt_without_output_goes_on(stack: ExitStack) -> None:
+    found = chunks(Pair(stack, most=0).ask("/generate", text="a", prompt_logprobs=0, max_tokens=0))
+    shown = [token["logprob"] for each in found for token in each.get("prompt_logprobs") or ()]
+    assert shown == [-2.0] * len(PROMPT)
 
 
 def test_text_that_looks_like_a_note_is_text() -> None:
