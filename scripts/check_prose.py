@@ -20,6 +20,8 @@ _COMMAND: Final = re.compile(
 )
 _SCRIPT: Final = re.compile(r"\b(scripts/\w+\.(?:py|sh))\b")
 _LINK: Final = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+_FENCE: Final = re.compile(r"^(?! *```\w*(?: \w+)?$).*```.*", re.MULTILINE)
+"""A line with the fence of a block and more: the block has been joined with the text around it."""
 _HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _STANDS_FOR: Final = re.compile(r"\b[A-Z]{1,9}\b|[\[\]<>…]|\.\.\.")
 """A word in capitals, or another mark that a reader replaces."""
@@ -62,8 +64,11 @@ def command_fault(line: str, parse: Callable[[str], None]) -> str:
 
 
 def faults(path: Path, parse: Callable[[str], None]) -> Iterator[str]:
-    """Yield a line for each command, script or link of a page that does not exist."""
+    """Yield a line for each command, script or link of a page that does not exist, and for each
+    fence that does not stand alone."""
     name, text = path.relative_to(ROOT), path.read_text(encoding="utf-8")
+    for line in _FENCE.findall(text):
+        yield f"{name}: a fence stands alone: {line.strip()}"
     for line in [] if path in RECORDS else commands(path):
         if said := command_fault(line, parse):
             yield f"{name}: {line}: {said}"

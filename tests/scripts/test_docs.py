@@ -39,12 +39,17 @@ def test_faults_of_a_text(docs: SimpleNamespace) -> None:
 Run `minisgl bench ofline`, `minisgl serve --no-such-flag`, `minisgl bench compare A.json B.json`
 or `python -m minisgl_bench.studies paired --rounds N`; see [x](no.md), [y](api.md#none) and
 scripts/none.py.
+
+  ```json {"a":
+  1} ```
 """
     page = ROOT / "docs" / "clients.md"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_text", lambda path, **options: text)
         found = list(docs.check_prose.faults(page, docs.parse))
     assert [fault.split(": ")[1] for fault in found] == [
+        "a fence stands alone",
+        "a fence stands alone",
         "minisgl bench ofline",
         "minisgl serve --no-such-flag",
         "there is no scripts/none.py",
