@@ -12,6 +12,7 @@ from minisgl.core.sampling import ONLY_EMBEDS
 from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.utils.text import counted, size_of
+from minisgl.utils.turns import is_full
 
 LEFT: Final = " and at least one must be left for the answer"
 MAX_PIXEL_BYTES: Final = 2**30
@@ -23,13 +24,14 @@ def admissible_max_tokens(
     prompt: IdArray,
     sampling: SamplingParams,
     *,
-    num_waiting: int,
+    waiting: Sequence[Req] = (),
+    key: int = 0,
     output: Sequence[int] = (),
 ) -> int:
     """Return the most output tokens of the request: its `max_tokens`, or as many as fit.
 
-    output: of an earlier engine. Raises RequestError, which states the limit, if the request can
-    never fit or the queue is full.
+    waiting: the queue. key: the number of the request's API key. output: of an earlier engine.
+    Raises RequestError, which states the limit, if the request can never fit or the queue is full.
     """
     num_prompt, asked = len(prompt), sampling.max_tokens
     if config.is_encoder and (not sampling.pooling or sampling.logit_ids):
@@ -75,9 +77,11 @@ def admissible_max_tokens(
             got=num_prompt + asked,
             param="max_tokens",
         )
-    if config.max_queued is not None and num_waiting >= config.max_queued:
+    if config.max_queued is not None and is_full(
+        config.max_queued, [req.order.key for req in waiting], key
+    ):
         raise ServerBusy(
-            f"the queue is full with {counted(num_waiting, 'request')}; try again later, or raise "
+            f"the queue is full with {counted(len(waiting), 'request')}; try again later, or raise "
             "--max-queued-requests"
         )
     max_tokens = limit - num_prompt if asked is None else asked

@@ -118,7 +118,8 @@ class Scheduler:
                 self.config,
                 prompt,
                 message.sampling,
-                num_waiting=len(self.requests.queued) if is_new else 0,
+                waiting=self.requests.queued if is_new else (),
+                key=message.share.key,
                 output=output,
             )
             if images:

@@ -1,4 +1,5 @@
-"""Queues in which keys take turns, so that one client's work does not wait for all of another's.
+"""Queues in which keys take turns, so that one client's work does not wait for all of another's,
+and the share of a key in a queue that is full.
 
 A key is anything that names a client. The items of a key keep their order.
 """
@@ -7,12 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def is_full(most: int, keys: Collection[Hashable], key: Hashable) -> bool:
+    """Return whether a queue with items of `keys` takes no further one of `key`.
+
+    Above `most` items a key may still add one if it has less than an equal share of `most`: the
+    others cannot shut it out. So k keys have at most `most` * (1 + 1/2 + ... + 1/k) items.
+    """
+    if len(keys) < most:
+        return False
+    held = Counter(keys)
+    return held[key] >= max(most // len(held), 1)
 
 
 class TurnQueue(Generic[T]):

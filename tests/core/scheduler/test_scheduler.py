@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from minisgl.errors import EngineError, InvalidSampling
 from minisgl.message import (
     AbortMsg,
     CompiledMsg,
+    KeyShare,
     StopMsg,
     UserMsg,
     ids_from_bytes,
@@ -259,6 +261,20 @@ def test_a_full_queue_is_busy() -> None:
     assert "full with 1 request;" in answer.message
 
 
+def test_a_key_cannot_fill_the_queue_of_another() -> None:
+    """Each key may have an equal share; the queue is then longer than its bound."""
+    scheduler, uid = make(max_queued=4), count()
+
+    def accepts(key: int) -> bool:
+        return isinstance(add(scheduler, next(uid), [1], share=KeyShare(0, key)), Accepted)
+
+    assert [accepts(1) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert [accepts(2) for _ in range(4)] == [True] * 2 + [False] * 2
+    assert [accepts(key) for key in (3, 3, 1, 2, 4, 5, 5)] == [True] + [False] * 3 + [True] * 2 + [
+        False
+    ]
+
+
 def test_a_full_queue_does_not_hide_that_a_request_can_never_fit() -> None:
     scheduler = make(max_queued=1, max_seq_len=60)
     add(scheduler, 0, [1])
@@ -394,7 +410,7 @@ def test_min_tokens_needs_an_allowed_token_that_does_not_end_the_answer() -> Non
 
     def admit(**fields: Any) -> int:
         sampling = SamplingParams(allowed_token_ids=(EOS,), min_tokens=1, **fields)
-        return admissible_max_tokens(config, prompt, sampling, num_waiting=0)
+        return admissible_max_tokens(config, prompt, sampling)
 
     for ends in ({}, {"ignore_eos": True, "stop_token_ids": (EOS,)}):
         with pytest.raises(InvalidSampling, match="has only tokens that end the answer"):
