@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,13 +34,15 @@ class Kept:
 
 
 class ResponseStore:
-    """Answers by id. Mutable. When they exceed `max_bytes`, the one used longest ago is dropped."""
+    """Answers by id. Mutable. When they exceed `max_bytes`, the owner with the most bytes loses the
+    answer that it used longest ago. So no key pushes out what another one keeps in its share."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: dict[str, Kept] = {}
+        self._used: dict[str, OrderedDict[str, None]] = {}  # ids by owner, the latest used last
         self._answer_of: dict[str, str] = {}  # by the item's id
-        self._num_bytes = 0
+        self._num_bytes: Counter[str] = Counter()  # by owner
 
     def put(
         self,
@@ -57,10 +59,12 @@ class ResponseStore:
         self._kept[id] = Kept(
             owner=owner, messages=messages, answer=answer, items=items, num_bytes=num_bytes
         )
+        self._used.setdefault(owner, OrderedDict())[id] = None
         self._answer_of |= {item.id: id for item in items}
-        self._num_bytes += num_bytes
-        while self._num_bytes > self._max_bytes:
-            self._drop(next(iter(self._kept)))
+        self._num_bytes[owner] += num_bytes
+        while self._num_bytes.total() > self._max_bytes:
+            ((largest, _),) = self._num_bytes.most_common(1)
+            self._drop(next(iter(self._used[largest])))
 
     def get(self, id: str, owner: str, *, param: str | None = None, status: int = 404) -> Kept:
         """Return an answer. param: the field that names it.
@@ -76,7 +80,7 @@ class ResponseStore:
             )
             error.code, error.status = "previous_response_not_found", status
             raise error
-        self._kept.move_to_end(id)
+        self._used[owner].move_to_end(id)
         return kept
 
     def delete(self, id: str, owner: str) -> None:
@@ -100,6 +104,9 @@ class ResponseStore:
 
     def _drop(self, id: str) -> None:
         kept = self._kept.pop(id)
-        self._num_bytes -= kept.num_bytes
+        del self._used[kept.owner][id]
+        self._num_bytes[kept.owner] -= kept.num_bytes
+        if not self._used[kept.owner]:
+            del self._used[kept.owner], self._num_bytes[kept.owner]
         for item in kept.items:
             self._answer_of.pop(item.id, None)

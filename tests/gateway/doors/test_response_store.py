@@ -93,7 +93,8 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
     kept = [i for i in range(20) if store._kept.get(f"r{i}")]
     assert kept == list(range(20 - len(kept), 20))
     assert 1 < len(kept) < 6
-    assert store._num_bytes == sum(each.num_bytes for each in store._kept.values()) <= 3000
+    held = sum(each.num_bytes for each in store._kept.values())
+    assert store._num_bytes.total() == held <= 3000
     store.put("large", "alice", [message] * 20, message)
     with pytest.raises(InvalidRequest):
         store.get("large", "alice")
@@ -110,3 +111,18 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
     assert store.get(f"r{kept[0]}", "alice").messages == [message]
     with pytest.raises(InvalidRequest):
         store.get(f"r{kept[1]}", "alice")
+
+
+def test_a_key_pushes_out_its_own_answers_only() -> None:
+    message = Message(role="user", content="x")
+    size = len(msgspec.json.encode([[message], message]))
+    store = ResponseStore(max_bytes=4 * size)
+    store.put("hers", "bob", [message], message)
+    for name in "abcdef":
+        store.put(name, "alice", [message], message)
+    assert sorted(store._kept) == ["d", "e", "f", "hers"]
+    store.put("third", "carol", [message], message)
+    assert sorted(store._kept) == ["e", "f", "hers", "third"]
+    for name in list(store._kept):
+        store._drop(name)
+    assert (store._used, store._num_bytes) == ({}, {})
