@@ -33,8 +33,12 @@ KEEP_ALIVE_S: Final = 30
 shorter than a proxy's 60 s."""
 
 MAX_HEAD_BYTES: Final = 64 * 2**10
-"""The most bytes of a request's line and headers; one read of the socket may exceed it. Parsing
-takes memory, and time that grows with the square of the length."""
+"""The most bytes of a request's line and headers. Parsing takes memory, and time that grows with
+the square of the length."""
+
+MAX_AHEAD: Final = 16
+"""The most requests that a client may send behind one that has no answer yet. Thousands fit in one
+read of the socket, and nobody else is served while they are parsed."""
 
 HEAD_S: Final = 30.0
 """The longest wait for a complete head (a request's line and headers) on a connection without an
@@ -113,6 +117,9 @@ class _Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_AHEAD:
+            self._reset()
+            raise ConnectionError("too many requests without an answer")  # this ends the parsing
         super().on_message_begin()
         self._is_reading = True
         cast(dict[str, Any], self.scope)[ABORT_CONNECTION] = self._reset
@@ -148,8 +155,7 @@ class _Protocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._num_pending > MAX_HEAD_BYTES:
-            too_large = f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes"
-            self._refuse(refusal(too_large, status=431, code="headers_too_large"))
+            self._refuse(_too_large())
         elif self.cycle is None or self.cycle.response_complete:
             # This is no head (but a blank line, or the rest of a body that was refused), and yet
             # it has ended uvicorn's wait for the next request.
@@ -161,8 +167,10 @@ class _Protocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         self.app = self._served
-        if self._connections.is_over and self.url.partition(b"?")[0] not in PROBES:
-            self.app = _refuse_connection
+        if len(self.url) + sum(len(n) + len(v) + 4 for n, v in self.headers) > MAX_HEAD_BYTES:
+            self.app = partial(_refuse, _too_large())  # it came in one read
+        elif self._connections.is_over and self.url.partition(b"?")[0] not in PROBES:
+            self.app = partial(_refuse, _too_many())
         if self.parser.get_http_version() != "1.1":
             self.expect_100_continue = False  # RFC 9110, 10.1.1
             self.app = partial(_unframed, self.app)
@@ -206,13 +214,18 @@ class _Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request on a connection above the bound, and close the connection."""
-    error = refusal(
-        "all connections of this server have requests; try again later",
-        status=503,
-        code="too_many_connections",
-    )
+def _too_large() -> InvalidRequest:
+    what = f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes"
+    return refusal(what, status=431, code="headers_too_large")
+
+
+def _too_many() -> InvalidRequest:
+    what = "all connections of this server have requests; try again later"
+    return refusal(what, status=503, code="too_many_connections")
+
+
+async def _refuse(error: InvalidRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request instead of the application, and close the connection."""
     response = error_response(error, scope["path"])
     response.headers["Connection"] = "close"
     await response(scope, receive, send)
