@@ -13,7 +13,7 @@ from minisgl.server.observe import Observer
 from minisgl.server.web.errors import error_response
 from minisgl_gateway.keys.ring import Key, KeyRing
 from minisgl_gateway.lora import ADAPTER_PATHS
-from minisgl_gateway.watch.replica import PREFIX_HEADER
+from minisgl_gateway.watch.replica import PREFIX_HEADER, PROMPT_PATHS
 
 OPEN: Final = frozenset(("/", "/docs", "/favicon.ico", "/health", "/ready"))
 """Paths without a key: probes have none, and the web pages ask their user for one."""
@@ -33,7 +33,8 @@ class KeyGuard:
     """Answers requests without a valid key with 401, and those above a key's limits with 429.
 
     It sets `scope["api_key"]` to the key of a request that passes. Only POST counts against the
-    limit of requests; a router's request for a prompt's hashes (`PREFIX_HEADER`) does not.
+    limit of requests; a router's request for a prompt's hashes (`PREFIX_HEADER`) does not. Other
+    paths do not know that header.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, observer: Observer) -> None:
@@ -75,7 +76,7 @@ class KeyGuard:
                     code="not_permitted",
                 )
         elif scope["method"] == "POST":
-            key.admit(counts=PREFIX_HEADER not in headers)
+            key.admit(counts=PREFIX_HEADER not in headers or path not in PROMPT_PATHS)
         return key
 
 

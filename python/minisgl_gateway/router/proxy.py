@@ -45,15 +45,10 @@ from minisgl_gateway.router.replica_state import PromptHashes
 from minisgl_gateway.router.stream_errors import last_event
 from minisgl_gateway.router.streams import pieces
 from minisgl_gateway.router.upstream import Answer, Headers, ReplicaFailed, end_to_end, with_key
-from minisgl_gateway.watch.replica import PREFIX_HEADER
+from minisgl_gateway.watch.replica import PREFIX_HEADER, PROMPT_PATHS
 
 logger = get_logger(__name__)
 
-OF_THE_MODEL: Final = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
-     "/api/chat", "/api/generate")
-)  # fmt: skip
-"""Requests to these paths have a prompt, whose cached prefix decides which replica gets them."""
 OF_ONE_REPLICA: Final = frozenset(
     ("/start_profile", "/stop_profile", "/xray/events", *ADAPTER_PATHS)
 )
@@ -162,7 +157,7 @@ class RouterApp:
             await self._relay(request, self._named(scope), send)
         elif path.startswith(STORED):
             await self._send(await self._from_holder(request), request, send)
-        elif path in OF_THE_MODEL and method == "POST" and len(self._fleet.up) > 1:
+        elif path in PROMPT_PATHS and method == "POST" and len(self._fleet.up) > 1:
             await self._to_the_best(request, send)
         else:
             await self._relay(request, None, send)

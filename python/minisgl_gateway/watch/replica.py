@@ -27,6 +27,11 @@ from minisgl_gateway.router.prefix_hashes import prompt_hashes
 from minisgl_gateway.router.replica_state import PromptHashes, ReplicaState
 
 PREFIX_HEADER: Final = "x-minisgl-prefix"
+PROMPT_PATHS: Final = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
+     "/api/chat", "/api/generate")
+)  # fmt: skip
+"""Requests to these paths have a prompt, whose cached prefix decides which replica gets them."""
 
 TIMEOUT_S: Final = 30.0
 """The longest wait for a state. A step of a long prompt on a CPU takes seconds."""

@@ -128,6 +128,17 @@ def test_only_the_whole_key_is_found(ring: KeyRing) -> None:
     assert ring.find(SECRET)
 
 
+def test_a_header_of_routers_saves_no_request_where_it_means_nothing(
+    guarded: ScriptedServer,
+) -> None:
+    headers = {"x-api-key": SECRET, "x-minisgl-prefix": "16"}
+    with httpx.Client(base_url=guarded.url, headers=headers) as http:
+        for _ in range(4):  # the limit is 3
+            assert http.post("/v1/completions", json={"prompt": "a"}).json()["page_size"] == 16
+        statuses = [http.post("/tokenize", json={"prompt": "a"}).status_code for _ in range(4)]
+    assert statuses == [200, 200, 200, 429]
+
+
 def test_a_key_stops_counting_a_request_whose_client_leaves(
     ring: KeyRing, guarded: ScriptedServer
 ) -> None:
