@@ -92,7 +92,7 @@ def _of_folder(url: str, folder: Path) -> bytes:
         path = Path(unquote(urlsplit(url).path)).resolve(strict=True)
         if path.is_relative_to(folder) and path.is_file() and path.stat().st_size <= MAX_BYTES:
             return path.read_bytes()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # of a ring of links
         pass
     raise Unusable(f"is no file of at most {MAX_BYTES:,} bytes below --allowed-media-folder")
 

@@ -199,12 +199,14 @@ def test_files_below_the_folder_and_no_others(tmp_path: Path) -> None:
     (folder / "a.png").write_bytes(DATA)
     (tmp_path / "secret.png").write_bytes(b"secret")
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "ring.png").symlink_to(folder / "ring.png")
     media = Media(folder=str(folder))
     assert read((folder / "a.png").as_uri(), media) == DATA
     for wrong in (
         f"file://{folder}/../secret.png",
         f"file://{folder}/link.png",
         f"file://{folder}/missing.png",
+        f"file://{folder}/ring.png",
         f"file://{folder}",
         "file:///etc/passwd",
         "file:///dev/zero",
