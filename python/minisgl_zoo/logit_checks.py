@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the API's process checks, and has no tokenizer
     from minisgl.tokenizer import Tokenizer
 
 MAX_LOGIT_BIAS: Final = 1024
+MAX_ALLOWED: Final = 2**18
+"""As many as the largest vocabularies have. The server checks each, and answers nobody then."""
 MAX_BAD_WORDS: Final = 256
 MAX_BAD_WORD_LENGTH: Final = 256
 MAX_BAD_WORD_IDS: Final = 4 * MAX_BAD_WORD_LENGTH + 4
@@ -40,6 +42,10 @@ def _logit_bias(name: str, bias: Any) -> dict[int, float]:
 
 
 def _allowed_token_ids(name: str, allowed: Any) -> tuple[int, ...]:
+    if isinstance(allowed, tuple | list) and len(allowed) > MAX_ALLOWED:
+        raise InvalidSampling(
+            f"{name} may have at most {MAX_ALLOWED} tokens, got {len(allowed)}", param=name
+        )
     if not isinstance(allowed, tuple | list) or not all(map(_is_token, allowed)):
         raise InvalidSampling(
             f"{name} must be a tuple of token ids, got {brief(allowed)}", param=name

@@ -38,6 +38,7 @@ from minisgl.server.clients import Job, Key, Origin
 from minisgl.server.errors import Draining, encodable
 from minisgl.server.observe import Observer
 from minisgl.server.round_trip import RoundTripReply, RoundTrips
+from minisgl.utils.turns import is_full
 from minisgl.utils.zmq import AsyncPullQueue, PushQueue
 
 MAX_COPIES_BYTES: Final = 64 * 2**20
@@ -125,7 +126,7 @@ class Frontend:
         messages: list[TokenizeMsg] = []
         try:
             with encodable():
-                _check_size(prompts[::num_choices], num_choices)
+                _check_size(prompts[::num_choices], sampling, num_choices)
                 for position, (uid, prompt) in enumerate(zip(uids, prompts, strict=True)):
                     choice = position % num_choices
                     params = sampling.with_seed(choice)
@@ -172,7 +173,7 @@ class Frontend:
         self._check_failure()
         if self.is_draining:
             raise Draining
-        if self._max_open is not None and self.num_open >= self._max_open:
+        if self._max_open is not None and self._is_full(self._max_open, key):
             # The scheduler refuses above --max-queued-requests; as many again are on the way to it.
             raise ServerBusy(f"{self.num_open} prompts are open already; try again later")
         if self._max_queued is not None and num_prompts > self._max_queued:
@@ -185,6 +186,13 @@ class Frontend:
             )
         if key:
             key.check(priority)
+
+    def _is_full(self, most: int, key: Key | None) -> bool:
+        if self.num_open < most:
+            return False
+        jobs = map(self._jobs.get, self._calls)
+        keys = [job.share.key if job else NO_KEY.key for job in jobs]
+        return is_full(most, keys, key.number if key else NO_KEY.key)
 
     def _check_failure(self) -> None:
         if self.failure:
@@ -263,14 +271,18 @@ class Frontend:
         return self._tokenizers[uid % len(self._tokenizers)]
 
 
-def _check_size(prompts: Sequence[Prompt], num_choices: int) -> None:
-    """Raise InvalidRequest if the copies of the prompts for all choices are too large together."""
-    if num_choices == 1:  # `body` limits its size
+def _check_size(prompts: Sequence[Prompt], sampling: SamplingParams, num_choices: int) -> None:
+    """Raise InvalidRequest if the copies that a call makes of its prompts, for all choices, and of
+    its sampling parameters, for all prompts, are too large together."""
+    num_copies = num_choices * len(prompts)
+    if num_copies == 1:  # `body` limits its size
         return
-    num_bytes = num_choices * sum(len(msgspec.msgpack.encode(prompt)) for prompt in prompts)
+    num_bytes = num_copies * len(msgspec.msgpack.encode(sampling))
+    if num_choices > 1:
+        num_bytes += num_choices * sum(len(msgspec.msgpack.encode(prompt)) for prompt in prompts)
     if num_bytes > MAX_COPIES_BYTES:
         raise InvalidRequest(
-            f"{num_choices} choices need {num_bytes / 2**20:.0f} MiB for copies of the prompt, and "
-            f"{MAX_COPIES_BYTES >> 20} MiB are allowed; ask for fewer choices in one call",
-            param="n",
+            f"{num_copies} answers need {num_bytes / 2**20:.0f} MiB for copies of the prompt and "
+            f"its options, and {MAX_COPIES_BYTES >> 20} MiB are allowed; ask for fewer in one call",
+            param="n" if num_choices > 1 else "prompt",
         )

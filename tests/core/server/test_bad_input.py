@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from helpers.api_requests import (
     hello,
     refused,
 )
+from helpers.key_files import FILE, OTHER, SECRET, key_file, key_ring
 from helpers.scripted_server import ScriptedServer
 
 FUNCTION = {"type": "function", "name": "f"}
@@ -315,11 +317,37 @@ def test_more_open_prompts_than_may_wait_on_their_way() -> None:
         assert error["message"] == "2 prompts are open already; try again later"
 
 
+@pytest.mark.needs("minisgl_gateway")
+def test_open_prompts_of_one_key_leave_room_for_another(tmp_path: Path) -> None:
+    body = {"prompt": "one !hang", "stream": True}
+    first, second = {"x-api-key": SECRET}, {"x-api-key": OTHER}
+    with (
+        ScriptedServer(max_queued=1, keys=key_ring(key_file(tmp_path, FILE))) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        http.stream("POST", TEXT, json=body, headers=first),
+        http.stream("POST", TEXT, json=body, headers=first),
+    ):
+        assert http.post(TEXT, json={"prompt": "a"}, headers=first).status_code == 429
+        assert http.post(TEXT, json={"prompt": "a"}, headers=second).status_code == 200
+
+
 def test_many_choices_of_a_large_prompt(http: httpx.Client, server: ScriptedServer) -> None:
     before = len(server.received)
     error = refused(http.post(TEXT, json={"prompt": "a" * 2**20, "n": 65}))
     assert error["param"] == "n"
-    assert "65 MiB for copies of the prompt, and 64 MiB are allowed" in error["message"]
+    assert "65 answers need 65 MiB for copies of the prompt and its options" in error["message"]
+    assert len(server.received) == before
+
+
+@pytest.mark.needs("minisgl_zoo")
+def test_many_prompts_with_a_large_option(http: httpx.Client, server: ScriptedServer) -> None:
+    before = len(server.received)
+    ids = [10**6] * 20_000
+    error = refused(http.post(TEXT, json={"prompt": ["a"] * 1024, "allowed_token_ids": ids}))
+    assert error["param"] == "prompt"
+    assert error["message"].startswith("1024 answers need 98 MiB for copies of the prompt and")
+    error = refused(http.post(TEXT, json={"prompt": "a", "allowed_token_ids": [1] * (2**18 + 1)}))
+    assert error["message"] == "allowed_token_ids may have at most 262144 tokens, got 262145"
     assert len(server.received) == before
 
 
