@@ -1,12 +1,13 @@
 """Ends engines within answers, and compares each answer with one that nothing disturbed.
 
-    python scripts/outlive.py [--rounds N] [--seed S] [--tp N | --routed] [--json FILE]
+    python scripts/outlive.py [--rounds N] [--seed S] [--tp N | --routed] [--dtype T] [--json FILE]
 
 The server has `--restart`, the built-in model and float32. First all kinds of requests are answered
 undisturbed. In a round 1 to 32 of them are open at a time, and one worker is killed, stopped, or
 its engine raises an error. Every answer must be whole and equal: text, calls, token ids, reasons,
 usage, and log-probabilities but for rounding. Round i of seed S is the same in each run but for the
-machine's timing.
+machine's timing. With another --dtype the requests are those of `near_ties`, and ids may differ at
+a near tie.
 
 With --routed a router is before two servers without `--restart`. In a round 32 streams are open,
 and a server or its engine is killed, or the server is asked to end; then it is started again.
@@ -34,6 +35,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
+import near_ties
 from minisgl_bench.report import write_json
 from own_server import START_S, Server, wait_until
 from try_replicas import Process
@@ -173,6 +175,10 @@ class Answer:
     error: str = ""
     is_refused: bool = False
 
+    @property
+    def ids(self) -> list[int]:
+        return self.lists.get("/token_ids", [])
+
     def take(self, value: Any, place: str = "") -> None:
         """Add a piece: texts and lists grow, numbers of usage are kept."""
         if isinstance(value, dict):
@@ -196,7 +202,9 @@ class Answer:
         elif name.endswith("_tokens") or name in ("eval_count", "prompt_eval_count"):
             self.facts[f"{place}/{name}"] = part
         elif name in ("logprob", "token_logprobs", "logprobs") and isinstance(part, float | list):
-            self.numbers += [n for n in (part if isinstance(part, list) else [part]) if n]
+            self.numbers += [
+                n for n in (part if isinstance(part, list) else [part]) if n is not None
+            ]
         elif name in ("token_ids", "tokens", "text_offset", "bytes") and isinstance(part, list):
             self.lists.setdefault(f"{place}/{name}", []).extend(part)
         elif name in ("content", "text", "reasoning_content", "arguments", "name", "partial_json"):
@@ -228,6 +236,26 @@ class Answer:
         return max((abs(a - b) for a, b in pairs), default=0.0)
 
 
+class Whole:
+    """The undisturbed answers by name, and how others are compared with them."""
+
+    def __init__(self, url: str, dtype: str, answers: dict[str, Answer]) -> None:
+        self.answers = answers
+        self.ties: near_ties.NearTies | None = None
+        if dtype != "float32":
+            pairs = {name: (answer.ids, answer.numbers) for name, answer in answers.items()}
+            self.ties = near_ties.NearTies(url, dtype, pairs)
+
+    def difference(self, name: str, answer: Answer) -> str:
+        """Return what differs, or ""."""
+        whole = self.answers[name]
+        if self.ties is None or answer.error:
+            return answer.difference(whole)
+        if answer.facts != whole.facts:
+            return f"{answer.facts} instead of {whole.facts}"
+        return self.ties.difference(name, answer.ids, answer.numbers)
+
+
 def ask(url: str, name: str) -> Answer:
     """Return the answer. A request that comes while the engine starts is sent again."""
     while (answer := _ask(url, name)).is_refused:
@@ -237,7 +265,7 @@ def ask(url: str, name: str) -> Answer:
 
 def _ask(url: str, name: str) -> Answer:
     answer, heard_at = Answer(), time.monotonic()
-    path, body = ASKS[name]
+    path, body = ASKS.get(name) or near_ties.ASKS[name]
     is_ended = False
     try:
         with httpx.stream("POST", url + path, json=body, timeout=200) as response:
@@ -264,8 +292,8 @@ def _ask(url: str, name: str) -> Answer:
 @dataclass(slots=True, kw_only=True)
 class Result:
     """Mutable. resumed: answers that another engine went on with, by kind. excess_s: by fault, the
-    longest pause of an answer beyond the server's time of that start: it noticed the fault, and
-    computed the tokens again.
+    longest pause of a stream beyond the server's time of that start: it noticed the fault, and
+    computed the tokens again. num_ties: answers that differ at a near tie.
     """
 
     seed: int
@@ -276,6 +304,7 @@ class Result:
     num_comments: int = 0
     excess_s: dict[str, float] = field(default_factory=dict)
     rounding: float = 0.0
+    num_ties: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -286,14 +315,12 @@ def faults_of(workers: dict[str, int]) -> list[tuple[str, str]]:
     return [*named[:1], *((kind, "engine") for kind in ERRORS), *named[1:]]
 
 
-def one_round(
-    server: Server, number: int, whole: dict[str, Answer], breaker: Path, result: Result
-) -> None:
+def one_round(server: Server, number: int, whole: Whole, breaker: Path, result: Result) -> None:
     rng = random.Random(result.seed * 100_003 + number)
     workers, num_starts = server.workers(), server.num_starts
     faults = faults_of(workers)
     fault, worker = faults[number % len(faults)]
-    names = rng.choices(sorted(ASKS), k=rng.choice((1, 2, 4, 8, 16, 32)))
+    names = rng.choices(sorted(whole.answers), k=rng.choice((1, 2, 4, 8, 16, 32)))
     answers: list[Answer | None] = [None] * len(names)
 
     def run(index: int) -> None:
@@ -320,11 +347,15 @@ def one_round(
         result.problems.append(f"round {number} ({fault} {worker}): not ready and idle again")
     starts = re.findall(r"started again after (\S+) s", server.log)
     start_s = 0.0 if goes_on else float(starts[-1])
-    pauses = [answer.longest_s - start_s for answer in answers if answer and answer.num_resumed]
+    pauses = [
+        answer.longest_s - start_s
+        for name, answer in zip(names, answers, strict=True)
+        if answer and answer.num_resumed and name != "whole"  # which comes at once
+    ]
     result.excess_s[fault] = max([result.excess_s.get(fault, 0.0), *pauses])
 
 
-def run(num_rounds: int, seed: int, tp: int) -> Result:
+def run(num_rounds: int, seed: int, tp: int, dtype: str = "float32") -> Result:
     result = Result(seed=seed, tp=tp)
     with tempfile.TemporaryDirectory(prefix="outlive") as scratch:
         plugin, folder = Path(scratch) / "plugin", Path(scratch) / "sockets"
@@ -337,16 +368,18 @@ def run(num_rounds: int, seed: int, tp: int) -> Result:
         breaker = Path(scratch) / "break"
         paths = [str(plugin), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "BREAKER": str(breaker)}
-        flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", "float32"]
+        flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", dtype]
         flags += ["--hang-timeout", str(HANG_S), "--tp", str(tp)]
         server = Server(folder, *flags, "--restart", "--max-restarts", "10000")
         try:
-            whole = {name: ask(server.url, name) for name in ASKS}
-            for name, answer in whole.items():
+            asks = ASKS if dtype == "float32" else near_ties.ASKS
+            whole = Whole(server.url, dtype, {name: ask(server.url, name) for name in asks})
+            for name, answer in whole.answers.items():
                 if answer.error or not (answer.texts or answer.numbers):
                     result.problems.append(f"undisturbed, {name}: {answer}")
             for number in range(num_rounds):
                 one_round(server, number, whole, breaker, result)
+            result.num_ties = len(whole.ties.seen.ties) if whole.ties else 0
         finally:
             server.close()
     return result
@@ -367,7 +400,8 @@ def run_routed(num_rounds: int, seed: int) -> Result:
         for process in (*servers, router):
             stack.callback(process.end)
             process.wait_ready()
-        whole = {name: ask(servers[0].url, name) for name in names}
+        answers = {name: ask(servers[0].url, name) for name in names}
+        whole = Whole(servers[0].url, "float32", answers)
         for number in range(num_rounds):
             if not wait_until(lambda: httpx.get(f"{router.url}/health").json()["up"] == 2):
                 result.problems.append(f"round {number}: no two servers are up")
@@ -398,17 +432,15 @@ def engine_of(server: Process) -> int:
     return int(max(workers, key=lambda worker: worker.memory_info().rss).pid)
 
 
-def compare(
-    where: str, name: str, answer: Answer, whole: dict[str, Answer], result: Result
-) -> None:
+def compare(where: str, name: str, answer: Answer, whole: Whole, result: Result) -> None:
     """Count an answer, and compare it with the undisturbed one of this name."""
     result.answers[name] += 1
     result.resumed[name] += bool(answer.num_resumed)
     result.num_comments += answer.num_comments
-    if different := answer.difference(whole[name]):
+    if different := whole.difference(name, answer):
         result.problems.append(f"{where}: {different}")
-    else:
-        result.rounding = max(result.rounding, answer.rounding(whole[name]))
+    elif not whole.ties:
+        result.rounding = max(result.rounding, answer.rounding(whole.answers[name]))
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -420,11 +452,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=14, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--tp", type=int, default=1, help="ranks (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", help="default: %(default)s")
     parser.add_argument("--routed", action="store_true", help="a router and two servers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
-    routed = args.routed
-    result = run_routed(args.rounds, args.seed) if routed else run(args.rounds, args.seed, args.tp)
+    if args.routed:
+        result = run_routed(args.rounds, args.seed)
+    else:
+        result = run(args.rounds, args.seed, args.tp, args.dtype)
     print(json.dumps(as_json(result), indent=1))
     if args.json:
         write_json(args.json, as_json(result))

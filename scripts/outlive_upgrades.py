@@ -1,17 +1,23 @@
 """Upgrades a server under load again and again, and compares each answer with undisturbed ones.
 
-    python scripts/outlive_upgrades.py [--rounds N] [--clients N] [--json FILE]
+    python scripts/outlive_upgrades.py [--rounds N] [--clients N] [--tp N] [--json FILE]
+    python scripts/outlive_upgrades.py --gaps [--rounds N] [--clients N] [--json FILE]
 
 The server has `--restart`, float32, and the built-in model or one with other weights. Clients ask
 all kinds of `outlive.py`, each on a new connection, or on one that stays open. Meanwhile one
 upgrade follows another, in turn: the same flags, where open requests end on the old engine, or
 move; one engine at a time; other weights. Every answer must be whole, and equal to what one of the
 two models answers undisturbed. A refused connection is a problem like any other.
+
+With --gaps it measures instead the time between two tokens of a stream: in `ALONE_S` without an
+upgrade, while another server starts beside, and in an upgrade with a drain, of streams that began
+before it. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import random
@@ -39,6 +45,17 @@ from own_server import Server
 
 QUIET_S: Final = 20.0
 """How long the clients ask before the first upgrade: the longest gap without one."""
+
+ALONE_S: Final = 8.0
+
+LONG: Final = {
+    "prompt": "one, two, three,", "max_tokens": 1900, "ignore_eos": True, "temperature": 1.0,
+    "stream": True,
+}  # fmt: skip
+"""The request of `--gaps`: its answer takes longer than a start."""
+
+JSON: Final = {"Content-Type": "application/json"}
+FLAGS: Final = ("--num-pages", "4096", "--max-prefill-length", "128", "--dtype", "float32")
 
 KEPT: Final = {"prompt": "one, two, three,", "max_tokens": 12, "temperature": 0}
 """The request on connections that stay open."""
@@ -157,14 +174,13 @@ def upgrade(server: Server, *words: str) -> str:
     return f"exit code {done.returncode}: {done.stdout}{done.stderr}" if done.returncode else ""
 
 
-def run(num_rounds: int, num_clients: int) -> Result:
+def run(num_rounds: int, num_clients: int, tp: int) -> Result:
     result = Result()
     with tempfile.TemporaryDirectory(prefix="outlive") as scratch:
         folder = Path(scratch) / "sockets"
         folder.mkdir()
         models = [str(model_path()), str(other_model(Path(scratch) / "other"))]
-        flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", "float32"]
-        flags += ["--restart", "--served-model-name", "minisgl-builtin"]
+        flags = [*FLAGS, "--tp", str(tp), "--restart", "--served-model-name", "minisgl-builtin"]
         server = Server(folder, *flags, "--model", models[1])
         try:
             second = undisturbed(server.url)
@@ -193,18 +209,104 @@ def run(num_rounds: int, num_clients: int) -> Result:
     return result
 
 
+class Streams:
+    """Clients that read long streams until they are stopped. Mutable: it keeps the gaps.
+
+    gaps: (end of the gap, its seconds, beginning of the stream).
+    """
+
+    def __init__(self, url: str, num: int) -> None:
+        self.gaps: list[tuple[float, float, float]] = []
+        self.problems: list[str] = []
+        self._url, self._is_over = url, threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(num)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        host = self._url.removeprefix("http://")
+        while not self._is_over.is_set():
+            connection = http.client.HTTPConnection(host, timeout=200)
+            begun, heard_at, line = time.monotonic(), 0.0, b""
+            connection.request("POST", "/v1/completions", json.dumps(LONG), JSON)
+            answer = connection.getresponse()
+            for read in answer:
+                if self._is_over.is_set():
+                    break
+                if not read.startswith(b"data: "):
+                    continue
+                now, line = time.monotonic(), read
+                if heard_at:
+                    self.gaps.append((now, now - heard_at, begun))
+                heard_at = now
+            if not self._is_over.is_set() and line != b"data: [DONE]\n":
+                self.problems.append(f"a stream ended with {line!r}")
+            connection.close()
+
+    @contextmanager
+    def phase(self, found: list[dict[str, float]], *, only_old: bool = False) -> Iterator[None]:
+        """Add the gaps within the block to `found`. only_old: of streams that began before it."""
+        first = time.monotonic()
+        yield
+        last = time.monotonic()
+        its = [each for each in self.gaps if first <= each[0] <= last]
+        gaps = sorted(gap for _, gap, begun in its if begun < first or not only_old)
+        parts = {"longest_s": 1.0, "p999_s": 0.999, "p99_s": 0.99, "median_s": 0.5}
+        at = {name: gaps[min(int(len(gaps) * part), len(gaps) - 1)] for name, part in parts.items()}
+        counts = {"seconds": last - first, "num_gaps": float(len(gaps))}
+        found.append({name: round(value, 4) for name, value in (at | counts).items()})
+        print(found[-1], flush=True)
+
+
+def measure_gaps(num_rounds: int, num_streams: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"alone": [], "another server": [], "upgrade": [], "problems": []}
+    with tempfile.TemporaryDirectory(prefix="outlive") as scratch:
+        folder, beside = Path(scratch) / "sockets", Path(scratch) / "beside"
+        folder.mkdir()
+        beside.mkdir()
+        server = Server(folder, *FLAGS, "--restart")
+        streams = Streams(server.url, num_streams)
+        try:
+            for _ in range(num_rounds):
+                time.sleep(ALONE_S / 4)  # the streams begin
+                with streams.phase(found["alone"]):
+                    time.sleep(ALONE_S)
+                with streams.phase(found["another server"]):
+                    other = Server(beside, *FLAGS)
+                other.close()
+                time.sleep(ALONE_S / 4)
+                with streams.phase(found["upgrade"], only_old=True):
+                    wrong = upgrade(server, *MODES["drain"])
+                found["problems"] += [wrong] * bool(wrong)
+        finally:
+            streams.stop()
+            server.close()
+    found["problems"] += streams.problems
+    return found
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=4, help="of each sort (default: 4)")
+    parser.add_argument("--tp", type=int, default=1, help="ranks (default: %(default)s)")
+    parser.add_argument("--gaps", action="store_true", help="measure the time between tokens")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
-    result = run(args.rounds, args.clients)
-    found = {name: getattr(result, name) for name in Result.__slots__}
+    if args.gaps:
+        found = measure_gaps(args.rounds, args.clients)
+    else:
+        result = run(args.rounds, args.clients, args.tp)
+        found = {name: getattr(result, name) for name in Result.__slots__}
     print(json.dumps(found, indent=1))
     if args.json:
         write_json(args.json, found)
-    return int(bool(result.problems))
+    return int(bool(found["problems"]))
 
 
 if __name__ == "__main__":

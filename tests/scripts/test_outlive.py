@@ -42,6 +42,21 @@ def test_answers_differ_if_anything_does(outlive: SimpleNamespace) -> None:
     assert near.difference(far)
 
 
+def test_ids_may_differ_at_a_near_tie(
+    outlive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ties = outlive.near_ties.NearTies("", "bfloat16", {"greedy behind 1": ([1, 2], [-1.0, -1.0])})
+    scores = {2: -1.0, 3: -1.2, 4: -3.0}
+    monkeypatch.setattr(ties._comparer, "_scores", lambda request, ids, tokens: scores)
+    assert ties.difference("greedy behind 1", [1, 2], [-1.0, -1.1]) == ""
+    assert ties.difference("greedy behind 1", [1, 3], [-1.0, -1.2]) == ""
+    assert "which the reference prefers by 2" in ties.difference(
+        "greedy behind 1", [1, 4], [-1.0, -3.0]
+    )
+    assert ties.difference("greedy behind 1", [1], [-1.0]) == "1 ids"
+    assert len(ties.seen.ties) == 1
+
+
 def test_every_answer_outlives_its_engine(outlive: SimpleNamespace) -> None:
     result = outlive.run(num_rounds=4, seed=4, tp=1)
     assert result.problems == []
