@@ -81,7 +81,7 @@ class UpgradableServer(Server):
         self._family: asyncio.Task[None] | None = None
         self._predecessor: asyncio.Task[None] | None = None
         self._door: asyncio.Server | None = None
-        self._helpers: set[asyncio.Task[None]] = set()
+        self._opening: asyncio.Task[None] | None = None
         self._is_upgrading = False
         self._restart: asyncio.Task[None] | None = None
         self._has_successor = False
@@ -133,8 +133,7 @@ class UpgradableServer(Server):
         super()._connect(loop)
         is_main = threading.current_thread() is threading.main_thread()
         if self._identity and is_main and not multiprocessing.parent_process():
-            self._helpers.add(opening := loop.create_task(self._open_door()))
-            opening.add_done_callback(self._helpers.discard)
+            self._opening = loop.create_task(self._open_door())
 
     async def _open_door(self) -> None:
         path = path_of(self._workers.endpoints.folder, self._socket.getsockname()[1])
@@ -236,10 +235,19 @@ class UpgradableServer(Server):
                 python=asked.python,
                 python_path=asked.python_path,
             )
-        except ConfigError:
+            link, identity = await self._started(successor, say, left)
+        except BaseException:
             if first:
                 first.close()
             raise
+        if first:
+            self._first, self._family = first, asyncio.create_task(first.watch())
+        return successor, link, identity
+
+    async def _started(
+        self, successor: Successor, say: Say, left: asyncio.Task[bytes]
+    ) -> tuple[Link, Identity]:
+        """Wait until the successor is ready. Raises ConfigError as `_start`."""
         pid = successor.process.pid
         say(f"the new server starts (pid {pid})")
         link = await Link.of(successor.link)
@@ -261,12 +269,8 @@ class UpgradableServer(Server):
             successor.process.kill()
             successor.handed.close()
             ready.cancel()
-            if first:
-                first.close()
             raise
-        if first:
-            self._first, self._family = first, asyncio.create_task(first.watch())
-        return successor, link, record.identity
+        return link, record.identity
 
     def _hand_over(self, successor: Successor, theirs: Identity) -> None:
         """Accept no more connections, and give away those that are or become idle."""
