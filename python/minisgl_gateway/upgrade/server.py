@@ -13,7 +13,6 @@ import ssl
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -26,7 +25,6 @@ from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
 from minisgl.server.model import ServedModel
 from minisgl.server.server import Server
-from minisgl.server.web.connections import Connection
 from minisgl.utils.logger import get_logger
 from minisgl.version import __version__
 from minisgl_gateway.args import GatewayArgs
@@ -35,6 +33,7 @@ from minisgl_gateway.resume import ResumingFrontend
 from minisgl_gateway.upgrade.door import Asked, Say, open_door, path_of
 from minisgl_gateway.upgrade.family import FirstProcess
 from minisgl_gateway.upgrade.guests import HostFrontend, Replies
+from minisgl_gateway.upgrade.hand_over import HandOver
 from minisgl_gateway.upgrade.inherited import Flags, Inherited
 from minisgl_gateway.upgrade.link import Identity, Link, NotStarted, Ready
 from minisgl_gateway.upgrade.memory import EngineMemory
@@ -85,8 +84,7 @@ class UpgradableServer(Server):
         self._is_upgrading = False
         self._restart: asyncio.Task[None] | None = None
         self._has_successor = False
-        self._handed: socket.socket | None = None
-        self._released: deque[socket.socket] = deque()
+        self._handing: HandOver | None = None
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         def begin() -> None:
@@ -183,13 +181,13 @@ class UpgradableServer(Server):
             num_moved = self._move(link, theirs)
             say(f"requests that go on in the new server: {num_moved}")
             await self._wait(lambda: self._frontend.num_open)
-        if self._handed:
+        if self._handing:
             await self._wait(lambda: self._num_left, LAST_S)
+            self._handing.end()
         self._http.should_exit = True
         self._disconnect(asyncio.get_running_loop())
         link.close()
         successor.handed.close()
-        self._handed = None
         if num_open > num_moved:
             raise Upgraded(f"{num_open - num_moved} requests ended with an error")
         return "the old server has ended"
@@ -275,52 +273,25 @@ class UpgradableServer(Server):
     def _hand_over(self, successor: Successor, theirs: Identity) -> None:
         """Accept no more connections, and give away those that are or become idle."""
         assert self._identity
-        loop, connections = asyncio.get_running_loop(), self._http.connections
         self._has_successor = True
         is_plain = self._identity.is_plain and theirs.is_plain
         self._http.leave(self._socket, closes=not is_plain)
-        if not is_plain:  # no process can go on with another's encryption
-            return
-        self._handed = successor.handed
-
-        def on_wait(connection: Connection) -> None:
-            loop.call_soon(self._release, connection)
-
-        connections.on_wait = on_wait
-        self._release_all()
-
-    def _release_all(self) -> None:
-        for connection in self._http.connections.waiting:
-            self._release(connection)
-
-    def _release(self, connection: Connection) -> None:
-        if self._handed and (released := connection.release()):
-            self._released.append(released)
-            self._send_released()
-
-    def _send_released(self) -> None:
-        """Give the released connections to the successor, until its socket is full."""
-        while self._released:
-            try:
-                assert self._handed
-                socket.send_fds(self._handed, [b"c"], [self._released[0].fileno()])
-            except BlockingIOError:
-                return  # `_wait` tries again
-            except OSError:
-                pass  # the successor has gone: this closes the connection
-            self._released.popleft().close()
+        if is_plain:  # else no process can go on with another's encryption
+            self._handing = HandOver(self._http.connections, successor.handed)
+            self._handing.give()
 
     @property
     def _num_left(self) -> int:
-        return self._frontend.num_open + self._http.connections.num_open + len(self._released)
+        num_handed = self._handing.num_waiting if self._handing else 0
+        return self._frontend.num_open + self._http.connections.num_open + num_handed
 
     async def _wait(self, num_left: Callable[[], int], most_s: float = math.inf) -> None:
         """Give away connections until nothing is left, for at most `most_s`."""
         begun = time.monotonic()
-        while (num_left() or self._released) and time.monotonic() - begun < most_s:
+        while num_left() and time.monotonic() - begun < most_s:
             await asyncio.sleep(CHECK_S)
-            self._release_all()
-            self._send_released()
+            if self._handing:
+                self._handing.give()
 
     def _move(self, link: Link, theirs: Identity) -> int:
         """Let the open requests go on in the successor's engine, or end them. Returns how many go
