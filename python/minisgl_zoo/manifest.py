@@ -158,6 +158,8 @@ _WEIGHT_FORMATS: Final = {
 _VISION: Final = {
     "Gemma3": "gemma:Gemma3",
     "Gemma4": "gemma:Gemma4",
+    "Gemma4Unified": "gemma:Gemma4Unified",
+    "Lfm2Vl": "lfm2:Lfm2Vl",
     "Mistral3": "mistral:Mistral3",
     "Qwen3VL": "qwen:Qwen3VL",
     "Qwen3VLMoe": "qwen:Qwen3VLMoe",

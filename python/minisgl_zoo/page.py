@@ -35,9 +35,9 @@ WRAPPED = """
 The text model is served. Where the last column says so, [images are read](api.md#images), too,
 with the model's own vision tower and `pip install "minisgl[vision]"`; those of Gemma 3 and the
 larger Gemma 4 on a CPU only. On a GPU, images of Mistral 3 and Qwen3.5 were compared with
-transformers'; those of the others have not run there since they were last mended. A quantised
-vision tower is not used, nor one beside a GGUF file. The text model's loader skips tensors of
-{parts}, which one log line says; with `--drafts mtp` it reads `mtp`.
+transformers'; those of LFM2-VL have not run there, and those of the others have not since they
+were last mended. A quantised vision tower is not used, nor one beside a GGUF file. The text model's
+loader skips tensors of {parts}, which one log line says; with `--drafts mtp` it reads `mtp`.
 
 | architecture | text model | images |
 |---|---|---|

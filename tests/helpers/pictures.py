@@ -9,7 +9,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
 )
+from transformers.image_processing_base import ImageProcessingMixin
 
-from helpers import text_checkpoints
+from helpers import text_checkpoints, without_torchvision
 from helpers.hybrid_cases import DELTA, EXPERTS
 from minisgl.tokenizer import load_tokenizer
 from minisgl.tokenizer.tokenize import PromptEncoder
@@ -78,6 +79,12 @@ GEMMA4 = (
     "{% if b.type == 'image' %}\n\n<|image|>\n\n{% else %}{{ b.text | trim }}{% endif %}"
     "{% endfor %}{% endif %}<turn|>\n{% endfor %}<|turn>model\n"
 )
+LFM2 = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
+    "{{ m.content }}{% else %}{% for b in m.content %}{% if b.type == 'image' %}<image>"
+    "{% else %}{{ b.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,9 @@ class Sample:
     """From the processor and pictures to the arguments of the model."""
     types: str = ""
     """The argument that says which tokens are an image's."""
+    masks_of_generate: bool = False
+    """Whether the masks are those of `generate`: in 5.24 `forward` makes others (huggingface/
+    transformers#46711), by which layers without a window see images both ways."""
 
     @cached_property
     def encoder(self) -> PromptEncoder:
@@ -232,8 +242,12 @@ def gemma3(folder: Path) -> Sample:
     def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
         return {"pixel_values": processor(images=shown, return_tensors="pt")["pixel_values"]}
 
-    sample = _saved(folder, config, settings, pixels, "token_type_ids")
-    file = folder / "model.safetensors"
+    return _with_old_names(_saved(folder, config, settings, pixels, "token_type_ids"))
+
+
+def _with_old_names(sample: Sample) -> Sample:
+    """Give the tower's tensors the names that released files have."""
+    file = sample.folder / "model.safetensors"
     names = {name: name.replace("tower.", "tower.vision_model.") for name in load_file(file)}
     save_file({names[name]: each for name, each in load_file(file).items()}, file)
     return sample
@@ -261,6 +275,34 @@ def gemma4_e2b(folder: Path) -> Sample:
     return _gemma4(folder, text, {"use_clipped_linears": True})
 
 
+def gemma4_unified(folder: Path) -> Sample:
+    """As the 12B one: no tower, places of 3 x 3 patches."""
+    ids = _tokenizer(folder, ["<|image>", "<|image|>", "<image|>"], GEMMA4)
+    text = {
+        **_gemma4_text(ids),
+        "model_type": "gemma4_unified_text",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    }
+    vision = {
+        "model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 3,
+        "mm_embed_dim": 40, "mm_posemb_size": 80, "output_proj_dims": 40,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+        "model_type": "gemma4_unified",
+        "audio_config": None,
+        "boi_token_id": ids["<|image>"],
+        "eoi_token_id": ids["<image|>"],
+        "image_token_id": ids["<|image|>"],
+        "text_config": text,
+        "vision_config": vision,
+    }
+    settings = _gemma4_settings("Unified")
+    sample = _saved(folder, config, settings, _gemma4_pixels, "mm_token_type_ids")
+    return replace(sample, masks_of_generate=True)
+
+
 def _gemma4(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> Sample:
     ids = _tokenizer(folder, ["<|image>", "<|image|>", "<image|>"], GEMMA4)
     config = {
@@ -272,20 +314,8 @@ def _gemma4(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> Sampl
         "image_token_id": ids["<|image|>"],
         "vision_soft_tokens_per_image": 70,
         "text_config": {
-            **SIZES,
+            **_gemma4_text(ids),
             "model_type": "gemma4_text",
-            "final_logit_softcapping": 30.0,
-            "global_head_dim": 32,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_hidden_layers": 4,
-            "rope_parameters": {
-                "full_attention": {
-                    "partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional",
-                },
-                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
-            },
-            "sliding_window": 16,
-            "vocab_size": ids["size"],
             **{name: ids.get(str(value), value) for name, value in text.items()},
         },
         "vision_config": {
@@ -296,20 +326,89 @@ def _gemma4(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> Sampl
             "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, **vision,
         },
     }  # fmt: skip
+    return _saved(folder, config, _gemma4_settings(""), _gemma4_pixels, "mm_token_type_ids")
+
+
+def _gemma4_text(ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        **SIZES,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "sliding_window": 16,
+        "vocab_size": ids["size"],
+    }  # fmt: skip
+
+
+def _gemma4_settings(kind: str) -> dict[str, Any]:
     settings = {
-        "image_processor": {
-            "image_processor_type": "Gemma4ImageProcessor",
-            "max_soft_tokens": 70,
-            "patch_size": 4,
-            "pooling_kernel_size": 3,
-        }
+        "image_processor_type": f"Gemma4{kind}ImageProcessor",
+        "max_soft_tokens": 70,
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+    }
+    return {"image_processor": settings}
+
+
+def _gemma4_pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
+    found = processor(images=shown, return_tensors="pt")
+    return {name: found[name] for name in ("pixel_values", "image_position_ids")}
+
+
+def lfm2_vl(folder: Path) -> Sample:
+    """Tiles of 6 x 6 places, and a thumbnail."""
+    text = {"conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"]}
+    return _lfm2(folder, {"model_type": "lfm2", "block_auto_adjust_ff_dim": False, **text})
+
+
+def lfm2_vl_moe(folder: Path) -> Sample:
+    text = {
+        "model_type": "lfm2_moe", "conv_L_cache": 3, "num_dense_layers": 1, "num_experts": 4,
+        "layer_types": ["conv", "full_attention", "conv"], "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "use_expert_bias": True,
+    }  # fmt: skip
+    return _lfm2(folder, text)
+
+
+def _lfm2(folder: Path, text: dict[str, Any]) -> Sample:
+    tiles = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)]
+    names = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *tiles]
+    ids = _tokenizer(folder, names, LFM2)
+    config = {
+        "architectures": ["Lfm2VlForConditionalGeneration"],
+        "model_type": "lfm2_vl",
+        "image_token_id": ids["<image>"],
+        "projector_hidden_size": 40,
+        "text_config": {**SIZES, **text, "vocab_size": ids["size"], "pad_token_id": 0},
+        "vision_config": {
+            "model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48,
+            "num_attention_heads": 2, "num_hidden_layers": 2, "num_patches": 36, "patch_size": 4,
+            "vision_use_head": False,
+        },
+    }  # fmt: skip
+    settings = {
+        "image_processor_type": "Lfm2VlImageProcessorFast",
+        "encoder_patch_size": 4,
+        "image_mean": [0.5, 0.4, 0.5],
+        "image_std": [0.5, 0.5, 0.3],
+        "max_image_tokens": 40,
+        "max_tiles": 4,
+        "min_image_tokens": 10,
+        "resample": 3,
+        "tile_size": 48,
     }
 
     def pixels(processor: Any, shown: list[Any]) -> dict[str, Any]:
-        found = processor(images=shown, return_tensors="pt")
-        return {name: found[name] for name in ("pixel_values", "image_position_ids")}
+        return dict(processor(images=shown, return_tensors="pt"))
 
-    return _saved(folder, config, settings, pixels, "mm_token_type_ids")
+    return _with_old_names(_saved(folder, config, settings, pixels))
 
 
 def _tokenizer(folder: Path, special: list[str], template: str) -> dict[str, int]:
@@ -356,8 +455,17 @@ def _saved(
     file = "processor_config.json" if "image_processor" in settings else "preprocessor_config.json"
     (folder / file).write_text(json.dumps(settings))
     model.double().set_experts_implementation("eager")
+    return Sample(folder, model, _processor(folder), pixels, types)
+
+
+def _processor(folder: Path) -> Any:
+    """Return transformers' processor; for those that need torchvision, with Pillow's resizing."""
+    found: Any = ImageProcessingMixin.get_image_processor_dict(folder)[0]
+    name = found["image_processor_type"].removesuffix("Fast")
+    if name in without_torchvision.MODULES:
+        return without_torchvision.Processor(name, found)
     auto: Any = AutoImageProcessor
-    return Sample(folder, model, auto.from_pretrained(folder, backend="pil"), pixels, types)
+    return auto.from_pretrained(folder, backend="pil")
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -133,6 +133,13 @@ def check(sample: Sample, answer: Answer, pictures: list[Any]) -> None:
     given = sample.pixels(sample.processor, pictures) if pictures else {}
     if sample.types:
         given[sample.types] = (ids == sample.model.config.image_token_id).int()
+    if sample.masks_of_generate:
+        model: Any = sample.model
+        kwargs: Any = {"attention_mask": None, "cache": None, "position_ids": None}
+        embeds = model.get_input_embeddings()(ids)
+        given["attention_mask"] = model.create_masks_for_generate(
+            model.config.get_text_config(), embeds, mm_token_type_ids=given[sample.types], **kwargs
+        )
     with Wide():
         logits = sample.model(input_ids=ids, **given).logits[0]
     assert logits.dtype == torch.float64

@@ -228,5 +228,6 @@ GEMMA4UNIFIED = replace(
         "max_position_embeddings": 262_144,
         "sliding_window": 1024,
         "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
     },
 )

@@ -24,6 +24,12 @@ logger = get_logger(__name__)
 MIN_TRANSFORMERS = (5, 24)
 """The version whose towers and processors the tests compare with."""
 
+IdOf = Callable[[str], int]
+"""Returns the id of a special token. Raises InvalidRequest."""
+
+Sizes = Sequence[tuple[int, ...]]
+"""The `Pixels.sizes` of some tiles."""
+
 PLAIN = {"F32", "BF16", "F16"}
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -33,14 +39,16 @@ class Refusal(Exception):
 
 
 class Pixels(NamedTuple):
-    """A processed image. array: uint8, resized. sizes: its rows and columns of patches."""
+    """A processed tile of a picture. array: uint8, resized. sizes: its rows and columns of patches,
+    then what else its family's `expand` needs."""
 
     array: Any
     sizes: tuple[int, ...]
 
 
 class Limits(NamedTuple):
-    """Of the largest image. patches: tokens inside of the tower. places: in a prompt."""
+    """Of the largest picture. patches: tokens inside of the tower, of a tile. places: in a prompt,
+    of the whole."""
 
     patches: int
     places: int
@@ -54,7 +62,9 @@ class Rotation(NamedTuple):
 
 
 class VisionFamily(ABC):
-    """One architecture. config: the checkpoint's config.json.
+    """One architecture. config: the checkpoint's config.json. Raises Refusal for an old form of it.
+
+    Most towers see a picture as it is. Some see tiles of it, each of which is an `Image`.
 
     num_deep: how many decoder blocks get rows of an image, too. has_mask: the tower has a mask of
     all pairs of patches. model: the class of transformers that has `get_image_features`. towers:
@@ -101,21 +111,27 @@ class VisionFamily(ABC):
         """Return what a chat template writes for an image."""
         return token_of(self.mark) or ""
 
-    @abstractmethod
-    def process(self, processor: Any, image: Any) -> Pixels:
-        """Resize a picture of PIL with the checkpoint's image processor. Raises Refusal."""
+    def processor(self, folder: Path) -> Any:
+        """Return the checkpoint's image processor, that of PIL: it rounds alike on all machines."""
+        from transformers import AutoImageProcessor
+
+        auto: Any = AutoImageProcessor
+        return auto.from_pretrained(folder, backend="pil", local_files_only=True)
 
     @abstractmethod
-    def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
-        """Return the ids that replace the mark of an image, one `token` for each place."""
+    def process(self, processor: Any, image: Any) -> list[Pixels]:
+        """Resize a picture of PIL, and return its tiles. Raises Refusal."""
+
+    @abstractmethod
+    def expand(self, tiles: Sizes, id_of: IdOf) -> list[list[int]]:
+        """Return the ids that replace the mark of a picture, for each of its tiles, one `token` for
+        each place."""
 
     @abstractmethod
     def limits(self, processor: Any) -> Limits: ...
 
     @abstractmethod
-    def features(
-        self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
-    ) -> list[Tensor]:
+    def features(self, model: Any, pixels: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         """Run the tower. pixels: normalised. Returns the rows of each image, one for a place: those
         of the embedding, and of `num_deep` blocks, side by side."""
 
@@ -131,14 +147,6 @@ def resized(processor: Any, image: Any, **options: Any) -> Any:
     )
 
 
-def image_processor(folder: Path) -> Any:
-    """Return the checkpoint's image processor, that of PIL: it rounds alike on all machines."""
-    from transformers import AutoImageProcessor
-
-    auto: Any = AutoImageProcessor
-    return auto.from_pretrained(folder, backend="pil", local_files_only=True)
-
-
 def family_of(folder: Path) -> VisionFamily | None:
     """Return the checkpoint's family; None if it has no tower that is used here.
 
@@ -152,7 +160,11 @@ def family_of(folder: Path) -> VisionFamily | None:
     family: type[VisionFamily] | None = plugins.find("vision", name)
     if family is None or not isinstance(config.get("vision_config"), dict):
         return None
-    found = family(config)
+    try:
+        found = family(config)
+    except Refusal as error:
+        logger.warning("images are not read: %s: %s", folder, error)
+        return None
     if not _has_tower(folder, found):
         return None
     if not has_extra():

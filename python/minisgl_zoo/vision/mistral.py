@@ -6,10 +6,10 @@ after the last one. Attention in the text model is causal there, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minisgl_zoo.vision.family import Limits, Pixels, VisionFamily, resized
+from minisgl_zoo.vision.family import IdOf, Limits, Pixels, Sizes, VisionFamily, resized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,24 +33,22 @@ class Mistral3(VisionFamily):
         """The pixels of a place, along each axis."""
         return self._patch * int(self.config.get("spatial_merge_size", 2))
 
-    def process(self, processor: Any, image: Any) -> Pixels:
+    def process(self, processor: Any, image: Any) -> list[Pixels]:
         side = {"height": self._merged, "width": self._merged}
         found = resized(processor, image, patch_size=side)
         rows, columns = (int(size) // self._patch for size in found["image_sizes"][0])
-        return Pixels(found["pixel_values"][0], (rows, columns))
+        return [Pixels(found["pixel_values"][0], (rows, columns))]
 
-    def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
-        rows, columns = (size * self._patch // self._merged for size in sizes)
+    def expand(self, tiles: Sizes, id_of: IdOf) -> list[list[int]]:
+        rows, columns = (size * self._patch // self._merged for size in tiles[0])
         row = [self.token] * columns + [id_of("[IMG_BREAK]")]
-        return [*(row * rows)[:-1], id_of("[IMG_END]")]
+        return [[*(row * rows)[:-1], id_of("[IMG_END]")]]
 
     def limits(self, processor: Any) -> Limits:
         side = -(-int(processor.size["longest_edge"]) // self._merged)
         return Limits((side * self._merged // self._patch) ** 2, side**2)
 
-    def features(
-        self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
-    ) -> list[Tensor]:
+    def features(self, model: Any, pixels: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         import torch
         import torch.nn.functional as F
 

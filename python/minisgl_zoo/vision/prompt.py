@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,7 +20,8 @@ from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.utils.helper import Helper, HelperEnded, packed
 from minisgl_zoo.vision.family import VisionFamily, family_of
-from minisgl_zoo.vision.sources import FETCHES_S, source_of
+from minisgl_zoo.vision.lately import Lately
+from minisgl_zoo.vision.sources import FETCHES_S, Web, source_of
 
 LOAD_S: Final = 60.0
 """The most CPU seconds of importing transformers and its processor: 3 s on a busy core."""
@@ -48,68 +48,50 @@ ROLES: Final = ("user", "tool")
 
 
 class Read(NamedTuple):
-    """An image that was read, and the ids that stand for it."""
+    """A picture that was read: its tiles, and the ids that stand for each."""
 
-    image: Image
-    ids: list[int]
+    tiles: Sequence[Image]
+    ids: Sequence[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.ids))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadImages:
-    """The images of a prompt, in order. mark: the id that the template writes for each."""
+    """The pictures of a prompt, in order. mark: the id that the template writes for each."""
 
     mark: int
-    images: Sequence[Read]
+    pictures: Sequence[Read]
 
     def placed(self, encoded: Encoded) -> Encoded:
         """Return the prompt with the ids of its images. Raises InvalidRequest."""
         ids = ids_from_bytes(encoded.ids)
         marks = np.flatnonzero(ids == self.mark)
-        if len(marks) != len(self.images):
+        if len(marks) != len(self.pictures):
             raise InvalidRequest(
-                f"the chat template of this model writes {len(marks)} of {len(self.images)} "
+                f"the chat template of this model writes {len(marks)} of {len(self.pictures)} "
                 "images; put images into messages of the user",
                 param="messages",
             )
         pieces: list[Any] = []
         images: list[Image] = []
         end = length = 0
-        for mark, (image, image_ids) in zip(marks.tolist(), self.images, strict=True):
-            pieces += ids[end:mark], image_ids
+        for mark, read in zip(marks.tolist(), self.pictures, strict=True):
+            pieces.append(ids[end:mark])
             length += mark - end
-            places = length + np.flatnonzero(np.array(image_ids) == image.token)
-            at = ids_to_bytes(places.astype(np.int32))
-            images.append(msgspec.structs.replace(image, places=at))
-            length, end = length + len(image_ids), mark + 1
+            for tile, tile_ids in zip(read.tiles, read.ids, strict=True):
+                pieces.append(tile_ids)
+                places = length + np.flatnonzero(np.array(tile_ids) == tile.token)
+                at = ids_to_bytes(places.astype(np.int32))
+                images.append(msgspec.structs.replace(tile, places=at))
+                length += len(tile_ids)
+            end = mark + 1
         if end == len(ids):
             raise InvalidRequest("a prompt must not end with an image", param="messages")
         whole = np.concatenate([*pieces, ids[end:]])
         return replace(encoded, ids=ids_to_bytes(whole.astype(np.int32)), images=tuple(images))
-
-
-class ReadLately:
-    """What was read lately, by a hash of its source. Mutable; threads share it."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes, self._num_bytes = most_bytes, 0
-        self._found: OrderedDict[bytes, Read] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: bytes) -> Read | None:
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-            return self._found.get(key)
-
-    def put(self, key: bytes, read: Read) -> None:
-        with self._lock:
-            if key in self._found:
-                return  # another thread has read it meanwhile
-            self._found[key] = read
-            self._num_bytes += read.image.num_bytes
-            while self._num_bytes > self._most_bytes:
-                _, oldest = self._found.popitem(last=False)
-                self._num_bytes -= oldest.image.num_bytes
 
 
 class ImageReader:
@@ -119,7 +101,8 @@ class ImageReader:
     def __init__(self, encoder: PromptEncoder, family: VisionFamily) -> None:
         self._family, self._encoder = family, encoder
         folder = encoder.folder
-        self._lately = ReadLately(KEPT_BYTES)
+        self._lately: Lately[Read] = Lately(KEPT_BYTES)
+        self._web = Web()
         self._helper = Helper("minisgl_zoo.vision.reader", [str(folder), str(MAX_MEMORY)])
 
     def load(self) -> None:
@@ -143,7 +126,7 @@ class ImageReader:
         found: list[Read] = []
         num_tokens = 0
         shown = []
-        end = time.monotonic() + FETCHES_S
+        fetch = partial(self._web.file, end=time.monotonic() + FETCHES_S)
         for index, message in enumerate(messages):
             content = message.get("content")
             if not isinstance(content, list):
@@ -152,7 +135,7 @@ class ImageReader:
             parts = []
             for number, part in enumerate(content):
                 where = f"messages[{index}].content[{number}]"
-                source = source_of(part, where, self._encoder.media, end)
+                source = source_of(part, where, self._encoder.media, fetch)
                 if source is None:
                     parts.append(part)
                     continue
@@ -166,7 +149,7 @@ class ImageReader:
                         f"a request may have {MAX_IMAGES} images, {where} is one more", param=where
                     )
                 found.append(self._read(source, where))
-                num_tokens += len(found[-1].ids)
+                num_tokens += found[-1].num_tokens
                 if most_tokens is not None and num_tokens > most_tokens:
                     raise PromptTooLong(
                         f"the prompt is too long: the images up to {where} take {num_tokens:,} "
@@ -195,7 +178,7 @@ class ImageReader:
         key = hashlib.sha256(source.encode()).digest()
         if (read := self._lately.get(key)) is None:
             read = self._decode(source, where)
-            self._lately.put(key, read)
+            self._lately.put(key, read, sum(tile.num_bytes for tile in read.tiles))
         return read
 
     def _decode(self, source: str, where: str) -> Read:
@@ -207,17 +190,20 @@ class ImageReader:
             answer = ["problem", f"reading it {error}"]
         if answer[0] == "problem":
             raise InvalidRequest(f"{where} is no image that can be read: {answer[1]}", param=where)
-        _, pixels, shape, sizes, digest = answer
-        image = Image(
-            digest=bytes.fromhex(digest),
-            places=b"",
-            token=self._family.token,
-            shape=tuple(shape),
-            sizes=tuple(sizes),
-            whole=self._family.whole,
-            pixels=base64.b64decode(pixels),
-        )
-        return Read(image, self._family.expand(image.sizes, self._id_of))
+        family = self._family
+        tiles = [
+            Image(
+                digest=bytes.fromhex(digest),
+                places=b"",
+                token=family.token,
+                shape=tuple(shape),
+                sizes=tuple(sizes),
+                whole=family.whole,
+                pixels=base64.b64decode(pixels),
+            )
+            for pixels, shape, sizes, digest in answer[1]
+        ]
+        return Read(tiles, family.expand([tile.sizes for tile in tiles], self._id_of))
 
     def moved(self, ids: bytes, images: Sequence[Image]) -> tuple[Image, ...]:
         """Return the images at their places in other ids of their prompt. Raises InvalidRequest."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl_zoo.vision.family import Limits, Pixels, Rotation, VisionFamily, resized
+from minisgl_zoo.vision.family import IdOf, Limits, Pixels, Rotation, Sizes, VisionFamily, resized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class Qwen3VL(VisionFamily):
         names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
         return "".join(token_of(int(self.config[name])) or "" for name in names)
 
-    def process(self, processor: Any, image: Any) -> Pixels:
+    def process(self, processor: Any, image: Any) -> list[Pixels]:
         bounds = dict(processor.size)
         bounds["longest_edge"] = min(bounds["longest_edge"], MAX_PIXELS)
         found = resized(processor, image, size=bounds)
@@ -49,14 +49,14 @@ class Qwen3VL(VisionFamily):
         pixels = found["pixel_values"]
         # A picture's patches have equal frames: one is enough to send.
         frames = pixels.reshape(len(pixels), 3, self._frames, -1)
-        return Pixels(frames[:, :, 0].astype("uint8"), (height, width))
+        return [Pixels(frames[:, :, 0].astype("uint8"), (height, width))]
 
     def channel_axis(self) -> int:
         return 1
 
-    def expand(self, sizes: tuple[int, ...], id_of: Callable[[str], int]) -> list[int]:
-        height, width = self.grid(sizes)
-        return [self.token] * (height * width)
+    def expand(self, tiles: Sizes, id_of: IdOf) -> list[list[int]]:
+        height, width = self.grid(tiles[0])
+        return [[self.token] * (height * width)]
 
     def grid(self, sizes: tuple[int, ...]) -> tuple[int, int]:
         merge = int(self._vision.get("spatial_merge_size", 2))
@@ -67,9 +67,7 @@ class Qwen3VL(VisionFamily):
         patches = pixels // int(self._vision.get("patch_size", 16)) ** 2
         return Limits(patches, patches // int(self._vision.get("spatial_merge_size", 2)) ** 2)
 
-    def features(
-        self, model: Any, pixels: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
-    ) -> list[Tensor]:
+    def features(self, model: Any, pixels: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         import torch
 
         patches = torch.cat(list(pixels))[:, :, None].expand(-1, -1, self._frames, -1)

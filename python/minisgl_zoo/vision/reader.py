@@ -5,7 +5,7 @@
     python -m minisgl_zoo.vision.reader FOLDER BYTES     the memory that pictures may take
 
     ["load"]          -> ["loaded"]
-    ["read", base64]  -> ["pixels", base64, shape, sizes, hex digest]
+    ["read", base64]  -> ["tiles", [[base64, shape, sizes, hex digest], ...]]
                       -> ["unknown"]: load first
                       -> ["problem", why]
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minisgl.utils.helper import limit_memory, serve
-from minisgl_zoo.vision.family import PROCESSOR_FILES, Refusal, family_of, image_processor
+from minisgl_zoo.vision.family import PROCESSOR_FILES, Refusal, family_of
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """Those of OpenAI's and Anthropic's APIs. Pillow's other decoders are never asked."""
@@ -59,7 +59,7 @@ class Reader:
         family = family_of(self._folder)
         assert family, "the asker has found the family"
         self._family = family
-        return image_processor(self._folder)
+        return family.processor(self._folder)
 
     @cached_property
     def _fingerprint(self) -> bytes:
@@ -79,15 +79,18 @@ class Reader:
             limit_memory(self._max_bytes)
             self._is_limited = True
         try:
-            array, sizes = self._family.process(processor, decoded(data))
+            tiles = self._family.process(processor, decoded(data))
         except Refusal as error:
             return "problem", str(error)
         except MemoryError:
             return "problem", f"it takes more than {self._max_bytes:,} bytes of memory"
         content = hashlib.sha256(data).digest() + hashlib.sha256(self._fingerprint).digest()
-        digest = hashlib.sha256(content + repr((array.shape, sizes)).encode())
-        pixels = base64.b64encode(array.tobytes()).decode()
-        return "pixels", pixels, array.shape, sizes, digest.hexdigest()
+        answer = []
+        for index, (array, sizes) in enumerate(tiles):
+            digest = hashlib.sha256(content + repr((index, array.shape, sizes)).encode())
+            pixels = base64.b64encode(array.tobytes()).decode()
+            answer.append((pixels, array.shape, sizes, digest.hexdigest()))
+        return "tiles", answer
 
 
 def decoded(data: bytes) -> Any:

@@ -11,10 +11,12 @@ import binascii
 import contextlib
 import http.client
 import ipaddress
+import math
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,6 +25,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from minisgl.core.image import Media
 from minisgl.errors import InvalidRequest
+from minisgl_zoo.vision.lately import Lately
 
 MAX_BYTES: Final = 16 * 2**20
 """Of a file: the bound of a request's body, which holds the others."""
@@ -32,6 +35,9 @@ FETCH_S: Final = 10.0
 
 FETCHES_S: Final = 30.0
 """Of all pictures of a request, since others wait for the thread."""
+
+KEPT_BYTES: Final = 2**26
+"""Of files in base64: four of the largest."""
 
 MAX_REDIRECTS: Final = 3
 _TOO_LONG: Final = (
@@ -46,9 +52,27 @@ class Unusable(Exception):
     """The text says what is wrong with a URL."""
 
 
-def source_of(part: Any, where: str, media: Media, end: float) -> str | None:
-    """Return a picture's file in base64; None if the part is no image. end: of `time.monotonic`,
-    when those of the web must be here. Raises InvalidRequest."""
+class Web:
+    """The web's pictures. Mutable: it keeps those of the last `FETCH_S`, because a router asks for
+    a prompt's ids before it passes the prompt on."""
+
+    def __init__(self) -> None:
+        self._lately: Lately[tuple[float, str]] = Lately(KEPT_BYTES)
+
+    def file(self, url: str, end: float) -> str:
+        """Return a file in base64. end: of `time.monotonic`, when it must be here. Raises
+        Unusable."""
+        now = time.monotonic()
+        since, data = self._lately.get(url) or (-math.inf, "")
+        if now - since > FETCH_S:
+            data = _encoded(fetched(url, min(end, now + FETCH_S)))
+            self._lately.put(url, (time.monotonic(), data), len(data))
+        return data
+
+
+def source_of(part: Any, where: str, media: Media, fetch: Callable[[str], str]) -> str | None:
+    """Return a picture's file in base64; None if the part is no image. fetch: returns that of a
+    URL of the web. Raises InvalidRequest."""
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             pass
@@ -65,7 +89,7 @@ def source_of(part: Any, where: str, media: Media, end: float) -> str | None:
         if scheme == "file" and media.folder:
             return _encoded(_of_folder(url, Path(media.folder)))
         if scheme in ("http", "https") and media.fetches:
-            return _encoded(fetched(url, min(end, time.monotonic() + FETCH_S)))
+            return fetch(url)
         return _of_data(url)
     except Unusable as error:
         raise InvalidRequest(f"{where} {error}", param=where) from None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,8 @@ from minisgl.engine.extras import Probe
 from minisgl.errors import CheckpointError
 from minisgl.models import BaseLLMModel
 from minisgl.utils.hf import weight_files
-from minisgl_zoo.vision.family import VisionFamily, family_of, image_processor
+from minisgl_zoo.vision.family import VisionFamily, family_of
+from minisgl_zoo.vision.lately import Lately
 from minisgl_zoo.vision.probe import part_run
 from minisgl_zoo.vision.turns import Turns
 
@@ -42,12 +42,15 @@ BATCH_PATCHES = 4096
 """Images go through the tower together up to so many patches, or else one by one. More do not make
 a GPU faster, and the mask of all pairs takes the square."""
 
-OF_MIXTURES = (
-    *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    "shared_expert_intermediate_size",
-)
-OF_GEMMA4 = ("num_kv_shared_layers", "hidden_size_per_layer_input")
-"""Fields of a text model that are 1, or 0, in the one that is not used."""
+TINY = {
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
+    **dict.fromkeys(("num_experts", "num_experts_per_tok", "moe_intermediate_size"), 1),
+    **dict.fromkeys(("vocab_size", "intermediate_size", "head_dim"), 8),
+    **dict.fromkeys(("num_kv_shared_layers", "hidden_size_per_layer_input", "pad_token_id"), 0),
+    "shared_expert_intermediate_size": 1,
+    "layer_types": ["full_attention"],
+}
+"""The text model that is built beside a tower, and not used: fields of one family or another."""
 
 
 class _Part(NamedTuple):
@@ -86,22 +89,28 @@ class Run(NamedTuple):
     """An image that went through the tower for a request. start, end: around `size` images, events
     of a GPU or else seconds."""
 
-    uid: int
     size: int
     start: Any
     end: Any
 
     @property
-    def seconds(self) -> float:
-        """The image's share, once the step has ended."""
-        is_cpu = isinstance(self.start, float)
-        whole = self.end - self.start if is_cpu else self.start.elapsed_time(self.end) / 1e3
-        return float(whole) / self.size
+    def seconds(self) -> float | None:
+        """The image's share; None while a GPU computes it."""
+        if isinstance(self.start, float):
+            return float(self.end - self.start) / self.size
+        return self.start.elapsed_time(self.end) / 1e3 / self.size if self.end.query() else None
+
+
+class Count(NamedTuple):
+    """The images of a request, and those of them that went through the tower for it."""
+
+    images: int
+    runs: list[Run]
 
 
 class Tower(Sight):
     """Rank 0's part. Mutable: it caches what it computed. num_runs: images that went through the
-    tower. runs: by step, if somebody takes them (`minisgl_zoo.vision.times`)."""
+    tower. counts: by request, if somebody takes them (`minisgl_zoo.vision.times`)."""
 
     def __init__(
         self,
@@ -113,15 +122,21 @@ class Tower(Sight):
     ) -> None:
         super().__init__(device, turns)
         self.num_runs = 0
-        self.runs: dict[int, list[Run]] | None = None
+        self.counts: dict[int, Count] | None = None
         self._processor = processor
         self._family, self._model = family, model
-        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._most_places = CACHED_IMAGES * family.limits(processor).places
+        self._cache: Lately[Tensor] = Lately(CACHED_IMAGES * family.limits(processor).places)
         is_scaled, is_normal = processor.do_rescale, processor.do_normalize
         self._scale = float(processor.rescale_factor) if is_scaled else 1.0
         mean, std = (processor.image_mean, processor.image_std) if is_normal else ([0.0], [1.0])
         self._mean, self._std = (torch.tensor(each, device=device) for each in (mean, std))
+
+    def begin(self, plan: Plan, forward: dict[str, Any]) -> None:
+        super().begin(plan, forward)
+        if self.counts is not None:
+            for table_idx, images in plan.image_begins:
+                uid = plan.uids[plan.table_idxs.index(table_idx)]
+                self.counts.setdefault(uid, Count(len(images), []))
 
     def rows(self, plan: Plan) -> ImageRows | None:
         if not (parts := list(_parts(plan))):
@@ -134,7 +149,8 @@ class Tower(Sight):
     def probe(self, side: int) -> Probe:
         import PIL.Image
 
-        array, sizes = self._family.process(self._processor, PIL.Image.new("RGB", (side, side)))
+        picture = PIL.Image.new("RGB", (side, side))
+        array, sizes = self._family.process(self._processor, picture)[0]
         raw = array.tobytes()
         image = Image(digest=b"", places=b"", token=0, shape=array.shape, sizes=sizes, pixels=raw)
 
@@ -145,30 +161,14 @@ class Tower(Sight):
 
     def _features(self, images: dict[bytes, Image], plan: Plan) -> dict[bytes, Tensor]:
         """Return the rows of each image, by digest, from the cache or from the tower."""
-        found = {}
-        for digest in images.keys() & self._cache.keys():
-            self._cache.move_to_end(digest)
-            found[digest] = self._cache[digest]
+        known = {digest: self._cache.get(digest) for digest in images}
+        found = {digest: rows for digest, rows in known.items() if rows is not None}
         missing = [image for digest, image in images.items() if digest not in found]
-        for batch in self._batches(missing):
+        for batch in _batches(missing):
             for image, rows in zip(batch, self._run(batch, plan), strict=True):
-                found[image.digest] = self._cache[image.digest] = rows
-        while sum(map(len, self._cache.values())) > self._most_places:
-            self._cache.popitem(last=False)
+                found[image.digest] = rows
+                self._cache.put(image.digest, rows, len(rows))
         return found
-
-    def _batches(self, images: list[Image]) -> Iterator[list[Image]]:
-        batch: list[Image] = []
-        num_patches = 0
-        for image in images:
-            size = math.prod(image.sizes)
-            if batch and num_patches + size > BATCH_PATCHES:
-                yield batch
-                batch, num_patches = [], 0
-            batch.append(image)
-            num_patches += size
-        if batch:
-            yield batch
 
     def _run(self, batch: list[Image], plan: Plan) -> list[Tensor]:
         self.num_runs += len(batch)
@@ -179,10 +179,11 @@ class Tower(Sight):
             assert len(each) == len(places_of(image)), f"{len(each)} rows for {image.sizes}"
         # Of copies, since a view would keep the rows of the whole batch in the cache.
         copies = [each.clone() for each in rows]
-        if self.runs is not None:
-            end, uids = self._mark(), [_first_with(image.digest, plan) for image in batch]
-            runs = [Run(uid, len(batch), start, end) for uid in uids]
-            self.runs.setdefault(plan.step, []).extend(runs)
+        if self.counts is not None:
+            run = Run(len(batch), start, self._mark())
+            for image in batch:
+                if count := self.counts.get(_first_with(image.digest, plan)):
+                    count.runs.append(run)
         return copies
 
     def _mark(self) -> Any:
@@ -202,6 +203,20 @@ class Tower(Sight):
         pixels = raw.view(image.shape).float() * self._scale
         normal = (pixels - self._mean.view(shape)) / self._std.view(shape)
         return normal.to(self._model.dtype)
+
+
+def _batches(images: list[Image]) -> Iterator[list[Image]]:
+    batch: list[Image] = []
+    num_patches = 0
+    for image in images:
+        size = math.prod(image.sizes[:2])
+        if batch and num_patches + size > BATCH_PATCHES:
+            yield batch
+            batch, num_patches = [], 0
+        batch.append(image)
+        num_patches += size
+    if batch:
+        yield batch
 
 
 def _first_with(digest: bytes, plan: Plan) -> int:
@@ -254,7 +269,7 @@ def create_tower(
     if not leads:
         return Sight(device, turns)
     tower = _load(family, config, dtype).to(device)
-    return Tower(family, tower, image_processor(config.folder), device, turns)
+    return Tower(family, tower, family.processor(config.folder), device, turns)
 
 
 def _load(family: VisionFamily, config: EngineConfig, dtype: torch.dtype) -> Any:
@@ -296,15 +311,8 @@ def _small_config(config: EngineConfig) -> Any:
     from transformers import AutoConfig
 
     small = AutoConfig.from_pretrained(config.folder, local_files_only=True)
-    text = small.text_config
-    text.num_hidden_layers, text.vocab_size, text.intermediate_size = 1, 8, 8
-    text.num_attention_heads = text.num_key_value_heads = 1
-    text.head_dim, text.pad_token_id = 8, 0
-    if getattr(text, "layer_types", None):
-        text.layer_types = ["full_attention"]
-    for name in (*OF_MIXTURES, *OF_GEMMA4):
-        if hasattr(text, name):
-            setattr(text, name, int(name in OF_MIXTURES))
+    for name, value in TINY.items():
+        setattr(small.text_config, name, value)
     if hasattr(small, "audio_config"):
         small.audio_config = None
     if hasattr(small, "quantization_config"):  # of the text model: the tower's tensors are plain
@@ -322,7 +330,7 @@ def tower_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
     with torch.device("meta"):
         model = getattr(transformers, family.model)(_small_config(config))
     del model.language_model
-    limits = family.limits(image_processor(config.folder))
+    limits = family.limits(family.processor(config.folder))
     vision = family.config["vision_config"]
     hidden = int(vision.get("hidden_size", 1024))
     widest = 6 * hidden + 2 * int(vision.get("intermediate_size", 4 * hidden))
@@ -339,4 +347,4 @@ def most_whole(folder: Path) -> int:
     family = family_of(folder)
     if family is None or not family.whole:
         return 0
-    return family.limits(image_processor(folder)).places
+    return family.limits(family.processor(folder)).places

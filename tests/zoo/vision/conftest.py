@@ -29,6 +29,9 @@ qwen3_5_moe = _saved(pictures.qwen3_5_moe)
 gemma3 = _saved(pictures.gemma3)
 gemma4 = _saved(pictures.gemma4)
 gemma4_e2b = _saved(pictures.gemma4_e2b)
+gemma4_unified = _saved(pictures.gemma4_unified)
+lfm2_vl = _saved(pictures.lfm2_vl)
+lfm2_vl_moe = _saved(pictures.lfm2_vl_moe)
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from helpers.seen import NUM_TOP, Eyes, check, start
 CHUNKS = [
     *(("mistral3", 7), ("mistral3", 512), ("qwen3_5", 7)),
     *(("qwen3_vl", 64), ("qwen3_vl_moe", 64), ("qwen3_5_moe", 7)),
-    *(("gemma3", 32), ("gemma4", 80), ("gemma4_e2b", 7)),
+    *(("gemma3", 32), ("gemma4", 80), ("gemma4_e2b", 7), ("gemma4_unified", 80)),
+    *(("lfm2_vl", 7), ("lfm2_vl_moe", 64)),
 ]
 
 
-@pytest.fixture(params=["mistral3", "qwen3_5", "gemma3"])
+@pytest.fixture(params=["mistral3", "qwen3_5", "gemma3", "lfm2_vl"])
 def sample(request: pytest.FixtureRequest) -> Sample:
     return request.getfixturevalue(request.param)
 

@@ -16,7 +16,6 @@ from PIL import Image
 
 from helpers.pictures import PICTURES, Sample, data_url, image_part, picture, png, text_part
 from minisgl.core.image import LOWEST
-from minisgl.core.image import Image as Seen
 from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import ChatPrompt, ids_from_bytes
 from minisgl.message.frontend import EncodeMsg
@@ -27,7 +26,8 @@ from minisgl_gateway.codec_answers import answer_codec
 from minisgl_zoo.calls.tool_text import _before
 from minisgl_zoo.vision import family
 from minisgl_zoo.vision.family import family_of
-from minisgl_zoo.vision.prompt import MAX_IMAGES, Read, ReadLately
+from minisgl_zoo.vision.lately import Lately
+from minisgl_zoo.vision.prompt import MAX_IMAGES
 
 
 @pytest.fixture(scope="module")
@@ -205,18 +205,15 @@ def test_a_picture_that_was_read_lately_is_not_decoded_again(
     assert again.places != first.places
 
 
-def test_what_is_kept_of_pictures_is_bounded() -> None:
-    def read(size: int) -> Read:
-        return Read(Seen(digest=b"", places=b"", token=0, shape=(size,), sizes=()), [])
-
-    lately = ReadLately(100)
-    for name, size in ((b"a", 60), (b"b", 30), (b"a", 60), (b"c", 60), (b"d", 500)):
-        if lately.get(name) is None:
-            lately.put(name, read(size))
-        if name == b"c":
-            assert [lately.get(each) is not None for each in (b"a", b"b", b"c")] == [0, 0, 1]
-    assert lately.get(b"d") is None
-    assert lately._num_bytes == 0
+def test_what_is_kept_is_bounded() -> None:
+    lately: Lately[int] = Lately(100)
+    for name, size in (("a", 60), ("b", 30), ("a", 60), ("c", 60), ("c", 50), ("b", 50)):
+        if lately.get(name) != size:
+            lately.put(name, size, size)
+    assert [lately.get(each) for each in ("a", "b", "c")] == [None, 50, 50]
+    lately.put("d", 500, 500)
+    assert not len(lately)
+    assert lately._size == 0
 
 
 def test_after_its_end_the_reader_starts_again(encoder: PromptEncoder) -> None:

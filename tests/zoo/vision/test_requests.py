@@ -199,7 +199,7 @@ def test_other_ranks_get_no_pixels(eyes: Eyes) -> None:
     assert broadcast.messages[0].images[0].num_bytes == message.images[0].num_bytes
 
 
-@pytest.mark.parametrize("family", ["gemma4", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_vl", "lfm2_vl"])
 def test_two_ranks_see_the_same(
     family: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

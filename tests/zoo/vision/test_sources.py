@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from minisgl.core.image import Media
 from minisgl.errors import ConfigError, InvalidRequest
 from minisgl_gateway.args import GatewayArgs
 from minisgl_zoo.vision import sources
-from minisgl_zoo.vision.sources import is_public, source_of
+from minisgl_zoo.vision.sources import Web, is_public, source_of
 
 DATA = b"the file of a picture"
 
@@ -75,7 +77,8 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def read(url: str, media: Media) -> bytes:
-    found = source_of(image_part(url), "here", media, time.monotonic() + sources.FETCHES_S)
+    fetch = partial(Web().file, end=time.monotonic() + sources.FETCHES_S)
+    found = source_of(image_part(url), "here", media, fetch)
     assert found is not None
     return base64.b64decode(found)
 
@@ -109,8 +112,9 @@ def test_a_file_that_drips_ends(web: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_pictures_of_a_request_share_a_time(web: str) -> None:
     """Else a hundred slow ones would hold a thread for many minutes."""
+    fetch = partial(Web().file, end=time.monotonic())
     with pytest.raises(InvalidRequest, match="cannot be fetched"):
-        source_of(image_part(web + "/good"), "here", Media(fetches=True), time.monotonic())
+        source_of(image_part(web + "/good"), "here", Media(fetches=True), fetch)
 
 
 def test_a_name_that_nobody_resolves_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,3 +226,29 @@ def test_the_options_reach_the_encoder(tmp_path: Path) -> None:
     assert GatewayArgs().media == Media()
     with pytest.raises(ConfigError, match="is no folder"):
         _ = GatewayArgs(allowed_media_folder=str(tmp_path / "missing")).media
+
+
+def test_a_picture_is_fetched_once_for_a_router_and_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def fetched(url: str, end: float) -> bytes:
+        asked.append(url)
+        if len(asked) == 2:
+            raise sources.Unusable("is gone")
+        return DATA
+
+    monkeypatch.setattr(sources, "fetched", fetched)
+    web, end = Web(), time.monotonic() + 1000
+    assert [web.file("https://a/b.png", end) for _ in range(3)] == [
+        web.file("https://a/b.png", end)
+    ] * 3
+    assert len(asked) == 1
+    for _ in range(2):
+        with contextlib.suppress(sources.Unusable):
+            web.file("https://a/c.png", end)
+    assert len(asked) == 3, "a failure is not kept"
+    monkeypatch.setattr(sources, "FETCH_S", -1.0)
+    web.file("https://a/c.png", end)
+    assert len(asked) == 4, "it may have changed meanwhile"
