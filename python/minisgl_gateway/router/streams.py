@@ -73,7 +73,7 @@ class Stream:
     def goes_on(self) -> bool:
         """Let the next request continue the answer. Returns False if it cannot."""
         self._goes_on = bool(self._outputs or self._shown)  # else nothing was sent
-        return self._num_asked <= 1 and self._goes_on == self._has_begun
+        return self._num_asked <= 1 and (self._goes_on or not self._has_begun)
 
     def read(self, data: bytes) -> bytes:
         """Return the piece of the answer without what is for the router."""

@@ -128,7 +128,7 @@ class _Noted(Shape):
 
     def text(self, index: int, reply: TextReply) -> bytes:
         if (left := self._left.get(index, 0)) <= 0 and index not in self._ended:
-            return self._new_text(index, self._not_shown(index, reply))
+            return self._new_text(index, reply)
         self._left[index] = left - len(reply.token_ids)
         if not reply.logprobs:  # they are not computed again
             none = TokenText(data=b"", offset=0)
@@ -138,22 +138,17 @@ class _Noted(Shape):
         return b""
 
     def _new_text(self, index: int, reply: TextReply) -> bytes:
-        ids, text, prompt = reply.token_ids, reply.text, reply.prompt
-        if ids:
-            return self._shape.text(index, reply) + _note(index, ids)
-        if not (text or prompt):
-            return b""
-        return self._shape.text(index, reply) + _note(index, ids, len(text), len(prompt))
-
-    def _not_shown(self, index: int, reply: TextReply) -> TextReply:
-        """Write what an earlier server has sent of the prompt itself. Returns the rest."""
-        num_chars, num_tokens = self._shown.get(index, (0, 0))
+        ids, num_chars, num_tokens = reply.token_ids, *self._shown.get(index, (0, 0))
         text, prompt = reply.text[:num_chars], reply.prompt[:num_tokens]
-        if not (text or prompt):
-            return reply
-        self._shown[index] = (num_chars - len(text), num_tokens - len(prompt))
-        self._shape.text(index, TextReply(uid=reply.uid, text=text, token_ids=[], prompt=prompt))
-        return replace(reply, text=reply.text[num_chars:], prompt=reply.prompt[num_tokens:])
+        if text or prompt:  # an earlier server has sent that of the prompt itself
+            self._shown[index] = (num_chars - len(text), num_tokens - len(prompt))
+            sent = TextReply(uid=reply.uid, text=text, token_ids=[], prompt=prompt)
+            self._shape.text(index, sent)
+            reply = replace(reply, text=reply.text[num_chars:], prompt=reply.prompt[num_tokens:])
+            if not (ids or reply.text or reply.prompt):
+                return b""
+        lengths = () if ids else (len(reply.text), len(reply.prompt))
+        return self._shape.text(index, reply) + _note(index, ids, *lengths)
 
     def end(self, index: int, end: Finished) -> bytes:
         data = self._shape.end(index, self._counted(end))

@@ -19,7 +19,9 @@ from minisgl.core import Accepted, Finished
 from minisgl.errors import EngineError, NonFiniteLogits, WorkerDied
 from minisgl.message import PromptToken, TextReply, TokenizeMsg, TokenText, ids_from_bytes
 from minisgl.message.frontend import PongMsg, UserReply
+from minisgl.server.web.respond import Shape
 from minisgl_gateway.router.streams import Stream
+from minisgl_gateway.watch.relayed import Relayed, _Router
 
 DIED = WorkerDied("engine", -9)
 NUM = 6
@@ -234,6 +236,28 @@ def test_a_prompt_without_output_goes_on(stack: ExitStack) -> None:
     found = chunks(Pair(stack, most=0).ask("/generate", text="a", prompt_logprobs=0, max_tokens=0))
     shown = [token["logprob"] for each in found for token in each.get("prompt_logprobs") or ()]
     assert shown == [-2.0] * len(PROMPT)
+
+
+def test_a_stream_whose_first_text_is_held_back_goes_on() -> None:
+    stream = Stream("/v1/completions")
+    assert stream.read(b": minisgl [0,[7]]\n\n") == b""
+    assert stream.goes_on()
+    assert b'"outputs":{"0":[7]},"shown":{}' in stream.request(b"")
+
+
+def test_parts_without_ids_are_sent() -> None:
+    """What a parser held back comes at the end."""
+
+    class Parts(Shape):
+        whole: Any = None
+        end: Any = None
+
+        def text(self, index: int, reply: TextReply) -> bytes:
+            return repr(reply.parts).encode()
+
+    noted = _Router(Relayed(path="/v1/chat/completions", seed=1)).shape(Parts())
+    reply = TextReply(uid=0, text="", token_ids=[], parts=[("content", "}")])
+    assert noted.text(0, reply).startswith(b"[('content', '}')]")
 
 
 def test_text_that_looks_like_a_note_is_text() -> None:
