@@ -126,22 +126,29 @@ def _wide(value: Any) -> Any:
 
 
 @torch.inference_mode()
-def check(sample: Sample, answer: Answer, pictures: list[Any]) -> None:
-    """Compare an answer's log-probabilities with those of transformers in float64. In float32 its
-    delta nets, which divide by lengths that may be small, are off by up to 1.1e-4 themselves."""
+def reference(sample: Sample, model: Any, answer: Answer, pictures: list[Any]) -> torch.Tensor:
+    """Return what a copy of the sample's model computes for an answer: logits, [tokens, V]."""
     ids = torch.tensor([answer.prompt + answer.output[:-1]])
     given = sample.pixels(sample.processor, pictures) if pictures else {}
     if sample.types:
-        given[sample.types] = (ids == sample.model.config.image_token_id).int()
+        given[sample.types] = (ids == model.config.image_token_id).int()
     if sample.masks_of_generate:
-        model: Any = sample.model
         kwargs: Any = {"attention_mask": None, "cache": None, "position_ids": None}
         embeds = model.get_input_embeddings()(ids)
         given["attention_mask"] = model.create_masks_for_generate(
             model.config.get_text_config(), embeds, mm_token_type_ids=given[sample.types], **kwargs
         )
+    if pictures:
+        given["pixel_values"] = given["pixel_values"].to(model.dtype)
+    logits: torch.Tensor = model(input_ids=ids, **given).logits[0]
+    return logits
+
+
+def check(sample: Sample, answer: Answer, pictures: list[Any]) -> None:
+    """Compare an answer's log-probabilities with those of transformers in float64. In float32 its
+    delta nets, which divide by lengths that may be small, are off by up to 1.1e-4 themselves."""
     with Wide():
-        logits = sample.model(input_ids=ids, **given).logits[0]
+        logits = reference(sample, sample.model, answer, pictures)
     assert logits.dtype == torch.float64
     expected = logits.log_softmax(-1)[-len(answer.tops) :]
     scale = float(logits.abs().max())
