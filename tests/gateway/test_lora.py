@@ -98,6 +98,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     outside = tmp_path_factory.mktemp("outside")
     RandomAdapter(outside / "fourth", SHAPES, seed=4)
     (folder / "link").symlink_to(outside / "fourth")
+    RandomAdapter(folder / "half", SHAPES, seed=4)
+    (folder / "half" / "adapter_model.safetensors").unlink()
+    (folder / "half" / "adapter_model.safetensors").symlink_to(
+        outside / "fourth" / "adapter_model.safetensors"
+    )
     keys = outside / "keys.toml"
     keys.write_text(KEYS)
     flags = ["--lora", f"first={folder / 'first'}", "--lora-folder", str(folder)]
@@ -217,6 +222,7 @@ def test_requests_finish_with_an_adapter_that_is_unloaded(served: Served) -> Non
         ("a", "../outside", 403, "below --lora-folder"),
         ("a", "/etc", 403, "below --lora-folder"),
         ("a", "link", 403, "below --lora-folder"),
+        ("a", "half", 403, "below --lora-folder"),
         ("a", "none", 403, "below --lora-folder"),
         ("a", "x\0y", 403, "below --lora-folder"),
         ("a", "pickled", 400, "pickle"),

@@ -23,6 +23,7 @@ from minisgl.message import (
 from minisgl.server.call import Call, RequestReply
 from minisgl.server.clients import Origin
 from minisgl_gateway import resume
+from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.restart import Restarting
 from minisgl_gateway.resume import EndedTwice, ResumingFrontend
 
@@ -218,6 +219,25 @@ def test_a_prompt_that_is_shown_comes_once(engines: Engines) -> None:
     engines.reply(text(0, "b", 8), ending(0, 2))
     assert [each for _, reply in call._pending for each in getattr(reply, "prompt", ())] == tokens
     assert read(call)[0] == "pppab"
+
+
+def test_a_key_owes_nothing_for_what_was_refused_or_has_ended(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = KeyRing("secret", None)
+    fields = ([PROMPT], SamplingParams(max_tokens=9), 0, Origin(key=key))
+    engines.frontend.submit(*fields)
+    (first,) = engines.queue.sent
+    failed = Failed.of(0, OutOfDeviceMemory("none"))
+    engines.reply(accepted(0, first), text(0, "a", 7), failed)
+    again = engines.queue.sent[-1]
+    engines.reply(accepted(again.uid, again), text(again.uid, "b", 8), ending(again.uid, 2))
+    assert (key.num_prompt_tokens, key.num_output_tokens, key._share.tags) == (3, 2, [])
+    engines.pause()
+    monkeypatch.setattr(resume, "MAX_KEPT_BYTES", 0)
+    with pytest.raises(Restarting):
+        engines.frontend.submit(*fields)
+    assert not key._share.tags
 
 
 def test_an_error_of_the_other_engine_ends_the_request(engines: Engines) -> None:

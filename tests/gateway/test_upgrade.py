@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import os
 import re
@@ -13,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -33,6 +35,7 @@ from minisgl_gateway.upgrade.command import door_of
 from minisgl_gateway.upgrade.door import Asked, Said, open_door, path_of
 from minisgl_gateway.upgrade.family import FirstProcess
 from minisgl_gateway.upgrade.guests import Replies
+from minisgl_gateway.upgrade.hand_over import HandOver
 from minisgl_gateway.upgrade.inherited import Handed
 from minisgl_gateway.upgrade.link import Link, NotStarted
 from minisgl_gateway.upgrade.successor import options_of
@@ -241,6 +244,22 @@ def test_a_client_that_leaves_ends_the_request_in_the_new_server() -> None:
     assert type(two.engine.sent[-1]).__name__ == "AbortMsg"
 
 
+def test_requests_of_an_old_server_that_has_died_end() -> None:
+    async def die() -> None:
+        ours, theirs = [await Link.of(end) for end in socket.socketpair()]
+        hosting = asyncio.create_task(two.new.host(theirs))
+        two.old.reconnect([cast(Any, ours)], cast(Any, Replies(ours)), 40)
+        two.old.submit([TextPrompt(text="once")], SamplingParams())
+        ours.close()
+        await hosting
+        theirs.close()
+
+    two = Two()
+    asyncio.run(die())
+    assert [type(sent).__name__ for sent in two.engine.sent] == ["TokenizeMsg", "AbortMsg"]
+    assert two.new.num_open == 0
+
+
 def test_what_the_new_server_does_not_know_ends_by_name() -> None:
     class TokenizeMsg(msgspec.Struct, tag=True):
         uid: int = 7
@@ -425,6 +444,33 @@ def test_what_comes_at_the_door(
     said = asyncio.run(ask())
     assert says in said.text
     assert said.code
+
+
+def test_connections_wait_while_the_successors_socket_is_full() -> None:
+    idle = [SimpleNamespace(release=socket.socket) for _ in range(2)]
+    connections: Any = SimpleNamespace(waiting=idle)
+
+    async def hand_over(ours: socket.socket, theirs: socket.socket) -> None:
+        ours.setblocking(False)
+        num_bytes = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                num_bytes += ours.send(b"c" * 4096)
+        giving = HandOver(connections, ours)
+        giving.give()
+        idle.clear()
+        assert giving.num_waiting == 2
+        while num_bytes:
+            num_bytes -= len(theirs.recv(num_bytes))
+        giving.give()
+        assert giving.num_waiting == 0
+        for _ in range(2):
+            _, (descriptor,), _, _ = socket.recv_fds(theirs, 1, 1)
+            os.close(descriptor)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asyncio.run(hand_over(ours, theirs))
 
 
 def test_a_handed_connection_is_accepted() -> None:

@@ -106,6 +106,7 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
     with pytest.raises(InvalidRequest, match="there is no item"):
         store.item("item", "bob", "input[0].id")
     store.delete("with", "alice")
+    assert not store._answer_of
     store.get(f"r{kept[0]}", "alice")
     store.put("new", "alice", [message], message)
     assert store.get(f"r{kept[0]}", "alice").messages == [message]

@@ -260,6 +260,15 @@ def test_parts_without_ids_are_sent() -> None:
     assert noted.text(0, reply).startswith(b"[('content', '}')]")
 
 
+def test_a_stream_goes_on_once() -> None:
+    stream = Stream("/generate")
+    stream.request(b"")
+    stream.read(b"data: {}\n\n: minisgl [0,[5]]\n\n")
+    assert stream.goes_on()
+    stream.request(b"")
+    assert not stream.goes_on()
+
+
 def test_text_that_looks_like_a_note_is_text() -> None:
     stream = Stream("/generate")
     event = b'data: {"text": "\\n: minisgl [0,[1]]\\n\\n"}\n\n'

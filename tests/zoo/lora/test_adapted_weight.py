@@ -37,7 +37,9 @@ class Case:
         self.weight.init_buffers(torch.device("cpu"))
         self.deltas = {0: torch.zeros(OUTPUTS, INPUTS, dtype=dtype)}
         sizes = (8, 8, 4)
-        for slot, rank, parts in ((1, RANK, (0, 1, 2)), (3, 5, (1, 2))):
+        whole = RANK, (0, 1, 2)
+        adapters = ((2, *whole), (3, *whole), (1, *whole), (3, 5, (1, 2)))
+        for slot, rank, parts in adapters:  # slots 2 and 3 have others before
             a = {min(part, 1): numbers(rank, INPUTS) for part in parts}
             b = {part: numbers(sizes[part], rank) for part in parts}
             self.weight.products.fill(slot, a, b)

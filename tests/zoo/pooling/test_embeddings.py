@@ -27,6 +27,8 @@ from helpers.embedders import (
 from helpers.model_harness import make_reference
 from minisgl.errors import CheckpointError, InvalidRequest, InvalidSampling, PromptTooLong
 from minisgl.llm import LLM, SamplingParams
+from minisgl.message import TextPrompt
+from minisgl_zoo.pooling.recipe import Recipe
 
 CLOSE = 0.99999
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 128, "progress": False}
@@ -34,6 +36,13 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 128, "progress": Fal
 
 def llm_of(folder: Path, **options: Any) -> LLM:
     return LLM(folder, **OPTIONS | {"max_prefill_length": 64} | options)
+
+
+@pytest.mark.parametrize(("is_encoder", "most"), [(True, 32), (False, 31)])
+def test_a_text_is_cut_to_what_the_engine_takes(is_encoder: bool, most: int) -> None:
+    recipe = Recipe(folder=Path(), size=4, is_encoder=is_encoder)
+    asked = recipe.embed([TextPrompt(text="a")], max_tokens=-1, context=32)
+    assert asked.sampling.truncate_prompt_tokens == most
 
 
 @pytest.mark.parametrize(

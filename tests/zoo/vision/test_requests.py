@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 
 from helpers.engine_ranks import engines
+from helpers.engine_replies import ending
 from helpers.pictures import PICTURES, Sample, chat, text_part
 from helpers.seen import NUM_TOP, Eyes, check, start
-from minisgl.core import Accepted, Failed, Finished, SamplingParams, Token
-from minisgl.core.image import LOWEST, places_of
+from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
+from minisgl.core.image import LOWEST, Image, places_of
 from minisgl.engine.startup.measure import measure_image_ns
 from minisgl.errors import InvalidRequest
 from minisgl.message import (
@@ -33,6 +35,7 @@ from minisgl_gateway.codec_answers import answer_codec
 from minisgl_gateway.router.prefix_hashes import TreeHashes, prompt_hashes
 from minisgl_gateway.watch.recorder import Recorder
 from minisgl_zoo.vision import probe, tower
+from minisgl_zoo.vision.times import _Outbox
 
 
 def turn(answer: str, words: str) -> list[dict[str, Any]]:
@@ -167,7 +170,30 @@ def test_small_images_have_a_namespace_of_their_own(eyes: Eyes) -> None:
     tiny = eyes.message(eyes.encode(chat(PICTURES[0].resize((9, 9)))))
     assert len(places_of(tiny.images[0])) == 4
     assert len(tiny.namespace) == 64
+    names = [eyes.encoder.images.namespace_of(key, tiny.images) for key in ("a", "b")]
+    assert len({tiny.namespace, *names}) == 3, "that of an API key stays apart"
     assert eyes.message(eyes.encode(chat(PICTURES[0]))).namespace == ""
+
+
+def test_images_go_through_the_tower_together_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tower, "BATCH_PATCHES", 10)
+    small, large = (
+        Image(digest=b"", places=b"", token=0, shape=(), sizes=sizes) for sizes in ((2, 2), (4, 4))
+    )
+    batches = tower._batches([small, small, large, small, small, small])
+    assert [len(batch) for batch in batches] == [2, 1, 2, 1]
+
+
+def test_what_images_cost_is_told_once_and_forgotten() -> None:
+    sent: list[Event] = []
+    counts = {uid: tower.Count(2, []) for uid in range(3)}
+    inner: Any = SimpleNamespace(send=sent.extend)
+    outbox = _Outbox(inner, counts)
+    outbox.send([ending(0, 1), Failed(uid=1, message="", code="", status=500), ending(7, 1)])
+    assert [getattr(event, "images", None) for event in sent] == [(2, 0, 0), None, None]
+    assert list(counts) == [2]
 
 
 def test_the_hash_has_content_and_size_and_fills_the_ids(eyes: Eyes) -> None:
