@@ -70,7 +70,7 @@ async def open_door(path: Path, upgrade: Upgrade) -> asyncio.Server:
             say(await upgrade(asked, say, left), 0)
         except (ConfigError, EngineError) as error:
             say(str(error), 1)
-        except (msgspec.DecodeError, ValueError, TimeoutError, OSError) as error:
+        except (msgspec.DecodeError, ValueError, TimeoutError) as error:
             say(f"this is no request for an upgrade: {str(error) or 'it did not come in time'}", 2)
         except Exception as error:
             logger.error("the upgrade has failed", exc_info=error)
