@@ -30,7 +30,7 @@ from minisgl.server.clients import Origin
 from minisgl.utils.zmq import Endpoints
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.resume import ResumingFrontend
-from minisgl_gateway.upgrade import door
+from minisgl_gateway.upgrade import command, door
 from minisgl_gateway.upgrade.command import door_of
 from minisgl_gateway.upgrade.door import Asked, Said, open_door, path_of
 from minisgl_gateway.upgrade.family import FirstProcess
@@ -412,6 +412,17 @@ def test_another_user_is_kept_out(sockets: Path, monkeypatch: pytest.MonkeyPatch
         return found
 
     assert asyncio.run(listening()) == ["denied denied ", "denied denied ", "denied allowed "]
+
+
+def test_an_interrupted_command_has_not_succeeded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(port: int | None) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "door_of", interrupted)
+    assert command.upgrade([], 0.0) == 130
+    assert "it is off, unless the new server has the port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import msgspec
 from minisgl.errors import ConfigError
 from minisgl.server.args import SECONDS
 from minisgl.server.flags import Parser, flag_type, integer
-from minisgl_gateway.upgrade.door import MAX_LINE, Asked, Said
+from minisgl_gateway.upgrade.door import Asked, Said
 
 ADDRESS: Final = ("--host", "--port")
 
@@ -69,14 +69,14 @@ def upgrade(argv: Sequence[str], began: float) -> int:
         drain_s=given["drain"],
         engines=given["engines"],
     )
-    request = msgspec.json.encode(asked) + b"\n"
-    if len(request) > MAX_LINE:
-        parser.error(f"the flags have {len(request)} bytes, and {MAX_LINE} are allowed")
     try:
-        return _ask(door_of(given["port"]), request)
+        return _ask(door_of(given["port"]), msgspec.json.encode(asked) + b"\n")
     except ConfigError as error:
         print(f"minisgl upgrade: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("minisgl upgrade: it is off, unless the new server has the port", file=sys.stderr)
+        return 130
 
 
 def door_of(port: int | None) -> Path:
