@@ -118,7 +118,8 @@ class Load:
                 result = self._result
                 result.answers[name] += 1
                 result.num_resumed += bool(answer.num_resumed)
-                result.gap_s[mode] = max(result.gap_s.get(mode, 0.0), answer.longest_s)
+                if name != "whole":  # which comes at once
+                    result.gap_s[mode] = max(result.gap_s.get(mode, 0.0), answer.longest_s)
                 self._count(f"{mode}, {name}", differences)
 
     def _keep(self, index: int) -> None:
