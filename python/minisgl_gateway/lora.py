@@ -75,13 +75,9 @@ def router(site: Site) -> APIRouter:
             adapter: Adapter = await asyncio.to_thread(read, folder)
         except ConfigError as error:
             raise InvalidRequest(str(error), param="lora_path") from error
-        before = model.adapters.get(name)
-        if before and before.digest != adapter.digest and not asked.load_inplace:
-            raise InvalidRequest(
-                f"{name!r} is another adapter; unload it first, or send load_inplace",
-                param="lora_name",
-            )
+        _check_name(model, asked, adapter)
         await _check(frontend, adapter)
+        _check_name(model, asked, adapter)  # it may have been loaded meanwhile
         model.adapters[name] = adapter
         logger.info("the adapter %s is loaded from %s", name, folder)
         return body.response(AdapterAnswer(lora_name=name, digest=adapter.digest, status="loaded"))
@@ -116,8 +112,6 @@ def _folder_of(model: ServedModel, asked: LoadRequest) -> Path:
         )
     if name in model.names:
         raise InvalidRequest(f"{name!r} is the model's name; choose another", param="lora_name")
-    if len(model.adapters) >= MAX_ADAPTERS:
-        raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded; unload one", param="lora_name")
     outside = refusal(
         "lora_path must be a folder below --lora-folder, and so must its files",
         status=403,
@@ -134,6 +128,18 @@ def _folder_of(model: ServedModel, asked: LoadRequest) -> Path:
     if not is_inside:
         raise outside
     return folder
+
+
+def _check_name(model: ServedModel, asked: LoadRequest, adapter: Adapter) -> None:
+    """Raise InvalidRequest if the name means another adapter that must stay, or is one too many."""
+    before = model.adapters.get(asked.lora_name)
+    if before is None and len(model.adapters) >= MAX_ADAPTERS:
+        raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded; unload one", param="lora_name")
+    if before and before.digest != adapter.digest and not asked.load_inplace:
+        raise InvalidRequest(
+            f"{asked.lora_name!r} is another adapter; unload it first, or send load_inplace",
+            param="lora_name",
+        )
 
 
 async def _check(frontend: Frontend, adapter: Adapter) -> None:

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +20,11 @@ from helpers.routing import Setup
 from helpers.running_server import RunningServer
 from helpers.scripted_server import STATE, ScriptedServer
 from minisgl.core import SamplingParams
+from minisgl.core.adapters import Adapter
+from minisgl.errors import InvalidRequest
 from minisgl.llm import LLM
+from minisgl_gateway import lora
+from minisgl_gateway.lora import LoadRequest
 
 pytestmark = pytest.mark.needs("minisgl_zoo")
 
@@ -184,6 +190,23 @@ def test_an_adapter_is_loaded_replaced_and_unloaded(
     assert served.unload("new").status_code == 200
     assert served.names() == {BASE: None, "first": BASE}
     assert served.unload("new").status_code == 404
+
+
+def test_of_two_adapters_that_come_at_once_by_one_name_one_is_refused(served: Served) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        loaded = threads.map(lambda path: served.load("both", path), ("second", "third"))
+        assert sorted(each.status_code for each in loaded) == [200, 400]
+    assert served.unload("both").status_code == 200
+
+
+def test_at_the_bound_names_are_replaced_and_none_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "MAX_ADAPTERS", 1)
+    model: Any = SimpleNamespace(adapters={"a": Adapter("1", "")})
+    for name, is_allowed in (("a", True), ("b", False)):
+        asked = LoadRequest(lora_name=name, lora_path="x", load_inplace=True)
+        refused = pytest.raises(InvalidRequest, match="unload one")
+        with nullcontext() if is_allowed else refused:
+            lora._check_name(model, asked, Adapter("2", ""))
 
 
 def test_prefixes_are_shared_within_an_adapter_only(served: Served) -> None:
