@@ -35,7 +35,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class Refusal(Exception):
-    """The text says what is wrong with a picture."""
+    """The text says what is wrong with a picture, or with a checkpoint."""
 
 
 class Pixels(NamedTuple):

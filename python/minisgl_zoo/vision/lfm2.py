@@ -85,7 +85,7 @@ class Lfm2Vl(VisionFamily):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         if config.get("model_type") != "lfm2_vl":
-            raise Refusal('its files are of before 2025-10 (model_type is not "lfm2_vl")')
+            raise Refusal('its files are the first ones; the later ones have model_type "lfm2_vl"')
 
     @property
     def token(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import time
 import zlib
 from importlib.metadata import PackageNotFoundError
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 from helpers.pictures import PICTURES, Sample, data_url, image_part, picture, png, text_part
-from minisgl.core.image import LOWEST
+from minisgl.core.image import LOWEST, Media
 from minisgl.errors import InvalidRequest, PromptTooLong
 from minisgl.message import ChatPrompt, ids_from_bytes
 from minisgl.message.frontend import EncodeMsg
@@ -24,7 +25,7 @@ from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import PromptEncoder
 from minisgl_gateway.codec_answers import answer_codec
 from minisgl_zoo.calls.tool_text import _before
-from minisgl_zoo.vision import family
+from minisgl_zoo.vision import family, sources
 from minisgl_zoo.vision.family import family_of
 from minisgl_zoo.vision.lately import Lately
 from minisgl_zoo.vision.prompt import MAX_IMAGES
@@ -171,6 +172,17 @@ def test_a_model_without_a_tower_reads_text_only(mistral3: Sample, tmp_path: Pat
         encode(encoder, image_part(data_url(PICTURES[0])))
 
 
+def test_a_checkpoint_of_an_old_form_reads_text_only(
+    lfm2_vl: Sample, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert family_of(lfm2_vl.folder)
+    config = json.loads((lfm2_vl.folder / "config.json").read_text()) | {"model_type": "lfm2-vl"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert family_of(tmp_path) is None
+    assert "images are not read" in caplog.text
+    assert "first ones" in caplog.text
+
+
 @pytest.mark.parametrize("found", ["4.57.1", "5.23.0", "5", "", None])
 def test_old_transformers_leave_a_model_of_text(
     mistral3: Sample, found: str | None, monkeypatch: pytest.MonkeyPatch
@@ -187,20 +199,24 @@ def test_old_transformers_leave_a_model_of_text(
     assert family_of(mistral3.folder) is None
 
 
-def test_a_picture_that_was_read_lately_is_not_decoded_again(
+def test_a_picture_of_the_web_is_fetched_and_decoded_once(
     encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes with each turn of a conversation, and twice through a router."""
+    fetched: list[str] = []
+    file = base64.b64decode(data_url(picture(60, 40, 7)).partition(",")[2])
+    monkeypatch.setattr(sources, "fetched", lambda url, end: fetched.append(url) or file)
+    monkeypatch.setitem(vars(encoder), "media", Media(fetches=True))
     helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
     asked: list[bytes] = []
     ask = helper.ask
     monkeypatch.setattr(helper, "ask", lambda what, s: asked.append(what) or ask(what, s))
-    shown = image_part(data_url(picture(60, 40, 7)))
+    shown = image_part("https://example.com/a.png")
     question = EncodeMsg(seq=1, prompt=chat_of(shown), for_cache=True)
     assert ids_from_bytes(answer_codec(encoder, question).ids).max() >= LOWEST
     [first] = encode(encoder, shown).images
     [again] = encode(encoder, text_part("Once more"), shown).images
-    assert len(asked) == 1
+    assert (len(fetched), len(asked)) == (1, 1)
     assert (again.pixels, again.digest) == (first.pixels, first.digest)
     assert again.places != first.places
 
