@@ -69,7 +69,7 @@ class StartLines:
 
     def show(self, text: str) -> None:
         """Show a line. Only its first line, if it is a table. Nothing after the end."""
-        line = text.partition("\n")[0]
+        line = text.partition("\n")[0].removesuffix(":")
         with self._lock:
             if self._is_over:
                 return

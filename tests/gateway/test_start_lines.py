@@ -41,7 +41,7 @@ def test_without_a_terminal_each_line_is_written_once() -> None:
         lines.begin()
         lines.end()
         lines.show("after the start")
-    assert out.getvalue() == f"{FIRST}\nmemory on CPU:\n"
+    assert out.getvalue() == f"{FIRST}\nmemory on CPU\n"
 
 
 def test_on_a_terminal_the_line_goes_with_the_start() -> None:

@@ -38,7 +38,9 @@ class ChatError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The tokens and times of one answer. The server counts tokens, the client measures times."""
+    """The tokens and times of one answer. The server counts tokens and says how long they took, as
+    all may come in one piece; if it does not, the client measures it, and always the first one's.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -242,7 +244,7 @@ class Chat:
                         num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
                         num_output_tokens=usage["completion_tokens"],
                         first_token_s=(first if answer else time.monotonic()) - began,
-                        decode_s=last - first,
+                        decode_s=(chunk.get("timings") or {}).get("decode_s", last - first),
                         finish_reason=reason,
                     )
 
