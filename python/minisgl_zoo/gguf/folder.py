@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from minisgl import env
 from minisgl.errors import CheckpointError, ConfigError, MinisglError
-from minisgl.utils.hf import CARD
+from minisgl.utils.hf import CARD, mending
 from minisgl.utils.logger import get_logger
 from minisgl_zoo.gguf.header import MappedTensor, StoredTensor, read_header
 from minisgl_zoo.gguf.index import is_whole, map_file, size_and_time, write_files
@@ -148,7 +148,7 @@ def open_header(path: Path) -> tuple[dict[str, Any], list[MappedTensor]]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is damaged or incomplete ({error}); download it again"
+            f"{path} is damaged or incomplete ({error}); {mending(path)}"
         ) from error
     mapped = map_file(path)
     return values, [MappedTensor(tensor, mapped) for tensor in stored]

@@ -38,6 +38,10 @@ DAMAGED = {
     "twice": (header(values=2) + ARCHITECTURE * 2 + bytes(64), "damaged"),
     "empty": (b"", "empty"),
     "other": (b"PK\x03\x04", "does not begin with GGUF"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
+        "`git lfs pull` there",
+    ),
 }
 
 
