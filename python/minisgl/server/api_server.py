@@ -18,6 +18,7 @@ from minisgl.server.model import ServedModel
 from minisgl.server.site import DocumentedAPI, Routes, Site
 from minisgl.server.web import body, errors
 from minisgl.server.web.guards import Door, RequestIds, behind
+from minisgl.version import __version__
 
 READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""
@@ -43,7 +44,7 @@ def create_app(
     found: list[Routes] = [row.load() for row in plugins.rows("routes")]
     records = [record for routes in found for record in routes.records]
     settings: Any = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
-    app = DocumentedAPI(records, title="Mini-SGLang", **settings)
+    app = DocumentedAPI(records, title="Mini-SGLang", version=__version__, **settings)
     app.state.bodies, open_ids = body.Bodies(), Counter[str]()
     app.state.by_header = {row.name: row.load() for row in plugins.rows("request_headers")}
     app.state.adapters = model.adapters

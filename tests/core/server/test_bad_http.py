@@ -118,7 +118,7 @@ def test_body_too_large(http: httpx.Client) -> None:
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:
     for path in ("/v1/chat", "/pages", "/v1"):
         assert f"nothing at {path}; /docs" in refused(http.post(path), 404)["message"]
-    for path in (f"{CHAT}/", f"/v1{CHAT}", "/chat/completions"):
+    for path in (f"{CHAT}/", f"/v1{CHAT}", "/chat/completions", CHAT[:-1]):
         assert refused(http.post(path), 404)["message"].endswith(f"; did you mean {CHAT}?")
     wrong_method = http.get(CHAT)
     assert "POST" in refused(wrong_method, 405)["message"]

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from helpers.api_requests import chat
 from helpers.scripted_server import ScriptedServer
 from minisgl.server.web.guards import RequestIds
+from minisgl.version import __version__
 
 
 def test_head_is_get_without_a_body(http: httpx.Client) -> None:
@@ -95,6 +96,7 @@ def test_a_bug_of_the_server_is_a_500(http: httpx.Client, monkeypatch: pytest.Mo
 
 def test_the_documented_schema_is_closed(http: httpx.Client) -> None:
     schema = http.get("/openapi.json").json()
+    assert schema["info"] == {"title": "Mini-SGLang", "version": __version__}
     references = set()
 
     def walk(node: Any) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -26,6 +27,9 @@ from minisgl.errors import EngineError, InvalidRequest, RequestError
 from minisgl.server.errors import refusal
 from minisgl.server.observe import Observer
 from minisgl.server.strict import Json
+
+MAX_READ: Final = 65
+"""Characters of an unknown path that are compared; ours have fewer."""
 
 
 class ErrorObject(Json, frozen=True, kw_only=True):
@@ -130,10 +134,13 @@ def install(app: FastAPI, observer: Observer) -> None:
 
 
 def _nearby(request: Request) -> str:
-    """Return the path that was probably meant, if /v1 is missing or comes twice; else ""."""
+    """Return the path that was probably meant, if /v1 is missing or comes twice, or for a slip of
+    the pen; else ""."""
     path = request.url.path.rstrip("/").removeprefix("/v1/v1").removeprefix("/v1")
     known = request.app.openapi()["paths"]
-    return next((name for name in (f"/v1{path}", path) if path and name in known), "")
+    meant = [name for name in (f"/v1{path}", path) if path and name in known]
+    alike = get_close_matches(request.url.path[:MAX_READ], known, 1, 0.9)
+    return next(iter(meant + alike), "")
 
 
 def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
