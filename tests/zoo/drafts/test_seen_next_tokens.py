@@ -15,7 +15,9 @@ from helpers.pictures import PICTURES, Sample, chat, qwen3_5
 from helpers.predicting import QWEN_NAMES, Predicting
 from helpers.seen import Eyes, start
 from minisgl.core import Plan
+from minisgl.core.batch import ImageRows
 from minisgl.core.plan import Flight
+from minisgl_zoo.blocks.next_tokens import _next_rows
 from minisgl_zoo.drafts import rule as rule_module
 
 
@@ -101,3 +103,10 @@ def test_guesses_behind_images_are_the_references(
         first, second = logits[position].topk(2).values
         assert first - second > 1e-4, "the reference nearly ties; take another seed"
         assert watched.guesses[1, position] == int(logits[position].argmax()), position
+
+
+def test_other_ranks_have_zeros_there() -> None:
+    """Two rows of four tokens; each place but the second row's first is a next token."""
+    images = ImageRows(tokens=torch.tensor([2, 3, 4, 6]), rows=None)
+    step: Any = SimpleNamespace(rows=torch.tensor([[0, 1], [0, 4], [4, 4], [4, 4]]))
+    assert _next_rows(images, step).put(torch.ones(8, 1)).T.tolist() == [[1, 0, 0, 1, 1, 0, 1, 1]]
