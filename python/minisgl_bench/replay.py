@@ -19,6 +19,7 @@ import numpy as np
 from minisgl_bench import online
 from minisgl_bench.arguments import benchmark_parser
 from minisgl_bench.recording import requests_of
+from minisgl_gateway.watch.recorder import BLOCK_TOKENS
 
 PERCENTILES: Final = (50, 90, 99)
 
@@ -27,14 +28,22 @@ def write_trace(requests: list[dict[str, Any]], path: Path) -> None:
     """Write the requests in the form of Qwen-Bailian's traces: blocks of 16, times in seconds."""
     with path.open("w", encoding="utf-8") as file:
         for request in requests:
+            block_tokens = request.get("block_tokens", BLOCK_TOKENS)
             row = {
                 "chat_id": request["uid"],
                 "timestamp": request["at_s"],
                 "input_length": request["input_length"],
                 "output_length": max(request["output_length"], 1),
-                "hash_ids": request["hash_ids"],
+                "hash_ids": _of_trace(request["hash_ids"], block_tokens),
             }
             file.write(json.dumps(row) + "\n")
+
+
+def _of_trace(hash_ids: list[int], block_tokens: int) -> list[int]:
+    """Return the digests at the ends of a trace's blocks: each is of all tokens before it."""
+    each = BLOCK_TOKENS // block_tokens
+    rest = hash_ids[-1:] if len(hash_ids) % each else []
+    return hash_ids[each - 1 :: each] + rest
 
 
 def summary(requests: list[dict[str, Any]]) -> str:

@@ -5,9 +5,8 @@ turn of each message, the settings, and digests of the tokens. So the scheduler 
 again, in milliseconds, and each plan is compared with the recorded one. The device checks at each
 step that the KV cache has the right tokens.
 
-A block's tokens are drawn from its digest, so equal prefixes are equal here, too. Blocks have 16
-tokens. With smaller pages, the common part of two different blocks is lost, and a plan may differ
-for that reason alone.
+A block's tokens are drawn from its digest, so equal prefixes are equal here, too. Pages are whole
+blocks.
 """
 
 from __future__ import annotations
@@ -109,8 +108,9 @@ class Recording:
         hashes = end.get("all_hash_ids", arrival["hash_ids"])
         length = num_prompt + end["output_length"] if "all_hash_ids" in end else num_prompt
         num_known = num_prompt + arrival.get("num_output", 0)
+        block_tokens = arrival.get("block_tokens", BLOCK_TOKENS)
         blocks = [
-            np.random.default_rng(one).integers(1, VOCAB_SIZE, BLOCK_TOKENS) for one in hashes
+            np.random.default_rng(one).integers(1, VOCAB_SIZE, block_tokens) for one in hashes
         ]
         tokens = np.concatenate(blocks)[:length].astype(np.int32)
         # Of a request that has not ended, the output is not known.

@@ -6,16 +6,18 @@ FILE has JSON lines. Each is an object with one key:
     frame     a `minisgl_gateway.watch.xray.Frame`; the page's X-ray opens such a file
     arrival   a request: turn, at_s (since the start), uid, input_length, hash_ids, max_tokens,
               priority, share, scored (the prompt's log-probabilities are wanted), has_grammar,
-              adapter (its digest, or null), num_output (of the tokens that another engine has made)
+              adapter (its digest, or null), num_output (tokens that another engine has made),
+              block_tokens
     compiled  the grammar of a request is compiled, so it may start: turn, uid
     leave     a client left, or a stop string ended its text: turn, uid, num_tokens (null: all)
     end       a request has ended: uid, output_length, reason, cached_tokens, queued_s, prefill_s,
               decode_s, all_hash_ids (of the prompt and the output together), is_refused
 
-hash_ids: one digest for each block of 16 tokens, of the block and all before it. Requests with a
-common prefix have common digests. Their key is drawn at the start and written nowhere, so no text
-can be read or guessed from them. `turn` counts the turns of the loop from 0. `minisgl replay FILE`
-sends the same requests to a server; with `--plans` the scheduler alone plans them again.
+hash_ids: one digest for each block of 16 tokens, of the block and all before it; blocks are smaller
+if the pages of the KV cache are no multiple (`block_tokens`). Requests with a common prefix have
+common digests. Their key is drawn at the start and written nowhere, so no text can be read or
+guessed from them. `turn` counts the turns of the loop from 0. `minisgl replay FILE` sends the same
+requests to a server; with `--plans` the scheduler alone plans them again.
 
 At `SEGMENT_BYTES` FILE is renamed to FILE.1, and a new FILE begins.
 """
@@ -23,6 +25,7 @@ At `SEGMENT_BYTES` FILE is renamed to FILE.1, and a new FILE begins.
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -58,6 +61,7 @@ class Recorder(LoopObserver):
         """Raises ConfigError if the file cannot be written."""
         self._file = LineFile("--record", path, SEGMENT_BYTES)
         self._key = secrets.token_bytes(16)
+        self._block_tokens = BLOCK_TOKENS
         self._began = time.perf_counter()
         self._open: dict[int, tuple[UserMsg, list[int]]] = {}  # by uid, with the output so far
         self._new: set[int] = set()  # neither accepted nor refused yet
@@ -78,6 +82,7 @@ class Recorder(LoopObserver):
 
     def begin(self, config: SchedulerConfig, *, overlap: bool) -> None:
         """Write the settings that plans depend on."""
+        self._block_tokens = math.gcd(BLOCK_TOKENS, config.page_size)  # pages are whole blocks
         self._file.write({"config": {**asdict(config), "overlap": overlap}})
 
     def arrived(self, turn: int, message: UserMsg) -> None:
@@ -97,6 +102,7 @@ class Recorder(LoopObserver):
             "has_grammar": bool(message.grammar),
             "adapter": message.adapter and message.adapter.digest,
             "num_output": len(output),
+            "block_tokens": self._block_tokens,
         }
         if message.sampling.pooling:
             arrival["pooling"] = message.sampling.pooling
@@ -142,8 +148,8 @@ class Recorder(LoopObserver):
     def _hash_ids(self, ids: bytes, namespace: str) -> list[int]:
         digest = hashlib.blake2b(namespace.encode(), digest_size=6, key=self._key).digest()
         hashes = []
-        for start in range(0, len(ids), 4 * BLOCK_TOKENS):
-            block = digest + ids[start : start + 4 * BLOCK_TOKENS]
+        for start in range(0, len(ids), 4 * self._block_tokens):
+            block = digest + ids[start : start + 4 * self._block_tokens]
             digest = hashlib.blake2b(block, digest_size=6, key=self._key).digest()
             hashes.append(int.from_bytes(digest, "little"))
         return hashes

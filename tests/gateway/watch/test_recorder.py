@@ -38,13 +38,14 @@ def record(
     more: Callable[[Scheduler, ListOutbox], list[SchedulerMsg] | None] | None = None,
     times: StepTimes | None = None,
     adapters: list[Adapter | None] | None = None,
+    page_size: int = 16,
 ) -> None:
     """Serve the prompts over a fake engine, recorded.
 
     more: returns the messages of each later turn, None at the end. times: with a bound of 1 s.
     """
     config = SchedulerConfig(
-        num_pages=256, page_size=16, max_seq_len=200, vocab_size=100, eos_ids=frozenset(),
+        num_pages=256, page_size=page_size, max_seq_len=200, vocab_size=100, eos_ids=frozenset(),
         max_prefill_tokens=64, max_running=8, step_times=times, max_stall_s=times and 1.0,
         num_slots=2 if adapters else 0,
     )  # fmt: skip
@@ -65,7 +66,7 @@ def record(
     kept = ListOutbox()
     rest = more or (lambda scheduler, kept: [] if scheduler.runnable else None)
     inbox = ListInbox([arrivals], more=lambda: rest(scheduler, kept))
-    executor = FakeExecutor(num_pages=256, page_size=16, max_running=8, vocab_size=100)
+    executor = FakeExecutor(num_pages=256, page_size=page_size, max_running=8, vocab_size=100)
     outbox = RecordedOutbox(kept, keeper)
     run(scheduler, executor, RecordedInbox(inbox, keeper), outbox, meter=meter)
     assert not keeper._open, "what has ended is forgotten"
@@ -145,6 +146,19 @@ def test_files_that_cannot_be_written_or_read_are_refused(tmp_path: Path) -> Non
     (tmp_path / "short").write_text('{"arrival": {"uid": 1}}\n{"en')
     with pytest.raises(ConfigError, match="has no request that began and ended"):
         requests_of(tmp_path / "short")
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 12, 24])
+def test_prefixes_of_pages_are_known_that_are_no_multiple_of_16_tokens(
+    page_size: int, tmp_path: Path
+) -> None:
+    path, prompts = tmp_path / "flight", [[*PREFIX[:-1], *[uid] * 40] for uid in range(4)]
+    record(path, prompts, page_size=page_size)
+    assert "of 4 requests, all as recorded" in replay_plans(path)
+    replay.write_trace(requests_of(path), tmp_path / "trace")
+    workload = read_trace(tmp_path / "trace", vocab_size=1000)
+    assert [len(session.turns[0].ids) for session in workload.sessions] == [103] * 4
+    assert reusable_share(workload.sessions) == pytest.approx(3 * 48 / (4 * 103))
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
