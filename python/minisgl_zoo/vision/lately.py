@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+KEPT_BYTES: Final = 2**26
+"""Of the pixels of pictures, and of files of the web. A client sends those of a conversation again
+with each turn, and a router asks for a prompt's ids before it passes the prompt on."""
 
 Value = TypeVar("Value")
 

@@ -20,7 +20,7 @@ from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.utils.helper import Helper, HelperEnded, packed
 from minisgl_zoo.vision.family import VisionFamily, family_of
-from minisgl_zoo.vision.lately import Lately
+from minisgl_zoo.vision.lately import KEPT_BYTES, Lately
 from minisgl_zoo.vision.sources import FETCHES_S, Web, source_of
 
 LOAD_S: Final = 60.0
@@ -34,10 +34,6 @@ MAX_MEMORY: Final = 2**30
 
 MAX_IMAGES: Final = 100
 """Of a request, as in Anthropic's API."""
-
-KEPT_BYTES: Final = 2**26
-"""Of the pixels of pictures that were read lately. A client sends those of a conversation again
-with each turn, and a router asks for a prompt's ids before it passes the prompt on."""
 
 MIN_PLACES: Final = 9
 """So many ids of 30 bits hold at least 256 bits of a hash. An image with fewer places gets a

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from minisgl.core.image import Media
 from minisgl.errors import InvalidRequest
-from minisgl_zoo.vision.lately import Lately
+from minisgl_zoo.vision.lately import KEPT_BYTES, Lately
 
 MAX_BYTES: Final = 16 * 2**20
 """Of a file: the bound of a request's body, which holds the others."""
@@ -35,9 +35,6 @@ FETCH_S: Final = 10.0
 
 FETCHES_S: Final = 30.0
 """Of all pictures of a request, since others wait for the thread."""
-
-KEPT_BYTES: Final = 2**26
-"""Of files in base64: four of the largest."""
 
 MAX_REDIRECTS: Final = 3
 _TOO_LONG: Final = (

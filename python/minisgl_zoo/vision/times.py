@@ -16,8 +16,13 @@ class ImageTimes(LoopObserver):
 
     def attach(self, seat: Seat) -> None:
         self._counts: dict[int, Count] | None = None
+
+        def uid_of(table_idx: int) -> int:
+            running = seat.scheduler().requests.running
+            return next(req.uid for req in running if req.table_idx == table_idx)
+
         if isinstance(seat.engine.vision, Tower):
-            self._counts = seat.engine.vision.counts = {}
+            self._counts = seat.engine.vision.count(uid_of)
 
     def outbox(self, outbox: Outbox) -> Outbox:
         return outbox if self._counts is None else _Outbox(outbox, self._counts)

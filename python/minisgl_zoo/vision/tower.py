@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +123,7 @@ class Tower(Sight):
         super().__init__(device, turns)
         self.num_runs = 0
         self.counts: dict[int, Count] | None = None
+        self._uid_of: Callable[[int], int]
         self._processor = processor
         self._family, self._model = family, model
         self._cache: Lately[Tensor] = Lately(CACHED_IMAGES * family.limits(processor).places)
@@ -135,8 +136,13 @@ class Tower(Sight):
         super().begin(plan, forward)
         if self.counts is not None:
             for table_idx, images in plan.image_begins:
-                uid = plan.uids[plan.table_idxs.index(table_idx)]
-                self.counts.setdefault(uid, Count(len(images), []))
+                self.counts.setdefault(self._uid_of(table_idx), Count(len(images), []))
+
+    def count(self, uid_of: Callable[[int], int]) -> dict[int, Count]:
+        """Count from now on, and return the counts. uid_of: returns the uid of the request that
+        has a row of the tables. A step begins requests of which it computes nothing."""
+        self.counts, self._uid_of = {}, uid_of
+        return self.counts
 
     def rows(self, plan: Plan) -> ImageRows | None:
         if not (parts := list(_parts(plan))):

@@ -18,6 +18,7 @@ from helpers.pictures import PICTURES, Sample, chat, text_part
 from helpers.seen import NUM_TOP, Eyes, check, start
 from minisgl.core import Accepted, Event, Failed, Finished, SamplingParams, Token
 from minisgl.core.image import LOWEST, Image, places_of
+from minisgl.core.step_times import StepTimes
 from minisgl.engine.startup.measure import measure_image_ns
 from minisgl.errors import InvalidRequest
 from minisgl.message import (
@@ -29,13 +30,15 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.message.frontend import EncodeMsg
+from minisgl.scheduler import run
 from minisgl.scheduler.step_broadcast import Leader
 from minisgl.tokenizer.worker import user_msg
+from minisgl_bench.fakes import ListInbox, ListOutbox
 from minisgl_gateway.codec_answers import answer_codec
 from minisgl_gateway.router.prefix_hashes import TreeHashes, prompt_hashes
 from minisgl_gateway.watch.recorder import Recorder
 from minisgl_zoo.vision import probe, tower
-from minisgl_zoo.vision.times import _Outbox
+from minisgl_zoo.vision.times import ImageTimes, _Outbox
 
 
 def turn(answer: str, words: str) -> list[dict[str, Any]]:
@@ -275,6 +278,49 @@ def test_a_chat_goes_on_with_the_ids_that_were_accepted(eyes: Eyes) -> None:
     fewer = eyes.encode(chat(PICTURES[0]))
     with pytest.raises(InvalidRequest, match="take 35 tokens, and took"):
         user_msg(eyes.encoder, fewer, message)
+
+
+def test_pictures_are_counted_for_a_request_that_begins_without_a_token(eyes: Eyes) -> None:
+    """Beside a stream the tower runs for one of two pictures, and the other's request has begun."""
+    text = next(
+        text
+        for text in ("", "a", "ab", "abc")
+        if places_of(eyes.encode(after(text, PICTURES[0])).images[0])[0] % 4 == 0
+    )
+    times = StepTimes(prompt_us=((8, 1), (512, 2)), decode_us=1, row_us=0, image_ns=1e6)
+    eyes = Eyes(eyes.sample, eyes.engine, max_stall_s=1e-3, step_times=times)
+    eyes.ask([after(text, PICTURES[2])])  # the prefix is cached up to the picture
+    scheduler = eyes.scheduler
+    seat: Any = SimpleNamespace(engine=eyes.engine, scheduler=lambda: scheduler)
+    observer = ImageTimes()
+    observer.attach(seat)
+    chats = [chat(), after(text, PICTURES[0]), after(text, PICTURES[1])]
+    stream, first, second = (eyes.message(eyes.encode(each), max_tokens=9) for each in chats)
+    without: list[int] = []
+    plan = scheduler.plan
+
+    def planned() -> Any:
+        found = plan()
+        if found:
+            rows = [row for row, _ in found.image_begins]
+            without.extend(row for row in rows if row not in found.table_idxs)
+        return found
+
+    scheduler.plan = planned  # type: ignore[method-assign] (it notes the plan)
+    outbox = ListOutbox()
+    inbox = ListInbox(
+        [[stream], [], [], [first, second]], lambda: [] if scheduler.runnable else None
+    )
+    run(scheduler, eyes.engine, inbox, observer.outbox(outbox))
+    assert len(without) == 1
+    ends = [event for event in outbox.events if isinstance(event, Finished)]
+    assert [end.images and end.images[:2] for end in ends] == [None, (1, 1), (1, 1)]
+
+
+def after(text: str, picture: Any) -> list[dict[str, Any]]:
+    [message] = chat(picture)
+    message["content"][0] = text_part("What is this? " + text)
+    return [message]
 
 
 def test_a_router_finds_the_pages_of_pictures(eyes: Eyes) -> None:
