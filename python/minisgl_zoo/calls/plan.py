@@ -17,6 +17,7 @@ from minisgl.message import ChatPrompt, ids_to_bytes
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
 from minisgl.tokenizer.tokenizer import load_tokenizer_config
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import brief
 from minisgl_zoo.calls.known import (
     MESSAGES,
     Calls,
@@ -175,7 +176,7 @@ def _check_tools(tools: Sequence[Tool], choice: str) -> None:
         )
     if choice not in (*ANY_TOOL, *names):
         raise InvalidRequest(
-            f"tool_choice names {choice!r}, and no tool has that name", param="tool_choice"
+            f"tool_choice names {brief(choice)}, and no tool has that name", param="tool_choice"
         )
     if len(set(names)) != len(names):
         raise InvalidRequest("two tools have the same name", param="tools")

@@ -117,6 +117,7 @@ def problem(grammar: str) -> str:
 
 
 def _refusal(path: str, reason: str) -> InvalidSampling:
+    path = shortened(path, 300)  # it has names of properties
     return InvalidSampling(f"{path} cannot be used: {shortened(reason, 300)}", param=path)
 
 

@@ -100,6 +100,13 @@ def test_options_that_a_grammar_excludes(others: dict[str, Any]) -> None:
     assert "cannot be combined with" in refusal({"regex": "a"}, **others).message
 
 
+def test_a_long_name_is_not_repeated() -> None:
+    error = refusal({"json": in_object(**{"q" * 50_000: {"not": {}}})})
+    assert error.message.startswith("structured_outputs.json.properties.qqq")
+    assert "cannot have" in error.message
+    assert len(error.message) < 700
+
+
 def nested(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(levels):

@@ -27,9 +27,13 @@ from minisgl.errors import EngineError, InvalidRequest, RequestError
 from minisgl.server.errors import refusal
 from minisgl.server.observe import Observer
 from minisgl.server.strict import Json
+from minisgl.utils.text import shortened
 
 MAX_READ: Final = 65
 """Characters of an unknown path that are compared; ours have fewer."""
+
+MAX_SAID: Final = 1000
+"""The most characters of an error about a request, which may quote what was sent."""
 
 
 class ErrorObject(Json, frozen=True, kw_only=True):
@@ -47,7 +51,8 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
     """Return the HTTP status and the object for `error`. An exception of another kind is a bug."""
     param: str | None = None
     if isinstance(error, RequestError):
-        status, message, code, param = error.status, error.message, error.code, error.param
+        status, code, param = error.status, error.code, error.param
+        message, param = shortened(error.message, MAX_SAID), param and shortened(param, MAX_SAID)
     elif isinstance(error, EngineError):
         status, message, code = error.status, str(error), error.code
     else:
@@ -144,7 +149,7 @@ def _nearby(request: Request) -> str:
 
 
 def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
-    path, method = request.url.path, request.method
+    path, method = shortened(request.url.path, 120), request.method
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         return refusal(
