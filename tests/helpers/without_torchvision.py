@@ -6,7 +6,8 @@ Their own code lays out, cuts, orders and normalises; only resizing is Pillow's 
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -38,19 +39,26 @@ class Processor:
             return self.made(**options)
 
 
-def _stand_ins() -> AbstractContextManager[Any]:
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """For the time of an import or a call; other modules that it imports stay."""
     functional: Any = ModuleType("torchvision.transforms.v2.functional")
     functional.InterpolationMode = Image.Resampling
     functional.resize, functional.normalize = _resize, _normalize
     names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     modules = {name: ModuleType(name) for name in names} | {functional.__name__: functional}
     vars(modules[names[2]])["functional"] = functional
-    stack = ExitStack()
-    stack.enter_context(patch.dict(sys.modules, modules))
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
     modes = {mode: mode for mode in Image.Resampling}
     options: dict[str, Any] = {"tvF": functional, "pil_torch_interpolation_mapping": modes}
-    stack.enter_context(patch.multiple(image_processing_backends, create=True, **options))
-    return stack
+    try:
+        with patch.multiple(image_processing_backends, create=True, **options):
+            yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 def _resize(images: Tensor, size: Any, interpolation: Any, antialias: bool = True) -> Tensor:
