@@ -77,8 +77,11 @@ def admissible_max_tokens(
             got=num_prompt + asked,
             param="max_tokens",
         )
-    if config.max_queued is not None and is_full(
-        config.max_queued, [req.order.key for req in waiting], key
+    most = config.max_queued
+    if (
+        most is not None
+        and len(waiting) >= most
+        and is_full(most, [req.order.key for req in waiting], key)
     ):
         raise ServerBusy(
             f"the queue is full with {counted(len(waiting), 'request')}; try again later, or raise "
