@@ -29,8 +29,8 @@ def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_embeds: bool =
         python_header = ', headers={"Authorization": "Bearer $KEY"}'
     start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
     if not can_chat:
-        says = f"""has no usable chat template, so it completes texts and refuses chats. Write one in
-a browser at {url}/, or try in another terminal"""
+        says = f"""has no usable chat template, so it completes texts and refuses chats. Write
+one in a browser at {url}/, or try in another terminal"""
         path, body = "completions", '{"prompt": "A radix cache is", "max_tokens": 30}'
         if only_embeds:
             says = "is an encoder: it embeds texts and writes none. Try in another terminal"
