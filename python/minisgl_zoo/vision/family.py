@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from safetensors import safe_open
 
 from minisgl import plugins
-from minisgl.errors import MinisglError
+from minisgl.errors import ConfigError, MinisglError
 from minisgl.utils.hf import read_json, weight_files
 from minisgl.utils.logger import get_logger
 
@@ -113,9 +113,7 @@ class VisionFamily(ABC):
 
     def processor(self, folder: Path) -> Any:
         """Return the checkpoint's image processor, that of PIL: it rounds alike on all machines."""
-        from transformers import AutoImageProcessor
-
-        auto: Any = AutoImageProcessor
+        auto = of_transformers("AutoImageProcessor")
         return auto.from_pretrained(folder, backend="pil", local_files_only=True)
 
     @abstractmethod
@@ -138,6 +136,19 @@ class VisionFamily(ABC):
     def is_of_tower(self, name: str) -> bool:
         """Return whether a file's tensor is one of the tower's."""
         return name.removeprefix("model.").startswith(self.towers)
+
+
+def of_transformers(name: str) -> Any:
+    """Return a class of transformers. Raises ConfigError."""
+    import transformers
+
+    try:
+        return getattr(transformers, name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"transformers cannot import its {name} ({error.__cause__ or error}); a torchvision of "
+            "another torch does this, and is not needed: pip uninstall torchvision"
+        ) from None
 
 
 def resized(processor: Any, image: Any, **options: Any) -> Any:

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from minisgl_zoo.vision.family import IdOf, Limits, Pixels, Refusal, Sizes, VisionFamily, resized
+from minisgl_zoo.vision.family import (
+    IdOf,
+    Limits,
+    Pixels,
+    Refusal,
+    Sizes,
+    VisionFamily,
+    of_transformers,
+    resized,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,9 +129,7 @@ class Gemma4Unified(Gemma4):
     two_way = "vision"
 
     def processor(self, folder: Path) -> Any:
-        import transformers
-
-        plain: Any = transformers.Gemma4ImageProcessorPil
+        plain = of_transformers("Gemma4ImageProcessorPil")
         return plain.from_pretrained(folder, local_files_only=True)
 
     def features(self, model: Any, pixels: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:

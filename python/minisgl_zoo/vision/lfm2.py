@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from minisgl_zoo.vision.family import IdOf, Limits, Pixels, Refusal, Sizes, VisionFamily
+from minisgl_zoo.vision.family import (
+    IdOf,
+    Limits,
+    Pixels,
+    Refusal,
+    Sizes,
+    VisionFamily,
+    of_transformers,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,9 +103,7 @@ class Lfm2Vl(VisionFamily):
         return 2
 
     def processor(self, folder: Path) -> Any:
-        from transformers.image_processing_base import ImageProcessingMixin
-
-        mixin: Any = ImageProcessingMixin
+        mixin = of_transformers("ImageProcessingMixin")
         given = mixin.get_image_processor_dict(folder, local_files_only=True)[0]
         return Layout(**SETTINGS | given)
 

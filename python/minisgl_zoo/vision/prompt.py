@@ -104,9 +104,11 @@ class ImageReader:
     def load(self) -> None:
         """Start the helper, so that the first image need not wait. Raises EngineError."""
         try:
-            self._helper.ask(packed(["load"]), LOAD_S)
+            answer = self._helper.ask(packed(["load"]), LOAD_S)
         except HelperEnded as error:
-            raise EngineError(f"the process that reads images cannot start: it {error}") from None
+            answer = ["problem", f"it {error}"]
+        if answer[0] == "problem":
+            raise EngineError(f"the process that reads images cannot start: {answer[1]}")
 
     def read(
         self, messages: Sequence[Mapping[str, Any]], most_tokens: int | None

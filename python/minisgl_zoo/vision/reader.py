@@ -4,7 +4,7 @@
 
     python -m minisgl_zoo.vision.reader FOLDER BYTES     the memory that pictures may take
 
-    ["load"]          -> ["loaded"]
+    ["load"]          -> ["loaded"], or ["problem", why]
     ["read", base64]  -> ["tiles", [[base64, shape, sizes, hex digest], ...]]
                       -> ["unknown"]: load first
                       -> ["problem", why]
@@ -24,6 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from minisgl.errors import ConfigError
 from minisgl.utils.helper import limit_memory, serve
 from minisgl_zoo.vision.family import PROCESSOR_FILES, Refusal, family_of
 
@@ -48,7 +49,10 @@ class Reader:
     def answer(self, question: Any) -> tuple[Any, ...]:
         match question:
             case ["load"]:
-                assert self._processor
+                try:
+                    assert self._processor
+                except ConfigError as error:
+                    return "problem", str(error)
                 return ("loaded",)
             case ["read", text]:
                 return self._read(base64.b64decode(text))

@@ -28,7 +28,7 @@ from minisgl.engine.extras import Probe
 from minisgl.errors import CheckpointError
 from minisgl.models import BaseLLMModel
 from minisgl.utils.hf import weight_files
-from minisgl_zoo.vision.family import VisionFamily, family_of
+from minisgl_zoo.vision.family import VisionFamily, family_of, of_transformers
 from minisgl_zoo.vision.lately import Lately
 from minisgl_zoo.vision.probe import part_run
 from minisgl_zoo.vision.turns import Turns
@@ -291,7 +291,7 @@ def _load(family: VisionFamily, config: EngineConfig, dtype: torch.dtype) -> Any
     log.set_verbosity_error()  # it would list the text model as missing
     log.disable_progress_bar()
     try:
-        model, info = getattr(transformers, family.model).from_pretrained(
+        model, info = of_transformers(family.model).from_pretrained(
             None,
             config=_small_config(config),
             state_dict=tensors,
@@ -328,13 +328,11 @@ def _small_config(config: EngineConfig) -> Any:
 
 def tower_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
     """Return the memory of rank 0's tower: its weights, a bound of its activations, its cache."""
-    import transformers
-
     family = family_of(config.folder)
     if family is None:
         return 0
     with torch.device("meta"):
-        model = getattr(transformers, family.model)(_small_config(config))
+        model = of_transformers(family.model)(_small_config(config))
     del model.language_model
     limits = family.limits(family.processor(config.folder))
     vision = family.config["vision_config"]

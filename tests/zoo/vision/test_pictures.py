@@ -13,11 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
+import transformers
 from PIL import Image
 
 from helpers.pictures import PICTURES, Sample, data_url, image_part, picture, png, text_part
 from minisgl.core.image import LOWEST, Media
-from minisgl.errors import InvalidRequest, PromptTooLong
+from minisgl.errors import ConfigError, InvalidRequest, PromptTooLong
 from minisgl.message import ChatPrompt, ids_from_bytes
 from minisgl.message.frontend import EncodeMsg
 from minisgl.tokenizer import load_tokenizer
@@ -27,8 +28,10 @@ from minisgl_gateway.codec_answers import answer_codec
 from minisgl_zoo.calls.tool_text import _before
 from minisgl_zoo.vision import family, sources
 from minisgl_zoo.vision.family import family_of
+from minisgl_zoo.vision.gemma import Gemma4
 from minisgl_zoo.vision.lately import Lately
 from minisgl_zoo.vision.prompt import MAX_IMAGES
+from minisgl_zoo.vision.tower import most_whole
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +173,21 @@ def test_a_model_without_a_tower_reads_text_only(mistral3: Sample, tmp_path: Pat
     encoder = PromptEncoder(tokenizer=load_tokenizer(tmp_path), folder=tmp_path)
     with pytest.raises(InvalidRequest, match="reads text only, got 'image_url'"):
         encode(encoder, image_part(data_url(PICTURES[0])))
+
+
+def test_a_torchvision_of_another_torch_is_named(
+    gemma4: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a one, which pip installs beside a torch for CPUs, takes transformers' models away."""
+
+    def missing(self: Any, name: str) -> Any:
+        cause = RuntimeError("operator torchvision::nms does not exist")
+        raise ModuleNotFoundError("Could not import module") from cause
+
+    monkeypatch.setattr(type(transformers), "__getattr__", missing)
+    monkeypatch.setattr(Gemma4, "model", "Gemma4OfTomorrow")
+    with pytest.raises(ConfigError, match=r"nms does not exist.*pip uninstall torchvision"):
+        most_whole(gemma4.folder)
 
 
 def test_a_checkpoint_of_an_old_form_reads_text_only(
