@@ -3,11 +3,14 @@
 // Integers multiply integers: a row of inputs is rounded to int16 in blocks of at most 128, each
 // with a scale that is a power of two, so that the largest of a block has 14 or 15 bits. What
 // bfloat16 holds within 2**-7 of the largest stays exact. The sums of a block are exact: 128 times
-// 2**15 * 2**7 fits an int32. Fp8 multiplies the inputs as they are.
+// 2**15 * 2**7 fits an int32. With AVX2 numbers are multiplied by factors as integers (Folded); then some
+// blocks have 32 inputs of 13 or 14 bits. Fp8 multiplies the inputs as they are.
 //
 // value = scale * number - offset. A scale is a tensor's entry, of one group or of several; in
 // the second case it is times the group's factor. The offset is the zero point times the scale, or a
 // number of the group (or 1) times an entry of `steps`, which has the shape of the scales.
+#include <numeric>
+
 #include "numbers.h"
 #include "product.h"
 
@@ -61,15 +64,24 @@ struct Scales {
   }
 };
 
-// Rows of inputs as int16, with a scale and the sum of each block [blocks, rows], and PADDING rows.
+// Inputs of a block, which have one scale, and of a unit, which have one sum: a block or a group in it.
+// bits: of the largest number of a block.
+struct Sizes {
+  int64_t block, unit;
+  int bits;
+};
+
+// Rows of inputs as int16, with scales [blocks, rows] and sums [units, rows], and PADDING rows.
 struct IntRows {
   std::vector<int16_t> numbers;
   std::vector<float> scales, sums;
   int64_t stride;  // rows
-  IntRows(const bf16* x, int64_t rows, int64_t inputs, int64_t block, int64_t num_threads)
-      : numbers((rows + PADDING) * inputs), scales((rows + PADDING) * ((inputs + block - 1) / block)),
-        sums(scales.size()), stride(rows + PADDING) {
-    const int64_t blocks = (inputs + block - 1) / block;
+  IntRows(const bf16* x, int64_t rows, int64_t inputs, const Sizes& sizes, int64_t num_threads)
+      : numbers((rows + PADDING) * inputs),
+        scales((rows + PADDING) * ((inputs + sizes.block - 1) / sizes.block)),
+        sums((rows + PADDING) * ((inputs + sizes.unit - 1) / sizes.unit)), stride(rows + PADDING) {
+    const int64_t block = sizes.block, blocks = (inputs + block - 1) / block;
+    const float most = std::ldexp(1.0f, sizes.bits) - 1;
     if (rows * inputs <= 32768) num_threads = 1;
     each_item(rows * blocks, num_threads, [&](int64_t i) {
       const int64_t at = i / blocks * inputs + i % blocks * block;
@@ -81,17 +93,22 @@ struct IntRows {
       int exponent;
       std::frexp(max(largest), &exponent);  // below 2**exponent
       exponent = std::max(exponent, -100);
-      const float scale = std::ldexp(1.0f, exponent - 15), inverse = std::ldexp(1.0f, 15 - exponent);
-      VI total = {};
-      each(x + at, n, [&](VF v, int j) {
-        const VF shifted = min(v * inverse, splat(32767.0f)) + 0x1.8p23f;  // rounds
-        const VI whole = bit_cast<VI>(shifted) - 0x4b400000;
-        total += whole;
-        store_until(numbers.data() + at, j, n, whole);
-      });
-      const int64_t to = i % blocks * stride + i / blocks;
-      scales[to] = scale + sum(finite);  // NaN where an input is infinite or NaN
-      sums[to] = sum(__builtin_convertvector(total, VF)) * scale;
+      const float scale = std::ldexp(1.0f, exponent - sizes.bits);
+      const float inverse = std::ldexp(1.0f, sizes.bits - exponent);
+      const int64_t row = i / blocks, first = i % blocks * (block / sizes.unit);
+      scales[i % blocks * stride + row] = scale + sum(finite);  // NaN where an input is no number
+      for (int64_t from = 0; from < n; from += sizes.unit) {
+        VI total = {};
+        const int count = int(std::min(n - from, sizes.unit));
+        each(x + at + from, count, [&](VF v, int j) {
+          const VF shifted = min(v * inverse, splat(most)) + 0x1.8p23f;  // rounds
+          const VI whole = bit_cast<VI>(shifted) - 0x4b400000;
+          total += whole;
+          store_until(numbers.data() + at + from, j, count, whole);
+        });
+        sums[(first + from / sizes.unit) * stride + row] =
+            sum(__builtin_convertvector(total, VF)) * scale;
+      }
     });
   }
 };
@@ -120,45 +137,92 @@ void spread(const Scales& all, int64_t panel, int64_t blocks, int64_t per, float
   }
 }
 
+// Those of weights that are Folded: scales of blocks, without factors, and offsets of all groups. Scales
+// and steps are float16.
+void spread_folded(const Scales& source, int64_t panel, int64_t block_groups, float* scales,
+                   float* offsets) {
+  const int64_t groups = int64_t(1) << source.entries.shift;  // of an entry
+  const int8_t* factors = source.factors + panel * source.entries.groups * PANEL;
+  const uint8_t* zeros = !offsets ? nullptr : source.zeros + panel * source.entries.groups * PANEL;
+  for (int64_t e = 0; e < source.entries.count; e++) {
+    const int64_t at = (panel * source.entries.count + e) * PANEL;
+    VF scale[NV], step[NV] = {};
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      scale[v] = load(data<f16>(source.entries.tensor) + at + v * W);
+      if (offsets) step[v] = load(data<f16>(source.steps->tensor) + at + v * W);
+    });
+    for (int64_t g = 0; g < groups; g += block_groups, scales += PANEL)
+      unrolled<NV>([&](auto v) __attribute__((always_inline)) { store(scales + v * W, scale[v]); });
+    if (!offsets) continue;
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) { scale[v] *= float(source.middle); });
+    for (int64_t g = 0; g < groups; g++, offsets += PANEL, factors += PANEL, zeros += PANEL)
+      unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+        const VF zero = __builtin_convertvector((VI)widen(zeros + v * W), VF);
+        const VF factor = __builtin_convertvector(widen(factors + v * W), VF);
+        store(offsets + v * W, zero * step[v] - factor * scale[v]);
+      });
+  }
+}
+
 // rows: inputs as K takes them; ints: the scales and sums of their blocks, or null.
 template <class K>
 void multiply(const Product& product, const Weight& weight, const typename K::X* rows,
-              const IntRows* ints, int64_t block, int64_t num_threads) {
+              const IntRows* ints, const Sizes& sizes, int64_t num_threads) {
   constexpr bool IS_INT = std::is_same_v<typename K::X, int16_t>;
-  const int64_t blocks = (product.inputs + block - 1) / block;
+  const int64_t inputs = product.inputs, block = sizes.block, blocks = (inputs + block - 1) / block;
+  const int64_t units = K::FOLDS ? block / sizes.unit : 1;  // of a block
   const int64_t per = std::min((weight.group + block - 1) / block, blocks);
   const bool has_offset = IS_INT && weight.scales.has_offset();
   const auto start = [&](const int64_t (&panels)[2]) {
     static thread_local std::vector<float> buffer;
-    const int64_t size = blocks * PANEL;
-    if (int64_t(buffer.size()) < 4 * size) buffer.resize(4 * size);
+    const int64_t size = blocks * PANEL, both = size * (1 + units);  // of scales; and of offsets
+    if (int64_t(buffer.size()) < 2 * both) buffer.resize(2 * both);
     float* const at = buffer.data();
-    for (int p = 0; p < 2; p++)
-      spread(weight.scales, panels[p], blocks, per, at + p * size,
-             has_offset ? at + (2 + p) * size : nullptr);
+    for (int p = 0; p < 2; p++) {
+      float* const offsets = has_offset ? at + p * both + size : nullptr;
+      if (K::FOLDS) spread_folded(weight.scales, panels[p], units, at + p * both, offsets);
+      else spread(weight.scales, panels[p], blocks, per, at + p * both, offsets);
+    }
     const float* const of_rows = IS_INT ? ints->scales.data() : nullptr;
     const float* const sums_of_rows = IS_INT ? ints->sums.data() : nullptr;
     const int64_t stride = IS_INT ? ints->stride : 0;
     return [=](int p, int64_t b, int m, int count, const typename K::Sum(*sums)[NV],
                VF(*totals)[NV]) __attribute__((always_inline)) {
-      const float* const scales = at + p * size + b * PANEL;
+      const float* const scales = at + p * both + b * PANEL;
+      const float* const offsets = at + p * both + size + b * units * PANEL;
       for (int v = 0; v < NV; v++) {
         const VF scale = load(scales + v * W);
-        const VF offset = has_offset ? load(scales + 2 * size + v * W) : VF{};
+        const VF offset = has_offset && !K::FOLDS ? load(offsets + v * W) : VF{};
         for (int i = 0; i < count; i++) {
           if constexpr (IS_INT) {
             const int64_t j = b * stride + m + i;
             totals[i][v] += __builtin_convertvector(sums[i][v], VF) * (scale * of_rows[j]);
-            if (has_offset) totals[i][v] -= offset * sums_of_rows[j];
+            if (has_offset && !K::FOLDS) totals[i][v] -= offset * sums_of_rows[j];
           } else {
             totals[i][v] += sums[i][v] * (scale * K::UNIT);
           }
         }
+        if (has_offset && K::FOLDS)
+          for (int64_t u = 0; u < units; u++) {
+            const VF of_group = load(offsets + u * PANEL + v * W);
+            for (int i = 0; i < count; i++)
+              totals[i][v] -= of_group * sums_of_rows[(b * units + u) * stride + m + i];
+          }
       }
     };
   };
   constexpr bool PADDED = TILE > 4;  // less to compile, where tiles have many rows
-  product.run<K, PADDED>(weight.numbers, rows, block, num_threads, start);
+  Groups groups{weight.scales.factors, weight.scales.entries.groups,
+                __builtin_ctzll(weight.group), nullptr};
+  std::vector<int32_t> eights;
+  if constexpr (K::HAS_ROW)
+    if (product.rows == 1 && block % 32 == 0 && inputs % 32 == 0 && sizes.unit % 32 == 0) {
+      eights.resize(inputs / 32);
+      for (int64_t c = 0; c < inputs / 32; c++)
+        eights[c] = 8 * std::accumulate(rows + 32 * c, rows + 32 * c + 32, 0);
+      groups.eights = eights.data();
+    }
+  product.run<K, PADDED>(weight.numbers, rows, block, num_threads, start, groups);
 }
 
 // Input `input` of a panel's output `lane`, of integers.
@@ -221,14 +285,29 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
       std::vector<Fp8::X> buffer;
       const Fp8::X* rows =
           as_inputs<Fp8>(data<bf16>(x), product.rows, inputs, product.rows > 1, buffer);
-      return multiply<Fp8>(product, weight, rows, nullptr, std::min(group, inputs), num_threads);
+      const int64_t block = std::min(group, inputs);
+      return multiply<Fp8>(product, weight, rows, nullptr, {block, block, 0}, num_threads);
     }
-    const int64_t block = std::min({group, MOST, inputs});
-    const IntRows ints(data<bf16>(x), product.rows, inputs, block, num_threads);
     auto* multiply_kind = kind == INT8   ? multiply<Int8>
                           : kind == INT4 ? multiply<Int4>
                                          : multiply<Fp4>;
-    multiply_kind(product, weight, ints.numbers.data(), &ints, block, num_threads);
+    const int64_t block = std::min({group, MOST, inputs});
+    Sizes sizes{block, block, 15};
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+    // Numbers times factors are at most 504 and 4,096: sums of 128 and of 32 inputs fit an int32. Few rows
+    // by int8 are slower with factors in the sums.
+    const int64_t many = kind == INT8 ? 32 : MOST;
+    const bool is_whole =
+        inputs % many == 0 && (group << weight.scales.entries.shift) % many == 0 && group < many;
+    const bool is_half = scales.dtype().code == kDLFloat && scales.dtype().bits == 16;
+    if (factors && is_whole && is_half && bool(zeros) == bool(steps) &&
+        (kind == INT4 || product.rows > Int8::FEW)) {
+      multiply_kind = kind == INT8 ? multiply<Folded<Int8>> : multiply<Folded<Int4>>;
+      sizes = {many, group, kind == INT8 ? 14 : 15};
+    }
+#endif
+    const IntRows ints(data<bf16>(x), product.rows, inputs, sizes, num_threads);
+    multiply_kind(product, weight, ints.numbers.data(), &ints, sizes, num_threads);
   });
 }
 

@@ -27,7 +27,7 @@ INLINE void store_until(int16_t* p, int i, int n, VI v) {
 }
 
 // Two int16 times two int16, added to an int32.
-struct Int16Pairs {
+struct Int16Pairs : Defaults {
   using Sum = VI;
   using X = int16_t;
   static constexpr int ROWS = WIDER;
@@ -126,6 +126,42 @@ struct Bits4 : Int16Pairs {
 };
 
 struct Int4 : Bits4 {
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+  static constexpr bool HAS_ROW = true;
+  // Sums `chunks` times 32 inputs times the numbers, times factors if there are any: sums of
+  // 32 times 256 times a number fit an int32. Bits are masked in their places, so that three of four steps
+  // need no shift. eights: 8 times the sums of the chunks' inputs.
+  static INLINE void add_row(const uint8_t* at, const uint8_t* asked, const X* x, int64_t chunks,
+                             const int32_t* eights, const int8_t* factors, Sum (&sums)[NV]) {
+    for (int64_t c = 0; c < chunks; c++, at += 256, asked += 256, x += 32) {
+      VI ones[NV], by_16[NV], by_256[NV];
+      unrolled<4>([&](auto i) __attribute__((always_inline)) {
+        __builtin_prefetch(asked + 64 * i);
+        VU words[NV];  // plus 8, so that no number is negative
+        unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+          words[v] = bit_cast<VU>(load((const float*)(at + 64 * i) + v * W)) ^ 0x88888888;
+        });
+        const auto multiply = [&](VI(&sums)[NV], bool is_first, int k, auto f)
+                                  __attribute__((always_inline)) {
+          const Inputs inputs = broadcast(x + 8 * i + 2 * k, 0);
+          unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+            const VI products = (VI)_mm256_madd_epi16((__m256i)f(words[v]), inputs);
+            sums[v] = is_first ? products : sums[v] + products;
+          });
+        };
+        multiply(ones, i == 0, 0, [](VU w) { return w & 0x000f000f; });
+        multiply(by_16, i == 0, 1, [](VU w) { return w & 0x00f000f0; });
+        multiply(by_256, i == 0, 2, [](VU w) { return w & 0x0f000f00; });
+        multiply(ones, false, 3, [](VU w) { return (VU)_mm256_srli_epi16((__m256i)w, 12); });
+      });
+      unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+        VI sum = ones[v] + (by_16[v] >> 4) + (by_256[v] >> 8) - eights[c];
+        if (factors) sum *= ::widen(factors + c * PANEL + v * W);
+        sums[v] = c ? sums[v] + sum : sum;
+      });
+    }
+  }
+#endif
   static INLINE Weights widen(const Fetched& fetched, int k) {
     Weights w;
 #if defined(__AVX512BW__)
@@ -181,6 +217,40 @@ struct Fp4 : Bits4 {
     return w;
   }
 };
+
+// Integers times their group's factor, both as int16. Sums of a block then have one scale.
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+template <class K>
+struct Folded : K {
+  static constexpr bool FOLDS = true;
+  template <int P, int M>
+  struct Whole {  // of a block: sums of groups times their factors
+    VI sums[P][M][NV];
+  };
+  static INLINE Factors factors(const int8_t* from) {
+    Factors factors;
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      const __m256i wide = (__m256i)::widen(from + v * W);
+      factors.pairs[v] = (VI)_mm256_blend_epi16(wide, _mm256_slli_epi32(wide, 16), 0xaa);
+    });
+    return factors;
+  }
+  static INLINE void fold(typename K::Weights& weights, const Factors& factors) {
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      weights.parts[0][v] =
+          _mm256_mullo_epi16(weights.parts[0][v], (__m256i)factors.pairs[v]);
+    });
+  }
+  // Adds sums of a group, which become 0, times its factors to others.
+  template <int M>
+  static INLINE void fold(VI (&sums)[M][NV], const int8_t* factors, VI (&to)[M][NV]) {
+    for (int v = 0; v < NV; v++) {
+      const VI factor = ::widen(factors + v * W);
+      for (int m = 0; m < M; m++) to[m][v] += sums[m][v] * factor, sums[m][v] = VI{};
+    }
+  }
+};
+#endif
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 struct Fp8 : Bf16Pairs {

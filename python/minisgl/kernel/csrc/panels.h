@@ -49,7 +49,14 @@ constexpr int FAR_ROWS = W == 8 ? 4 : 0;
 
 // How a kind of numbers multiplies. X: what a row of inputs is converted to, once for all panels.
 // PARTS: how many products a step takes. ROWS: those of a tile, TILE or WIDER. FEW: see WIDENS_FIRST.
-struct FloatPairs {
+// FOLDS: numbers are multiplied by their group's factor before they meet inputs, see Groups. HAS_ROW: one
+// row has sums of its own, K::add_row.
+struct Defaults {
+  static constexpr bool FOLDS = false, HAS_ROW = false;
+  template <int P, int M>
+  struct Whole {};
+};
+struct FloatPairs : Defaults {
   using Sum = VF;
   using X = float;
   using Inputs = VF;
@@ -64,7 +71,7 @@ struct FloatPairs {
 };
 
 #if defined(__AVX512BF16__)
-struct Bf16Pairs {
+struct Bf16Pairs : Defaults {
   using Sum = VF;
   using X = bf16;
   using Inputs = __m512bh;
@@ -88,7 +95,7 @@ struct Bf16 : Bf16Pairs {
     return {{{(__m512bh)_mm512_loadu_si512(at)}}};
   }
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-struct Bf16Pairs {
+struct Bf16Pairs : Defaults {
   using Sum = VF;
   using X = bf16;
   using Inputs = bfloat16x8_t;
@@ -135,6 +142,20 @@ struct Ahead {
   const uint8_t* at;
   int64_t pace;
   bool is_far;  // into the second cache
+};
+
+// What kinds that fold or have sums of one row read beside the numbers.
+struct Groups {
+  const int8_t* factors;  // [O / 16, count, 16]
+  int64_t count;          // groups of a panel
+  int shift;              // a group has 2**shift inputs
+  const int32_t* eights;  // of one row, if K::add_row takes it: 8 times the sums of 32 inputs each
+  INLINE const int8_t* at(int64_t panel, int64_t input) const {
+    return factors + (panel * count + (input >> shift)) * PANEL;
+  }
+};
+struct Factors {
+  VI pairs[NV];  // in each lane the factor of an output, twice as an int16
 };
 
 // Adds `steps` steps of P panels times M rows to the sums. A fetch has K::STEPS steps.

@@ -67,10 +67,11 @@ struct Product {
   // weight: panels of kind K. x: rows of inputs of type K::X. block: how many inputs have one scale.
   // start(panels) returns, for two panels, finish(p, block, m, count, sums, totals), which adds
   // `count` rows of sums [NV] of panel p over a block, from row m on, to totals [NV]. PADDED: see
-  // each_tile; then PADDING rows more than there are may be read and finished.
+  // each_tile; then PADDING rows more than there are may be read and finished. A kind that folds has whole
+  // groups in a block.
   template <class K, bool PADDED, class F>
   void run(const uint8_t* weight, const typename K::X* x, int64_t block, int64_t num_threads,
-           F start) const {
+           F start, const Groups& groups = {}) const {
     const int64_t panels = outputs / PANEL, pairs = gate ? panels / 2 : (panels + 1) / 2;
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     if (outputs * inputs * rows < 65536) num_threads = 1;
@@ -79,20 +80,45 @@ struct Product {
       const int64_t panel[2] = {one, gate ? pair + pairs : std::min(one + 1, panels - 1)};
       const int begin = int(item % blocks * BLOCK), end = int(std::min(begin + int64_t(BLOCK), rows));
       const auto finish = start(panel);
+      if constexpr (K::HAS_ROW)
+        if (groups.eights) return one_row<K>(weight, panel, x, block, groups, finish);
       if constexpr (WIDENS_FIRST)
         if (end - begin > K::FEW)
-          return widened<K>(weight, panel, x, begin, end, block, finish);
-      in_registers<K, PADDED>(weight, panel, x, begin, end, block, finish);
+          return widened<K>(weight, panel, x, begin, end, block, groups, finish);
+      in_registers<K, PADDED>(weight, panel, x, begin, end, block, groups, finish);
     });
   }
 
  private:
+  // One panel after the other. Inlined, it would take registers from the other tiles.
+  template <class K, class F>
+  __attribute__((noinline)) void one_row(const uint8_t* weight, const int64_t (&panel)[2], const typename K::X* x,
+               int64_t block, const Groups groups, const F finish) const {  // copies stay in registers
+    VF totals[2][1][NV];
+    unrolled<2>([&](auto p) __attribute__((always_inline)) {
+      const int64_t next = p ? panel[0] + (gate ? 1 : 2) : panel[1];
+      VF total[1][NV];
+      unrolled<NV>([&](auto v) { total[0][v] = VF{}; });
+      for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
+        typename K::Sum sums[1][NV];
+        const uint8_t* const at = bytes<K>(weight, panel[p], from);
+        const uint8_t* const asked =
+            from < turn<K>() ? at + AHEAD : bytes<K>(weight, next, from - turn<K>());
+        K::add_row(at, asked, x + from, std::min(block, inputs - from) / 32, groups.eights + from / 32,
+                   K::FOLDS ? groups.at(panel[p], from) : nullptr, sums[0]);
+        finish(p, b, 0, 1, sums, total);
+      }
+      unrolled<NV>([&](auto v) { totals[p][0][v] = total[0][v]; });
+    });
+    store({&totals[0][0][0], 1, 1, 0, {panel[0] * PANEL, panel[1] * PANEL}});
+  }
+
   // Each tile of rows fetches and widens the weights, of two panels at once or, where its sums would
   // not fit the registers, of one after the other.
   template <class K, bool PADDED, class F>
   INLINE void in_registers(const uint8_t* weight, const int64_t (&panel)[2],
                            const typename K::X* x, int begin, int end, int64_t block,
-                           const F& finish) const {
+                           const Groups& groups, const F& finish) const {
     each_tile<PADDED, K::ROWS>(begin, end, [&](auto count, int m, int num_rows) {
       constexpr int M = decltype(count)::value, P = M <= TILE ? 2 : 1;
       VF totals[2][M][NV] = {};
@@ -100,9 +126,11 @@ struct Product {
       for (int first = 0; first < 2; first += P)
         for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
           typename K::Sum sums[P][M][NV] = {};
+          typename K::template Whole<P, M> whole{};
           const int64_t last = std::min(from + block, inputs);
           for (int64_t now = from, until; now < last; now = until) {
             until = now < turn<K>() ? std::min(last, turn<K>()) : last;
+            if constexpr (K::FOLDS) until = std::min(until, now + (int64_t(1) << groups.shift));
             const uint8_t* at[P];
             Ahead asked[P];
 #pragma GCC unroll 2
@@ -111,9 +139,14 @@ struct Product {
               asked[p] = ahead<K>(weight, panel[first + p], now, share, end - begin);
             }
             add_steps<K>(at, asked, x + m * inputs + now, inputs, (until - now) / 2, sums);
+            if constexpr (K::FOLDS)
+              for (int p = 0; p < P; p++)
+                K::fold(sums[p], groups.at(panel[first + p], now), whole.sums[p]);
           }
 #pragma GCC unroll 2
-          for (int p = 0; p < P; p++) finish(first + p, b, m, M, sums[p], totals[first + p]);
+          for (int p = 0; p < P; p++)
+            if constexpr (K::FOLDS) finish(first + p, b, m, M, whole.sums[p], totals[first + p]);
+            else finish(first + p, b, m, M, sums[p], totals[first + p]);
         }
       store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
     });
@@ -122,7 +155,7 @@ struct Product {
   // All tiles read weights that are widened once.
   template <class K, class F>
   void widened(const uint8_t* weight, const int64_t (&panel)[2], const typename K::X* x, int begin,
-               int end, int64_t block, const F& finish) const {
+               int end, int64_t block, const Groups& groups, const F& finish) const {
     VF totals[2][BLOCK][NV] = {};
     typename K::Weights wide[WIDE_STEPS];
     for (int p = 0; p < 2; p++)
@@ -135,6 +168,10 @@ struct Product {
           for (int64_t s = 0; s < now; s += K::STEPS, packed += K::FETCH_BYTES) {
             const typename K::Fetched fetched = K::fetch(packed);
             for (int k = 0; k < K::STEPS; k++) wide[s + k] = K::widen(fetched, k);
+            if constexpr (K::FOLDS) {
+              const Factors factors = K::factors(groups.at(panel[p], first + 2 * s));
+              for (int k = 0; k < K::STEPS; k++) K::fold(wide[s + k], factors);
+            }
           }
           each_tile<false, WIDE_TILE>(begin, end, [&](auto count, int m, int) {
             constexpr int M = decltype(count)::value;
