@@ -48,18 +48,24 @@ struct Scales {
   int middle;
   bool has_offset() const { return zeros || steps; }
   INLINE VF scale(int64_t panel, int64_t group, int64_t lane) const {
-    const VF scale = entries.load(panel, group, lane);
+    return scale_of(entries.load(panel, group, lane), panel, group, lane);
+  }
+  INLINE VF offset(int64_t panel, int64_t group, int64_t lane, VF scale) const {
+    return offset_of(steps ? steps->load(panel, group, lane) : VF{}, panel, group, lane, scale);
+  }
+  // Those of a group with an entry and a step that were loaded before.
+  INLINE VF scale_of(VF scale, int64_t panel, int64_t group, int64_t lane) const {
     if (!factors) return scale;
     const int8_t* const p = factors + (panel * entries.groups + group) * PANEL + lane;
     return scale * __builtin_convertvector(widen(p), VF);
   }
-  INLINE VF offset(int64_t panel, int64_t group, int64_t lane, VF scale) const {
+  INLINE VF offset_of(VF step, int64_t panel, int64_t group, int64_t lane, VF scale) const {
     VF zero = splat(1);
     if (zeros) {
       const uint8_t* p = zeros + (panel * entries.groups + group) * PANEL + lane;
       zero = __builtin_convertvector((VI)widen(p), VF);
     }
-    if (steps) return zero * steps->load(panel, group, lane) - float(middle) * scale;
+    if (steps) return zero * step - float(middle) * scale;
     return (zero - float(middle)) * scale;
   }
 };
@@ -123,11 +129,18 @@ struct Weight {
 void spread(const Scales& all, int64_t panel, int64_t blocks, int64_t per, float* scales,
             float* offsets) {
   const Scales source = all;  // a copy: what is written cannot change it
+  const int64_t groups = int64_t(1) << source.entries.shift;  // of an entry
+  VF entry[NV] = {}, step[NV] = {};
   for (int64_t b = 0, group = 0; b < blocks; group++) {
+    if (W == 16 || (group & (groups - 1)) == 0)  // AVX-512 loads and converts in one instruction
+      for (int v = 0; v < NV; v++) {
+        entry[v] = source.entries.load(panel, group, v * W);
+        if (offsets && source.steps) step[v] = source.steps->load(panel, group, v * W);
+      }
     VF scale[NV], offset[NV] = {};
     for (int v = 0; v < NV; v++) {
-      scale[v] = source.scale(panel, group, v * W);
-      if (offsets) offset[v] = source.offset(panel, group, v * W, scale[v]);
+      scale[v] = source.scale_of(entry[v], panel, group, v * W);
+      if (offsets) offset[v] = source.offset_of(step[v], panel, group, v * W, scale[v]);
     }
     for (int64_t end = std::min(b + per, blocks); b < end; b++)
       for (int v = 0; v < NV; v++) {
