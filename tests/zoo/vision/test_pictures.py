@@ -28,7 +28,6 @@ from minisgl_gateway.codec_answers import answer_codec
 from minisgl_zoo.calls.tool_text import _before
 from minisgl_zoo.vision import family, sources
 from minisgl_zoo.vision.family import family_of
-from minisgl_zoo.vision.gemma import Gemma4
 from minisgl_zoo.vision.lately import Lately
 from minisgl_zoo.vision.prompt import MAX_IMAGES
 from minisgl_zoo.vision.tower import most_whole
@@ -184,8 +183,8 @@ def test_a_torchvision_of_another_torch_is_named(
         cause = RuntimeError("operator torchvision::nms does not exist")
         raise ModuleNotFoundError("Could not import module") from cause
 
+    monkeypatch.delattr(transformers, "AutoImageProcessor")  # a test before this one may have it
     monkeypatch.setattr(type(transformers), "__getattr__", missing)
-    monkeypatch.setattr(Gemma4, "model", "Gemma4OfTomorrow")
     with pytest.raises(ConfigError, match=r"nms does not exist.*pip uninstall torchvision"):
         most_whole(gemma4.folder)
 
