@@ -203,11 +203,15 @@ def run(num_rounds: int, num_clients: int, tp: int) -> Result:
                     print(number, mode, result.took_s[-1], len(result.problems), flush=True)
         finally:
             code = server.close()
-        if code or list(folder.iterdir()):
-            result.problems.append(f"exit code {code}, left: {list(folder.iterdir())}")
-        if found := re.findall(r"^.*Traceback[\s\S]{0,400}", server.log, re.MULTILINE):
-            result.problems.append(found[0])
+        result.problems += left_behind(code, folder, server.log)
     return result
+
+
+def left_behind(code: int, folder: Path, log: str) -> list[str]:
+    """Return what is wrong after a server's end: its exit code, files in its folder, its log."""
+    left = list(folder.iterdir())
+    problems = [f"exit code {code}, left: {left}"] if code or left else []
+    return problems + re.findall(r"^.*Traceback[\s\S]{0,400}", log, re.MULTILINE)[:1]
 
 
 class Streams:

@@ -26,7 +26,7 @@ import httpx
 import psutil
 
 from minisgl_bench.report import write_json
-from outlive_upgrades import FLAGS, Load, Result, undisturbed
+from outlive_upgrades import FLAGS, Load, Result, left_behind, undisturbed
 from own_server import Server, wait_until
 
 STARTS: Final = r"the new server starts \(pid (\d+)\)"
@@ -129,10 +129,7 @@ def run(num_rounds: int, num_clients: int) -> Result:
                         assert wait_until(is_ready)
         finally:
             code = server.close()
-        if code or list(folder.iterdir()):
-            result.problems.append(f"exit code {code}, left: {list(folder.iterdir())}")
-        if found := re.findall(r"^.*Traceback[\s\S]{0,400}", server.log, re.MULTILINE):
-            result.problems.append(found[0])
+        result.problems += left_behind(code, folder, server.log)
     return result
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from helpers.engine_ranks import engines
 from helpers.engine_runs import drive, greedy, make_engine, make_scheduler
 from helpers.model_harness import VOCAB, random_ids
 from helpers.predicting import Predicting
@@ -85,6 +88,26 @@ def check_guesses(
         assert first - second > 1e-4, "the reference nearly ties; take another seed"
         assert watched.guesses[uid, position] == int(row.argmax()), position
     return len(ids) - prompt
+
+
+def check_ranks(
+    model: Predicting, requests: Sequence[tuple[list[int], SamplingParams]], store: Path
+) -> None:
+    """Compare the outputs of two ranks, whose guesses are certain, with those without drafts, and
+    their counts of drafts with each other's. store: a path that does not exist."""
+    alone = engine_of(model, drafts="off")
+    expected = drive(alone, requests, scheduler=scheduler_of(alone))
+    alone.close()
+    with engines(model.folder, store, 2, drafts="mtp", num_pages=400) as ranks:
+        schedulers = [scheduler_of(rank) for rank in ranks]
+        with ThreadPoolExecutor(2) as pool:
+            pairs = zip(ranks, schedulers, strict=True)
+            runs = [pool.submit(drive, rank, requests, scheduler=each) for rank, each in pairs]
+            outputs = [each.result() for each in runs]
+    assert outputs == [expected, expected]
+    counts = [(each.stats.num_drafted, each.stats.num_accepted) for each in schedulers]
+    assert counts[0] == counts[1]
+    assert counts[0][1] >= 16
 
 
 def check_requests(model: Predicting, *, overlap: bool = True) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from helpers.engine_ranks import engines
 from helpers.engine_runs import drive, greedy, make_engine
 from helpers.guessing import (
     OPTIONS,
     PROMPTS,
     SAMPLING,
+    check_ranks,
     check_requests,
     engine_of,
     every_third_token,
@@ -106,19 +105,7 @@ def test_rounded_weights_and_caches_have_the_same_answers(certain: Predicting) -
 def test_ranks_have_the_same_guesses(tmp_path: Path) -> None:
     model = save_predicting(tmp_path / "model", "qwen3.5-moe", is_certain=True)
     requests = [*REQUESTS[:2], *((prompt, greedy(16)) for prompt in PROMPTS[2:])]
-    alone = engine_of(model, drafts="off")
-    expected = drive(alone, requests, scheduler=scheduler_of(alone))
-    alone.close()
-    with engines(model.folder, tmp_path / "store", 2, drafts="mtp", num_pages=400) as ranks:
-        schedulers = [scheduler_of(rank) for rank in ranks]
-        with ThreadPoolExecutor(2) as pool:
-            pairs = zip(ranks, schedulers, strict=True)
-            runs = [pool.submit(drive, rank, requests, scheduler=each) for rank, each in pairs]
-            outputs = [each.result() for each in runs]
-    assert outputs == [expected, expected]
-    counts = [(each.stats.num_drafted, each.stats.num_accepted) for each in schedulers]
-    assert counts[0] == counts[1]
-    assert counts[0][1] >= 16
+    check_ranks(model, requests, tmp_path / "store")
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from helpers import scheduling
-from helpers.engine_ranks import engines
 from helpers.engine_runs import drive, greedy, make_engine
 from helpers.guessing import (
     OPTIONS,
@@ -21,6 +19,7 @@ from helpers.guessing import (
     SAMPLING,
     Watched,
     check_guesses,
+    check_ranks,
     check_requests,
     engine_of,
     every_third_token,
@@ -145,19 +144,7 @@ def test_rounded_weights_and_caches_have_the_same_answers(
 def test_ranks_have_the_same_guesses(certain: Predicting, tmp_path: Path) -> None:
     sampling = [greedy(16), SAMPLING["hot"], greedy(16), greedy(16)]
     requests = list(zip(PROMPTS, sampling, strict=True))
-    alone = engine_of(certain, drafts="off")
-    expected = drive(alone, requests, scheduler=scheduler_of(alone))
-    alone.close()
-    with engines(certain.folder, tmp_path / "store", 2, drafts="mtp", num_pages=400) as ranks:
-        schedulers = [scheduler_of(rank) for rank in ranks]
-        with ThreadPoolExecutor(2) as pool:
-            pairs = zip(ranks, schedulers, strict=True)
-            runs = [pool.submit(drive, rank, requests, scheduler=each) for rank, each in pairs]
-            outputs = [each.result() for each in runs]
-    assert outputs == [expected, expected]
-    counts = [(each.stats.num_drafted, each.stats.num_accepted) for each in schedulers]
-    assert counts[0] == counts[1]
-    assert counts[0][1] >= 16
+    check_ranks(certain, requests, tmp_path / "store")
 
 
 def test_the_layers_memory_counts(certain: Predicting) -> None:
