@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
+from minisgl.message.pooling import OnlyTask
 from minisgl.utils.http import goes_through_proxy
 
 
-def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_embeds: bool = False) -> str:
+def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_task: OnlyTask = "") -> str:
     """Return what follows "Serving MODEL on URL": commands to try it, which need only this
     distribution.
 
     The commands work in any folder, and with proxy variables set. needs_key: they use $KEY, which
-    the user sets. can_chat: the model has a chat template; without one they complete a text, or
-    embed it if the model only embeds.
+    the user sets. can_chat: the model has a chat template; without one they complete a text.
+    only_task: of a model that writes no text.
     """
     has_proxy = goes_through_proxy(url)
     curl = "curl --noproxy '*'" if has_proxy else "curl"
@@ -32,9 +33,13 @@ def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_embeds: bool =
         says = f"""has no usable chat template, so it completes texts and refuses chats. Write
 one in a browser at {url}/, or try in another terminal"""
         path, body = "completions", '{"prompt": "A radix cache is", "max_tokens": 30}'
-        if only_embeds:
-            says = "is an encoder: it embeds texts and writes none. Try in another terminal"
-            path, body = "embeddings", '{"input": ["A radix cache", "A prefix tree"]}'
+        if only_task:
+            does, path = "embeds texts and writes none", only_task
+            body = '{"input": ["A radix cache", "A prefix tree"]}'
+            if only_task == "rerank":
+                does = "scores pairs of texts"
+                body = '{"query": "What is a trie?", "documents": ["A prefix tree.", "A heap."]}'
+            says = f"is an encoder: it {does}. Try in another terminal"
         return f"""The model
 {says}
 {first}

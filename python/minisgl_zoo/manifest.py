@@ -172,6 +172,9 @@ _ENCODERS: Final = {
     "BertModel": "bert:BERT",
     "RobertaModel": "bert:ROBERTA",
     "XLMRobertaModel": "bert:ROBERTA",
+    "BertForSequenceClassification": "bert:BERT",
+    "RobertaForSequenceClassification": "bert:ROBERTA",
+    "XLMRobertaForSequenceClassification": "bert:ROBERTA",
 }
 """The architecture -> the module in `families` that has it."""
 

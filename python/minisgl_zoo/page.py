@@ -18,8 +18,11 @@ Llama, Mistral, Mixtral or Qwen were not tried on released checkpoints. For 38 c
 read config.json [as it was released](../tests/zoo/models/released/README.md).
 
 Any of them embeds and ranks ([embeddings](embeddings.md)). Embedders name `LlamaModel`,
-`MistralModel`, `Qwen2Model` or `Qwen3Model`, too. The encoders {encoders}
-embed and write nothing; of their released checkpoints, all-MiniLM-L6-v2 was tried.
+`MistralModel`, `Qwen2Model` or `Qwen3Model`, too. Encoders write nothing. These embed:
+{embedders}.
+These score pairs, with one label:
+{rankers}.
+Of their released checkpoints, all-MiniLM-L6-v2 was tried.
 
 Not served, because they need more than data: other encoders (ModernBERT, EmbeddingGemma), Llama 4
 (attention within chunks, which no cache group has), Ling 1 and Ring 1 (`BailingMoe`, whose LM head
@@ -56,9 +59,13 @@ def page() -> str:
         for name, kinds in WRAPPERS.items()
     ]
     head = WRAPPED.format(parts=", ".join(f"`{part}`" for part in OTHER_PARTS))
-    encoders = [f"`{row.name}`" for row in plugins.rows("encoders")]
-    names = f"{', '.join(encoders[:-1])} and {encoders[-1]}"
-    return HEAD.format(encoders=names) + "".join(rows) + head + "".join(wrapped)
+    encoders = [row.name for row in plugins.rows("encoders")]
+    embedders, rankers = (
+        ", ".join(f"`{name}`" for name in encoders if name.endswith("Classification") == ranks)
+        for ranks in (False, True)
+    )
+    start = HEAD.format(embedders=embedders, rankers=rankers)
+    return start + "".join(rows) + head + "".join(wrapped)
 
 
 if __name__ == "__main__":

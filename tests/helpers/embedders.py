@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     LlamaConfig,
@@ -141,15 +143,23 @@ def save_embedder(
 
 
 def save_encoder(
-    folder: Path, kind: str = "bert", *, pooling: Config | None, normalises: bool = True
+    folder: Path,
+    kind: str = "bert",
+    *,
+    pooling: Config | None = None,
+    normalises: bool = True,
+    labels: int = 0,
 ) -> Path:
     """Write an encoder of 32 positions with a WordPiece tokenizer. kind: of `ENCODERS`. pooling:
-    None for a checkpoint without sentence-transformers' files."""
+    None for a checkpoint without sentence-transformers' files. labels: of a cross-encoder."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = ENCODERS[kind]
+    config = copy.deepcopy(ENCODERS[kind])
+    if labels:
+        config.num_labels = labels
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = AutoModel.from_config(config).eval()
+        make = AutoModelForSequenceClassification if labels else AutoModel
+        model = make.from_config(config).eval()
     for parameter in model.parameters():  # norms and biases are 1 and 0 in a new model
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.manual_seed(7))
     model.save_pretrained(folder)
@@ -161,12 +171,18 @@ def save_encoder(
         vocab_size=config.vocab_size, special_tokens=special, show_progress=False
     )
     tokenizer.train_from_iterator([*TEXTS, QUERY] * 3, trainer)
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    ends = ("[SEP]", 3), ("[CLS]", 2)
+    is_bert = kind == "bert"  # the others have two separators in a pair, and no types
+    tokenizer.post_processor = (
+        processors.BertProcessing(*ends) if is_bert else processors.RobertaProcessing(*ends)
+    )
     tokenizer.enable_truncation(8)  # as released files have it, and as nobody may follow it
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {f"{token[1:-1].lower()}_token": token for token in special}
-    values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 32, **names}
+    # Transformers gives token types to models whose tokenizer has this class.
+    kind_of = "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"
+    values = {"tokenizer_class": kind_of, "model_max_length": 32, **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
     if pooling:
         _write_modules(folder, pooling, normalises=normalises)
@@ -239,6 +255,22 @@ def scores_of(folder: Path, query: str, documents: Sequence[str], task: str) -> 
             logits = model(torch.tensor([ids])).logits[0, -1]
         scores.append(float(torch.log_softmax(logits[labels], 0)[1].exp()))
     return scores
+
+
+def pair_logits(folder: Path, pairs: Sequence[tuple[str, str]]) -> torch.Tensor:
+    """Return what transformers' class for sequence classification makes of each pair, alone. In a
+    list, because a pair without a document is else no pair there."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        return torch.cat(
+            [
+                model(
+                    **tokenizer([pair], truncation=False, padding=False, return_tensors="pt")
+                ).logits[0]
+                for pair in pairs
+            ]
+        )
 
 
 def cosines(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -36,8 +36,8 @@ INT32: Final = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=INT32)]
 """A number or an id of tokens, which the device keeps as int32."""
 ONLY_EMBEDS: Final = (
-    "this model is an encoder: it embeds texts and writes none; send them to /v1/embeddings (or "
-    "LLM.embed), or serve a chat model"
+    "this model is an encoder: it embeds texts (/v1/embeddings, LLM.embed) or scores pairs "
+    "(/rerank, LLM.score), and writes none; serve a chat model for that"
 )
 PoolingKind = Literal["last", "mean", "cls"]
 NumTop = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]

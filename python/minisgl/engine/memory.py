@@ -112,9 +112,15 @@ class MemoryPlan:
             ("weights", size_of(self.weight_bytes), ""),
             ("activations, at most", size_of(self.activation_bytes), ""),
             *self._vision_rows(),
-            *(self._pool_row(group, page_bytes) for group, page_bytes in groups),
-            *self._limit_rows(),
-            ("tokens that fit", f"{self.num_tokens:,}", ""),
+            *(
+                [
+                    *(self._pool_row(group, page_bytes) for group, page_bytes in groups),
+                    *self._limit_rows(),
+                    ("tokens that fit", f"{self.num_tokens:,}", ""),
+                ]
+                if any(self.group_page_bytes)  # an encoder caches nothing
+                else []
+            ),
             (
                 "requests at full length",
                 f"{self.num_requests:,}",

@@ -48,10 +48,12 @@ OwnNamespace = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class TextPrompt(Record, frozen=True, kw_only=True):
-    """Text to encode. add_special_tokens: add those that the tokenizer's configuration names."""
+    """Text to encode. add_special_tokens: add those that the tokenizer's configuration names. pair:
+    a second text, which follows the first as the tokenizer's template for pairs says."""
 
     text: str
     add_special_tokens: bool = True
+    pair: str | None = None
 
 
 class ChatPrompt(Record, frozen=True, kw_only=True):

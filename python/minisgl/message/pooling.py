@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from minisgl import plugins
 from minisgl.core.req import FloatArray
@@ -51,19 +51,33 @@ class Recipe(Protocol):
         """
 
     def rank(
-        self, queries: Sequence[str], documents: Sequence[str], *, instruction: str | None = None
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        max_tokens: int | None = None,
+        context: int | None = None,
     ) -> Pooling[list[float]]:
         """Return the prompts that score documents for a query, or each for one of its own.
 
         Rerankers read pairs, and embedders compare. instruction: what counts as relevant, for
-        rerankers. Raises InvalidRequest.
+        rerankers that read it. The others are those of `embed`; of a pair, the document is cut.
+        Raises InvalidRequest.
         """
 
 
-def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Return whether the model of a config.json embeds texts and writes none."""
+OnlyTask = Literal["", "embeddings", "rerank"]
+
+
+def only_task(config: Mapping[str, Any]) -> OnlyTask:
+    """Return what the model of a config.json does if it writes no text: an encoder embeds, or with
+    a head scores pairs."""
     names = config.get("architectures") or [""]
-    return isinstance(names, list) and plugins.row_of("encoders", str(names[0])) is not None
+    name = str(names[0]) if isinstance(names, list) else ""
+    if plugins.row_of("encoders", name) is None:
+        return ""
+    return "rerank" if name.endswith("ForSequenceClassification") else "embeddings"
 
 
 ReadRecipe = Callable[[Path], Recipe]

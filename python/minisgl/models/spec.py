@@ -115,6 +115,7 @@ class ModelSpec:
     layers need of an attention backend that not every backend has (`minisgl.attention.base`).
     decoder: the class to build; None is `decoder.Decoder`. is_encoder: each token attends to all of
     its prompt, so a prompt is computed in one step, nothing is cached, and nothing is sampled.
+    num_labels: the numbers that an encoder's head gives for a prompt, instead of logits.
     """
 
     config: ModelConfig
@@ -127,6 +128,7 @@ class ModelSpec:
     moe: MoeSpec | None = None
     decoder: Callable[[ModelSpec, BuildContext, int], BaseLLMModel] | None = None
     is_encoder: bool = False
+    num_labels: int = 0
 
     @property
     def mlp_width(self) -> int:

@@ -43,6 +43,7 @@ def scheduler_config(args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int])
         num_slots=args.num_slots,
         takes_whole_images=engine.device.torch_device.type == "cpu",  # no GPU has run them
         is_encoder=is_encoder,
+        num_labels=engine.model.spec.num_labels,
     )
 
 

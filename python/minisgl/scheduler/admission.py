@@ -34,7 +34,8 @@ def admissible_max_tokens(
     Raises RequestError, which states the limit, if the request can never fit or the queue is full.
     """
     num_prompt, asked = len(prompt), sampling.max_tokens
-    if config.is_encoder and (not sampling.pooling or sampling.logit_ids):
+    is_unknown = max(sampling.logit_ids, default=-1) >= config.num_labels
+    if config.is_encoder and (not sampling.pooling or is_unknown):
         raise InvalidRequest(ONLY_EMBEDS)
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")

@@ -29,7 +29,7 @@ class SchedulerConfig:
     step_times. num_slots: adapters that the device holds; 0 without adapters. takes_whole_images:
     whether the engine computes attention both ways between the tokens of an image. is_encoder: a
     prompt is planned whole, shares nothing and is pooled; `max_prefill_tokens` is at least
-    `max_seq_len`.
+    `max_seq_len`. num_labels: the numbers that an encoder's head gives, which `logit_ids` name.
     """
 
     num_pages: int = 0
@@ -49,6 +49,7 @@ class SchedulerConfig:
     num_slots: int = 0
     takes_whole_images: bool = True
     is_encoder: bool = False
+    num_labels: int = 0
 
     def __post_init__(self) -> None:
         if (self.num_pages > 0) == bool(self.groups):

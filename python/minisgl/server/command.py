@@ -11,6 +11,7 @@ from typing import Final
 
 from minisgl import plugins
 from minisgl.errors import ConfigError, EngineError
+from minisgl.message.pooling import OnlyTask
 from minisgl.runtime.signals import Signals
 from minisgl.utils.files import forget
 from minisgl.utils.http import goes_through_proxy
@@ -82,17 +83,17 @@ def ready_text(
     *,
     needs_key: bool = False,
     can_chat: bool = True,
-    only_embeds: bool = False,
+    only_task: OnlyTask = "",
 ) -> str:
     """Return the server's URL with commands to try it, which a row of the table `start_lines` may
     write.
 
     seconds: the time of the start. needs_key: clients need an API key. can_chat: the model has a
-    chat template; without one the command completes a text. only_embeds: the model writes none.
+    chat template; without one the command completes a text. only_task: of a model that writes none.
     """
     said = f"\nServing {name} on {url} (ready after {seconds:.1f} s; Ctrl-C stops it). "
     if more := plugins.find("start_lines", "ready"):
-        asked = {"needs_key": needs_key, "can_chat": can_chat, "only_embeds": only_embeds}
+        asked = {"needs_key": needs_key, "can_chat": can_chat, "only_task": only_task}
         return said + str(more(url, **asked))
     curl = "curl --noproxy '*'" if goes_through_proxy(url) else "curl"
     path, prompt = "completions", '"prompt": "A radix cache is", "max_tokens": 30'

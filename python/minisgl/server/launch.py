@@ -98,8 +98,8 @@ def _dry_run(args: ServerArgs, signals: Signals) -> int:
         workers.start_text(folder, args.num_tokenizer, dry_run=True)
         workers.wait_ready()
         say(workers.info["memory"])
-        if model.is_encoder:
-            say("  all but embeddings is refused: the model is an encoder")
+        if model.only_task:
+            say(f"  all but {model.only_task} is refused: the model is an encoder")
         elif not workers.info["has_chat_template"]:
             say("  chats are refused: the model has no usable chat template")
         workers.wait_ended()
@@ -175,7 +175,7 @@ def _serve(
                 sum(clock.part_s.values()),
                 needs_key=keys is not None,
                 can_chat=workers.info["has_chat_template"],
-                only_embeds=model.is_encoder,
+                only_task=model.only_task,
             )
             say(told)
 

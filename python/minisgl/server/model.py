@@ -15,7 +15,7 @@ from minisgl.core import SamplingParams
 from minisgl.core.adapters import Adapter, read_adapters
 from minisgl.core.answer import Abilities
 from minisgl.errors import CheckpointError, ConfigError, ModelNotFound
-from minisgl.message.pooling import is_encoder
+from minisgl.message.pooling import OnlyTask, only_task
 from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import FOLLOWED, sampling_defaults
 from minisgl.tokenizer.template import find_sources
@@ -104,14 +104,14 @@ class ServedModel:
         return any(name in self.template for name in names) or self.abilities.has_switch
 
     @cached_property
-    def is_encoder(self) -> bool:
-        """Whether the model embeds texts and writes none."""
-        return is_encoder(read_json_object(self.folder / "config.json"))
+    def only_task(self) -> OnlyTask:
+        """What the model does if it writes no text."""
+        return only_task(read_json_object(self.folder / "config.json"))
 
     @cached_property
     def capabilities(self) -> list[str]:
         """What the checkpoint supports, in the words of Ollama's lists."""
-        found = [] if self.is_encoder else ["completion"]
+        found = [] if self.only_task else ["completion"]
         if "tools" in self.template:
             found.append("tools")
         if self.abilities.has_reasoning or self.abilities.has_switch:

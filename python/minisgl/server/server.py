@@ -70,7 +70,7 @@ class Server:
             max_running=args.max_running_requests,
             clamps=args.max_tokens_policy == "clamp",
         )
-        self._frontend.only_embeds = model.is_encoder
+        self._frontend.only_embeds = bool(model.only_task)
         door = door_of(args.host, args.cors_origin, args.allowed_host)
         app = create_app(self._frontend, model, workers.stalled, keys, door)
         self._http = HttpServer(app, tls)

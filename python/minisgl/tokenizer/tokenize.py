@@ -76,12 +76,14 @@ class ImageReader(Protocol):
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """An encoded prompt. ids: little-endian int32, without the ids that stand for images. plan:
-    None for an answer in text. prediction: ids that the answer may repeat."""
+    None for an answer in text. prediction: ids that the answer may repeat. uncut: the first tokens,
+    which `truncate_prompt_tokens` must keep, with one more: those before a pair's second text."""
 
     ids: bytes
     plan: AnswerPlan | None = None
     prediction: bytes = b""
     images: tuple[Image, ...] = ()
+    uncut: int = 0
 
 
 EncodeChat = Callable[["PromptEncoder", ChatPrompt, Callable[[str], None]], Encoded]
@@ -140,6 +142,10 @@ class PromptEncoder:
         the text has more than twice `context_length` tokens.
         """
         match prompt:
+            case TextPrompt(text=text, pair=str(pair)):
+                for part in (text, pair):
+                    self._check_text(part, context_length)
+                return _encoded_pair(self.tokenizer, text, pair)
             case TextPrompt(text=text, add_special_tokens=adds):
                 self._check_text(text, context_length)
                 ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=adds))
@@ -211,7 +217,7 @@ class PromptEncoder:
             namespace = self.images.namespace_of(namespace, prompt.images)
         return UserMsg(
             uid=uid,
-            ids=bytes(self._kept(sampling, ids)),
+            ids=bytes(self._kept(sampling, ids, prompt.uncut)),
             sampling=sampling,
             priority=priority,
             namespace=namespace,
@@ -222,12 +228,18 @@ class PromptEncoder:
             images=prompt.images,
         )
 
-    def _kept(self, sampling: SamplingParams, ids: bytes) -> bytes:
+    def _kept(self, sampling: SamplingParams, ids: bytes, uncut: int) -> bytes:
         most = sampling.truncate_prompt_tokens
         if not sampling.pooling or most is None or len(ids) <= 4 * most:
             return sampling.kept(ids)
         last = int(ids_from_bytes(ids)[-1])
         end = ids[-4:] if last in self.tokenizer.special_ids else b""
+        if uncut and most <= (others := uncut + bool(end)):
+            raise InvalidRequest(
+                f"{others} tokens are not the document's, so a cut to {most} leaves none of it; "
+                "shorten the query, or raise truncate_prompt_tokens",
+                param="truncate_prompt_tokens",
+            )
         return ids[: 4 * most - len(end)] + end
 
     def _prediction(self, text: str, context_length: int | None) -> bytes:
@@ -274,6 +286,21 @@ def _refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -
                 param="prompt",
             )
         num_characters *= 2
+
+
+def _encoded_pair(tokenizer: Tokenizer, first: str, second: str) -> Encoded:
+    """Return two texts as the tokenizer's template joins them. Raises InvalidRequest if the first
+    one has the text of the special token by which an encoder finds the second one."""
+    [encoding] = tokenizer.backend.encode_batch_fast([(first, second)])
+    ids, types = encoding.ids, encoding.type_ids
+    if 1 in types and ids.index(ids[-1]) + 1 != types.index(1):
+        raise InvalidRequest(
+            f"the first text of a pair must not have {tokenizer.backend.id_to_token(ids[-1])}, "
+            "which ends it; leave it out",
+            param="query",
+        )
+    of_second = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
+    return Encoded(ids_to_bytes(ids), uncut=of_second[0] if of_second else len(ids))
 
 
 def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:

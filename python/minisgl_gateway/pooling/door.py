@@ -30,6 +30,13 @@ MAX_TEXTS: Final = 2048
 """In one call, as OpenAI has it. --max-queued-requests may allow fewer."""
 
 
+Cut = Annotated[
+    Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+    Meta(description="Cut longer texts to so many tokens, and of a pair the document; -1: to the "
+    "most."),
+]  # fmt: skip
+
+
 class PoolingFields(Json, frozen=True, kw_only=True):
     """The fields that all requests have."""
 

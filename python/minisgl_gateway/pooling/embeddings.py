@@ -16,7 +16,14 @@ from minisgl.server.api.schema import Positive, token_prompt
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
-from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, counted_texts, listed
+from minisgl_gateway.pooling.door import (
+    Cut,
+    Door,
+    PoolingFields,
+    PromptUsage,
+    counted_texts,
+    listed,
+)
 
 
 class EmbeddingRequest(PoolingFields, frozen=True, kw_only=True):
@@ -43,10 +50,7 @@ class EmbeddingRequest(PoolingFields, frozen=True, kw_only=True):
         Meta(description="Put the checkpoint's prompt of this name before each text (query)."),
     ] = None
     pooling: Annotated[PoolingKind | None, Meta(description="Instead of the checkpoint's.")] = None
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        Meta(description="Cut longer texts to so many tokens; -1: to the most."),
-    ] = None
+    truncate_prompt_tokens: Cut = None
 
     @property
     def prompts(self) -> list[Prompt]:

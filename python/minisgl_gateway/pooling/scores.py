@@ -10,23 +10,35 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
+from minisgl.message.pooling import Pooling
 from minisgl.server.api.schema import Positive
 from minisgl.server.errors import naming
 from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, only
 from minisgl.server.web import body
-from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, counted_texts, listed
+from minisgl_gateway.pooling.door import (
+    Cut,
+    Door,
+    PoolingFields,
+    PromptUsage,
+    counted_texts,
+    listed,
+)
 
-Instruction = Annotated[
-    str | None, Meta(description="What counts as relevant, for a reranker; embedders have none.")
-]
+
+class _RankFields(PoolingFields, frozen=True, kw_only=True):
+    instruction: Annotated[
+        str | None,
+        Meta(description="What counts as relevant, for a reranker that reads it; others do not."),
+    ] = None
+    truncate_prompt_tokens: Cut = None
 
 
 class Document(Json, frozen=True, kw_only=True):
     text: str
 
 
-class RerankRequest(PoolingFields, frozen=True, kw_only=True):
+class RerankRequest(_RankFields, frozen=True, kw_only=True):
     """POST /rerank"""
 
     query: str
@@ -37,7 +49,6 @@ class RerankRequest(PoolingFields, frozen=True, kw_only=True):
     return_documents: Annotated[
         bool | None, Meta(description="true: each result has its document.")
     ] = None
-    instruction: Instruction = None
     max_tokens_per_doc: Annotated[int | None, only(why="cut the documents in the client")] = None
     max_chunks_per_doc: Annotated[int | None, only(1, why="cut the documents in the client")] = None
     rank_fields: Annotated[list[str] | None, only(["text"], why="documents have a text alone")] = (
@@ -65,12 +76,11 @@ class Reranked(Json, frozen=True, kw_only=True):
     meta: dict[str, Any]
 
 
-class ScoreRequest(PoolingFields, frozen=True, kw_only=True):
+class ScoreRequest(_RankFields, frozen=True, kw_only=True):
     """POST /v1/score"""
 
     text_1: Annotated[str | list[str], Meta(description="A query, or one for each text of text_2.")]
     text_2: Annotated[str | list[str], Meta(description="The documents.")]
-    instruction: Instruction = None
 
 
 class Score(Json, frozen=True, kw_only=True):
@@ -91,6 +101,19 @@ class Scores(Json, frozen=True, kw_only=True):
 def router(site: Site) -> APIRouter:
     door, routes = Door(site), APIRouter()
 
+    async def ranked(
+        queries: list[str], texts: list[str], asked: _RankFields
+    ) -> Pooling[list[float]]:
+        # In a thread, because the first call may read a vocabulary of 10 MB.
+        return await asyncio.to_thread(
+            door.recipe.rank,
+            queries,
+            texts,
+            instruction=asked.instruction,
+            max_tokens=asked.truncate_prompt_tokens,
+            context=door.context,
+        )
+
     @routes.post("/v2/rerank", **operation(RerankRequest, Reranked))
     @routes.post("/v1/rerank", **operation(RerankRequest, Reranked))
     @routes.post("/rerank", **operation(RerankRequest, Reranked))
@@ -99,10 +122,7 @@ def router(site: Site) -> APIRouter:
         asked = await body.read(request, RerankRequest)
         name = door.model.check(asked.model)
         texts = counted_texts(asked.texts, "documents")
-        # In a thread, because the first call may read a vocabulary of 10 MB.
-        pooling = await asyncio.to_thread(
-            door.recipe.rank, [asked.query], texts, instruction=asked.instruction
-        )
+        pooling = await ranked([asked.query], texts, asked)
 
         def make(scores: list[float], usage: PromptUsage) -> Reranked:
             best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
@@ -132,9 +152,7 @@ def router(site: Site) -> APIRouter:
         name = door.model.check(asked.model)
         texts = counted_texts(listed(asked.text_2), "text_2")
         with naming({"query": "text_1"}):
-            pooling = await asyncio.to_thread(
-                door.recipe.rank, listed(asked.text_1), texts, instruction=asked.instruction
-            )
+            pooling = await ranked(listed(asked.text_1), texts, asked)
 
         def make(scores: list[float], usage: PromptUsage) -> Scores:
             return Scores(

@@ -37,7 +37,7 @@ from minisgl.quantization import Part
 
 
 class Encoder(BaseLLMModel):
-    """Embeddings of words, positions and the first token type, then blocks."""
+    """Embeddings of words, positions and token types, then blocks, and for scores a head."""
 
     def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
         super().__init__(spec)
@@ -55,6 +55,7 @@ class Encoder(BaseLLMModel):
         self.types = Table(build, spec, "token_type", types)
         self.norm = LayerNorm(build, spec, "embeddings.LayerNorm")
         self.blocks = OPList([EncoderBlock(build, spec, layer) for layer in spec.layers])
+        self.head = Head(build, spec) if spec.num_labels else None
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
@@ -64,16 +65,53 @@ class Encoder(BaseLLMModel):
         [view] = batch.pools
         rows: Rows = view.attn_metadata
         positions_T = view.positions[rows.order_T].long() + self.offset
-        x_TD = self.words.forward(batch.input_ids[rows.order_T]) + self.types.weight[0]
+        ids_T = batch.input_ids[rows.order_T]
+        has_types = self.head is not None and len(self.types.weight) > 1
+        types_T = token_types(ids_T, rows.runs) if has_types else 0
+        x_TD = self.words.forward(ids_T) + self.types.weight[types_T]
         x_TD = self.norm.forward(x_TD.add_(self.positions.weight[positions_T]))
         for block in self.blocks:
             x_TD = block.forward(x_TD, rows.runs)
         return x_TD[rows.places_T[batch.sample_positions]]
 
     def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
-        """Return zeros: only the steps that start-up measures sample, and nobody reads their
-        ids."""
-        return torch.zeros(len(x_SD), self.config.vocab_size)
+        """Return the numbers of the head, [S, labels]. Without a head, only the steps that start-up
+        measures sample, and nobody reads their ids."""
+        return self.head.forward(x_SD) if self.head else torch.zeros(len(x_SD), 1)
+
+
+def token_types(ids_T: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the type of each token, int64 [T]: 1 for those behind the first separator of their
+    row. It is the id that ends the row."""
+    types, sizes = [], [count * length for count, length in runs]
+    for part, run in zip(torch.split(ids_T, sizes), runs, strict=True):
+        is_end = part.view(run) == part.view(run)[:, -1:]
+        types.append((is_end.cumsum(1) - is_end.long() > 0).flatten().long())
+    return torch.cat(types)
+
+
+class Head(BaseOP):
+    """Two layers, [S, D] -> [S, labels], from the first token's hidden states. Families give their
+    tensors BERT's names."""
+
+    pool: Tensor
+    pool_bias: Tensor
+    out: Tensor
+    out_bias: Tensor
+
+    def __init__(self, build: BuildContext, spec: ModelSpec) -> None:
+        super().__init__()
+        size = spec.config.hidden_size
+        for own, name, rows in (
+            ("pool", "pooler.dense", size),
+            ("out", "classifier", spec.num_labels),
+        ):
+            self.declare(own, build.dtype, Part.whole(f"{name}.weight", rows, size))
+            self.declare(f"{own}_bias", build.dtype, Part.whole(f"{name}.bias", rows))
+
+    def forward(self, x_SD: Tensor) -> Tensor:
+        pooled_SD = torch.tanh(F.linear(x_SD, self.pool, self.pool_bias))
+        return F.linear(pooled_SD, self.out, self.out_bias)
 
 
 class EncoderBlock(BaseOP):

@@ -21,10 +21,11 @@ from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
 from minisgl.errors import CheckpointError, InvalidRequest, InvalidSampling
 from minisgl.message import Prompt, TextPrompt
-from minisgl.message.pooling import Pooling, is_encoder
+from minisgl.message.pooling import Pooling, only_task
 from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import brief, counted
+from minisgl_zoo.pooling.cross_encoder import Activation, activation_of, joined_pairs
 from minisgl_zoo.pooling.rerank import pairs_of
 
 POOLINGS: Final = ("last", "mean", "cls")
@@ -58,7 +59,8 @@ class Recipe:
     size: of a vector. normalises: vectors get the length 1. prompts: texts to put before a text, by
     name. default: the name of the one for texts without another. longest: the most tokens that the
     checkpoint was trained for; None if it does not say. is_encoder: its context is for a text
-    alone. lowers: texts get lower case before they are tokenized.
+    alone. lowers: texts get lower case before they are tokenized. activation: of a cross-encoder,
+    which scores pairs and does not embed.
     """
 
     folder: Path
@@ -71,6 +73,7 @@ class Recipe:
     longest: int | None = None
     is_encoder: bool = False
     lowers: bool = False
+    activation: Activation | None = None
 
     def embed(
         self,
@@ -82,6 +85,12 @@ class Recipe:
         max_tokens: int | None = None,
         context: int | None = None,
     ) -> Pooling[FloatArray]:
+        if self.activation:
+            raise InvalidRequest(
+                "this model is a cross-encoder: it scores pairs of texts (/rerank, LLM.score) and "
+                "has no embeddings; serve an embedder for these",
+                param="model",
+            )
         if prompt_name is not None and prompt_name not in self.prompts:
             known = f"; it has {', '.join(self.prompts)}" if self.prompts else ""
             raise InvalidRequest(
@@ -91,10 +100,7 @@ class Recipe:
             raise InvalidRequest(
                 f"dimensions must be 1 to {self.size}, got {brief(dimensions)}", param="dimensions"
             )
-        if max_tokens == -1:  # a decoder has one left for the output that an answer would have
-            max_tokens = context - (not self.is_encoder) if context else None
-        if max_tokens is not None and self.longest is not None:
-            max_tokens = min(max_tokens, self.longest)
+        max_tokens = self._most(max_tokens, context)
         before = self.prompts.get(prompt_name or self.default or "", "")
 
         def vectors(rows: Sequence[bytes]) -> FloatArray:
@@ -110,7 +116,13 @@ class Recipe:
         )
 
     def rank(
-        self, queries: Sequence[str], documents: Sequence[str], *, instruction: str | None = None
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        max_tokens: int | None = None,
+        context: int | None = None,
     ) -> Pooling[list[float]]:
         if len(queries) not in (1, len(documents)):
             raise InvalidRequest(
@@ -118,14 +130,23 @@ class Recipe:
                 f", got {len(queries)}",
                 param="query",
             )
-        if not self.is_embedder:
+        if not self.is_embedder and not self.activation:
+            if max_tokens is not None:
+                raise InvalidRequest(
+                    "truncate_prompt_tokens is for embedders and cross-encoders, and this model is "
+                    "asked about the document behind it; shorten the documents",
+                    param="truncate_prompt_tokens",
+                )
             return pairs_of(self.folder, queries, documents, instruction)
         if instruction is not None:
             raise InvalidRequest(
-                "instruction is for rerankers, and this model compares embeddings; write it into "
-                "the query",
+                "instruction is for rerankers that read one, and this model reads a query and a "
+                "document alone; write it into the query",
                 param="instruction",
             )
+        max_tokens = self._most(max_tokens, context)
+        if self.activation:
+            return joined_pairs(queries, documents, self.activation, max_tokens)
         asked = self.prompts.get("query", "")
         names = ("document", "passage", "corpus")
         about = next((self.prompts[name] for name in names if name in self.prompts), "")
@@ -137,10 +158,21 @@ class Recipe:
             return scores
 
         return Pooling(
-            prompts=[self._begun(TextPrompt(text=text), before) for before, text in texts],
-            sampling=SamplingParams(pooling=self.pooling),
+            prompts=[
+                self._begun(TextPrompt(text=text), before, max_tokens) for before, text in texts
+            ],
+            sampling=SamplingParams(pooling=self.pooling, truncate_prompt_tokens=max_tokens),
             finish=cosines,
         )
+
+    def _most(self, max_tokens: int | None, context: int | None) -> int | None:
+        """Return the most tokens of a text; None is no limit, -1 what a model of this context
+        takes."""
+        if max_tokens == -1:  # a decoder has one left for the output that an answer would have
+            max_tokens = context - (not self.is_encoder) if context else None
+        if max_tokens is not None and self.longest is not None:
+            max_tokens = min(max_tokens, self.longest)
+        return max_tokens
 
     def _begun(self, text: Prompt, before: str, max_tokens: int | None = None) -> Prompt:
         """Return the text behind its prompt. Token ids stay as they are."""
@@ -167,15 +199,12 @@ def read_recipe(folder: Path) -> Recipe:
     if not size:
         raise CheckpointError(f"{folder}/config.json: hidden_size is missing; expected an integer")
     plain = Recipe(folder=folder, size=size)
-    if is_encoder(config):  # without files that say more, sentence-transformers takes the mean
-        plain = Recipe(
-            folder=folder,
-            size=size,
-            pooling="mean",
-            normalises=False,
-            is_embedder=True,
-            is_encoder=True,
-        )
+    if task := only_task(config):
+        plain = replace(plain, is_encoder=True)
+        if task == "rerank":
+            return replace(plain, activation=activation_of(folder, config))
+        # Without files that say more, sentence-transformers takes the mean.
+        plain = replace(plain, pooling="mean", normalises=False, is_embedder=True)
     if of_gguf := GGUF_POOLINGS.get(config.get("pooling_type", 0)):
         return replace(plain, pooling=of_gguf, is_embedder=True)
     file = folder / "modules.json"

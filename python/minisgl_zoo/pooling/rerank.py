@@ -61,7 +61,11 @@ def pairs_of(
 
 def _share(yes: float, no: float) -> float:
     """Return the share of "yes" in the probabilities of two logits."""
-    return 1 / (1 + math.exp(min(no - yes, 700.0)))
+    return sigmoid(yes - no)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(min(-x, 700.0)))
 
 
 @cache

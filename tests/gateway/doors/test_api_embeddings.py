@@ -24,6 +24,7 @@ from helpers.embedders import (
     cosines,
     embeddings_of,
     older,
+    pair_logits,
     save_embedder,
     save_encoder,
     save_reranker,
@@ -270,6 +271,35 @@ def test_an_encoder_embeds_and_refuses_all_else(tmp_path: Path) -> None:
         [model] = http.get("/v1/models").json()["data"]
         shown = http.post("/api/show", json={"model": "bert"}).json()
         assert model["capabilities"] == shown["capabilities"] == ["embedding"]
+
+
+def test_a_cross_encoder_ranks_and_refuses_embeddings(tmp_path: Path) -> None:
+    folder, documents = save_encoder(tmp_path / "m", labels=1), [text[:20] for text in TEXTS[:5]]
+    with serve(folder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        server.wait_for("is an (encoder): it scores pairs")
+        server.wait_for("v1/(rerank)")
+        assert "KV" not in server.output["err"]
+        logits = pair_logits(folder, [(TEXTS[0], document) for document in documents])
+        scores = logits.sigmoid().numpy()
+        asked = {"query": TEXTS[0], "documents": documents}
+        answer = http.post("/v1/rerank", json=asked).raise_for_status().json()
+        found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
+        assert [index for index, _ in found] == np.argsort(-scores).tolist()
+        assert [score for _, score in found] == pytest.approx(-np.sort(-scores), abs=1e-5)
+        one = http.post("/v1/score", json={"text_1": TEXTS[0], "text_2": documents}).json()
+        assert [each["score"] for each in one["data"]] == pytest.approx(scores, abs=1e-5)
+        long = {"query": "a", "documents": ["b", "word " * 90]}
+        refused = http.post("/rerank", json=long).json()["error"]
+        assert (refused["param"], "364 tokens" in refused["message"]) == ("documents[1]", True)
+        cut = http.post("/rerank", json=long | {"truncate_prompt_tokens": -1})
+        assert cut.raise_for_status().json()["usage"]["prompt_tokens"] == 5 + 32
+        for path, body in (
+            ("/v1/embeddings", {"input": "a"}),
+            ("/v1/completions", {"prompt": "a"}),
+        ):
+            refused = http.post(path, json=body)
+            assert refused.status_code == 400
+            assert "scores pairs" in refused.json()["error"]["message"]
 
 
 def test_no_field_of_the_vendors_schemas_is_unknown() -> None:
