@@ -58,7 +58,7 @@ def rename(error: RequestError, names: Mapping[str, str]) -> None:
     """
     param = error.param or ""
     for old, new in names.items():
-        if param == old or param.startswith(f"{old}."):
+        if param == old or param.startswith((f"{old}.", f"{old}[")):
             error.param = new + param.removeprefix(old)
             name = f"field {error.param}" if f"the {param} " in error.message else error.param
             error.message = error.message.replace(param, name, 1)
