@@ -172,9 +172,13 @@ _ENCODERS: Final = {
     "BertModel": "bert:BERT",
     "RobertaModel": "bert:ROBERTA",
     "XLMRobertaModel": "bert:ROBERTA",
+    "MPNetModel": "bert:MPNET",
+    "NomicBertModel": "bert:NOMIC",
+    "ModernBertModel": "modernbert:MODERNBERT",
     "BertForSequenceClassification": "bert:BERT",
     "RobertaForSequenceClassification": "bert:ROBERTA",
     "XLMRobertaForSequenceClassification": "bert:ROBERTA",
+    "ModernBertForSequenceClassification": "modernbert:MODERNBERT",
 }
 """The architecture -> the module in `families` that has it."""
 

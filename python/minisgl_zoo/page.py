@@ -24,7 +24,7 @@ These score pairs, with one label:
 {rankers}.
 Of their released checkpoints, all-MiniLM-L6-v2 was tried.
 
-Not served, because they need more than data: other encoders (ModernBERT, EmbeddingGemma), Llama 4
+Not served, because they need more than data: other encoders (EmbeddingGemma, DeBERTa), Llama 4
 (attention within chunks, which no cache group has), Ling 1 and Ring 1 (`BailingMoe`, whose LM head
 is normed), and DeepSeek-V3.2 and GLM-5 (an indexer chooses the keys).
 

@@ -19,6 +19,9 @@ from transformers import (
     BertConfig,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    NomicBertConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -114,6 +117,14 @@ ENCODERS: dict[str, PreTrainedConfig] = {
     "xlm-roberta": XLMRobertaConfig(
         **_SMALL | {"max_position_embeddings": 34, "type_vocab_size": 1, "pad_token_id": 1}
     ),
+    "mpnet": MPNetConfig(**_SMALL | {"max_position_embeddings": 34}),
+    "nomic": NomicBertConfig(**_SMALL | {"max_position_embeddings": 32}),
+    "modernbert": ModernBertConfig(
+        **_SMALL
+        | {"max_position_embeddings": 32, "num_hidden_layers": 4, "local_attention": 6}
+        | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2}
+        | {"sep_token_id": 3, "classifier_pooling": "mean"},
+    ),
 }
 
 
@@ -149,11 +160,13 @@ def save_encoder(
     pooling: Config | None = None,
     normalises: bool = True,
     labels: int = 0,
+    **sizes: int,
 ) -> Path:
     """Write an encoder of 32 positions with a WordPiece tokenizer. kind: of `ENCODERS`. pooling:
     None for a checkpoint without sentence-transformers' files. labels: of a cross-encoder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(ENCODERS[kind])
+    config.update(sizes)
     if labels:
         config.num_labels = labels
     with torch.random.fork_rng():

@@ -1,9 +1,9 @@
-"""An encoder: absolute positions, attention in both directions, norms after the residual additions.
+"""An encoder: each token attends to its whole text, so a text has no cache.
 
 A prompt is one chunk (`SchedulerConfig.is_encoder`), so all its keys are in the step: they are
-attended to where the projection wrote them, and nothing is cached. There is no padding: the step's
-prompts are sorted by length, those of one length attend in one call, and everything else runs over
-all tokens.
+attended to where the projection wrote them. There is no padding: the step's prompts are sorted by
+length, those of one length attend in one call, and everything else runs over all tokens. What
+differs between families is a `Form`, and the order of norms a class of blocks.
 
 Axes: T tokens of this step, S tokens to return, P prompts of one length L, D hidden size, F
 intermediate size, N heads, H head dim.
@@ -11,7 +11,8 @@ intermediate size, N heads, H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,36 +27,92 @@ from minisgl.core.groups import FULL, CacheGroup
 from minisgl.layers import (
     BaseOP,
     BuildContext,
+    Identity,
     LinearColParallelMerged,
     LinearQKVMerged,
     LinearRowParallel,
     OPList,
+    RotaryEmbedding,
     VocabParallelEmbedding,
+    get_rope,
 )
-from minisgl.models.spec import BaseLLMModel, LayerSpec, ModelSpec, PoolBuild, PoolSpec
+from minisgl.models.spec import (
+    EMBEDDING,
+    BaseLLMModel,
+    LayerSpec,
+    ModelSpec,
+    PoolBuild,
+    PoolSpec,
+)
 from minisgl.quantization import Part
+
+Runs = Sequence[tuple[int, int]]
+"""(number of rows, their length), ascending by length. The tokens of a step are in this order."""
+
+NORMS = (
+    ("post_attention_layernorm", "post_mlp_layernorm"),
+    ("input_layernorm", "post_attention_layernorm"),
+)
+"""The names of a block's norms, behind the residual additions and before their halves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a family differs from others.
+
+    offset: the row of the first position in the table of positions; None without a table. types:
+    rows of the table of token types. buckets: of a bias by distance (`distance_buckets`). rotates:
+    queries and keys. activation: of the MLP, whose first half it gates if `is_gated`. is_prenorm:
+    norms go before attention and MLP, not behind the residual additions. head_activation,
+    head_norms: of the head, which `head_means` gives the mean of a prompt, not the first token.
+    """
+
+    offset: int | None = None
+    types: int = 0
+    buckets: int = 0
+    rotates: bool = False
+    activation: Callable[[Tensor], Tensor] = F.gelu
+    is_gated: bool = False
+    is_prenorm: bool = False
+    norm_bias: bool = True
+    head_activation: Callable[[Tensor], Tensor] = torch.tanh
+    head_norms: bool = False
+    head_bias: bool = True
+    head_means: bool = False
 
 
 class Encoder(BaseLLMModel):
     """Embeddings of words, positions and token types, then blocks, and for scores a head."""
 
-    def __init__(self, spec: ModelSpec, build: BuildContext, num_positions: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, build: BuildContext, num_positions: int, form: Form
+    ) -> None:
         super().__init__(spec)
-        config = spec.config
-        stored = config.fields.integer("max_position_embeddings")
-        self.offset = stored - config.max_context
+        config, self.form, size = spec.config, form, spec.config.hidden_size
         self.words = VocabParallelEmbedding(
-            build,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            name="embeddings.word_embeddings.weight",
+            build, vocab_size=config.vocab_size, hidden_size=size, name=EMBEDDING
         )
-        types = config.fields.integer("type_vocab_size")
-        self.positions = Table(build, spec, "position", stored)
-        self.types = Table(build, spec, "token_type", types)
-        self.norm = LayerNorm(build, spec, "embeddings.LayerNorm")
-        self.blocks = OPList([EncoderBlock(build, spec, layer) for layer in spec.layers])
-        self.head = Head(build, spec) if spec.num_labels else None
+        self.positions = self.types = self.distances = None
+        if form.offset is not None:
+            stored = config.max_context + form.offset
+            self.positions = Table(build, "model.embed_positions.weight", stored, size)
+        if form.types:
+            self.types = Table(build, "model.embed_types.weight", form.types, size)
+        if form.buckets:
+            heads = config.num_heads
+            self.distances = Table(build, "model.distances.weight", form.buckets, heads)
+        self.norm = LayerNorm(build, spec, form, "model.embed_norm")
+        ropes = {
+            layer.rope: get_rope(build, layer.rope, num_positions)
+            for layer in spec.layers
+            if form.rotates
+        }
+        block = PreNormBlock if form.is_prenorm else EncoderBlock
+        self.blocks = OPList(
+            [block(build, spec, form, layer, ropes.get(layer.rope)) for layer in spec.layers]
+        )
+        self.last_norm = LayerNorm(build, spec, form, "model.norm") if form.is_prenorm else None
+        self.head = Head(build, spec, form) if spec.num_labels else None
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
@@ -64,15 +121,37 @@ class Encoder(BaseLLMModel):
     def forward(self, batch: Batch) -> Tensor:
         [view] = batch.pools
         rows: Rows = view.attn_metadata
-        positions_T = view.positions[rows.order_T].long() + self.offset
-        ids_T = batch.input_ids[rows.order_T]
-        has_types = self.head is not None and len(self.types.weight) > 1
-        types_T = token_types(ids_T, rows.runs) if has_types else 0
-        x_TD = self.words.forward(ids_T) + self.types.weight[types_T]
-        x_TD = self.norm.forward(x_TD.add_(self.positions.weight[positions_T]))
+        positions_T, ids_T = view.positions[rows.order_T], batch.input_ids[rows.order_T]
+        x_TD = self.words.forward(ids_T)
+        if self.types:
+            has_pairs = self.head is not None and self.form.types > 1
+            x_TD = x_TD + self.types.weight[token_types(ids_T, rows.runs) if has_pairs else 0]
+        if self.positions:
+            x_TD = x_TD + self.positions.weight[positions_T.long() + (self.form.offset or 0)]
+        x_TD = self.norm.forward(x_TD)
+        masks = {
+            window: [self._mask(window, length) for _, length in rows.runs]
+            for window in {layer.window for layer in self.spec.layers}
+        }
         for block in self.blocks:
-            x_TD = block.forward(x_TD, rows.runs)
+            x_TD = block.forward(x_TD, positions_T, rows.runs, masks[block.layer.window])
+        if self.last_norm:
+            x_TD = self.last_norm.forward(x_TD)
+        if self.head and self.form.head_means:
+            x_TD = torch.cat([_mean(part) for part in split(x_TD, rows.runs)])
         return x_TD[rows.places_T[batch.sample_positions]]
+
+    def _mask(self, window: int | None, length: int) -> Tensor | None:
+        """Return what attention adds to its scores, [1, N, L, L], or which keys it reads, [L, L];
+        None if it reads all."""
+        places_L = torch.arange(length)
+        apart_LL = places_L - places_L[:, None]
+        if self.distances:
+            buckets_LL = distance_buckets(apart_LL, self.form.buckets)
+            return self.distances.weight[buckets_LL].permute(2, 0, 1)[None]
+        if window is None or length <= window // 2 + 1:
+            return None
+        return apart_LL.abs() <= window // 2
 
     def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         """Return the numbers of the head, [S, labels]. Without a head, only the steps that start-up
@@ -80,111 +159,173 @@ class Encoder(BaseLLMModel):
         return self.head.forward(x_SD) if self.head else torch.zeros(len(x_SD), 1)
 
 
-def token_types(ids_T: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+def split(x_T: Tensor, runs: Runs) -> list[Tensor]:
+    """Return the rows of each run, [P, L, ...]."""
+    parts = torch.split(x_T, [count * length for count, length in runs])
+    return [part.view(*run, *part.shape[1:]) for part, run in zip(parts, runs, strict=True)]
+
+
+def _mean(x_PLD: Tensor) -> Tensor:
+    """Return the mean of each prompt at all its tokens, [P * L, D]."""
+    return x_PLD.mean(1, keepdim=True).expand_as(x_PLD).flatten(0, 1)
+
+
+def token_types(ids_T: Tensor, runs: Runs) -> Tensor:
     """Return the type of each token, int64 [T]: 1 for those behind the first separator of their
     row. It is the id that ends the row."""
-    types, sizes = [], [count * length for count, length in runs]
-    for part, run in zip(torch.split(ids_T, sizes), runs, strict=True):
-        is_end = part.view(run) == part.view(run)[:, -1:]
+    types = []
+    for ids_PL in split(ids_T, runs):
+        is_end = ids_PL == ids_PL[:, -1:]
         types.append((is_end.cumsum(1) - is_end.long() > 0).flatten().long())
     return torch.cat(types)
 
 
-class Head(BaseOP):
-    """Two layers, [S, D] -> [S, labels], from the first token's hidden states. Families give their
-    tensors BERT's names."""
-
-    pool: Tensor
-    pool_bias: Tensor
-    out: Tensor
-    out_bias: Tensor
-
-    def __init__(self, build: BuildContext, spec: ModelSpec) -> None:
-        super().__init__()
-        size = spec.config.hidden_size
-        for own, name, rows in (
-            ("pool", "pooler.dense", size),
-            ("out", "classifier", spec.num_labels),
-        ):
-            self.declare(own, build.dtype, Part.whole(f"{name}.weight", rows, size))
-            self.declare(f"{own}_bias", build.dtype, Part.whole(f"{name}.bias", rows))
-
-    def forward(self, x_SD: Tensor) -> Tensor:
-        pooled_SD = torch.tanh(F.linear(x_SD, self.pool, self.pool_bias))
-        return F.linear(pooled_SD, self.out, self.out_bias)
+def distance_buckets(apart: Tensor, buckets: int, farthest: int = 128) -> Tensor:
+    """Return the bucket of each distance, key minus query. Half of the buckets are for keys behind
+    the query. Of a half, the first half are single distances, and the rest grow as logarithms up to
+    `farthest` (T5, Raffel et al. 2020, section 2.1; MPNet)."""
+    half = buckets // 2
+    single, far = half // 2, apart.abs()
+    grown = torch.log(far.clamp(min=1).float() / single) / math.log(farthest / single)
+    large = (single + (grown * (half - single)).long()).clamp(max=half - 1)
+    return (apart > 0) * half + torch.where(far < single, far, large)
 
 
 class EncoderBlock(BaseOP):
     """Attention, norm, MLP, norm."""
 
-    def __init__(self, build: BuildContext, spec: ModelSpec, layer: LayerSpec) -> None:
+    def __init__(
+        self,
+        build: BuildContext,
+        spec: ModelSpec,
+        form: Form,
+        layer: LayerSpec,
+        rope: RotaryEmbedding | None,
+    ) -> None:
         super().__init__()
         size, wide = spec.config.hidden_size, spec.config.intermediate_size
-        prefix = "encoder.layer." + layer.prefix.rpartition(".")[2]
-        attention = f"{prefix}.attention.self"
-        self.layer = layer
+        prefix, self.layer, self.form, self.rope = layer.prefix, layer, form, rope
         self.qkv = LinearQKVMerged(
             build,
             in_size=size,
             num_q_heads=layer.num_heads,
             num_kv_heads=layer.num_heads,
             head_dim=layer.head_dim,
-            bias=True,
-            names=(f"{attention}.query", f"{attention}.key", f"{attention}.value"),
+            bias=spec.qkv_bias,
+            names=(
+                f"{prefix}.self_attn.q_proj",
+                f"{prefix}.self_attn.k_proj",
+                f"{prefix}.self_attn.v_proj",
+            ),
         )
-        self.out = _output(build, f"{prefix}.attention.output.dense", size, size)
-        self.attention_norm = LayerNorm(build, spec, f"{prefix}.attention.output.LayerNorm")
+        self.out = _output(build, f"{prefix}.self_attn.o_proj", size, size, spec.o_bias)
+        names = [f"{prefix}.mlp.gate_proj"] if form.is_gated else []
         self.up = LinearColParallelMerged(
             build,
             in_size=size,
             out_size=wide,
-            bias=True,
-            names=(f"{prefix}.intermediate.dense",),
+            bias=spec.mlp_bias,
+            names=(*names, f"{prefix}.mlp.up_proj"),
         )
-        self.down = _output(build, f"{prefix}.output.dense", wide, size)
-        self.mlp_norm = LayerNorm(build, spec, f"{prefix}.output.LayerNorm")
+        self.down = _output(build, f"{prefix}.mlp.down_proj", wide, size, spec.mlp_bias)
+        first, second = NORMS[form.is_prenorm]
+        is_bare = form.is_prenorm and layer is spec.layers[0]
+        self.attention_norm: LayerNorm | Identity = (
+            Identity() if is_bare else LayerNorm(build, spec, form, f"{prefix}.{first}")
+        )
+        self.mlp_norm = LayerNorm(build, spec, form, f"{prefix}.{second}")
 
-    def forward(self, x_TD: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the output of the tokens, which are sorted by `Rows`. runs: see there."""
-        heads, attended = (3, self.layer.num_heads, self.layer.head_dim), []
-        sizes = [count * length for count, length in runs]
-        parts = torch.split(self.qkv.forward(x_TD), sizes)
-        for part, run in zip(parts, runs, strict=True):
-            q, k, v = part.view(*run, *heads).permute(2, 0, 3, 1, 4)  # each [P, N, L, H]
-            attended.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2))
-        attended_TD = torch.cat([each.reshape(-1, x_TD.shape[1]) for each in attended])
-        x_TD = self.attention_norm.forward(self.out.forward(attended_TD).add_(x_TD))
-        wide_TF = F.gelu(self.up.forward(x_TD))
-        return self.mlp_norm.forward(self.down.forward(wide_TF).add_(x_TD))
+    def forward(
+        self, x_TD: Tensor, positions_T: Tensor, runs: Runs, masks: Sequence[Tensor | None]
+    ) -> Tensor:
+        """Return the output of the tokens, which are in the order of `runs`. masks: of each run."""
+        x_TD = self.attention_norm.forward(self.attend(x_TD, positions_T, runs, masks).add_(x_TD))
+        return self.mlp_norm.forward(self.mlp(x_TD).add_(x_TD))
+
+    def attend(
+        self, x_TD: Tensor, positions_T: Tensor, runs: Runs, masks: Sequence[Tensor | None]
+    ) -> Tensor:
+        q_TNH, k_TNH, v_TNH = (
+            self.qkv.forward(x_TD).view(-1, 3, self.layer.num_heads, self.layer.head_dim).unbind(1)
+        )
+        if self.rope:
+            q_TNH, k_TNH = self.rope.forward(q_TNH, k_TNH, positions_T)
+        parts = zip(*(split(x_TNH, runs) for x_TNH in (q_TNH, k_TNH, v_TNH)), masks, strict=True)
+        attended = []
+        for *qkv, mask in parts:
+            q, k, v = (x_PLNH.transpose(1, 2) for x_PLNH in qkv)
+            read = F.scaled_dot_product_attention(q, k, v, mask)
+            attended.append(read.transpose(1, 2).reshape(-1, x_TD.shape[1]))
+        return self.out.forward(torch.cat(attended))
+
+    def mlp(self, x_TD: Tensor) -> Tensor:
+        wide = self.up.forward(x_TD)
+        if not self.form.is_gated:
+            return self.down.forward(self.form.activation(wide))
+        gate_TF, up_TF = wide.chunk(2, -1)
+        return self.down.forward(self.form.activation(gate_TF).mul_(up_TF))
 
 
-def _output(build: BuildContext, name: str, in_size: int, out_size: int) -> LinearRowParallel:
+class PreNormBlock(EncoderBlock):
+    """Norm, attention, norm, MLP. The first block has no first norm."""
+
+    def forward(
+        self, x_TD: Tensor, positions_T: Tensor, runs: Runs, masks: Sequence[Tensor | None]
+    ) -> Tensor:
+        normed_TD = self.attention_norm.forward(x_TD)
+        x_TD = self.attend(normed_TD, positions_T, runs, masks).add_(x_TD)
+        return self.mlp(self.mlp_norm.forward(x_TD)).add_(x_TD)
+
+
+def _output(
+    build: BuildContext, name: str, in_size: int, out_size: int, bias: bool
+) -> LinearRowParallel:
     return LinearRowParallel(
-        build, in_size=in_size, share=range(in_size), out_size=out_size, bias=True, name=name
+        build, in_size=in_size, share=range(in_size), out_size=out_size, bias=bias, name=name
     )
 
 
 class Table(BaseOP):
-    """The embedding of small numbers, [rows, D]."""
+    """A small matrix, [rows, columns], of which rows are read; it is never quantised."""
 
     weight: Tensor
+    bias: Tensor | None = None
 
-    def __init__(self, build: BuildContext, spec: ModelSpec, name: str, rows: int) -> None:
+    def __init__(
+        self, build: BuildContext, name: str, rows: int, columns: int, bias: bool = False
+    ) -> None:
         super().__init__()
-        part = Part.whole(f"embeddings.{name}_embeddings.weight", rows, spec.config.hidden_size)
-        self.declare("weight", build.dtype, part)
+        self.declare("weight", build.dtype, Part.whole(name, rows, columns))
+        if bias:
+            self.declare("bias", build.dtype, Part.whole(name.replace("weight", "bias"), rows))
+
+
+class Head(BaseOP):
+    """Two layers, [S, D] -> [S, labels], from a prompt's hidden state."""
+
+    def __init__(self, build: BuildContext, spec: ModelSpec, form: Form) -> None:
+        super().__init__()
+        size, self.activation = spec.config.hidden_size, form.head_activation
+        self.dense = Table(build, "pooler.dense.weight", size, size, form.head_bias)
+        self.norm = LayerNorm(build, spec, form, "pooler.norm") if form.head_norms else None
+        self.out = Table(build, "classifier.weight", spec.num_labels, size, True)
+
+    def forward(self, x_SD: Tensor) -> Tensor:
+        x_SD = self.activation(F.linear(x_SD, self.dense.weight, self.dense.bias))
+        x_SD = self.norm.forward(x_SD) if self.norm else x_SD
+        return F.linear(x_SD, self.out.weight, self.out.bias)
 
 
 class LayerNorm(BaseOP):
-    """[T, D] -> the same shape, with a weight and a bias (Ba et al. 2016)."""
+    """[T, D] -> the same shape, with a weight and maybe a bias (Ba et al. 2016)."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None = None
 
-    def __init__(self, build: BuildContext, spec: ModelSpec, name: str) -> None:
+    def __init__(self, build: BuildContext, spec: ModelSpec, form: Form, name: str) -> None:
         super().__init__()
         self.eps = spec.config.norm_eps
-        for part in ("weight", "bias"):
+        for part in ("weight", "bias") if form.norm_bias else ("weight",):
             self.declare(part, build.dtype, Part.whole(f"{name}.{part}", spec.config.hidden_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -196,12 +337,12 @@ class Rows(BaseAttnMetadata):
     """The rows of a step, by length.
 
     order_T: int64, the tokens of the shortest rows first. places_T: int64, where each token is in
-    that order. runs: (number of rows, their length), ascending by length.
+    that order.
     """
 
     order_T: Tensor
     places_T: Tensor
-    runs: Sequence[tuple[int, int]]
+    runs: Runs
 
 
 class NoBackend(BaseAttnBackend):

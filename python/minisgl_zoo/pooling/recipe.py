@@ -195,7 +195,8 @@ def read_recipe(folder: Path) -> Recipe:
             f"{folder} embeds with attention in both directions, and a decoder here attends to "
             "earlier tokens only; serve it with sentence-transformers or text-embeddings-inference"
         )
-    size = (config.get("text_config") or {}).get("hidden_size") or config.get("hidden_size")
+    owner = config.get("text_config") or config
+    size = owner.get("hidden_size") or config.get("hidden_size") or config.get("n_embd")
     if not size:
         raise CheckpointError(f"{folder}/config.json: hidden_size is missing; expected an integer")
     plain = Recipe(folder=folder, size=size)
@@ -206,7 +207,7 @@ def read_recipe(folder: Path) -> Recipe:
         # Without files that say more, sentence-transformers takes the mean.
         plain = replace(plain, pooling="mean", normalises=False, is_embedder=True)
     if of_gguf := GGUF_POOLINGS.get(config.get("pooling_type", 0)):
-        return replace(plain, pooling=of_gguf, is_embedder=True)
+        return replace(plain, pooling=of_gguf, normalises=True, is_embedder=True)
     file = folder / "modules.json"
     if not file.is_file():
         return plain

@@ -64,6 +64,15 @@ def test_two_separators_and_one_type(tmp_path: Path) -> None:
     assert ours == pytest.approx(pair_logits(folder, PAIRS).tolist(), abs=1e-5)
 
 
+def test_a_head_behind_the_mean(tmp_path: Path) -> None:
+    """GTE's reranker: a ModernBERT whose head has a norm and no bias."""
+    folder = save_encoder(tmp_path / "m", "modernbert", labels=1)
+    with LLM(folder, **OPTIONS) as llm:
+        ours = llm.score(QUERY, DOCUMENTS)
+    expected = pair_logits(folder, PAIRS).sigmoid().tolist()
+    assert ours == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("fields", "saved", "score"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from helpers.embedders import (
     TEXTS,
@@ -30,9 +31,29 @@ from minisgl.llm import LLM, SamplingParams
 from minisgl.message import TextPrompt
 from minisgl.models.loading.reading import read_config
 from minisgl.models.registry import spec_of
+from minisgl_zoo.blocks.encoder import distance_buckets
 from minisgl_zoo.pooling.recipe import read_recipe
 
 SHORT = [text[:40] for text in TEXTS]
+RELEASED: dict[str, dict[str, str]] = {
+    "nomic": {
+        "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+        "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon",
+    },
+    "modernbert": {},
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "nomic": {
+        "activation_function": "swiglu", "hidden_act": None, "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_scaling_factor": None,
+        "prenorm": False, "qkv_proj_bias": False, "n_positions": 8192,
+    },
+    "modernbert": {
+        "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0, "position_embedding_type": "absolute",
+    },
+}  # fmt: skip
+"""How nomic-embed-text-v1.5 and gte-modernbert-base name what transformers names otherwise."""
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "progress": False}
 
 
@@ -64,15 +85,38 @@ def test_the_vectors_are_those_of_transformers_in_any_batch(llm: LLM, folder: Pa
 
 @pytest.mark.parametrize(
     ("kind", "pooling", "mode"),
-    [("xlm-roberta", older("mean"), "mean"), ("bert", later("cls"), "cls"), ("bert", None, "mean")],
+    [
+        ("xlm-roberta", older("mean"), "mean"),
+        ("bert", later("cls"), "cls"),
+        ("bert", None, "mean"),
+        ("mpnet", older("mean"), "mean"),
+        ("nomic", older("mean"), "mean"),
+        ("modernbert", later("cls"), "cls"),  # the texts are longer than its windows
+    ],
 )
 def test_each_spelling(kind: str, pooling: Any, mode: str, tmp_path: Path) -> None:
     folder = save_encoder(tmp_path / "m", kind, pooling=pooling, normalises=False)
     with LLM(folder, **OPTIONS) as llm:
         ours = llm.embed(SHORT)
     expected = embeddings_of(folder, SHORT, mode, normalises=False)
-    assert np.allclose(ours, expected, atol=1e-4)
+    assert np.allclose(ours, expected, atol=1e-5)
     assert read_recipe(folder).is_embedder
+    if kind not in RELEASED:
+        return
+    config = json.loads((folder / "config.json").read_text())
+    fields = {new: config.pop(old) for old, new in RELEASED[kind].items()}
+    config.pop("rope_parameters")
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config | fields | OWN[kind]))
+    with LLM(folder, **OPTIONS) as llm:
+        assert np.array_equal(llm.embed(SHORT), ours)
+
+
+def test_distances_fall_into_the_buckets_of_transformers() -> None:
+    apart = torch.arange(-600, 600)
+    for buckets in (32, 64):
+        theirs = MPNetEncoder.relative_position_bucket(apart, num_buckets=buckets)
+        assert torch.equal(distance_buckets(apart, buckets), theirs)
 
 
 def test_a_prompt_may_fill_the_context(llm: LLM, folder: Path) -> None:
@@ -148,6 +192,14 @@ def test_files_of_other_tasks_are_read(folder: Path, llm: LLM, tmp_path: Path) -
         ({"position_embedding_type": "relative_key"}, "position_embedding_type must be absolute"),
         ({"is_decoder": True}, "is_decoder must be false"),
         ({"hidden_act": "relu"}, "hidden_act must be one of gelu"),
+        (
+            {"architectures": ["NomicBertModel"], "num_experts": 8, "hidden_act": "silu"},
+            "num_experts must be 0: other",
+        ),
+        (
+            {"architectures": ["ModernBertModel"], "attention_bias": True},
+            "mlp_bias is missing; expected equal to attention_bias",
+        ),
     ],
 )
 def test_an_encoder_that_is_not_served(
