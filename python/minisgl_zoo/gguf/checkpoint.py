@@ -14,7 +14,7 @@ from minisgl.models.loading.weight import Checkpoint
 from minisgl_zoo.gguf.blocks import FORMS
 from minisgl_zoo.gguf.header import MappedTensor
 from minisgl_zoo.gguf.index import open_weights
-from minisgl_zoo.gguf.names import EXPERT_KINDS, LATENT_HEADS, STACKED, Places, split_name
+from minisgl_zoo.gguf.names import ENCODERS, EXPERT_KINDS, LATENT_HEADS, STACKED, Places, split_name
 from minisgl_zoo.gguf.tensors import Blocks, Dequantised, LatentHeads, MxBytes, Stack
 from minisgl_zoo.gguf.tile_weight import BLOCKS
 
@@ -28,14 +28,15 @@ class GgufCheckpoint(Checkpoint):
         places = Places(arch, config)
         count = values.get(f"{arch}.nextn_predict_layers", 0)
         unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
+        # config.json has the first; a decoder's reranking rows are in its LM head, too;
+        # multi-token prediction is not served
+        skipped = ("rope_",) if arch in ENCODERS else ("rope_", "cls.")
         self.files = {}
         stacks: dict[str, dict[str, MappedTensor]] = {}
         heads: dict[str, dict[str, Dequantised]] = {}
         for tensor in tensors:
             layer, part = split_name(tensor.name)
-            if tensor.name.startswith(("rope_", "cls.")) or layer in unread:
-                # config.json has the first; a reranker's rows are in the LM head, too;
-                # multi-token prediction is not served
+            if tensor.name.startswith(skipped) or layer in unread:
                 continue
             if part in LATENT_HEADS:
                 made = Dequantised(tensor.data, tensor.kind)

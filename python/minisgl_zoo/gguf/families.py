@@ -24,6 +24,8 @@ from minisgl_zoo.gguf.values import (
 
 SOFTMAX: Final = 1
 """A router with softmax has this `expert_gating_func`. Older files of DeepSeek-V2 lack the key."""
+RANK: Final = 4
+"""A cross-encoder has this `pooling_type`."""
 GEMMA2_27B, GEMMA3_27B = 46, 62
 """These are numbers of layers. These sizes scale queries by hidden size / heads, and no key says
 so."""
@@ -281,6 +283,23 @@ def _minimax_m2(file: GgufValues) -> Fields:
     }
 
 
+def _encoder(file: GgufValues) -> Fields:
+    """BERT, RoBERTa and NomicBERT. A file without a kind of pooling is an older one of BERT."""
+    pooling = file.get("pooling_type", 1)
+    fields: Fields = {
+        "pooling_type": pooling,
+        "type_vocab_size": int(file.tensors["token_types.weight"].shape[1]),
+    }
+    if file.arch == "nomic-bert":
+        return {**fields, "hidden_act": "silu"}
+    # The converter leaves out RoBERTa's first positions, so that the first row is position 0.
+    fields["max_position_embeddings"] = int(file.tensors["position_embd.weight"].shape[1])
+    if pooling == RANK:
+        labels = {"id2label": {"0": "score"}}
+        return {**fields, **labels, "architectures": ["BertForSequenceClassification"]}
+    return fields
+
+
 FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "mistral3": ("Ministral3ForCausalLM", _ministral3),
@@ -322,6 +341,8 @@ FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
     "falcon-h1": ("FalconH1ForCausalLM", falcon_h1),
     "nemotron_h": ("NemotronHForCausalLM", nemotron_h),
     "nemotron_h_moe": ("NemotronHForCausalLM", nemotron_h),
+    "bert": ("BertModel", _encoder),
+    "nomic-bert": ("NomicBertModel", _encoder),
 }
 """llama.cpp's name -> the architecture in config.json, and the function for the other fields, which
 may replace the architecture."""

@@ -113,6 +113,18 @@ NEMOTRON: Final = {
     "ffn_latent_down": "mixer.fc1_latent_proj",
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
+ENCODER: Final = {
+    "attn_output_norm": "post_attention_layernorm",
+    "layer_output_norm": "post_mlp_layernorm",
+}
+ENCODER_GLOBALS: Final = {
+    "token_embd_norm": "model.embed_norm",
+    "token_types": "model.embed_types",
+    "position_embd": "model.embed_positions",
+    "cls": "pooler.dense",
+    "cls.output": "classifier",
+}
+ENCODERS: Final = ("bert", "nomic-bert")
 ARCHITECTURE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemma2": SANDWICH,
     "gemma3": SANDWICH,
@@ -151,6 +163,7 @@ ARCHITECTURE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "falcon-h1": {**_mamba("mamba"), "ffn_norm": "post_attention_layernorm.weight"},
     "nemotron_h": NEMOTRON,
     "nemotron_h_moe": NEMOTRON,
+    **dict.fromkeys(ENCODERS, ENCODER),
 }
 """Architecture -> the names that differ from `LAYER_NAMES`."""
 EXPERT_KINDS: Final = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
@@ -182,6 +195,8 @@ class Places:
     def __init__(self, arch: str, config: ModelConfig) -> None:
         self._arch, self._config = arch, config
         self._layer_names, self._routed = names_of(arch), _routed(config)
+        own = ENCODER_GLOBALS if arch in ENCODERS else {}
+        self._global_names = {**GLOBAL_NAMES, **own}
 
     def of(self, name: str, shape: Sequence[int]) -> Iterator[Place]:
         """Yield the places of a file's tensor. shape: its first axis has rows or experts."""
@@ -200,7 +215,7 @@ class Places:
                 yield Place(names.gate.format(expert), (expert, slice(half)))
                 yield Place(names.up.format(expert), (expert, slice(half, None)))
         else:
-            known = self._layer_names if layer else GLOBAL_NAMES
+            known = self._layer_names if layer else self._global_names
             if names:
                 router = names.router.removeprefix(layer).removesuffix(".weight")
                 known = {**known, "ffn_gate_inp": router, "exp_probs_b": router}

@@ -1,9 +1,10 @@
 """Makes tokenizer.json and tokenizer_config.json from the metadata of a GGUF file.
 
-Three kinds of tokenizers are supported: "gpt2" is byte-level BPE with merges, and the key `pre`
+Five kinds of tokenizers are supported: "gpt2" is byte-level BPE with merges, and the key `pre`
 names how it splits text; "llama" is sentencepiece's BPE, which has a score for each token instead
-of merges; "gemma4" is sentencepiece's BPE with merges. The vocabulary and the merges are written as
-JSON at once, because the library would make objects of them first, and write these.
+of merges; "gemma4" is sentencepiece's BPE with merges; "bert" is WordPiece; "t5" is sentencepiece's
+unigrams, as XLM-RoBERTa has them. The vocabulary and the merges are written as JSON at once,
+because the library would make objects of them first, and write these.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer, decoders, normalizers
-from tokenizers.models import BPE
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.processors import TemplateProcessing
 
 from minisgl.errors import ConfigError
@@ -48,9 +49,11 @@ def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
         tokenizer, adds_bos = _byte_level(fields, path)
     elif model in ("llama", "gemma4"):
         tokenizer, adds_bos = _sentencepiece(fields, tokens, kinds), True
+    elif model in ("bert", "t5"):
+        return _encoder_files(fields, tokens, kinds)
     else:
         raise ConfigError(
-            f"{path}: tokenizer.ggml.model is {model!r}, expected gpt2, llama or gemma4; "
+            f"{path}: tokenizer.ggml.model is {model!r}, expected gpt2, llama, gemma4, bert or t5; "
             f"{USE_ORIGINAL}"
         )
     named = {
@@ -81,6 +84,70 @@ def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
     else:
         merges = _merges(fields, vocab)
     made["model"] |= {"vocab": vocab, "merges": merges}
+    return _files(made, config)
+
+
+def _encoder_files(
+    fields: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]
+) -> dict[str, str]:
+    """Return the files of an encoder's tokenizer, whose template has pairs, too.
+
+    WordPiece: the file has "▁" before the first piece of a word, the checkpoint "##" before others.
+    """
+    is_wordpiece = fields["model"] == "bert"
+    if is_wordpiece:
+        tokens = [_wordpiece(token) for token in tokens]
+    begin, end = (
+        fields.get(f"{name}_token_id", fields.get(f"{other}_token_id"))
+        for name, other in (("cls", "bos"), ("seperator", "eos"))
+    )
+    named = {
+        f"{name}_token": tokens[fields[f"{key}_token_id"]]
+        for name, key in (("unk", "unknown"), ("pad", "padding"), ("mask", "mask"))
+        if fields.get(f"{key}_token_id", len(tokens)) < len(tokens)
+    }
+    begin = tokens.index("[CLS]") if begin is None else begin
+    end = tokens.index("[SEP]") if end is None else end
+    named |= {"cls_token": tokens[begin], "sep_token": tokens[end]}
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if is_wordpiece:
+        unknown = named.get("unk_token", "[UNK]")
+        tokenizer = Tokenizer(WordPiece(unk_token=unknown))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+    else:
+        tokenizer = Tokenizer(Unigram())
+        charsmap = bytes(fields["precompiled_charsmap"])
+        tokenizer.normalizer = normalizers.Precompiled(charsmap)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+        )
+        tokenizer.decoder = decoders.Metaspace()
+    sep = named["sep_token"]
+    second = f"$B:1 {sep}:1" if is_wordpiece else f"{sep} $B {sep}"
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{named['cls_token']} $A {sep}",
+        pair=f"{named['cls_token']} $A {sep} {second}",
+        special_tokens=[(named["cls_token"], begin), (sep, end)],
+    )
+    made = json.loads(tokenizer.to_str())
+    made["added_tokens"] = _added_tokens(tokens, kinds, vocab, is_phi3=False)
+    if is_wordpiece:
+        made["model"]["vocab"] = vocab
+    else:
+        scored = list(zip(tokens, fields["scores"], strict=True))
+        made["model"] |= {"vocab": scored, "unk_id": fields["unknown_token_id"]}
+    return _files(made, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+
+
+def _wordpiece(token: str) -> str:
+    if token.startswith("▁"):
+        return token[1:]
+    return token if token.startswith("[") and token.endswith("]") else f"##{token}"
+
+
+def _files(made: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
     return {
         "tokenizer.json": msgspec.json.encode(made).decode(),
         "tokenizer_config.json": json.dumps(config, indent=1),

@@ -26,6 +26,7 @@ from minisgl_zoo.gguf.checkpoint import GgufCheckpoint
 from minisgl_zoo.gguf.config import _ends, config_of
 from minisgl_zoo.gguf.families import FAMILIES
 from minisgl_zoo.gguf.folder import gguf_folder
+from minisgl_zoo.gguf.names import ENCODERS
 from minisgl_zoo.gguf.values import CONTROL, GgufValues
 
 GOLDEN = Path(__file__).parent / "gguf_golden.zip"
@@ -71,7 +72,7 @@ def test_multi_token_prediction_is_not_read(tmp_path: Path) -> None:
 
 def test_each_architecture_is_compared() -> None:
     """Here, or in `test_gguf` with files of this repository's writer. GLM's is called chatglm."""
-    assert FAMILIES.keys() <= {*NAMES, *CONFIGS, "chatglm"}
+    assert FAMILIES.keys() <= {*NAMES, *CONFIGS, *ENCODERS, "chatglm"}
 
 
 def test_a_model_in_parts(tmp_path: Path) -> None:
