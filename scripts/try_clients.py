@@ -6,6 +6,10 @@
     minisgl serve --port 1919 &
     clients/bin/python scripts/try_clients.py http://127.0.0.1:1919 > table.md
 
+With `--embedder`, a server of an embedder is asked for embeddings and ranks, through openai,
+ollama, cohere, langchain-openai, langchain-ollama, langchain-cohere, llama-index-embeddings-openai
+and llama-index-embeddings-openai-like.
+
 It does not import minisgl, so the clients have environments of their own: two of them, because
 openai-agents and pydantic-ai-slim[openai,anthropic] need openai 3, and others openai 2. Names of
 packages behind the URL choose among the cases. A cell is `ok` or the error. The table is in
@@ -268,6 +272,99 @@ def pydantic_ai(module: str, kind: str, path: str) -> Case:
     return case
 
 
+# --- an embedder -------------------------------------------------------------------------------
+
+TEXTS: Final = ["Beijing is the capital of China.", "Gravity pulls two bodies together."]
+QUERY: Final = "What is the capital of China?"
+
+
+def _served(url: str) -> str:
+    name: str = _openai(url).models.list().data[0].id
+    return name
+
+
+def _close(found: list[list[float]], url: str) -> None:
+    """Compare vectors with those of OpenAI's client, which asks for base64."""
+    answer = _openai(url).embeddings.create(model=_served(url), input=TEXTS)
+    for ours, data in zip(found, answer.data, strict=True):
+        dot = sum(a * b for a, b in zip(ours, data.embedding, strict=True))
+        expect(dot > 0.9999)
+
+
+def openai_embeddings(url: str) -> None:
+    client, name = _openai(url), _served(url)
+    floats = client.embeddings.create(model=name, input=TEXTS, encoding_format="float")
+    _close([each.embedding for each in floats.data], url)
+    expect(len(client.embeddings.create(model=name, input=[[5, 6], [7]]).data), 2)
+    expect(len(client.embeddings.create(model=name, input="a", dimensions=8).data[0].embedding), 8)
+
+
+def ollama_embed(url: str) -> None:
+    client, name = importlib.import_module("ollama").Client(host=url), _served(url)
+    _close([list(each) for each in client.embed(name, TEXTS).embeddings], url)
+    _close([list(client.embeddings(name, text).embedding) for text in TEXTS], url)
+
+
+def cohere_rerank(version: int) -> Case:
+    def case(url: str) -> None:
+        module = importlib.import_module("cohere")
+        client = (module.ClientV2 if version == 2 else module.Client)("none", base_url=url)
+        answer = client.rerank(model=_served(url), query=QUERY, documents=TEXTS, top_n=1)
+        expect([each.index for each in answer.results], [0])
+
+    return case
+
+
+def langchain_embeddings(package: str, kind: str, path: str, **options: Any) -> Case:
+    def case(url: str) -> None:
+        make = getattr(importlib.import_module(package), kind)
+        model = make(base_url=url + path, model=_served(url), **options)
+        _close(model.embed_documents(TEXTS), url)
+        _close([model.embed_query(text) for text in TEXTS], url)
+
+    return case
+
+
+def langchain_rerank(url: str) -> None:
+    module = importlib.import_module("langchain_cohere")
+    document = importlib.import_module("langchain_core.documents").Document
+    client = importlib.import_module("cohere").ClientV2("none", base_url=url)
+    ranker = module.CohereRerank(client=client, model=_served(url), top_n=1, cohere_api_key="none")
+    documents = [document(page_content=text) for text in reversed(TEXTS)]
+    [best] = ranker.compress_documents(documents, QUERY)
+    expect(best.page_content, TEXTS[0])
+
+
+def llama_index_embeddings(package: str, kind: str) -> Case:
+    def case(url: str) -> None:
+        make = getattr(importlib.import_module(f"llama_index.embeddings.{package}"), kind)
+        model = make(model_name=_served(url), api_base=f"{url}/v1", api_key="none")
+        _close(model.get_text_embedding_batch(TEXTS), url)
+        _close([model.get_query_embedding(text) for text in TEXTS], url)
+
+    return case
+
+
+EMBEDDER_CASES: Final[dict[str, dict[str, Case]]] = {
+    "openai": {"embeddings": openai_embeddings},
+    "ollama": {"embed, embeddings": ollama_embed},
+    "cohere": {"rerank, ClientV2": cohere_rerank(2), "rerank, Client": cohere_rerank(1)},
+    "langchain-openai": {
+        "OpenAIEmbeddings, check_embedding_ctx_length=False": langchain_embeddings(
+            "langchain_openai", "OpenAIEmbeddings", "/v1", check_embedding_ctx_length=False
+        )
+    },
+    "langchain-ollama": {
+        "OllamaEmbeddings": langchain_embeddings("langchain_ollama", "OllamaEmbeddings", "")
+    },
+    "langchain-cohere": {"CohereRerank": langchain_rerank},
+    "llama-index-embeddings-openai": {
+        "OpenAIEmbedding": llama_index_embeddings("openai", "OpenAIEmbedding")
+    },
+    "llama-index-embeddings-openai-like": {
+        "OpenAILikeEmbedding": llama_index_embeddings("openai_like", "OpenAILikeEmbedding")
+    },
+}
 CASES: Final[dict[str, dict[str, Case]]] = {
     "openai": {
         "chat": openai_chat,
@@ -313,13 +410,13 @@ CASES: Final[dict[str, dict[str, Case]]] = {
 }
 
 
-def main(url: str, *chosen: str) -> int:
+def main(url: str, all_cases: dict[str, dict[str, Case]], *chosen: str) -> int:
     os.environ |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
     os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
     print("| client | what | result |\n|---|---|---|")
     num_failed = 0
-    for package in chosen or CASES:
-        cases = CASES[package]
+    for package in chosen or all_cases:
+        cases = all_cases[package]
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -339,7 +436,10 @@ def main(url: str, *chosen: str) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("url", help="address of a server with the built-in model")
-    known = f"default: all of {' '.join(CASES)}"
-    parser.add_argument("packages", nargs="*", choices=[*CASES, []], metavar="PACKAGE", help=known)
+    parser.add_argument("--embedder", action="store_true", help="the server has an embedder")
+    names = [*CASES, *EMBEDDER_CASES]
+    known = f"default: all of {' '.join(dict.fromkeys(names))}"
+    parser.add_argument("packages", nargs="*", choices=[*names, []], metavar="PACKAGE", help=known)
     args = parser.parse_args()
-    sys.exit(bool(main(args.url.rstrip("/"), *args.packages)))
+    asked = EMBEDDER_CASES if args.embedder else CASES
+    sys.exit(bool(main(args.url.rstrip("/"), asked, *args.packages)))
