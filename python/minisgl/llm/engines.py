@@ -34,6 +34,7 @@ class OwnEngine:
         self.engine = start_engine(args, progress=progress, measure_steps=args.drafts != "off")
         try:
             config = scheduler_config(args, self.engine, eos_ids)
+            self.context = config.max_seq_len
             self.scheduler = Scheduler(
                 config,
                 create_masker=self._masker,

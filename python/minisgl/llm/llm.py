@@ -242,6 +242,7 @@ class LLM:
         prompt_name: str | None = None,
         dimensions: int | None = None,
         pooling: PoolingKind | None = None,
+        truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
         lora: str | None = None,
     ) -> FloatArray:
@@ -250,11 +251,17 @@ class LLM:
         The checkpoint's files say how it embeds; without such files a decoder embeds by its last
         token, normalised, and an encoder by the mean. prompt_name: of the released prompt that goes
         before each text, such as "query". dimensions: keep so many. pooling: instead of the
-        checkpoint's. The others, and errors: see `generate`.
+        checkpoint's. truncate_prompt_tokens: cut longer texts to so many; -1 is to what the model
+        takes. The others, and errors: see `generate`.
         """
         records, _ = prompt_records(texts)
         asked = self._recipe.embed(
-            list(records), prompt_name=prompt_name, dimensions=dimensions, pooling=pooling
+            list(records),
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            pooling=pooling,
+            max_tokens=truncate_prompt_tokens,
+            context=self._engine.context,
         )
         return self._pool(asked, self._scope(cache_salt, lora))
 
@@ -264,17 +271,24 @@ class LLM:
         documents: Sequence[str],
         *,
         instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
         lora: str | None = None,
     ) -> list[float]:
         """Return how relevant each document is for the query, or for its own one.
 
-        An embedder compares embeddings (cosine, -1 to 1). Any other model is asked about each pair,
-        as Qwen3-Reranker is, and the score is the probability of "yes". instruction: what counts as
-        relevant, for these.
+        An embedder compares embeddings (cosine, -1 to 1). A cross-encoder reads each pair, and its
+        released activation makes the score. Any other model is asked about each pair, as
+        Qwen3-Reranker is, and the score is the probability of "yes". instruction: what counts as
+        relevant, for these. truncate_prompt_tokens: of `embed`; of a pair, the document is cut.
         """
-        queries = [query] if isinstance(query, str) else query
-        asked = self._recipe.rank(queries, documents, instruction=instruction)
+        asked = self._recipe.rank(
+            [query] if isinstance(query, str) else query,
+            documents,
+            instruction=instruction,
+            max_tokens=truncate_prompt_tokens,
+            context=self._engine.context,
+        )
         return self._pool(asked, self._scope(cache_salt, lora))
 
     @cached_property

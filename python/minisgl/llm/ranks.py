@@ -45,6 +45,7 @@ class OwnRanks:
         try:
             self._workers.start_engine(args)
             self._workers.wait_ready()
+            self.context = int(self._workers.info["max_seq_len"])
         except BaseException:
             self.close()
             raise

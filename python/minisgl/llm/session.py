@@ -25,7 +25,9 @@ OnNews = Callable[[int, int], None]
 
 
 class LLMEngine(Protocol):
-    """The interface of an engine to a `Session`."""
+    """The interface of an engine to a `Session`. context: the most tokens of a request."""
+
+    context: int
 
     def run(self, session: Session) -> None:
         """Run the loop until the session sends an `ExitMsg`. After an error the engine is

@@ -144,6 +144,6 @@ SPLITS: Final[Mapping[str, Split]] = {
     "minimax-m2": Split(patterns=(_O200K,)),
     "command-r": Split(single_digits=True, nfc=True),
     **dict.fromkeys(("refact", "starcoder", "smollm", "exaone"), _DIGITS),
-    **dict.fromkeys(("gpt-2", "exaone4", "olmo"), _GPT2),
+    **dict.fromkeys(("gpt-2", "exaone4", "olmo", "roberta-bpe"), _GPT2),
 }
 """Maps the value of `pre` to the split."""

@@ -33,7 +33,7 @@ PIECES = {
     "command-r refact starcoder smollm exaone": (
         "I|'|M| fooBar|1|2|3|4|5| =| |1|;|\r|\n|/|x| 世界a"
     ),
-    "gpt-2 exaone4 olmo": "I|'|M| fooBar|12345| =| 1|;|\r|\n|/|x| 世界a",
+    "gpt-2 exaone4 olmo roberta-bpe": "I|'|M| fooBar|12345| =| 1|;|\r|\n|/|x| 世界a",
 }
 """As llama.cpp splits: ids of a vocabulary that merges across words were equal."""
 TEXTS = [*text_checkpoints.CORPUS[:5], TEXT, "e\u0301 नमस्ते", "a\r\n\r\n b\n\n\n  c   \n", "  x  "]

@@ -97,15 +97,14 @@ def test_a_document_is_cut_to_the_context(llm: LLM, folder: Path) -> None:
     long = "the capital of china " * 20
     with pytest.raises(PromptTooLong, match="the context length holds 32; shorten"):
         llm.score(QUERY, [long])
-    asked = read_recipe(folder).rank([QUERY], [long], max_tokens=-1, context=32)
-    [score] = llm._pool(asked, ("", None))
+    [score] = llm.score(QUERY, [long], truncate_prompt_tokens=-1)
     ids = llm.tokenizer.backend.encode(QUERY, long).ids
     cut = SamplingParams(pooling="cls", logit_ids=(0,))
     [output] = llm.generate([[*ids[:31], ids[-1]]], cut)
+    asked = read_recipe(folder).rank([QUERY], [long])
     assert asked.finish([output.pooled]) == pytest.approx([score])
-    asked = read_recipe(folder).rank([long], ["a"], max_tokens=-1, context=32)
     with pytest.raises(InvalidRequest, match="tokens are not the document's, so a cut to 32"):
-        llm._pool(asked, ("", None))
+        llm.score(long, ["a"], truncate_prompt_tokens=-1)
 
 
 def test_what_a_cross_encoder_has_not_is_refused(llm: LLM, folder: Path, tmp_path: Path) -> None:

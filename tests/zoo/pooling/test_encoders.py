@@ -123,8 +123,7 @@ def test_a_prompt_may_fill_the_context(llm: LLM, folder: Path) -> None:
     ids = llm.tokenizer.encode(TEXTS[2])
     assert len(ids) > 33
     whole = [[*ids[:31], ids[-1]]]
-    cut = read_recipe(folder).embed([TextPrompt(text=TEXTS[2])], max_tokens=-1, context=32)
-    vector = llm._pool(cut, ("", None))
+    vector = llm.embed(TEXTS[2], truncate_prompt_tokens=-1)
     assert np.abs(vector - llm.embed(whole)).max() < 1e-6
     with pytest.raises(PromptTooLong, match="33 tokens"):
         llm.embed([ids[:33]])

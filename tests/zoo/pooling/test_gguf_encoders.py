@@ -48,7 +48,7 @@ def test_the_vectors_are_those_of_the_checkpoint(
         theirs.no_padding()
         for text in (*TEXTS[:2], *ODD):
             assert llm.tokenizer.encode(text) == theirs.encode(text).ids
-        assert llm._engine.engine.max_seq_len == 32
+        assert llm._engine.context == 32
     assert cosines(ours, embeddings_of(folder, SHORT, mode)).min() >= 0.99999
     assert abs((ours**2).sum(1) - 1).max() < 1e-5
 
