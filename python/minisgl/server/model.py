@@ -149,10 +149,11 @@ def find_model(args: ServerArgs) -> ServedModel:
     adapters = read_adapters(fetched_adapters(args.loras, args.model_source))
     if taken := adapters.keys() & set(names):
         raise ConfigError(f"--lora {taken.pop()}: that is the model's name; choose another")
+    writes = not only_task(read_json_object(folder / "config.json"))
     return ServedModel(
         folder=folder,
         names=names,
-        defaults=sampling_defaults(folder),
+        defaults=sampling_defaults(folder) if writes else SamplingParams(),
         adapters=adapters,
         lora_folder=args.adapter_folder,
     )

@@ -62,10 +62,11 @@ def stream_factory(backend: tokenizers.Tokenizer) -> MakeStream:
     others: MakeStreams | None = plugins.find("tokenizers", "stream")
     if others and (made := others(backend, stages)):
         return made
-    logger.info(
-        "the tokenizer has an unusual decoder: the library tokenizers decodes each token, which "
-        "takes more time"
-    )
+    if stages[0] is None or stages[0]["type"] != "WordPiece":  # encoders write nothing
+        logger.info(
+            "the tokenizer has an unusual decoder: the library tokenizers decodes each token, "
+            "which takes more time"
+        )
     return partial(_LibraryStream, backend)
 
 
