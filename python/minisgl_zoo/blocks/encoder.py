@@ -63,8 +63,9 @@ class Form:
     offset: the row of the first position in the table of positions; None without a table. types:
     rows of the table of token types. buckets: of a bias by distance (`distance_buckets`). rotates:
     queries and keys. activation: of the MLP, whose first half it gates if `is_gated`. is_prenorm:
-    norms go before attention and MLP, not behind the residual additions. head_activation,
-    head_norms: of the head, which `head_means` gives the mean of a prompt, not the first token.
+    norms go before attention and MLP, not behind the residual additions. norm_bias, head_bias:
+    whether there are any. head_activation, head_norms: between the head's layers. head_means: it
+    gets the mean of a prompt, not the first token.
     """
 
     offset: int | None = None
@@ -144,14 +145,15 @@ class Encoder(BaseLLMModel):
     def _mask(self, window: int | None, length: int) -> Tensor | None:
         """Return what attention adds to its scores, [1, N, L, L], or which keys it reads, [L, L];
         None if it reads all."""
+        sees_all = window is None or length <= window // 2 + 1
+        if sees_all and not self.distances:
+            return None
         places_L = torch.arange(length)
         apart_LL = places_L - places_L[:, None]
         if self.distances:
             buckets_LL = distance_buckets(apart_LL, self.form.buckets)
             return self.distances.weight[buckets_LL].permute(2, 0, 1)[None]
-        if window is None or length <= window // 2 + 1:
-            return None
-        return apart_LL.abs() <= window // 2
+        return apart_LL.abs() <= (window or 0) // 2
 
     def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         """Return the numbers of the head, [S, labels]. Without a head, only the steps that start-up
@@ -286,7 +288,7 @@ def _output(
 
 
 class Table(BaseOP):
-    """A small matrix, [rows, columns], of which rows are read; it is never quantised."""
+    """A small matrix, [rows, columns], maybe with a bias; `--quantization` leaves it as it is."""
 
     weight: Tensor
     bias: Tensor | None = None

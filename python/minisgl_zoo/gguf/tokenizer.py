@@ -56,11 +56,7 @@ def tokenizer_files(values: Mapping[str, Any], path: Path) -> dict[str, str]:
             f"{path}: tokenizer.ggml.model is {model!r}, expected gpt2, llama, gemma4, bert or t5; "
             f"{USE_ORIGINAL}"
         )
-    named = {
-        f"{name}_token": tokens[fields[f"{key}_token_id"]]
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if fields.get(f"{key}_token_id", len(tokens)) < len(tokens)
-    }
+    named = _named(fields, tokens, bos="bos", eos="eos")
     begins = fields.get("add_bos_token", adds_bos) and "bos_token" in named
     ends = fields.get("add_eos_token", False) and "eos_token" in named
     if begins or ends:
@@ -97,22 +93,15 @@ def _encoder_files(
     is_wordpiece = fields["model"] == "bert"
     if is_wordpiece:
         tokens = [_wordpiece(token) for token in tokens]
-    begin, end = (
-        fields.get(f"{name}_token_id", fields.get(f"{other}_token_id"))
-        for name, other in (("cls", "bos"), ("seperator", "eos"))
-    )
-    named = {
-        f"{name}_token": tokens[fields[f"{key}_token_id"]]
-        for name, key in (("unk", "unknown"), ("pad", "padding"), ("mask", "mask"))
-        if fields.get(f"{key}_token_id", len(tokens)) < len(tokens)
-    }
-    begin = tokens.index("[CLS]") if begin is None else begin
-    end = tokens.index("[SEP]") if end is None else end
-    named |= {"cls_token": tokens[begin], "sep_token": tokens[end]}
     vocab = {token: index for index, token in enumerate(tokens)}
+    begin, end = (  # older files have the first names, later ones may have the others alone
+        fields.get(f"{first}_token_id", fields.get(f"{other}_token_id"))
+        for first, other in (("cls", "bos"), ("seperator", "eos"))
+    )
+    named = _named(fields, tokens, mask="mask")
+    named |= {"cls_token": tokens[begin], "sep_token": tokens[end]}
     if is_wordpiece:
-        unknown = named.get("unk_token", "[UNK]")
-        tokenizer = Tokenizer(WordPiece(unk_token=unknown))
+        tokenizer = Tokenizer(WordPiece(unk_token=named["unk_token"]))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
@@ -139,6 +128,16 @@ def _encoder_files(
         scored = list(zip(tokens, fields["scores"], strict=True))
         made["model"] |= {"vocab": scored, "unk_id": fields["unknown_token_id"]}
     return _files(made, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+
+
+def _named(fields: Mapping[str, Any], tokens: Sequence[str], **names: str) -> dict[str, str]:
+    """Return tokenizer_config.json's special tokens. names: of a token -> the file's name of it."""
+    names |= {"unk": "unknown", "pad": "padding"}
+    return {
+        f"{name}_token": tokens[fields[f"{key}_token_id"]]
+        for name, key in names.items()
+        if fields.get(f"{key}_token_id", len(tokens)) < len(tokens)
+    }
 
 
 def _wordpiece(token: str) -> str:
