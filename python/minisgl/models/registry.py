@@ -19,18 +19,22 @@ def supported_architectures() -> tuple[str, ...]:
 
 def get_model_class(architecture: str) -> Family:
     """Return the family that builds `architecture`. Raises UnsupportedModel with the names of all
-    architectures; if most families are absent, it names the package that has them."""
+    architectures, or of all encoders if it is called like one; if most families are absent, it
+    names the package that has them."""
     family: Family | None = plugins.find("families", architecture)
     family = family or plugins.find("encoders", architecture)
     if family is not None:
         return family
-    names = (*supported_architectures(), *(row.name for row in plugins.rows("encoders")))
+    names, known = supported_architectures(), "supported are"
+    if not any(part in architecture for part in ("LM", "Generation")):
+        encoders = tuple(row.name for row in plugins.rows("encoders"))
+        names, known = (encoders, "encoders here are") if encoders else (names, known)
     nearest = "".join(
         f"; did you mean {name}?" for name in get_close_matches(architecture, names, 1)
     )
     more = f"; any other {plugins.absent('families')}" if plugins.lacks("families") else ""
     raise UnsupportedModel(
-        f"no model family here builds {architecture!r}; supported are {', '.join(names)}{more}"
+        f"no model family here builds {architecture!r}; {known} {', '.join(names)}{more}"
         f"{nearest} (docs/extending.md says how to add one)"
     )
 

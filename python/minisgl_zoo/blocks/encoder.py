@@ -12,9 +12,9 @@ intermediate size, N heads, H head dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,15 @@ from minisgl.quantization import Part
 
 Runs = Sequence[tuple[int, int]]
 """(number of rows, their length), ascending by length. The tokens of a step are in this order."""
+
+
+class Step(NamedTuple):
+    """What the blocks of a step share. positions_T: int32. masks: window -> each run's mask."""
+
+    positions_T: Tensor
+    runs: Runs
+    masks: Mapping[int | None, Sequence[Tensor | None]]
+
 
 NORMS = (
     ("post_attention_layernorm", "post_mlp_layernorm"),
@@ -134,8 +143,9 @@ class Encoder(BaseLLMModel):
             window: [self._mask(window, length) for _, length in rows.runs]
             for window in {layer.window for layer in self.spec.layers}
         }
+        step = Step(positions_T, rows.runs, masks)
         for block in self.blocks:
-            x_TD = block.forward(x_TD, positions_T, rows.runs, masks[block.layer.window])
+            x_TD = block.forward(x_TD, step)
         if self.last_norm:
             x_TD = self.last_norm.forward(x_TD)
         if self.head and self.form.head_means:
@@ -237,24 +247,19 @@ class EncoderBlock(BaseOP):
         )
         self.mlp_norm = LayerNorm(build, spec, form, f"{prefix}.{second}")
 
-    def forward(
-        self, x_TD: Tensor, positions_T: Tensor, runs: Runs, masks: Sequence[Tensor | None]
-    ) -> Tensor:
-        """Return the output of the tokens, which are in the order of `runs`. masks: of each run."""
-        x_TD = self.attention_norm.forward(self.attend(x_TD, positions_T, runs, masks).add_(x_TD))
+    def forward(self, x_TD: Tensor, step: Step) -> Tensor:
+        x_TD = self.attention_norm.forward(self.attend(x_TD, step).add_(x_TD))
         return self.mlp_norm.forward(self.mlp(x_TD).add_(x_TD))
 
-    def attend(
-        self, x_TD: Tensor, positions_T: Tensor, runs: Runs, masks: Sequence[Tensor | None]
-    ) -> Tensor:
+    def attend(self, x_TD: Tensor, step: Step) -> Tensor:
         q_TNH, k_TNH, v_TNH = (
             self.qkv.forward(x_TD).view(-1, 3, self.layer.num_heads, self.layer.head_dim).unbind(1)
         )
         if self.rope:
-            q_TNH, k_TNH = self.rope.forward(q_TNH, k_TNH, positions_T)
-        parts = zip(*(split(x_TNH, runs) for x_TNH in (q_TNH, k_TNH, v_TNH)), masks, strict=True)
+            q_TNH, k_TNH = self.rope.forward(q_TNH, k_TNH, step.positions_T)
+        parts = (split(x_TNH, step.runs) for x_TNH in (q_TNH, k_TNH, v_TNH))
         attended = []
-        for *qkv, mask in parts:
+        for *qkv, mask in zip(*parts, step.masks[self.layer.window], strict=True):
             q, k, v = (x_PLNH.transpose(1, 2) for x_PLNH in qkv)
             read = F.scaled_dot_product_attention(q, k, v, mask)
             attended.append(read.transpose(1, 2).reshape(-1, x_TD.shape[1]))
@@ -271,11 +276,8 @@ class EncoderBlock(BaseOP):
 class PreNormBlock(EncoderBlock):
     """Norm, attention, norm, MLP. The first block has no first norm."""
 
-    def forward(
-        self, x_TD: Tensor, positions_T: Tensor, runs: Runs, masks: Sequence[Tensor | None]
-    ) -> Tensor:
-        normed_TD = self.attention_norm.forward(x_TD)
-        x_TD = self.attend(normed_TD, positions_T, runs, masks).add_(x_TD)
+    def forward(self, x_TD: Tensor, step: Step) -> Tensor:
+        x_TD = self.attend(self.attention_norm.forward(x_TD), step).add_(x_TD)
         return self.mlp(self.mlp_norm.forward(x_TD)).add_(x_TD)
 
 

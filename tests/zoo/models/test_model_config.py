@@ -196,6 +196,8 @@ def test_absurdly_many_experts_are_refused_at_once(family: str, tmp_path: Path) 
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'GPT2LMHeadModel'; supported are Afmoe.*Qwen3"):
         read(tmp_path, {"architectures": ["GPT2LMHeadModel"], "n_embd": 8})
+    with pytest.raises(UnsupportedModel, match="'NewModel'; encoders here are BertModel"):
+        read(tmp_path, {"architectures": ["NewModel"]})
     with pytest.raises(UnsupportedModel, match="did you mean Qwen3ForCausalLM"):
         read(tmp_path, {"architectures": ["Qwen33ForCausalLM"]})
     for architecture in supported_architectures():
