@@ -186,6 +186,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidSampling("top_logprobs needs logprobs=True", param="top_logprobs")
     if plain.get("pooling"):
         plain |= _of_package("pooling", "pooling", "checked")(plain)
+    elif plain.get("logit_ids"):
+        raise InvalidSampling("logit_ids needs pooling, last or cls", param="logit_ids")
     shows_prompt = (
         plain.get("pooling") or plain.get("echo") or plain.get("prompt_logprobs") is not None
     )

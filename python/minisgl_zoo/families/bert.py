@@ -165,7 +165,7 @@ NOMIC = Family(
     },
     defaults={
         "hidden_act": "swiglu", "rms_norm_eps": 1e-12, "type_vocab_size": 2,
-        "rope_theta": 1000.0, "max_position_embeddings": 2048,
+        "max_position_embeddings": 2048,
     },
     activations={"swiglu": "silu"},
     view=_nomic_view,

@@ -46,6 +46,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             f"{brief(given['pooling'])}",
             param="pooling",
         )
+    if given.get("logit_ids") and given["pooling"] == "mean":
+        raise InvalidSampling("logit_ids are of one token: pooling last or cls", param="pooling")
     for name in ("prompt_logprobs", "echo", "structured_outputs", "logprobs"):
         if given.get(name) not in (None, False):
             raise InvalidSampling(f"{name} needs an output, which pooling has not", param=name)

@@ -103,6 +103,9 @@ def test_a_document_is_cut_to_the_context(llm: LLM, folder: Path) -> None:
     [output] = llm.generate([[*ids[:31], ids[-1]]], cut)
     asked = read_recipe(folder).rank([QUERY], [long])
     assert asked.finish([output.pooled]) == pytest.approx([score])
+    llm.score("a", [long], truncate_prompt_tokens=5)  # one token of the document
+    with pytest.raises(InvalidRequest, match="4 tokens are not the document's, so a cut to 4"):
+        llm.score("a", [long], truncate_prompt_tokens=4)
     with pytest.raises(InvalidRequest, match="tokens are not the document's, so a cut to 32"):
         llm.score(long, ["a"], truncate_prompt_tokens=-1)
 

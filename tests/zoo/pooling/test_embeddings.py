@@ -221,5 +221,9 @@ def test_what_cannot_be_embedded_is_refused_by_name(tmp_path: Path) -> None:
             llm.generate("a", SamplingParams(pooling="last", logit_ids=(401,)))
     with pytest.raises(InvalidSampling, match="pooling must be last, mean or cls, got 'max'"):
         SamplingParams(pooling="max")
+    with pytest.raises(InvalidSampling, match="logit_ids are of one token"):
+        SamplingParams(pooling="mean", logit_ids=(1,))
+    with pytest.raises(InvalidSampling, match="logit_ids needs pooling"):
+        SamplingParams(logit_ids=(1,))
     with pytest.raises(InvalidSampling, match="echo needs an output"):
         SamplingParams(pooling="mean", echo=True)

@@ -34,7 +34,7 @@ from minisgl.models.registry import spec_of
 from minisgl_zoo.blocks.encoder import distance_buckets
 from minisgl_zoo.pooling.recipe import read_recipe
 
-SHORT = [text[:40] for text in TEXTS]
+SHORT = [*(text[:40] for text in TEXTS), "the same the"]
 RELEASED: dict[str, dict[str, str]] = {
     "nomic": {
         "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
