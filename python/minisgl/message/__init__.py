@@ -159,7 +159,7 @@ class AdapterMsg(Record, frozen=True, kw_only=True):
 class WatchMsg(Record, frozen=True, kw_only=True):
     """Ask rank 0 for `WatchReply`s during `seconds` (`minisgl_gateway.watch.xray`). With `seq`, ask
     for one that has the same seq and the state of the replica
-    (`minisgl_gateway.router.replica_state`), or with memory an `EngineMemory`
+    (`minisgl_gateway.router.replica_state`). With memory, each rank answers with its `EngineMemory`
     (`minisgl_gateway.upgrade.memory`)."""
 
     seconds: float = 0.0

@@ -9,6 +9,8 @@ same flags fits if that share of what is free now is as much as the first one ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from minisgl.utils.text import size_of
@@ -33,3 +35,10 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
             f"an engine takes {size_of(self.needed)} of memory, and {size_of(self.free)} are free, "
             f"of which {size_of(self.usable)} may be used: {which}"
         )
+
+
+def tightest(frames: Iterable[bytes]) -> EngineMemory:
+    """Return the memory of the rank that has the least for a second engine. frames: of all ranks,
+    as JSON."""
+    ranks = (msgspec.json.decode(frame, type=EngineMemory) for frame in frames)
+    return min(ranks, key=lambda rank: rank.usable - rank.needed)

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from minisgl.errors import ConfigError, EngineError
 from minisgl.message import WatchMsg, WatchReply
 from minisgl.runtime.workers import Workers
@@ -36,7 +34,7 @@ from minisgl_gateway.upgrade.guests import HostFrontend, Replies
 from minisgl_gateway.upgrade.hand_over import HandOver
 from minisgl_gateway.upgrade.inherited import Flags, Inherited
 from minisgl_gateway.upgrade.link import Identity, Link, NotStarted, Ready
-from minisgl_gateway.upgrade.memory import EngineMemory
+from minisgl_gateway.upgrade.memory import tightest
 from minisgl_gateway.upgrade.successor import Successor, start
 
 logger = get_logger(__name__)
@@ -198,10 +196,12 @@ class UpgradableServer(Server):
         if asked:
             return asked == 2
         trips = self._frontend.round_trips
-        answers = await trips.ask(WatchMsg(seq=trips.new_seq(), memory=True), 1, ANSWER_S)
-        if not answers or not isinstance(answers[0], WatchReply):
+        question = WatchMsg(seq=trips.new_seq(), memory=True)
+        answers = await trips.ask(question, trips.num_ranks, ANSWER_S)
+        frames = [answer.frame for answer in answers if isinstance(answer, WatchReply)]
+        if len(frames) < trips.num_ranks:
             raise EngineError(f"no answer from the engine within {ANSWER_S:g} s; try again later")
-        memory = msgspec.json.decode(answers[0].frame, type=EngineMemory)
+        memory = tightest(frames)
         logger.info("upgrade: %s", memory)
         say(str(memory))
         return memory.holds_two

@@ -97,6 +97,10 @@ class Watching(LoopObserver):
         if not isinstance(message, WatchMsg):
             return False
         seat = self._seat
+        if message.memory:
+            frame = msgspec.json.encode(engine_memory(seat.engine, seat.args))
+            seat.send(WatchReply(frame=frame, seq=message.seq))
+            return True
         if seat.engine.comm.rank:
             return True
         if message.seq is None:
@@ -104,10 +108,6 @@ class Watching(LoopObserver):
             if (xray := next(watching, None)) is None:
                 xray = XRay.at(seat, num_output_tokens=seat.scheduler().stats.num_output_tokens)
             xray.watch(message.seconds)
-            return True
-        if message.memory:
-            frame = msgspec.json.encode(engine_memory(seat.engine, seat.args))
-            seat.send(WatchReply(frame=frame, seq=message.seq))
             return True
         if self._report is None:
             step_times = seat.engine.tuning.step_times

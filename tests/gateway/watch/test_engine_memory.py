@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from minisgl.message import WatchMsg
 from minisgl.runtime.args import RuntimeArgs
-from minisgl_gateway.watch.observers import engine_memory
+from minisgl.server.round_trip import RoundTrips
+from minisgl_gateway.upgrade.server import UpgradableServer
+from minisgl_gateway.watch.observers import Watching, engine_memory
 
 GIB = 1 << 30
 NUM_PAGES = 7
@@ -56,3 +60,21 @@ def test_two_engines_if_the_second_gets_as_much(
     assert memory.needed == 40 * GIB
     assert ("one engine at a time" in str(memory)) is not holds_two
     assert 0 <= memory.usable <= memory.free <= free_gib * GIB
+
+
+@pytest.mark.parametrize(("free_gib", "holds_two"), [((60, 45), True), ((60, 44), False)])
+def test_each_ranks_card_counts(free_gib: tuple[int, ...], holds_two: bool) -> None:
+    def put(messages: list[WatchMsg]) -> None:
+        for rank, free in enumerate(free_gib):
+            its = engine("cuda", free, 0.9)
+            its.comm = SimpleNamespace(rank=rank)
+            watching: Any = Watching()
+            watching.attach(SimpleNamespace(engine=its, args=RuntimeArgs(), send=trips.deliver))
+            assert watching.handle(messages[0])
+
+    tokenizer: Any = SimpleNamespace(put=put)
+    trips = RoundTrips([tokenizer], num_ranks=len(free_gib))
+    said: list[str] = []
+    server: Any = SimpleNamespace(_frontend=SimpleNamespace(round_trips=trips))
+    assert asyncio.run(UpgradableServer._holds_two(server, None, said.append)) is holds_two
+    assert f"and {free_gib[1]}.00 GiB are free" in said[0]
