@@ -21,7 +21,8 @@ LENGTHS: Final = (1, 17, 64, 97, 330, 900)
 """The lengths of the prompts, in tokens; each is asked greedily and with a seed."""
 
 _DRAW: Final = np.random.default_rng(0)
-ASKS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+Asks = dict[str, tuple[str, dict[str, Any]]]
+ASKS: Final[Asks] = {
     f"{'seeded' if number % 2 else 'greedy'} behind {length}": (
         "/generate",
         {
@@ -32,6 +33,12 @@ ASKS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     )
     for number, length in enumerate(length for length in LENGTHS for _ in range(2))
 }  # fmt: skip
+
+
+def longer(num_tokens: int) -> Asks:
+    """Return the requests with answers of this length."""
+    asks = ASKS.items()
+    return {name: (path, {**body, "max_tokens": num_tokens}) for name, (path, body) in asks}
 
 
 class NearTies:

@@ -1,13 +1,16 @@
 """Ends engines within answers, and compares each answer with one that nothing disturbed.
 
     python scripts/outlive.py [--rounds N] [--seed S] [--tp N | --routed] [--dtype T] [--json FILE]
+    python scripts/outlive.py --shape NAME [--tokens N] [--faults NAMES] [--pages N] ...
 
 The server has `--restart`, the built-in model and float32. First all kinds of requests are answered
 undisturbed. In a round 1 to 32 of them are open at a time, and one worker is killed, stopped, or
 its engine raises an error. Every answer must be whole and equal: text, calls, token ids, reasons,
 usage, and log-probabilities but for rounding. Round i of seed S is the same in each run but for the
-machine's timing. With another --dtype the requests are those of `near_ties`, and ids may differ at
-a near tie.
+machine's timing. With another --dtype, or with a --shape, whose weights are random, the requests
+are those of `near_ties`, and ids may differ at a near tie. --faults names the faults of the rounds,
+in turn: `upgrade` is one in which both engines run, to an engine with --pages; behind it, `alone`
+is one that ends the old engine first, because the memory does not hold two like that.
 
 With --routed a router is before two servers without `--restart`. In a round 32 streams are open,
 and a server or its engine is killed, or the server is asked to end; then it is started again.
@@ -27,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -36,11 +40,14 @@ import httpx
 import psutil
 
 import near_ties
+from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.report import write_json
+from minisgl_bench.shapes import SHAPES
 from own_server import START_S, Server, wait_until
 from try_replicas import Process
 
 HANG_S: Final = 2.0
+HANG_OF_SHAPE_S: Final = 5.0  # a step may compile a kernel
 ROUNDING: Final = 2e-3
 """The most by which a log-probability may differ: prompts and single tokens have other kernels."""
 
@@ -80,6 +87,12 @@ def create(args, rank):
 """
 """A plugin whose engine raises an error as soon as a file with its name exists."""
 ERRORS: Final = {"error": "RuntimeError", "memory": "MemoryError"}
+
+UPGRADES: Final = {
+    "upgrade": ("both engines run", ["--drain", "120"]),
+    "alone": ("one engine at a time", ["--drain", "1"]),
+}
+"""What the command says of the memory, and its flags."""
 
 STORY: Final = [{"role": "user", "content": "Tell me a long story about a parrot \U0001f99c."}]
 TOOL: Final = {
@@ -237,13 +250,19 @@ class Answer:
 
 
 class Whole:
-    """The undisturbed answers by name, and how others are compared with them."""
+    """The undisturbed answers to `asks`, and how others are compared with them.
 
-    def __init__(self, url: str, dtype: str, answers: dict[str, Answer]) -> None:
-        self.answers = answers
+    dtype: by whose rounding ids may differ; "" if none may.
+    """
+
+    def __init__(self, url: str, dtype: str, asks: near_ties.Asks = ASKS) -> None:
+        self.asks = asks
+        with ThreadPoolExecutor(len(asks) if dtype else 1) as threads:
+            found = threads.map(lambda name: ask(url, name, asks), asks)
+            self.answers = dict(zip(asks, found, strict=True))
         self.ties: near_ties.NearTies | None = None
-        if dtype != "float32":
-            pairs = {name: (answer.ids, answer.numbers) for name, answer in answers.items()}
+        if dtype:
+            pairs = {name: (answer.ids, answer.numbers) for name, answer in self.answers.items()}
             self.ties = near_ties.NearTies(url, dtype, pairs)
 
     def difference(self, name: str, answer: Answer) -> str:
@@ -256,16 +275,16 @@ class Whole:
         return self.ties.difference(name, answer.ids, answer.numbers)
 
 
-def ask(url: str, name: str) -> Answer:
+def ask(url: str, name: str, asks: near_ties.Asks = ASKS) -> Answer:
     """Return the answer. A request that comes while the engine starts is sent again."""
-    while (answer := _ask(url, name)).is_refused:
+    while (answer := _ask(url, name, asks)).is_refused:
         time.sleep(0.2)
     return answer
 
 
-def _ask(url: str, name: str) -> Answer:
+def _ask(url: str, name: str, asks: near_ties.Asks) -> Answer:
     answer, heard_at = Answer(), time.monotonic()
-    path, body = ASKS.get(name) or near_ties.ASKS[name]
+    path, body = asks[name]
     is_ended = False
     try:
         with httpx.stream("POST", url + path, json=body, timeout=200) as response:
@@ -293,7 +312,8 @@ def _ask(url: str, name: str) -> Answer:
 class Result:
     """Mutable. resumed: answers that another engine went on with, by kind. excess_s: by fault, the
     longest pause of a stream beyond the server's time of that start: it noticed the fault, and
-    computed the tokens again. num_ties: answers that differ at a near tie.
+    computed the tokens again; of an upgrade, the longest time between two pieces. num_ties: answers
+    that differ at a near tie.
     """
 
     seed: int
@@ -308,55 +328,81 @@ class Result:
     problems: list[str] = field(default_factory=list)
 
 
-def faults_of(workers: dict[str, int]) -> list[tuple[str, str]]:
-    """Return each fault, and the worker that has it."""
+def faults_of(workers: dict[str, int], asked: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each fault, and the worker that has it. asked: faults of the engine; () is all."""
+    if asked:
+        return [(kind, "engine") for kind in asked]
     names = sorted(workers, key=lambda name: (not name.startswith("engine"), name))
     named = [(kind, name) for name in names for kind in ("kill", "stop")]
     return [*named[:1], *((kind, "engine") for kind in ERRORS), *named[1:]]
 
 
-def one_round(server: Server, number: int, whole: Whole, breaker: Path, result: Result) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the flags say. num_streams: one of them in each round."""
+
+    dtype: str = "float32"
+    shape: str | None = None
+    num_tokens: int = 200
+    faults: Sequence[str] = ()
+    num_streams: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    pages: int = 4096
+
+
+def one_round(
+    server: Server, number: int, whole: Whole, breaker: Path, result: Result, wishes: Wishes
+) -> None:
     rng = random.Random(result.seed * 100_003 + number)
     workers, num_starts = server.workers(), server.num_starts
-    faults = faults_of(workers)
+    faults = faults_of(workers, wishes.faults)
     fault, worker = faults[number % len(faults)]
-    names = rng.choices(sorted(whole.answers), k=rng.choice((1, 2, 4, 8, 16, 32)))
-    answers: list[Answer | None] = [None] * len(names)
+    names = rng.choices(sorted(whole.answers), k=rng.choice(wishes.num_streams))
+    answers: list[tuple[str, Answer]] = []
+    is_over = threading.Event()
 
-    def run(index: int) -> None:
-        answers[index] = ask(server.url, names[index])
+    def run(name: str) -> None:
+        while True:
+            answers.append((name, ask(server.url, name, whole.asks)))
+            if fault not in UPGRADES or is_over.is_set():  # a new server takes long to start
+                return
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(names))]
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     time.sleep(rng.random() * (0.2 + 0.08 * len(names)))
     if fault in ERRORS:
         breaker.with_name(f"break{ERRORS[fault]}").touch()
+    elif fault in UPGRADES:
+        expected, words = UPGRADES[fault]
+        done = server.upgrade(*words, "--", "--num-pages", str(wishes.pages))
+        if done.returncode or expected not in done.stdout:
+            result.problems.append(f"round {number} ({fault}): not {expected}: {done.stdout}")
     else:
         os.kill(workers[worker], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    is_over.set()
     for thread in threads:
         thread.join()
     result.faults[f"{fault} {worker}"] += 1
-    for name, answer in zip(names, answers, strict=True):
-        assert answer
+    for name, answer in answers:
         compare(f"round {number} ({fault} {worker}), {name}", name, answer, whole, result)
     if fault in ERRORS:  # the engine may have been idle
         ask(server.url, "ids")
-    goes_on = fault == "memory" and result.tp == 1
+    goes_on = fault in UPGRADES or (fault == "memory" and result.tp == 1)
     if not wait_until(lambda: server.num_starts == num_starts + (not goes_on) and server.is_idle()):
         result.problems.append(f"round {number} ({fault} {worker}): not ready and idle again")
     starts = re.findall(r"started again after (\S+) s", server.log)
     start_s = 0.0 if goes_on else float(starts[-1])
     pauses = [
         answer.longest_s - start_s
-        for name, answer in zip(names, answers, strict=True)
-        if answer and answer.num_resumed and name != "whole"  # which comes at once
+        for name, answer in answers
+        if (answer.num_resumed or fault in UPGRADES) and name != "whole"  # which comes at once
     ]
     result.excess_s[fault] = max([result.excess_s.get(fault, 0.0), *pauses])
 
 
-def run(num_rounds: int, seed: int, tp: int, dtype: str = "float32") -> Result:
-    result = Result(seed=seed, tp=tp)
+def run(num_rounds: int, seed: int, tp: int, wishes: Wishes | None = None) -> Result:
+    result, wishes = Result(seed=seed, tp=tp), wishes or Wishes()
+    dtype, shape = wishes.dtype, wishes.shape
     with tempfile.TemporaryDirectory(prefix="outlive") as scratch:
         plugin, folder = Path(scratch) / "plugin", Path(scratch) / "sockets"
         (plugin / "breaker-1.dist-info").mkdir(parents=True)
@@ -369,16 +415,23 @@ def run(num_rounds: int, seed: int, tp: int, dtype: str = "float32") -> Result:
         paths = [str(plugin), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "BREAKER": str(breaker)}
         flags = ["--num-pages", "4096", "--max-prefill-length", "128", "--dtype", dtype]
-        flags += ["--hang-timeout", str(HANG_S), "--tp", str(tp)]
+        flags += ["--hang-timeout", str(HANG_OF_SHAPE_S if shape else HANG_S), "--tp", str(tp)]
+        if shape:
+            write_checkpoint(Path(scratch) / shape, SHAPES[shape], weights=False)
+            flags += ["--model", str(Path(scratch) / shape), "--dummy-weight"]
+        begun = time.monotonic()
         server = Server(folder, *flags, "--restart", "--max-restarts", "10000")
         try:
-            asks = ASKS if dtype == "float32" else near_ties.ASKS
-            whole = Whole(server.url, dtype, {name: ask(server.url, name) for name in asks})
+            if shape or dtype != "float32":
+                whole = Whole(server.url, dtype, near_ties.longer(wishes.num_tokens))
+            else:
+                whole = Whole(server.url, "")
             for name, answer in whole.answers.items():
                 if answer.error or not (answer.texts or answer.numbers):
                     result.problems.append(f"undisturbed, {name}: {answer}")
             for number in range(num_rounds):
-                one_round(server, number, whole, breaker, result)
+                one_round(server, number, whole, breaker, result, wishes)
+                print(number, len(result.problems), f"{time.monotonic() - begun:.0f} s", flush=True)
             result.num_ties = len(whole.ties.seen.ties) if whole.ties else 0
         finally:
             server.close()
@@ -400,8 +453,7 @@ def run_routed(num_rounds: int, seed: int) -> Result:
         for process in (*servers, router):
             stack.callback(process.end)
             process.wait_ready()
-        answers = {name: ask(servers[0].url, name) for name in names}
-        whole = Whole(servers[0].url, "float32", answers)
+        whole = Whole(servers[0].url, "", {name: ASKS[name] for name in names})
         for number in range(num_rounds):
             if not wait_until(lambda: httpx.get(f"{router.url}/health").json()["up"] == 2):
                 result.problems.append(f"round {number}: no two servers are up")
@@ -454,12 +506,27 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tp", type=int, default=1, help="ranks (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", help="default: %(default)s")
     parser.add_argument("--routed", action="store_true", help="a router and two servers")
+    parser.add_argument("--shape", choices=SHAPES, help="of a model with random weights")
+    parser.add_argument("--tokens", type=int, default=200, help="of an answer (default: 200)")
+    parser.add_argument(
+        "--streams", type=int, metavar="N", help="open at a time (default: 1 to 32)"
+    )
+    parser.add_argument("--faults", help=f"with commas: kill, stop, {', '.join(ERRORS | UPGRADES)}")
+    parser.add_argument("--pages", type=int, default=4096, help="of the engine behind an upgrade")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     args = parser.parse_args(argv)
     if args.routed:
         result = run_routed(args.rounds, args.seed)
     else:
-        result = run(args.rounds, args.seed, args.tp, args.dtype)
+        wishes = Wishes(
+            dtype=args.dtype,
+            shape=args.shape,
+            num_tokens=args.tokens,
+            faults=args.faults.split(",") if args.faults else (),
+            num_streams=[args.streams] if args.streams else Wishes().num_streams,
+            pages=args.pages,
+        )
+        result = run(args.rounds, args.seed, args.tp, wishes)
     print(json.dumps(as_json(result), indent=1))
     if args.json:
         write_json(args.json, as_json(result))

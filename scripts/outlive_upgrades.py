@@ -19,10 +19,8 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -169,10 +167,8 @@ def undisturbed(url: str) -> dict[str, Any]:
 
 def upgrade(server: Server, *words: str) -> str:
     """Upgrade, and return what the command says if it fails, else ""."""
-    env = {**os.environ, "TMPDIR": str(server.folder)}
-    command = [sys.executable, "-m", "minisgl", "upgrade", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    return f"exit code {done.returncode}: {done.stdout}{done.stderr}" if done.returncode else ""
+    done = server.upgrade(*words)
+    return f"exit code {done.returncode}: {done.stdout}" if done.returncode else ""
 
 
 def run(num_rounds: int, num_clients: int, tp: int) -> Result:

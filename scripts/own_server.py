@@ -51,6 +51,17 @@ class Server:
     def log(self) -> str:
         return self._log.read_text()
 
+    def upgrade(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Upgrade it. stdout has all that the command says."""
+        return subprocess.run(
+            [sys.executable, "-m", "minisgl", "upgrade", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env={**os.environ, "TMPDIR": str(self.folder)},
+        )
+
     def workers(self) -> dict[str, int]:
         """Return the process ids of the last start, by name."""
         return {
