@@ -251,15 +251,19 @@ class Streams:
 
     @contextmanager
     def phase(self, found: list[dict[str, float]], *, only_old: bool = False) -> Iterator[None]:
-        """Add the gaps within the block to `found`. only_old: of streams that began before it."""
+        """Add the gaps within the block to `found`, and when the longest began. only_old: of
+        streams that began before the block."""
         first = time.monotonic()
         yield
         last = time.monotonic()
         its = [each for each in self.gaps if first <= each[0] <= last]
-        gaps = sorted(gap for _, gap, begun in its if begun < first or not only_old)
+        gaps = sorted(
+            (gap, end - gap - first) for end, gap, begun in its if begun < first or not only_old
+        )
         parts = {"longest_s": 1.0, "p999_s": 0.999, "p99_s": 0.99, "median_s": 0.5}
-        at = {name: gaps[min(int(len(gaps) * part), len(gaps) - 1)] for name, part in parts.items()}
-        counts = {"seconds": last - first, "num_gaps": float(len(gaps))}
+        last_index = len(gaps) - 1
+        at = {name: gaps[min(int(len(gaps) * p), last_index)][0] for name, p in parts.items()}
+        counts = {"longest_at_s": gaps[-1][1], "seconds": last - first, "num_gaps": len(gaps)}
         found.append({name: round(value, 4) for name, value in (at | counts).items()})
         print(found[-1], flush=True)
 

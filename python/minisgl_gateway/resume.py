@@ -119,8 +119,9 @@ class _Kept:
         return reply
 
     def _text(self, reply: TextReply) -> TextReply | None:
-        if self.output or not self.message.sampling.shows_prompt:
-            self.output.extend(reply.token_ids)
+        is_shown = self.message.sampling.shows_prompt and not self.output
+        self.output.extend(reply.token_ids)
+        if not is_shown:
             return reply
         if self.lost_s is None:
             self.num_chars += len(reply.text)
@@ -132,7 +133,6 @@ class _Kept:
             )
             self.num_chars -= chars - len(reply.text)
             self.num_scored -= scored - len(reply.prompt)
-        self.output.extend(reply.token_ids)
         return reply if reply.text or reply.prompt or reply.token_ids else None
 
 

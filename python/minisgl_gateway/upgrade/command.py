@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -82,11 +83,15 @@ def upgrade(argv: Sequence[str], began: float) -> int:
 def door_of(port: int | None) -> Path:
     """Return the socket of this user's server. Raises ConfigError if there is none, or several."""
     folder = tempfile.gettempdir()
-    doors = {}  # two have one port while the old server ends: the newest counts
-    for path in sorted(Path(folder).glob("minisgl-*/upgrade-*"), key=_made_at):
+    found = []
+    for path in Path(folder).glob("minisgl-*/upgrade-*"):
         named = re.fullmatch(r"upgrade-(\d+)", path.name)
-        if named and _is_private(path.parent) and (not port or int(named[1]) == port):
-            doors[int(named[1])] = path
+        if named and port in (None, int(named[1])):
+            with contextlib.suppress(OSError):  # that server has just ended
+                if _is_private(path.parent.lstat()):
+                    found.append((path.lstat().st_mtime, int(named[1]), path))
+    # Two have one port while the old server ends: the newest counts.
+    doors = {number: path for _, number, path in sorted(found)}
     what = f"server of this user on port {port}" if port else "server of this user"
     if not doors:
         raise ConfigError(
@@ -99,21 +104,10 @@ def door_of(port: int | None) -> Path:
     return next(iter(doors.values()))
 
 
-def _made_at(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:  # that server has just ended
-        return 0.0
-
-
-def _is_private(folder: Path) -> bool:
+def _is_private(folder: os.stat_result) -> bool:
     """Return whether only this user may enter the folder."""
-    try:
-        found = folder.lstat()
-    except OSError:  # that server has just ended
-        return False
-    is_ours = found.st_uid == os.geteuid()
-    return is_ours and stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    is_ours = folder.st_uid == os.geteuid()
+    return is_ours and stat.S_ISDIR(folder.st_mode) and not folder.st_mode & 0o077
 
 
 def _ask(door: Path, request: bytes) -> int:
