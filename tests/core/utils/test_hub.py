@@ -70,7 +70,7 @@ def hub() -> Iterator[str]:
 @pytest.mark.needs("minisgl_zoo")
 @pytest.mark.parametrize("model", ["org/repo:Q4_K_M", "org/repo"])
 def test_serve_without_a_network_says_one_sentence(model: str, tmp_path: Path) -> None:
-    ran = run(tmp_path, NOBODY, "-m", "minisgl", "serve", model)
+    ran = run(tmp_path, NOBODY, "-m", "minisgl", "serve", model, "--port", "0")
     assert ran.returncode == 1
     [line] = ran.stderr.strip().splitlines()  # no traceback, and no line about another try
     assert "org/repo cannot be downloaded: there is no such folder here" in line
