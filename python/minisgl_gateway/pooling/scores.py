@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
+from minisgl.errors import InvalidRequest
 from minisgl.message.pooling import Pooling
 from minisgl.server.api.schema import Positive
 from minisgl.server.errors import naming
@@ -104,6 +105,14 @@ def router(site: Site) -> APIRouter:
     async def ranked(
         queries: list[str], texts: list[str], asked: _RankFields
     ) -> Pooling[list[float]]:
+        repeated = len(asked.instruction or "") + (len(queries[0]) if len(queries) == 1 else 0)
+        if (num_chars := repeated * len(texts)) > body.MAX_BODY_BYTES:
+            raise InvalidRequest(
+                f"the query stands beside each of {len(texts):,} documents, with the instruction: "
+                f"{num_chars:,} characters, and at most {body.MAX_BODY_BYTES:,} are read; shorten "
+                "it, or send fewer documents",
+                param="query",
+            )
         # In a thread, because the first call may read a vocabulary of 10 MB.
         return await asyncio.to_thread(
             door.recipe.rank,

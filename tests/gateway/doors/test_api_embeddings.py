@@ -171,6 +171,8 @@ def test_a_model_says_that_it_embeds(http: httpx.Client) -> None:
         ("/rerank", {"query": "a", "documents": []}, 400, "documents must have 1 to 2048"),
         ("/rerank", {"query": "a", "documents": ["b"], "instruction": "c"}, 400, "rerankers"),
         ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, 400, "client"),
+        ("/rerank", {"query": "a" * 2**20, "documents": ["b"] * 17}, 400, "fewer documents"),
+        ("/score", {"text_1": "a" * 2**20, "text_2": ["b"] * 17}, 400, "the field text_1 stands"),
         (
             "/score",
             {"text_1": ["a", "b"], "text_2": ["c"]},
