@@ -31,34 +31,20 @@ REASONING: Final[dict[str, tuple[str, str]]] = {
 PARSERS: Final = (*CALLS, *MESSAGES)
 _TOKEN: Final = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
 
-Calls = str | CallFormat
-"""A name in `PARSERS`, or a format that a checkpoint describes; "" for none."""
-Marks = str | tuple[str, str]
-"""A name in `REASONING` or `MESSAGES`, or the texts that a checkpoint describes; "" for none."""
 
-
-def message_format(*names: Calls | Marks) -> MessageFormat | None:
+def message_format(*names: str) -> MessageFormat | None:
     """Return the first format of `MESSAGES` among `names`."""
     return next((MESSAGES[name] for name in names if name in MESSAGES), None)
 
 
-def call_format(calls: Calls) -> CallFormat:
-    return CALLS[calls] if isinstance(calls, str) else calls
-
-
-def reasoning_marks(reasoning: Marks) -> tuple[str, str]:
-    """Return the texts before and behind reasoning of a format that is not in `MESSAGES`."""
-    return REASONING[reasoning] if isinstance(reasoning, str) else reasoning
-
-
-def special_texts(calls: Calls, reasoning: Marks) -> tuple[str, ...]:
-    """Return the texts of these formats that may be special tokens."""
+def special_texts(calls: str, reasoning: str) -> tuple[str, ...]:
+    """Return the texts of these formats ("" for none) that may be special tokens."""
     if form := message_format(calls, reasoning):
         inside = form.calls.texts if form.calls else ()
         return form.markers + tuple(token for text in inside for token in _TOKEN.findall(text))
     texts = [
-        *(call_format(calls).texts if calls else ()),
-        *(reasoning_marks(reasoning) if reasoning else ()),
+        *(CALLS[calls].texts if calls else ()),
+        *(REASONING[reasoning] if reasoning else ()),
     ]
     return tuple(token for text in texts for token in _TOKEN.findall(text))
 

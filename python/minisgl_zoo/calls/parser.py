@@ -14,7 +14,7 @@ import msgspec
 
 from minisgl.core.answer import Kind, Part
 from minisgl_zoo.calls.formats import CallFormat, MessageFormat
-from minisgl_zoo.calls.known import Calls, Marks, call_format, message_format, reasoning_marks
+from minisgl_zoo.calls.known import CALLS, REASONING, message_format
 from minisgl_zoo.calls.reader import SPACE, Reader, Reading
 from minisgl_zoo.calls.syntax import ARGUMENT_KEYS, READERS, Types, read_arguments
 
@@ -156,12 +156,12 @@ _NO_TYPES: Final[dict[str, dict[str, str]]] = {}
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The formats of an answer's parts.
 
-    calls, reasoning: "" if the answer has none. is_open: whether the prompt ends within reasoning.
-    types: see `minisgl_zoo.calls.syntax.Types`.
+    calls, reasoning: names of `minisgl_zoo.calls.known`, "" if the answer has none. is_open:
+    whether the prompt ends within reasoning. types: see `minisgl_zoo.calls.syntax.Types`.
     """
 
-    calls: Calls = ""
-    reasoning: Marks = ""
+    calls: str = ""
+    reasoning: str = ""
     is_open: bool = False
     types: dict[str, dict[str, str]] = _NO_TYPES
 
@@ -206,10 +206,10 @@ class AnswerParser:
     def _read(self, form: AnswerForm) -> Reading[None]:
         reader = self._reader
         if form.reasoning:
-            begin, end = reasoning_marks(form.reasoning)
+            begin, end = REASONING[form.reasoning]
             yield from self._read_reasoning(begin, end)
         if form.calls:
-            yield from read_content(reader, call_format(form.calls), form.types)
+            yield from read_content(reader, CALLS[form.calls], form.types)
         else:
             yield from reader.until(kind="content")
 

@@ -1,43 +1,30 @@
 """The plan of a chat's answer: the formats of its parts, and the calls that it must have.
 
-The formats are those of the checkpoint's response_template, or else those of its chat template. If
-the chat template takes no tools, a system message in Hermes' format describes them, and calls are
-read in that format.
+The formats are those of the checkpoint's chat template. If it takes no tools, a system message in
+Hermes' format describes them, and calls are read in that format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
 from minisgl.errors import InvalidRequest
 from minisgl.message import ChatPrompt, ids_to_bytes
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
-from minisgl.tokenizer.tokenizer import load_tokenizer_config
-from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
 from minisgl_zoo.calls.known import (
     MESSAGES,
-    Calls,
+    REASONING,
     detect_calls,
     detect_reasoning,
     detect_switch,
-    reasoning_marks,
 )
 from minisgl_zoo.calls.parser import AnswerForm
-from minisgl_zoo.calls.response_template import (
-    ResponseFormats,
-    UnknownResponseTemplate,
-    response_formats,
-)
 from minisgl_zoo.calls.tool_text import plain_messages, takes_tools, whole_tools
 from minisgl_zoo.grammar.calls import Tool
 from minisgl_zoo.grammar.constraint import AnswerPlan
 from minisgl_zoo.grammar.forms import json_text
-
-logger = get_logger(__name__)
 
 ANY_TOOL: Final = ("auto", "required")
 """Values of `tool_choice` that allow each tool."""
@@ -69,14 +56,13 @@ def encode_chat(
     messages, args = list(prompt.messages), _template_args(prompt, template)
     if takes:
         args["tools"] = whole_tools(prompt.tools, encoder.template)
-    own = ResponseFormats() if detect_calls(template) in MESSAGES else _own(encoder.folder)
-    detected = own.calls or detect_calls(template)
+    detected = detect_calls(template)
     if prompt.tools or any(message.get("tool_calls") for message in messages):
         calls = encoder.tool_call_parser or detected
         messages = plain_messages(messages, prompt.tools, encoder.template, calls)
     ids = ids_to_bytes(encoder.chat.encode(messages, args, keep))
     parser = encoder.tool_call_parser or (detected if takes else "") or "hermes"
-    form = _form(prompt, texts[0], template, parser, own, tools)
+    form = _form(prompt, texts[0], template, parser, tools)
     if form is None:
         return Encoded(ids)
     plan = AnswerPlan(
@@ -113,43 +99,25 @@ def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
     return args
 
 
-@lru_cache(4)
-def _own(folder: Path) -> ResponseFormats:
-    """Return the formats that the checkpoint's response_template describes, if it has one."""
-    template = load_tokenizer_config(folder).get("response_template") if folder.is_dir() else None
-    if template is None:
-        return ResponseFormats()
-    try:
-        return response_formats(template)
-    except UnknownResponseTemplate as error:
-        logger.warning(
-            "the response_template in tokenizer_config.json is not used, because %s; answers are "
-            "read in the formats of the chat template",
-            error,
-        )
-        return ResponseFormats()
-
-
 def _form(
     prompt: ChatPrompt,
     text: str,
     template: str,
-    parser: Calls,
-    own: ResponseFormats,
+    parser: str,
     tools: Sequence[Tool],
 ) -> AnswerForm | None:
     """Return the formats of the answer's parts; None if the answer can only be text.
 
     text: the rendered prompt. template: the source of the chat template. parser: the format of
-    calls. own: the formats of the response_template.
+    calls.
     """
     calls = parser if tools else ""
     of_messages = [name for name in (parser, detect_calls(template)) if name in MESSAGES]
-    known = next(iter(of_messages), own.reasoning or detect_reasoning(template))
+    known = next(iter(of_messages), detect_reasoning(template))
     reasoning = known
     is_open = False
     if reasoning and reasoning not in MESSAGES:
-        begin, end = reasoning_marks(reasoning)
+        begin, end = REASONING[reasoning]
         tail = text.rstrip()
         is_open = tail.endswith(begin)
         if tail.endswith(end) or prompt.template_args.get("continue_final_message"):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from minisgl.errors import InvalidRequest
 from minisgl.tokenizer.template import ChatTemplate, Part
 from minisgl_zoo.calls.formats import CallFormat
-from minisgl_zoo.calls.known import CALLS, Calls
+from minisgl_zoo.calls.known import CALLS
 
 TOOLS_TEXT: Final = """You can call functions to help with the task. These are their signatures:
 <tools>
@@ -77,7 +77,7 @@ def plain_messages(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     template: ChatTemplate,
-    calls: Calls,
+    calls: str,
 ) -> list[dict[str, Any]]:
     """Return messages of the same meaning, all of which the template writes.
 
@@ -89,7 +89,7 @@ def plain_messages(
       takes no system message. Calls become content, and results become messages of the user.
     """
     shown = [dict(message) for message in messages]
-    form = CALLS.get(calls) if isinstance(calls, str) else calls
+    form = CALLS.get(calls)
     if form is None or form.syntax not in ("object", "python"):
         form = CALLS["hermes"]
     takes, has_calls = takes_tools(template), any(message.get("tool_calls") for message in shown)

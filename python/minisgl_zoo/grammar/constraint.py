@@ -10,7 +10,7 @@ import msgspec
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 from minisgl.tokenizer.tokenizer import Tokenizer
-from minisgl_zoo.calls.known import Calls, call_format, message_format, reasoning_marks
+from minisgl_zoo.calls.known import CALLS, REASONING, message_format
 from minisgl_zoo.calls.parser import AnswerForm
 from minisgl_zoo.grammar import calls
 from minisgl_zoo.grammar.answer import AnswerGrammar
@@ -86,7 +86,7 @@ def constraint(
     if messages:
         lead = grammar.message(*messages.thinking, budget=plan.thinking_budget)
     elif form.reasoning:
-        begin, end = reasoning_marks(form.reasoning)
+        begin, end = REASONING[form.reasoning]
         lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
     if must_call:
         schemas = {f"tools.{tool}.parameters": schema for tool, schema in plan.tools}
@@ -117,7 +117,7 @@ def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
     return id if id in tokenizer.backend.get_added_tokens_decoder() else None
 
 
-def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
+def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: str) -> str:
     """Return Lark for one call, or for one or more if parallel calls are allowed and `choice` names
     no tool."""
     tools = plan.tools
@@ -128,7 +128,7 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: Calls) -> str:
                 grammar, tools, messages.header, messages.argument, messages.footer
             )
         return calls.named_call(grammar, tools, messages.header, messages.footer)
-    form = call_format(name)
+    form = CALLS[name]
     begin, end, keys = form.begin, form.end, (form.name_key, form.key)
     if form.is_list:
         return calls.list_of_calls(grammar, tools, keys, begin, end, is_one=is_one)
