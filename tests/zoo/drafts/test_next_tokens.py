@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
 from helpers import scheduling
 from helpers.engine_runs import drive, greedy, make_engine
@@ -26,7 +30,7 @@ from helpers.guessing import (
     reference_output,
     scheduler_of,
 )
-from helpers.model_harness import VOCAB
+from helpers.model_harness import VOCAB, random_ids
 from helpers.predicting import CASES, Predicting, save_predicting
 from minisgl import plugins
 from minisgl.core.args import EngineConfig
@@ -64,6 +68,34 @@ def pair(certain: Predicting) -> Iterator[tuple[Engine, Engine]]:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_guesses_are_the_references(random: Predicting, overlap: bool) -> None:
     check_requests(random, overlap=overlap)
+
+
+@torch.no_grad()
+def test_the_reference_is_transformers_layer(random: Predicting) -> None:
+    """It takes the hidden state behind the model's final norm. From the state before the norm,
+    transformers would guess something else."""
+    model = AutoModelForCausalLM.from_pretrained(random.folder, dtype=torch.float32)
+    # transformers finds the layer's tensors by the layer's number in released checkpoints.
+    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3\..*"]
+    layer = MtpModel.from_pretrained(model)
+    states: list[torch.Tensor] = []
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+    ids = random_ids(40, seed=1)
+    outputs = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+    expected = random.guess_logits(ids)
+    errors = []
+    for x in (outputs.hidden_states[-1], states[0]):
+        guessed = layer.forward_layer(
+            0,
+            x[:, :-1],
+            torch.arange(1, len(ids))[None],
+            MtpCache(config=model.config.get_mtp_config()),
+            input_ids=torch.tensor([ids[1:]]),
+        )
+        logits = model.lm_head(guessed)[0]
+        errors.append(float((logits - expected).abs().max() / expected.abs().max()))
+    assert errors[0] < 1e-4
+    assert errors[1] > 1e-2
 
 
 @pytest.mark.parametrize("name", SAMPLING)
