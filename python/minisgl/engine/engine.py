@@ -24,7 +24,7 @@ from minisgl.engine.device import Pending, Tuning
 from minisgl.engine.extras import Guesser, StepGuard, Vision, create_adapters
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
-from minisgl.engine.memory import plan_engine_memory, pools_of
+from minisgl.engine.memory import max_decode_rows, plan_engine_memory, pools_of
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
 from minisgl.kernel.registry import create_ops
@@ -105,12 +105,14 @@ class Engine:
             logger.info("memory on %s:\n%s", self.device.describe(), self.memory)
         self.page_size = config.page_size
         self.max_running = config.max_running_requests
+        self.max_decode_rows = max_decode_rows(config, device)
         self.max_seq_len = self.memory.max_seq_len
         self._ops = ops
         groups = self.memory.groups
         self._tables = RequestTables(
             self.device,
-            request_rows=self.max_running + 1,  # one starts while another leaves
+            # One starts while another leaves. Probes have a request in each row of a step.
+            request_rows=self.max_decode_rows + 1,
             max_pages=-(-self.max_seq_len // config.page_size),
             groups=groups,
         )
@@ -134,7 +136,7 @@ class Engine:
         self.attn_name = " and ".join(dict.fromkeys(attn.name for attn in backends))
         max_graph_rows = config.cuda_graph_max_bs if self.graph_safe else 0
         # All ranks pad a step to the same size, because they all-reduce its rows.
-        max_graph_rows = comm.all_min(min(max_graph_rows, config.max_running_requests))
+        max_graph_rows = comm.all_min(min(max_graph_rows, self.max_decode_rows))
         self.max_prefill_tokens = self.memory.chunk
         create_vision = plugins.find("vision", "tower") if self.model_config.is_wrapped else None
         self.vision: Vision | None = create_vision and create_vision(

@@ -18,6 +18,7 @@ import torch
 from minisgl import plugins
 from minisgl.core.args import EngineConfig, context_exceeded
 from minisgl.core.groups import CacheGroup
+from minisgl.core.plan import most_decode_rows
 from minisgl.distributed import DistributedCommunicator
 from minisgl.engine.connect import resolve_kv_dtype
 from minisgl.engine.device import Device
@@ -294,8 +295,20 @@ def _check_encoder(config: EngineConfig, device: Device) -> None:
 
 def pools_of(model: BaseLLMModel, config: EngineConfig, device: Device) -> Sequence[PoolSpec]:
     """Return the pools of this rank. On a GPU, models with recurrent layers have no drafts."""
-    has_drafts = config.draft_names != "off" and device.torch_device.type == "cpu"
-    return [pool.with_drafts() for pool in model.pools] if has_drafts else model.pools
+    is_cpu = device.torch_device.type == "cpu"
+    can_draft = is_cpu and has_drafts(config, device)
+    return [pool.with_drafts() for pool in model.pools] if can_draft else model.pools
+
+
+def has_drafts(config: EngineConfig, device: Device) -> bool:
+    """Return whether `--drafts` gives drafts on this device."""
+    names = config.draft_names
+    return names != "off" and (names != "auto" or device.torch_device.type == "cpu")
+
+
+def max_decode_rows(config: EngineConfig, device: Device) -> int:
+    """Return the most decode rows of a step of this engine."""
+    return most_decode_rows(config.max_running_requests, has_drafts(config, device))
 
 
 def _vision_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
@@ -314,9 +327,10 @@ def _activation_bytes(
     widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads)
     if model.mtp:  # the hidden states of all tokens, and the layer's own inputs
         widest += 4 * model.hidden_size
-    num_tokens, num_steps = chunk + config.max_running_requests, 1
+    rows = max_decode_rows(config, device)
+    num_tokens, num_steps = chunk + rows, 1
     if config.cuda_graph_max_bs and device.max_graph_tokens:
-        num_tokens += min(device.max_graph_tokens + config.max_running_requests, num_tokens)
+        num_tokens += min(device.max_graph_tokens + rows, num_tokens)
         num_steps = 2
-    logit_bytes = 3 * config.max_running_requests * model.vocab_size * 4
+    logit_bytes = 3 * rows * model.vocab_size * 4
     return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes

@@ -10,6 +10,7 @@ from typing import Protocol
 from minisgl import plugins
 from minisgl.core.req import Masker
 from minisgl.engine import Engine
+from minisgl.engine.memory import has_drafts
 from minisgl.errors import ConfigError
 from minisgl.message import AbortMsg, CompiledMsg, UserMsg
 from minisgl.runtime.args import RuntimeArgs
@@ -39,7 +40,7 @@ def scheduler_config(args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int])
         max_running=engine.max_running,
         max_queued=None if args.offline else args.max_queued_requests,
         cache="naive" if is_encoder else args.cache,
-        drafters=() if is_encoder else _drafters(args.draft_names, engine),
+        drafters=() if is_encoder else _drafters(args, engine),
         num_slots=args.num_slots,
         takes_whole_images=engine.device.torch_device.type == "cpu",  # no GPU has run them
         is_encoder=is_encoder,
@@ -75,12 +76,13 @@ def can_draft(engine: Engine) -> bool:
     return is_cpu or not any(group.interval for group in engine.memory.groups)
 
 
-def _drafters(names: str, engine: Engine) -> tuple[str, ...]:
-    """Return the drafters of an engine. names: of `--drafts`.
+def _drafters(args: RuntimeArgs, engine: Engine) -> tuple[str, ...]:
+    """Return the drafters of an engine.
 
     Raises ConfigError for drafters of a model that has none here.
     """
-    if names == "off" or (names == "auto" and engine.device.torch_device.type != "cpu"):
+    names = args.draft_names
+    if not has_drafts(args, engine.device):
         return ()
     if names == "auto":
         return tuple(row.name for row in plugins.rows("drafters"))

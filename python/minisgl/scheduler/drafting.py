@@ -18,8 +18,9 @@ request in their order. It keeps what each token since the last state adds, so w
 taken back as KV is; drafts end no interval, so no state is made of them
 (`CacheManager.num_free_tokens`).
 
-A draft costs no other request anything but the time of its row: it takes free pages only, there are
-none in a step with prompts, and the rows of a step are at most `max_running`.
+A draft costs no other request anything but the time of its row. It takes free pages only, and no
+place of a request: the engine has room for the rows (`most_decode_rows`). There are none in a step
+with prompts, nor while a waiting request may start.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from minisgl import plugins
-from minisgl.core.plan import PROMISED, Plan
+from minisgl.core.plan import PROMISED, Plan, most_decode_rows
 from minisgl.core.req import Req
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.plan_builder import PlanBuilder
@@ -82,21 +83,27 @@ def settles_first(launched: Plan, drafts: Drafts | None, requests: Requests) -> 
     drafts, or the next one should have some."""
     if launched.num_drafts:
         return True
-    if drafts is None or requests.waiting or launched.num_rows > launched.num_decodes:
+    if drafts is None or _may_start(requests) or launched.num_rows > launched.num_decodes:
         return False
     return bool(requests.running) and drafts.pays(requests.running, launched.num_rows)
+
+
+def _may_start(requests: Requests) -> bool:
+    """Return whether a waiting request may start: there is a place for it."""
+    return bool(requests.waiting) and requests.num_places > 0
 
 
 def plan_drafts(
     plan: PlanBuilder, drafts: Drafts | None, requests: Requests, max_running: int
 ) -> None:
-    """Add rows that compute drafts of requests whose tokens the host has all, unless prompts wait.
+    """Add rows that compute drafts of requests whose tokens the host has all, unless a prompt may
+    be computed instead.
     `plan` has the decode rows of the step."""
-    if drafts is None or plan.unfinished or requests.waiting:
+    if drafts is None or plan.unfinished or _may_start(requests):
         return
     ids = zip(plan.uids, plan.decode_ids, strict=True)
     reqs = [requests.by_uid[uid] for uid, token in ids if token != PROMISED]
-    room = max_running - len(plan.uids)
+    room = most_decode_rows(max_running, has_drafts=True) - len(plan.uids)
     if not reqs or room <= 0:
         return
     for req, tokens, drafter in drafts.propose(reqs, len(plan.uids), room):

@@ -39,11 +39,6 @@ class TailGroup(CacheGroup, ABC):
         indices below it were considered by earlier rows."""
 
 
-MOST_DRAFTS: Final = 15
-"""The most drafts of a request with states in a step, as many as `minisgl_zoo.drafts.rule` takes.
-Pools have room to take so many back (`minisgl_zoo.recurrent.pool`)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowGroup(TailGroup):
     kind: GroupKind = field(default="window", init=False)

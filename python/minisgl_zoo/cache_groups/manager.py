@@ -18,12 +18,11 @@ from math import gcd, lcm
 
 from minisgl.core.args import CacheKind
 from minisgl.core.groups import CacheGroup
-from minisgl.core.plan import NewPage
+from minisgl.core.plan import MOST_DRAFTS, NewPage
 from minisgl.core.req import IdArray, Req
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.manager import CacheManager, Holding
 from minisgl.kvcache.radix import RadixHandle
-from minisgl_zoo.cache_groups.groups import MOST_DRAFTS
 from minisgl_zoo.cache_groups.tails import NO_PAGE, NoPages, Tail
 from minisgl_zoo.cache_groups.tree import GroupedPrefixCache
 

@@ -22,19 +22,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from minisgl.core.plan import MOST_DRAFT_ROWS, MOST_DRAFTS
 from minisgl.core.req import Req
 from minisgl.core.step_times import PLANNED_SHARE, StepTimes
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.drafting import Draft
 from minisgl.scheduler.requests import Requests
 
-MOST_DRAFTS: Final = 15
-"""Of one request in a step. Even at a rate of 0.95 each, the sixteenth survives in less than half
-of all steps."""
 MOST_STREAMS: Final = 32
 """Requests of more streams are not followed: that would take the host longer than a plan does."""
-MOST_ROWS: Final = 64
-"""Of a step with drafts, as many as a CPU replays (`minisgl_kernels.recorded_steps`)."""
 HOST_S: Final = 0.4e-3
 """A step with drafts is planned and launched after the one before it has ended. This is the least
 time of commit, plan and launch: that on a CPU's host."""
@@ -150,12 +146,13 @@ class DraftRule:
     def pays(self, running: Sequence[Req], num_rows: int) -> bool:
         if num_rows > MOST_STREAMS:
             return False
-        return bool(self._allot(running, num_rows, MOST_ROWS - num_rows, num_unknown=1))
+        return bool(self._allot(running, num_rows, MOST_DRAFT_ROWS - num_rows, num_unknown=1))
 
     def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[Draft]:
         if num_rows > MOST_STREAMS:
             return []
-        allotted = self._allot(reqs, num_rows, min(room, MOST_ROWS - num_rows), num_unknown=0)
+        room = min(room, MOST_DRAFT_ROWS - num_rows)
+        allotted = self._allot(reqs, num_rows, room, num_unknown=0)
         return [Draft(one.req, list(one.tokens[: one.count]), one.drafter) for one in allotted]
 
     def _allot(

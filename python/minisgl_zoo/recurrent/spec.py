@@ -14,10 +14,11 @@ from torch import Tensor
 
 from minisgl.core import Context
 from minisgl.core.groups import CacheGroup
+from minisgl.core.plan import MOST_DRAFTS
 from minisgl.errors import ConfigError
 from minisgl.layers.shard import HeadShare
 from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec
-from minisgl_zoo.cache_groups.groups import MOST_DRAFTS, RowsGroup, StateGroup
+from minisgl_zoo.cache_groups.groups import RowsGroup, StateGroup
 from minisgl_zoo.recurrent.backend import DeltaLayer, create_recurrent_backend
 from minisgl_zoo.recurrent.pool import RecurrentPool, RecurrentShape
 

@@ -52,6 +52,7 @@ class FakeEngine:
     """An engine whose steps take a given time, on two ranks of which this is the faster."""
 
     page_size, max_running, max_seq_len, max_prefill_tokens = 16, 64, 40_960, 8192
+    max_decode_rows = 64
     memory = SimpleNamespace(num_tokens=100_000, groups=(CacheGroup(num_pages=6250),))
     device = SimpleNamespace(
         measured_sizes=(64, 1024, 4096, 8192),
@@ -87,6 +88,30 @@ def test_the_model_of_a_step_is_that_of_the_slowest_rank(monkeypatch: pytest.Mon
     assert times.step_s(20, 0, 1000, 1000 * 2048) == pytest.approx(
         2 * (11.2e-3 + 2.048e-3), rel=0.01
     )
+
+
+@pytest.mark.parametrize(("drafts", "rows"), [("auto", 16), ("off", 1)])
+def test_an_engine_of_one_request_has_rows_for_its_drafts(drafts: str, rows: int) -> None:
+    engine = Engine(
+        EngineConfig(
+            model=str(model_path()),
+            device="cpu",
+            num_pages=64,
+            max_running_requests=1,
+            drafts=drafts,
+        )
+    )
+    engine.close()
+    assert engine.max_decode_rows == rows
+
+
+def test_rows_of_drafts_are_measured_for_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a draft would cost nothing, by the model of a step's time."""
+    engine = FakeEngine(lambda plan: 1e-3 + plan.num_decodes * 1e-5)
+    engine.max_running, engine.max_decode_rows = 1, 16
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.now)
+    times = measure.measure_step_times(cast(Engine, engine))
+    assert times.row_us == pytest.approx(20, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from helpers.drafters import KINDS, ScriptedDrafts
 from helpers.random_runs import run_once
-from helpers.scheduling import EOS, add, make, settle
+from helpers.scheduling import EOS, add, make, settle, spans
 from minisgl.core import Finished, Plan, StepResult, Token
+from minisgl.core.plan import most_decode_rows
 from minisgl.core.req import Req
 from minisgl.message import AbortMsg
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler import drafting as drafting_module
+from minisgl.scheduler.drafting import Draft
 from minisgl.scheduler.masks import LateMasks
 
 SHARDS = 8
@@ -186,9 +188,30 @@ def test_an_aborted_request_drops_its_drafts() -> None:
     assert scheduler.requests.cache.num_used_pages == 0
 
 
-def test_drafts_leave_rows_to_requests() -> None:
-    _, plan = drafting(lambda req: [7] * 9, max_running=3)
-    assert plan.num_rows == 3
+def test_drafts_take_no_places_of_requests() -> None:
+    scheduler, plan = drafting(lambda req: [7] * 9, max_running=1)
+    assert (plan.num_rows, plan.num_drafts) == (8, 7)
+    assert scheduler.requests.num_places == 0
+    assert commit(scheduler, plan, [7] * 8) == [7] * 8
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 4, 64, 100])
+def test_a_step_has_no_more_rows_than_the_engine_has_room_for(max_running: int) -> None:
+    rooms: list[int] = []
+
+    class Watching(ScriptedDrafts):
+        def propose(self, reqs: Sequence[Req], num_rows: int, room: int) -> list[Draft]:
+            rooms.append(num_rows + room)
+            return super().propose(reqs, num_rows, room)
+
+    drafts = Watching(random.Random(0), [], 50, tokens=lambda req: [7] * 120)
+    scheduler = make(create_drafts=lambda *_: drafts, max_running=max_running, num_pages=200)
+    add(scheduler, 0, [1, 2], max_tokens=150)
+    settle(scheduler, scheduler.plan())
+    plan = scheduler.plan()
+    assert plan is not None
+    assert rooms == [most_decode_rows(max_running, has_drafts=True)] == [plan.num_rows]
+    assert plan.num_rows == max(min(16 * max_running, 64), max_running)
 
 
 def test_drafts_take_free_pages_only() -> None:
@@ -218,6 +241,19 @@ def test_a_prompt_is_not_delayed_by_drafts() -> None:
     plan = scheduler.plan()
     assert plan is not None
     assert (plan.num_drafts, plan.num_decodes, plan.num_rows) == (0, 1, 2)
+
+
+def test_a_prompt_that_cannot_start_delays_no_drafts() -> None:
+    """The only place is taken; when it is free, the prompt starts."""
+    scheduler, plan = drafting(lambda req: [7, 8], max_running=1)
+    add(scheduler, 1, [1] * 9)
+    assert commit(scheduler, plan, [7, 8, 9]) == [7, 8, 9]
+    plan = scheduler.plan()
+    assert plan is not None
+    assert (plan.num_drafts, plan.uids) == (2, [0, 0, 0])
+    assert scheduler.settles_first(plan)
+    commit(scheduler, plan, [7, EOS, 9])
+    assert spans(scheduler.plan()) == [(1, 0, 9)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,10 +22,10 @@ from helpers.family_cases import SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import VOCAB, make_reference, random_ids
 from minisgl.core import SamplingParams
+from minisgl.core.plan import MOST_DRAFTS
 from minisgl.core.req import Req
 from minisgl.engine import Engine, EngineConfig
 from minisgl.scheduler import Scheduler, SchedulerConfig
-from minisgl_zoo.cache_groups.groups import MOST_DRAFTS
 from minisgl_zoo.cache_groups.manager import GroupedCacheManager
 from minisgl_zoo.recurrent.spec import RecurrentPoolSpec
 

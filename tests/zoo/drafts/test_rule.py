@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 
 from helpers.scheduling import add, make
+from minisgl.core.plan import MOST_DRAFT_ROWS, MOST_DRAFTS
 from minisgl.core.req import Req
 from minisgl.core.step_times import StepTimes
 from minisgl.scheduler import Scheduler
 from minisgl_zoo.drafts.rule import (
     HOST_S,
-    MOST_DRAFTS,
-    MOST_ROWS,
     MOST_STREAMS,
     DraftRule,
     _Rate,
@@ -95,7 +94,9 @@ def test_drafts_fit_the_room_of_the_step() -> None:
     teach(rule, reqs[0], 1.0)
     for room in (0, 1, 5, 200):
         drafts = rule.propose(reqs, 8, room)
-        assert sum(len(ids) for _, ids, _ in drafts) == min(room, MOST_ROWS - 8, 8 * MOST_DRAFTS)
+        assert sum(len(ids) for _, ids, _ in drafts) == min(
+            room, MOST_DRAFT_ROWS - 8, 8 * MOST_DRAFTS
+        )
 
 
 def test_many_streams_are_not_followed() -> None:

@@ -47,6 +47,17 @@ def test_all_kinds_of_requests_together_with_choices(off: LLM, eager: LLM) -> No
     assert seen(eager.generate(prompts, params, n=2)) == seen(expected)
 
 
+@pytest.mark.parametrize("name", ["greedy", "hot", "penalties", "schema", "logprobs"])
+def test_a_server_of_one_request_has_drafts(off: LLM, name: str) -> None:
+    with eager_llm(max_running_requests=1) as llm:
+        expected = off.generate(PROMPTS, PARAMS[name])
+        for _ in range(2):
+            assert seen(llm.generate(PROMPTS, PARAMS[name])) == seen(expected)
+        stats = stats_of(llm)
+        assert stats.num_accepted > 50
+        assert stats.num_steps < stats.num_output_tokens
+
+
 class _Adversary:
     """Guesses the same token again, and tokens that nobody says."""
 

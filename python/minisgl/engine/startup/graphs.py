@@ -80,6 +80,8 @@ def capture_decodes(engine: Engine) -> None:
         for before in (0, common_prefix(engine)) if rows >= MIN_COMMON_ROWS else (0,):
             for sampling in (GREEDY, RANDOM):
                 _capture(engine, probe_plan(engine, rows, before=before, sampling=sampling))
+        if rows >= engine.max_running:
+            return  # only steps with drafts have more rows: captured when they first occur
 
 
 def _capture(engine: Engine, plan: Plan) -> None:

@@ -127,8 +127,8 @@ def measure_step_times(engine: Engine) -> StepTimes:
     if not clock.has_time():
         return _of_few_steps(engine, prompt_us)
     has_short = any(size >= MANY_DECODE_ROWS and us <= SHORT_STEP_US for size, us in prompt_us)
-    rows = min(MANY_DECODE_ROWS if has_short else DECODE_ROWS, engine.max_running)
-    few = min(CONTEXT_ROWS, engine.max_running)
+    rows = min(MANY_DECODE_ROWS if has_short else DECODE_ROWS, engine.max_decode_rows)
+    few = min(CONTEXT_ROWS, engine.max_decode_rows)
     room = min(engine.max_seq_len, engine.memory.num_tokens) - num_tokens - engine.page_size
     start = min(CACHED_TOKENS, room) // engine.page_size * engine.page_size
     decodes = [(1, 0), (rows, 0), (few, 0), *([(few, start)] if start > 0 else [])]

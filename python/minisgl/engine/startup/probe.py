@@ -81,7 +81,7 @@ def common_prefix(engine: Engine) -> int:
 def fits(engine: Engine, plan: Plan) -> bool:
     """Return whether the engine has room for the plan."""
     return (
-        plan.num_rows <= engine.max_running
+        plan.num_rows <= engine.max_decode_rows
         and plan.num_tokens - plan.num_decodes <= engine.max_prefill_tokens
         and max(plan.ends) <= engine.max_seq_len
         and all(page < engine.memory.groups[group].num_pages for group, *_, page in plan.new_pages)

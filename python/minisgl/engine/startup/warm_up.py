@@ -41,7 +41,7 @@ def compile_kernels(engine: Engine) -> None:
 
     Without this, the first step of each kind would delay all requests by about a second.
     """
-    rows = engine.device.warm_up_rows(engine.max_running)
+    rows = engine.device.warm_up_rows(engine.max_decode_rows)
     plans = [plan for plan in plans_of_all_kinds(engine, rows) if fits(engine, plan)]
     markers = _markers(engine, plans)
     if engine.comm.all_min(int(all(marker.exists() for marker in markers))):
