@@ -297,8 +297,9 @@ class LLM:
         return read(self._encoder.folder)
 
     def _pool(self, asked: Pooling[T], scope: Scope) -> T:
-        prompts = self._encode(iter(asked.prompts), len(asked.prompts))
-        outputs = self._run(prompts, asked.sampling, 1, scope)
+        with asked.naming():
+            prompts = self._encode(iter(asked.prompts), len(asked.prompts))
+            outputs = self._run(prompts, asked.sampling, 1, scope)
         return asked.finish([output.pooled for output in outputs])
 
     def close(self) -> None:

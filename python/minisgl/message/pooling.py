@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -13,6 +15,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from minisgl import plugins
 from minisgl.core.req import FloatArray
 from minisgl.core.sampling import PoolingKind, SamplingParams
+from minisgl.errors import RequestError
 from minisgl.message import Prompt
 
 T = TypeVar("T")
@@ -20,11 +23,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling(Generic[T]):
-    """The prompts of one call. finish: makes the result of their rows (`Finished.pooled`)."""
+    """The prompts of one call. finish: makes the result of their rows (`Finished.pooled`). about:
+    the argument that a refusal of each prompt is about, such as documents[1]; empty if prompts are
+    called prompts."""
 
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     finish: Callable[[Sequence[bytes]], T]
+    about: Sequence[str] = ()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Let a refusal that the block raises name its argument instead of its prompt."""
+        try:
+            yield
+        except RequestError as error:
+            param = error.param or ""
+            at = re.match(r"prompt[ [](\d+)\]?: ", error.message)
+            if self.about and (at or param == "prompt"):
+                name = self.about[int(at[1]) if at else 0]
+                error.param = name if param.startswith("prompt") else param
+                error.message = f"{name}: {error.message[at.end() if at else 0 :]}"
+            raise
 
 
 class Recipe(Protocol):

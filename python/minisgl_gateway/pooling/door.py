@@ -15,7 +15,7 @@ from minisgl.core import Finished
 from minisgl.errors import CheckpointError, InvalidRequest
 from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
 from minisgl.server.api.schema import Place, Salt, Timeout
-from minisgl.server.errors import refusal
+from minisgl.server.errors import naming, refusal
 from minisgl.server.frontend import Frontend
 from minisgl.server.site import Site
 from minisgl.server.strict import Json
@@ -92,11 +92,6 @@ class Door:
         """The model's context; None while it loads."""
         return self.frontend.context_length
 
-    def names(self, documents: str) -> dict[str, str]:
-        """Return the name of the field with the documents, by which a refusal names one of them. An
-        embedder's first prompts are queries."""
-        return {} if self.recipe.is_embedder else {"prompt": documents}
-
     async def answer(
         self,
         request: Request,
@@ -106,20 +101,21 @@ class Door:
         names: Mapping[str, str],
     ) -> Response:
         """Let the model compute the prompts. make: makes the answer from what they yield. names:
-        the request's names of fields, as in `respond`."""
+        the request's names of fields, by "prompt" and those of `Pooling.about`."""
 
         def whole(ends: list[Finished]) -> msgspec.Struct:
             return make(pooling.finish([end.pooled for end in ends]), PromptUsage.of(ends))
 
-        return await respond(
-            request,
-            self.frontend,
-            pooling.prompts,
-            pooling.sampling,
-            asked,
-            shape=_Whole(whole),
-            names=names,
-        )
+        with naming(names), pooling.naming():
+            return await respond(
+                request,
+                self.frontend,
+                pooling.prompts,
+                pooling.sampling,
+                asked,
+                shape=_Whole(whole),
+                names={},
+            )
 
 
 class _Whole(Shape):

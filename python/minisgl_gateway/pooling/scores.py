@@ -151,7 +151,7 @@ def router(site: Site) -> APIRouter:
                 meta={"api_version": {"version": "2"}},
             )
 
-        return await door.answer(request, asked, pooling, make, door.names("documents"))
+        return await door.answer(request, asked, pooling, make, {})
 
     @routes.post("/v1/score", **operation(ScoreRequest, Scores))
     @routes.post("/score", **operation(ScoreRequest, Scores))
@@ -160,7 +160,8 @@ def router(site: Site) -> APIRouter:
         asked = await body.read(request, ScoreRequest)
         name = door.model.check(asked.model)
         texts = counted_texts(listed(asked.text_2), "text_2")
-        with naming({"query": "text_1"}):
+        names = {"query": "text_1", "documents": "text_2"}
+        with naming(names):
             pooling = await ranked(listed(asked.text_1), texts, asked)
 
         def make(scores: list[float], usage: PromptUsage) -> Scores:
@@ -172,7 +173,7 @@ def router(site: Site) -> APIRouter:
                 usage=usage,
             )
 
-        return await door.answer(request, asked, pooling, make, door.names("text_2"))
+        return await door.answer(request, asked, pooling, make, names)
 
     return routes
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -139,7 +140,8 @@ class Recipe:
                     "asked about the document behind it; shorten the documents",
                     param="truncate_prompt_tokens",
                 )
-            return pairs_of(self.folder, queries, documents, instruction)
+            pairs = pairs_of(self.folder, queries, documents, instruction)
+            return replace(pairs, about=_longest(queries, documents, instruction or ""))
         if instruction is not None:
             raise InvalidRequest(
                 "instruction is for rerankers that read one, and this model reads a query and a "
@@ -148,7 +150,8 @@ class Recipe:
             )
         max_tokens = self._most(max_tokens, context)
         if self.activation:
-            return joined_pairs(queries, documents, self.activation, max_tokens)
+            joined = joined_pairs(queries, documents, self.activation, max_tokens)
+            return replace(joined, about=_longest(queries, documents))
         asked = self.prompts.get("query", "")
         names = ("document", "passage", "corpus")
         about = next((self.prompts[name] for name in names if name in self.prompts), "")
@@ -165,6 +168,7 @@ class Recipe:
             ],
             sampling=SamplingParams(pooling=self.pooling, truncate_prompt_tokens=max_tokens),
             finish=cosines,
+            about=[*_places("query", queries), *_places("documents", documents)],
         )
 
     def _most(self, max_tokens: int | None, context: int | None) -> int | None:
@@ -187,6 +191,24 @@ class Recipe:
 
     def _rows(self, rows: Sequence[bytes]) -> FloatArray:
         return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), self.size)
+
+
+def _places(name: str, texts: Sequence[str]) -> list[str]:
+    """Return the argument's name for each of its texts. The only query is no list."""
+    if name == "query" and len(texts) == 1:
+        return [name]
+    return [f"{name}[{index}]" for index in range(len(texts))]
+
+
+def _longest(queries: Sequence[str], documents: Sequence[str], instruction: str = "") -> list[str]:
+    """Return the place of the longest text of each pair: if the pair is too long, that one is."""
+    pairs = zip(
+        zip(_places("documents", documents), documents, strict=True),
+        cycle(zip(_places("query", queries), queries, strict=True)),
+        repeat(("instruction", instruction)),
+        strict=False,
+    )
+    return [max(texts, key=lambda text: len(text[1]))[0] for texts in pairs]
 
 
 def read_recipe(folder: Path) -> Recipe:

@@ -179,6 +179,10 @@ def test_a_model_says_that_it_embeds(http: httpx.Client) -> None:
             400,
             "there must be one text_1, or one for",
         ),
+        ("/rerank", {"query": "w " * 999, "documents": ["b"]}, 400, "^query: the prompt has"),
+        ("/rerank", {"query": "a", "documents": ["b", "w " * 999]}, 400, r"^documents\[1\]: the p"),
+        ("/score", {"text_1": "w " * 999, "text_2": "b"}, 400, "^text_1: the prompt has"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c", ""]}, 400, r"^text_2\[1\]: the prompt is"),
     ],
 )
 def test_refusals(
@@ -293,6 +297,12 @@ def test_a_cross_encoder_ranks_and_refuses_embeddings(tmp_path: Path) -> None:
         long = {"query": "a", "documents": ["b", "word " * 90]}
         refused = http.post("/rerank", json=long).json()["error"]
         assert (refused["param"], "364 tokens" in refused["message"]) == ("documents[1]", True)
+        whole: dict[str, Any] = {"query": "word " * 90, "documents": ["b", "word " * 20]}
+        for documents in (whole["documents"], ["b"]):
+            refused = http.post("/rerank", json=whole | {"documents": documents}).json()["error"]
+            assert (refused["param"], refused["message"][:20]) == ("query", "query: the prompt ha")
+        pairs = {"text_1": ["a", "word " * 90], "text_2": ["b", "c"]}
+        assert http.post("/score", json=pairs).json()["error"]["param"] == "text_1[1]"
         cut = http.post("/rerank", json=long | {"truncate_prompt_tokens": -1})
         assert cut.raise_for_status().json()["usage"]["prompt_tokens"] == 5 + 32
         for path, body in (
