@@ -76,6 +76,7 @@ _ENCODERS: Final = {
     "MPNetModel": "bert:MPNET",
     "NomicBertModel": "bert:NOMIC",
     "ModernBertModel": "modernbert:MODERNBERT",
+    "Gemma3TextModel": "gemma:GEMMA3",
     "BertForSequenceClassification": "bert:BERT",
     "RobertaForSequenceClassification": "bert:ROBERTA",
     "XLMRobertaForSequenceClassification": "bert:ROBERTA",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModel,
@@ -17,6 +19,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     ModernBertConfig,
@@ -58,6 +61,7 @@ CHATML = (
 )
 """What Qwen3's template writes for turns without tools."""
 
+IDENTITY = "torch.nn.modules.linear.Identity"
 FLAGS = {
     "cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken",
     "mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "weightedmean": "weightedmean_tokens",
@@ -125,6 +129,12 @@ ENCODERS: dict[str, PreTrainedConfig] = {
         | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2}
         | {"sep_token_id": 3, "classifier_pooling": "mean"},
     ),
+    "gemma": Gemma3TextConfig(
+        **_SMALL
+        | {"max_position_embeddings": 64, "num_key_value_heads": 1, "head_dim": 16}
+        | {"num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 16}
+        | {"use_bidirectional_attention": True, "eos_token_id": 3},
+    ),
 }
 
 
@@ -160,10 +170,12 @@ def save_encoder(
     pooling: Config | None = None,
     normalises: bool = True,
     labels: int = 0,
+    dense: Sequence[int] = (),
     **sizes: int,
 ) -> Path:
     """Write an encoder of 32 positions with a WordPiece tokenizer. kind: of `ENCODERS`. pooling:
-    None for a checkpoint without sentence-transformers' files. labels: of a cross-encoder."""
+    None for a checkpoint without sentence-transformers' files. labels: of a cross-encoder. dense:
+    sizes of what the layers behind the pooling return."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(ENCODERS[kind])
     config.update(sizes)
@@ -198,13 +210,20 @@ def save_encoder(
     values = {"tokenizer_class": kind_of, "model_max_length": 32, **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
     if pooling:
-        _write_modules(folder, pooling, normalises=normalises)
+        _write_modules(folder, pooling, normalises=normalises, dense=(config.hidden_size, *dense))
     return folder
 
 
-def _write_modules(folder: Path, pooling: Config, *, normalises: bool) -> None:
+def _write_modules(
+    folder: Path, pooling: Config, *, normalises: bool, dense: Sequence[int] = ()
+) -> None:
     """Write sentence-transformers' files."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalises else [])]
+    kinds = [
+        "Transformer",
+        "Pooling",
+        *["Dense" for _ in pairwise(dense)],
+        *["Normalize"] * normalises,
+    ]
     modules = [
         {
             "idx": index,
@@ -217,6 +236,17 @@ def _write_modules(folder: Path, pooling: Config, *, normalises: bool) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    for index, (size, out) in enumerate(pairwise(dense), 2):
+        (folder / f"{index}_Dense").mkdir()
+        config = {
+            "in_features": size,
+            "out_features": out,
+            "bias": False,
+            "activation_function": IDENTITY,
+        }
+        (folder / f"{index}_Dense" / "config.json").write_text(json.dumps(config))
+        weight = torch.randn(out, size, generator=torch.manual_seed(index))
+        save_file({"linear.weight": weight}, folder / f"{index}_Dense" / "model.safetensors")
     saved = {
         "prompts": {"query": QUERY, "document": ""},
         "default_prompt_name": None,
@@ -245,6 +275,8 @@ def embeddings_of(
             ids = tokenizer(text, truncation=False, padding=False, return_tensors="pt")["input_ids"]
             x = model(input_ids=ids).last_hidden_state[0]
         row = {"lasttoken": x[-1], "mean": x.mean(0), "cls": x[0]}[pooling]
+        for layer in sorted(folder.glob("*_Dense")):
+            row = load_file(layer / "model.safetensors")["linear.weight"] @ row
         rows.append((row / row.norm() if normalises else row).numpy())
     return np.stack(rows)
 

@@ -20,25 +20,31 @@ def write_encoder(
 ) -> Path:
     """Convert the checkpoint in `folder`. The names are those of the package gguf."""
     config = json.loads((folder / "config.json").read_text())
-    is_nomic = config["model_type"] == "nomic_bert"
+    is_nomic, is_gemma = (config["model_type"] == name for name in ("nomic_bert", "gemma3_text"))
     offset = config["pad_token_id"] + 1 if config["model_type"] == "xlm-roberta" else 0
     arch = gguf.MODEL_ARCH.NOMIC_BERT if is_nomic else gguf.MODEL_ARCH.BERT
+    arch = gguf.MODEL_ARCH.GEMMA_EMBEDDING if is_gemma else arch
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"] - offset)
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_causal_attention(False)
     writer.add_pooling_type(pooling)
-    writer.add_token_type_count(config["type_vocab_size"])
+    if is_gemma:
+        _add_gemma(writer, config)
+    else:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+        writer.add_causal_attention(False)
+        writer.add_token_type_count(config["type_vocab_size"])
     if is_nomic:
         writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     _add_wordpiece(writer, folder, config["vocab_size"])
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
         values, short = tensor.numpy(), name.removeprefix("roberta.").removeprefix("bert.")
+        if is_gemma:
+            values, short = values + name.endswith("norm.weight"), f"model.{short}"
         if short.startswith("pooler.") or short.endswith("position_ids"):
             continue
         if "position_embeddings" in short:
@@ -49,7 +55,21 @@ def write_encoder(
             writer.add_tensor(own, values)
         else:
             writer.add_tensor(own, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    for index, layer in enumerate(sorted(folder.glob("*_Dense")), 2):
+        values = load_file(layer / "model.safetensors")["linear.weight"].numpy()
+        writer.add_dense_features_dims(f"dense_{index}", values.shape[1], values.shape[0])
+        packed = values if kind == Kind.F32 else gguf.quants.quantize(values, kind)
+        writer.add_tensor(f"dense_{index}.weight", packed, raw_dtype=kind)
     return _written(writer, file)
+
+
+def _add_gemma(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+    writer.add_sliding_window(config["sliding_window"])
 
 
 def _add_wordpiece(writer: gguf.GGUFWriter, folder: Path, count: int) -> None:

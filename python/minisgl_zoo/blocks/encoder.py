@@ -3,18 +3,19 @@
 A prompt is one chunk (`SchedulerConfig.is_encoder`), so all its keys are in the step: they are
 attended to where the projection wrote them. There is no padding: the step's prompts are sorted by
 length, those of one length attend in one call, and everything else runs over all tokens. What
-differs between families is a `Form`, and the order of norms a class of blocks.
+differs between families is a `Form`, and the order of norms a class of blocks. Blocks of a decoder
+may attend in both directions, too (`both_ways`).
 
 Axes: T tokens of this step, S tokens to return, P prompts of one length L, D hidden size, F
-intermediate size, N heads, H head dim.
+intermediate size, N heads, K key/value heads, H head dim.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -48,14 +49,6 @@ from minisgl.quantization import Part
 
 Runs = Sequence[tuple[int, int]]
 """(number of rows, their length), ascending by length. The tokens of a step are in this order."""
-
-
-class Step(NamedTuple):
-    """What the blocks of a step share. positions_T: int32. masks: window -> each run's mask."""
-
-    positions_T: Tensor
-    runs: Runs
-    masks: Mapping[int | None, Sequence[Tensor | None]]
 
 
 NORMS = (
@@ -139,36 +132,56 @@ class Encoder(BaseLLMModel):
         if self.positions:
             x_TD = x_TD + self.positions.weight[positions_T.long() + (self.form.offset or 0)]
         x_TD = self.norm.forward(x_TD)
-        masks = {
-            window: [self._mask(window, length) for _, length in rows.runs]
-            for window in {layer.window for layer in self.spec.layers}
-        }
-        step = Step(positions_T, rows.runs, masks)
+        if self.distances:
+            rows.memo["masks of None"] = [self._distances(length) for _, length in rows.runs]
         for block in self.blocks:
-            x_TD = block.forward(x_TD, step)
+            x_TD = block.forward(x_TD, positions_T, rows)
         if self.last_norm:
             x_TD = self.last_norm.forward(x_TD)
         if self.head and self.form.head_means:
             x_TD = torch.cat([_mean(part) for part in split(x_TD, rows.runs)])
         return x_TD[rows.places_T[batch.sample_positions]]
 
-    def _mask(self, window: int | None, length: int) -> Tensor | None:
-        """Return what attention adds to its scores, [1, N, L, L], or which keys it reads, [L, L];
-        None if it reads all."""
-        sees_all = window is None or length <= window // 2 + 1
-        if sees_all and not self.distances:
-            return None
-        places_L = torch.arange(length)
-        apart_LL = places_L - places_L[:, None]
-        if self.distances:
-            buckets_LL = distance_buckets(apart_LL, self.form.buckets)
-            return self.distances.weight[buckets_LL].permute(2, 0, 1)[None]
-        return apart_LL.abs() <= (window or 0) // 2
+    def _distances(self, length: int) -> Tensor:
+        """Return what attention adds to its scores, [1, N, L, L]."""
+        assert self.distances
+        buckets_LL = distance_buckets(_apart(length), self.form.buckets)
+        return self.distances.weight[buckets_LL].permute(2, 0, 1)[None]
 
     def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         """Return the numbers of the head, [S, labels]. Without a head, only the steps that start-up
         measures sample, and nobody reads their ids."""
         return self.head.forward(x_SD) if self.head else torch.zeros(len(x_SD), 1)
+
+
+def _apart(length: int) -> Tensor:
+    """Return the distance of each key from each query, [L, L]."""
+    places_L = torch.arange(length)
+    return places_L - places_L[:, None]
+
+
+def window_mask(window: int | None, length: int) -> Tensor | None:
+    """Return which keys a query reads, [L, L]: half of the window on each side, and its own. None
+    if it reads all."""
+    if window is None or length <= window // 2 + 1:
+        return None
+    return _apart(length).abs() <= window // 2
+
+
+def attend(
+    qkv: Sequence[Tensor], rows: Rows, window: int | None, scale: float | None = None
+) -> Tensor:
+    """Return what each query reads of its own text, [T, N * H]. qkv: q [T, N, H], k and v
+    [T, K, H], in the order of `rows`."""
+    masks: list[Tensor | None] = rows.once(
+        f"masks of {window}", lambda: [window_mask(window, length) for _, length in rows.runs]
+    )
+    attended = []
+    for *parts, mask in zip(*(split(x_TNH, rows.runs) for x_TNH in qkv), masks, strict=True):
+        q, k, v = (x_PLNH.transpose(1, 2) for x_PLNH in parts)
+        read = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+        attended.append(read.transpose(1, 2).flatten(2).flatten(0, 1))
+    return torch.cat(attended)
 
 
 def split(x_T: Tensor, runs: Runs) -> list[Tensor]:
@@ -247,23 +260,17 @@ class EncoderBlock(BaseOP):
         )
         self.mlp_norm = LayerNorm(build, spec, form, f"{prefix}.{second}")
 
-    def forward(self, x_TD: Tensor, step: Step) -> Tensor:
-        x_TD = self.attention_norm.forward(self.attend(x_TD, step).add_(x_TD))
+    def forward(self, x_TD: Tensor, positions_T: Tensor, rows: Rows) -> Tensor:
+        x_TD = self.attention_norm.forward(self.attend(x_TD, positions_T, rows).add_(x_TD))
         return self.mlp_norm.forward(self.mlp(x_TD).add_(x_TD))
 
-    def attend(self, x_TD: Tensor, step: Step) -> Tensor:
+    def attend(self, x_TD: Tensor, positions_T: Tensor, rows: Rows) -> Tensor:
         q_TNH, k_TNH, v_TNH = (
             self.qkv.forward(x_TD).view(-1, 3, self.layer.num_heads, self.layer.head_dim).unbind(1)
         )
         if self.rope:
-            q_TNH, k_TNH = self.rope.forward(q_TNH, k_TNH, step.positions_T)
-        parts = (split(x_TNH, step.runs) for x_TNH in (q_TNH, k_TNH, v_TNH))
-        attended = []
-        for *qkv, mask in zip(*parts, step.masks[self.layer.window], strict=True):
-            q, k, v = (x_PLNH.transpose(1, 2) for x_PLNH in qkv)
-            read = F.scaled_dot_product_attention(q, k, v, mask)
-            attended.append(read.transpose(1, 2).reshape(-1, x_TD.shape[1]))
-        return self.out.forward(torch.cat(attended))
+            q_TNH, k_TNH = self.rope.forward(q_TNH, k_TNH, positions_T)
+        return self.out.forward(attend((q_TNH, k_TNH, v_TNH), rows, self.layer.window))
 
     def mlp(self, x_TD: Tensor) -> Tensor:
         wide = self.up.forward(x_TD)
@@ -276,8 +283,8 @@ class EncoderBlock(BaseOP):
 class PreNormBlock(EncoderBlock):
     """Norm, attention, norm, MLP. The first block has no first norm."""
 
-    def forward(self, x_TD: Tensor, step: Step) -> Tensor:
-        x_TD = self.attend(self.attention_norm.forward(x_TD), step).add_(x_TD)
+    def forward(self, x_TD: Tensor, positions_T: Tensor, rows: Rows) -> Tensor:
+        x_TD = self.attend(self.attention_norm.forward(x_TD), positions_T, rows).add_(x_TD)
         return self.mlp(self.mlp_norm.forward(x_TD)).add_(x_TD)
 
 
@@ -350,7 +357,7 @@ class Rows(BaseAttnMetadata):
 
 
 class NoBackend(BaseAttnBackend):
-    """Sorts the rows of a step. The blocks attend themselves, because they need no cache."""
+    """Sorts the rows of a step. An encoder's blocks attend themselves, in that order."""
 
     name = "torch, in both directions"
 
@@ -367,7 +374,9 @@ class NoBackend(BaseAttnBackend):
     def forward(
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch
     ) -> Tensor:
-        raise AssertionError("an encoder attends without a cache")
+        rows: Rows = batch.attn_metadata
+        ordered = [x_TNH[rows.order_T] for x_TNH in (q_TNH, k_TKH, v_TKH)]
+        return attend(ordered, rows, layer.window, layer.scale)[rows.places_T].view_as(q_TNH)
 
 
 class NoPool(PoolSpec):
@@ -404,3 +413,10 @@ class Uncached:
             num_kv_heads=layer.num_heads,
             head_dim=layer.head_dim,
         )
+
+
+def both_ways(spec: ModelSpec) -> ModelSpec:
+    """Return the spec of a decoder as one of an encoder with the same blocks: a window's keys are
+    half before the query and half behind it."""
+    layers = tuple(replace(layer, recurrent=Uncached()) for layer in spec.layers)
+    return replace(spec, layers=layers, is_encoder=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from minisgl.attention.base import KV_SHARING, SOFTCAP
 from minisgl.models.blocks.decoder import Attention, LayerBuild
@@ -16,6 +17,7 @@ from minisgl.models.config import Fields, ModelConfig
 from minisgl.models.families.dense import FULL, SLIDING, plain
 from minisgl.models.loading.rotation import rotary_config
 from minisgl.models.spec import Family, LayerSpec, ModelSpec, layers_of
+from minisgl_zoo.blocks.encoder import both_ways
 from minisgl_zoo.blocks.gemma import GemmaBlock, GemmaDecoder, GemmaNorm
 from minisgl_zoo.blocks.gemma4 import Gemma4Block, Gemma4Decoder, experts_beside
 from minisgl_zoo.blocks.layer_kinds import layer_types, layers_of_types, refuse, sliding_rope
@@ -47,13 +49,11 @@ class Gemma3Block(SandwichBlock):
     rms_norm_type = GemmaNorm
 
 
-def check_causal(fields: Fields) -> None:
-    """Raise ConfigError for an encoder."""
-    refuse(fields, "use_bidirectional_attention", "a decoder is causal")
+_TWO_WAY: Final = "use_bidirectional_attention"
 
 
 def gemma(config: ModelConfig) -> ModelSpec:
-    check_causal(config.fields)
+    refuse(config.fields, _TWO_WAY, "a decoder is causal")
     layers = partial(layers_of, block=GemmaBlock)
     return plain(config, layers=layers, decoder=GemmaDecoder)
 
@@ -61,7 +61,7 @@ def gemma(config: ModelConfig) -> ModelSpec:
 def gemma2(config: ModelConfig) -> ModelSpec:
     """Windows in every other layer, softcaps on attention scores and on logits."""
     fields = config.fields
-    check_causal(fields)
+    refuse(fields, _TWO_WAY, "a decoder is causal")
     is_capped = fields.optional_number("attn_logit_softcapping") is not None
     return plain(
         config,
@@ -77,13 +77,16 @@ def gemma2(config: ModelConfig) -> ModelSpec:
 
 
 def gemma3(config: ModelConfig) -> ModelSpec:
-    """Five of six layers have a window and their own rotation."""
+    """Five of six layers have a window and their own rotation. The model without an LM head embeds,
+    and attends in both directions (EmbeddingGemma)."""
     fields = config.fields
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if fields.values.get(name) is not None:
             raise fields.error(name, "null: Gemma 3 was released without")
-    check_causal(fields)
-    return plain(
+    is_encoder = not config.architecture.endswith("ForCausalLM")
+    if fields.flag(_TWO_WAY, False) != is_encoder:
+        raise fields.error(_TWO_WAY, "true for Gemma3TextModel, which embeds, and false for others")
+    spec = plain(
         config,
         layers=partial(
             layers_of_types,
@@ -95,14 +98,15 @@ def gemma3(config: ModelConfig) -> ModelSpec:
         qk_norm=True,
         decoder=GemmaDecoder,
     )
+    return both_ways(spec) if is_encoder else spec
 
 
 def gemma4(config: ModelConfig) -> ModelSpec:
     """Layers without a window have wide heads; keys may serve as values, and layers may share them;
     each layer may have its own embedding; a mixture may run beside the MLP."""
     fields = config.fields
-    if fields.values.get("use_bidirectional_attention") == "all":
-        raise fields.error("use_bidirectional_attention", "null: a decoder is causal")
+    if fields.values.get(_TWO_WAY) == "all":
+        raise fields.error(_TWO_WAY, "null: a decoder is causal")
     types = (*layer_types(config, period=6)[:-1], FULL)  # the last is full, whatever the file says
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0)
     num_own = max(config.num_layers - num_shared, 0)

@@ -16,9 +16,9 @@ from minisgl_zoo.blocks.views import deinterleave
 from minisgl_zoo.gguf.tensors import Change
 
 ALL: Final = slice(None)
-PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose files have 1 + the weight of each norm, except the gated one."""
 DELTA: Final = ("qwen3next", "qwen35", "qwen35moe")
+PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "gemma-embedding", *DELTA)
+"""Architectures whose files have 1 + the weight of each norm, except the gated one."""
 INTERLEAVED: Final = (
     *("llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3"),
     *("chatglm", "glm4", "command-r", "cohere2", "ernie4_5"),

@@ -28,9 +28,9 @@ class GgufCheckpoint(Checkpoint):
         places = Places(arch, config)
         count = values.get(f"{arch}.nextn_predict_layers", 0)
         unread = {f"model.layers.{config.num_layers + index}." for index in range(count)}
-        # config.json has the first; a decoder's reranking rows are in its LM head, too;
-        # multi-token prediction is not served
-        skipped = ("rope_",) if arch in ENCODERS else ("rope_", "cls.")
+        # config.json has the first; a decoder's reranking rows are in its LM head, too; pooling
+        # reads the third (minisgl_zoo.pooling.dense); multi-token prediction is not served
+        skipped = ("rope_",) if arch in ENCODERS else ("rope_", "cls.", "dense_")
         self.files = {}
         stacks: dict[str, dict[str, MappedTensor]] = {}
         heads: dict[str, dict[str, Dequantised]] = {}

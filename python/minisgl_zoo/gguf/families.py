@@ -84,6 +84,10 @@ def _gemma3(file: GgufValues) -> Fields:
     }
 
 
+def _gemma_embedding(file: GgufValues) -> Fields:
+    return {**_gemma3(file), "use_bidirectional_attention": True}
+
+
 def _query_scale(file: GgufValues, largest: int) -> int:
     """Return the number whose square root divides the queries."""
     if file.get("block_count") == largest:
@@ -314,6 +318,7 @@ FAMILIES: Final[Mapping[str, tuple[str, Callable[[GgufValues], Fields]]]] = {
     "gemma": ("GemmaForCausalLM", lambda file: {}),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
     "gemma3": ("Gemma3ForCausalLM", _gemma3),
+    "gemma-embedding": ("Gemma3TextModel", _gemma_embedding),
     "gemma4": ("Gemma4ForCausalLM", _gemma4),
     "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
     "phi3": ("Phi3ForCausalLM", _phi3),

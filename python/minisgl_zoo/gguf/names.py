@@ -128,6 +128,7 @@ ENCODERS: Final = ("bert", "nomic-bert")
 ARCHITECTURE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemma2": SANDWICH,
     "gemma3": SANDWICH,
+    "gemma-embedding": SANDWICH,
     "gemma4": GEMMA4,
     "olmo2": SANDWICH,
     "exaone4": SANDWICH,

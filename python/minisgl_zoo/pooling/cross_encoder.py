@@ -7,9 +7,7 @@ sigmoid. Source: the config.json of BGE's and MS MARCO's rerankers; sentence-tra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +20,13 @@ from minisgl.message.pooling import Pooling
 from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl_zoo.pooling.rerank import sigmoid
 
-Activation = Callable[[float], float]
+Activation = Callable[[Any], Any]
+"""Of an array. Scores pass through as float64, in which fewer large ones are equal."""
+IDENTITY: Final[Activation] = np.positive
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "torch.nn.modules.linear.Identity": float,
+    "torch.nn.modules.linear.Identity": IDENTITY,
     "torch.nn.modules.activation.Sigmoid": sigmoid,
-    "torch.nn.modules.activation.Tanh": math.tanh,
+    "torch.nn.modules.activation.Tanh": np.tanh,
 }
 
 
@@ -36,26 +36,25 @@ def activation_of(folder: Path, config: Mapping[str, Any]) -> Activation:
     own = (config.get("sentence_transformers") or {}).get("activation_fn")
     older = config.get("sbert_ce_default_activation_function")
     name = saved.get("activation_fn") or own or older
-    if name and name not in _ACTIVATIONS:
+    return named_activation(folder, name) if name else sigmoid
+
+
+def named_activation(folder: Path, name: str | None) -> Activation:
+    """Return the activation of this class of torch. Raises CheckpointError."""
+    if name is None or name not in _ACTIVATIONS:
         raise CheckpointError(
-            f"{folder}: its scores pass through {name}, which is not supported; expected one of "
+            f"{folder}: its numbers pass through {name}, which is not supported; expected one of "
             f"{', '.join(_ACTIVATIONS)}"
         )
-    return _ACTIVATIONS[name] if name else sigmoid
+    return _ACTIVATIONS[name]
 
 
 def joined_pairs(
-    queries: Sequence[str],
-    documents: Sequence[str],
-    activation: Activation,
-    max_tokens: int | None,
+    pairs: Sequence[tuple[str, str]], activation: Activation, max_tokens: int | None
 ) -> Pooling[list[float]]:
-    """Return the prompts of each document with the only query, or with its own."""
+    """Return the prompts of pairs of a query and a document."""
     return Pooling(
-        prompts=[
-            TextPrompt(text=query, pair=document)
-            for query, document in zip(cycle(queries), documents, strict=False)
-        ],
+        prompts=[TextPrompt(text=query, pair=document) for query, document in pairs],
         sampling=SamplingParams(pooling="cls", logit_ids=(0,), truncate_prompt_tokens=max_tokens),
-        finish=lambda rows: [activation(np.frombuffer(row, "<f4").item()) for row in rows],
+        finish=lambda rows: activation(np.frombuffer(b"".join(rows), "<f4").astype(float)).tolist(),
     )

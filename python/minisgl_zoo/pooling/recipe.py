@@ -27,7 +27,8 @@ from minisgl.tokenizer.tokenizer import read_json_object
 from minisgl.utils.hf import read_json
 from minisgl.utils.text import brief, counted
 from minisgl_zoo.pooling.cross_encoder import Activation, activation_of, joined_pairs
-from minisgl_zoo.pooling.rerank import pairs_of
+from minisgl_zoo.pooling.dense import Dense, gguf_dense, read_dense
+from minisgl_zoo.pooling.rerank import asked_pairs
 
 POOLINGS: Final = ("last", "mean", "cls")
 _MODES: Final[Mapping[str, PoolingKind]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
@@ -59,16 +60,17 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 class Recipe:
     """How a checkpoint embeds (`minisgl.message.pooling.Recipe`).
 
-    size: of a vector. normalises: vectors get the length 1. prompts: texts to put before a text, by
-    name. default: the name of the one for texts without another. longest: the most tokens that the
-    checkpoint was trained for; None if it does not say. is_encoder: its context is for a text
-    alone. lowers: texts get lower case before they are tokenized. activation: of a cross-encoder,
-    which scores pairs and does not embed.
+    size: of a pooled row. dense: the layers behind it. normalises: vectors get the length 1.
+    prompts: texts to put before a text, by name. default: the name of the one for texts without
+    another. longest: the most tokens that the checkpoint was trained for; None if it does not say.
+    is_encoder: its context is for a text alone. lowers: texts get lower case before they are
+    tokenized. activation: of a cross-encoder, which scores pairs and does not embed.
     """
 
     folder: Path
     size: int
     pooling: PoolingKind = "last"
+    dense: tuple[Dense, ...] = ()
     normalises: bool = True
     is_embedder: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -99,9 +101,10 @@ class Recipe:
             raise InvalidRequest(
                 f"this checkpoint has no prompt {brief(prompt_name)}{known}", param="prompt_name"
             )
-        if dimensions is not None and not 1 <= dimensions <= self.size:
+        most = len(self.dense[-1].weight_OI) if self.dense else self.size
+        if dimensions is not None and not 1 <= dimensions <= most:
             raise InvalidRequest(
-                f"dimensions must be 1 to {self.size}, got {brief(dimensions)}", param="dimensions"
+                f"dimensions must be 1 to {most}, got {brief(dimensions)}", param="dimensions"
             )
         max_tokens = self._most(max_tokens, context)
         before = self.prompts.get(prompt_name or self.default or "", "")
@@ -133,6 +136,13 @@ class Recipe:
                 f", got {len(queries)}",
                 param="query",
             )
+        asked_by = ["query"] if len(queries) == 1 else [f"query[{i}]" for i in range(len(queries))]
+        ranked = [f"documents[{i}]" for i in range(len(documents))]
+        texts = dict(zip((*asked_by, *ranked), (*queries, *documents), strict=True))
+        texts["instruction"] = instruction or ""
+        names = list(zip(cycle(asked_by), ranked, repeat("instruction"), strict=False))
+        pairs = [(texts[query], texts[document]) for query, document, _ in names]
+        about = [max(each, key=lambda name: len(texts[name])) for each in names]
         if not self.is_embedder and not self.activation:
             if max_tokens is not None:
                 raise InvalidRequest(
@@ -140,8 +150,7 @@ class Recipe:
                     "asked about the document behind it; shorten the documents",
                     param="truncate_prompt_tokens",
                 )
-            pairs = pairs_of(self.folder, queries, documents, instruction)
-            return replace(pairs, about=_longest(queries, documents, instruction or ""))
+            return replace(asked_pairs(self.folder, pairs, instruction), about=about)
         if instruction is not None:
             raise InvalidRequest(
                 "instruction is for rerankers that read one, and this model reads a query and a "
@@ -150,12 +159,11 @@ class Recipe:
             )
         max_tokens = self._most(max_tokens, context)
         if self.activation:
-            joined = joined_pairs(queries, documents, self.activation, max_tokens)
-            return replace(joined, about=_longest(queries, documents))
+            return replace(joined_pairs(pairs, self.activation, max_tokens), about=about)
         asked = self.prompts.get("query", "")
-        names = ("document", "passage", "corpus")
-        about = next((self.prompts[name] for name in names if name in self.prompts), "")
-        texts = [(asked, query) for query in queries] + [(about, text) for text in documents]
+        kinds = ("document", "passage", "corpus")
+        before = next((self.prompts[kind] for kind in kinds if kind in self.prompts), "")
+        begun = [(asked, query) for query in queries] + [(before, text) for text in documents]
 
         def cosines(rows: Sequence[bytes]) -> list[float]:
             x_ND, first = _normalised(self._rows(rows)), len(queries)
@@ -164,11 +172,11 @@ class Recipe:
 
         return Pooling(
             prompts=[
-                self._begun(TextPrompt(text=text), before, max_tokens) for before, text in texts
+                self._begun(TextPrompt(text=text), before, max_tokens) for before, text in begun
             ],
             sampling=SamplingParams(pooling=self.pooling, truncate_prompt_tokens=max_tokens),
             finish=cosines,
-            about=[*_places("query", queries), *_places("documents", documents)],
+            about=[*asked_by, *ranked],
         )
 
     def _most(self, max_tokens: int | None, context: int | None) -> int | None:
@@ -190,31 +198,18 @@ class Recipe:
         return msgspec.structs.replace(text, text=whole.lower() if self.lowers else whole)
 
     def _rows(self, rows: Sequence[bytes]) -> FloatArray:
-        return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), self.size)
-
-
-def _places(name: str, texts: Sequence[str]) -> list[str]:
-    """Return the argument's name for each of its texts. The only query is no list."""
-    if name == "query" and len(texts) == 1:
-        return [name]
-    return [f"{name}[{index}]" for index in range(len(texts))]
-
-
-def _longest(queries: Sequence[str], documents: Sequence[str], instruction: str = "") -> list[str]:
-    """Return the place of the longest text of each pair: if the pair is too long, that one is."""
-    pairs = zip(
-        zip(_places("documents", documents), documents, strict=True),
-        cycle(zip(_places("query", queries), queries, strict=True)),
-        repeat(("instruction", instruction)),
-        strict=False,
-    )
-    return [max(texts, key=lambda text: len(text[1]))[0] for texts in pairs]
+        x_ND: FloatArray = np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), self.size)
+        for layer in self.dense:
+            x_ND = layer(x_ND)
+        return x_ND
 
 
 def read_recipe(folder: Path) -> Recipe:
     """Return the recipe of a checkpoint. Raises CheckpointError for one that cannot be followed."""
     config = read_json(folder / "config.json")
-    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+    task = only_task(config)
+    is_two_way = config.get("is_causal") is False or config.get("use_bidirectional_attention")
+    if is_two_way and not task:
         raise CheckpointError(
             f"{folder} embeds with attention in both directions, and a decoder here attends to "
             "earlier tokens only; serve it with sentence-transformers or text-embeddings-inference"
@@ -224,14 +219,15 @@ def read_recipe(folder: Path) -> Recipe:
     if not size:
         raise CheckpointError(f"{folder}/config.json: hidden_size is missing; expected an integer")
     plain = Recipe(folder=folder, size=size)
-    if task := only_task(config):
+    if task:
         plain = replace(plain, is_encoder=True)
         if task == "rerank":
             return replace(plain, activation=activation_of(folder, config))
         # Without files that say more, sentence-transformers takes the mean.
         plain = replace(plain, pooling="mean", normalises=False, is_embedder=True)
     if of_gguf := GGUF_POOLINGS.get(config.get("pooling_type", 0)):
-        return replace(plain, pooling=of_gguf, normalises=True, is_embedder=True)
+        plain = replace(plain, pooling=of_gguf, normalises=True, is_embedder=True)
+        return replace(plain, dense=gguf_dense(folder))
     file = folder / "modules.json"
     if not file.is_file():
         return plain
@@ -239,20 +235,24 @@ def read_recipe(folder: Path) -> Recipe:
         modules = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{file} does not hold a list of modules: {error}") from error
-    named = {str(module["type"]).rpartition(".")[2]: module for module in modules}
-    if "Pooling" not in named:
+    named = [
+        (str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules
+    ]
+    kinds = [kind for kind, _ in named]
+    if "Pooling" not in kinds:
         return plain
-    if others := set(named) - {"Transformer", "Pooling", "Normalize"}:
+    if others := set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"}:
         raise CheckpointError(
             f"{file} has the modules {', '.join(sorted(others))}, which are not supported; "
-            "embeddings need a checkpoint with Transformer, Pooling and Normalize alone"
+            "embeddings need a checkpoint with Transformer, Pooling, Dense and Normalize alone"
         )
     saved = read_json_object(folder / "config_sentence_transformers.json")
     sizes = read_json_object(folder / "sentence_bert_config.json")
     return replace(
         plain,
-        pooling=_pooling_of(folder / str(named["Pooling"]["path"]) / "config.json"),
-        normalises="Normalize" in named,
+        pooling=_pooling_of(dict(named)["Pooling"] / "config.json"),
+        dense=tuple(read_dense(at) for kind, at in named if kind == "Dense"),
+        normalises="Normalize" in kinds,
         is_embedder=True,
         prompts=saved.get("prompts") or {},
         default=saved.get("default_prompt_name"),

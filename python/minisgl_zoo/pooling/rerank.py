@@ -8,12 +8,10 @@ sentence-transformers saves them, gets these. Source: the card of Qwen3-Reranker
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
-from itertools import cycle
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,10 +31,10 @@ _SPELLINGS: Final = ("{}", "\N{LOWER ONE EIGHTH BLOCK}{}")
 """How a vocabulary has a word: as it is, or behind sentencepiece's mark of a space."""
 
 
-def pairs_of(
-    folder: Path, queries: Sequence[str], documents: Sequence[str], instruction: str | None
+def asked_pairs(
+    folder: Path, pairs: Sequence[tuple[str, str]], instruction: str | None
 ) -> Pooling[list[float]]:
-    """Return the prompts of each document with the only query, or with its own.
+    """Return the prompts of pairs of a query and a document.
 
     Raises InvalidRequest for a vocabulary without "yes" and "no".
     """
@@ -53,19 +51,21 @@ def pairs_of(
         )
 
     return Pooling(
-        prompts=list(map(prompt, cycle(queries), documents)),
+        prompts=[prompt(query, document) for query, document in pairs],
         sampling=SamplingParams(pooling="last", logit_ids=_labels(folder)),
-        finish=lambda rows: [_share(*np.frombuffer(row, "<f4").tolist()) for row in rows],
+        finish=_shares,
     )
 
 
-def _share(yes: float, no: float) -> float:
-    """Return the share of "yes" in the probabilities of two logits."""
-    return sigmoid(yes - no)
+def _shares(rows: Sequence[bytes]) -> list[float]:
+    """Return the share of "yes" in the probabilities of each row's two logits."""
+    yes_N, no_N = np.frombuffer(b"".join(rows), "<f4").astype(float).reshape(-1, 2).T
+    shares: list[float] = sigmoid(yes_N - no_N).tolist()
+    return shares
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(min(-x, 700.0)))
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(np.minimum(-x, 700.0)))
 
 
 @cache

@@ -182,7 +182,12 @@ def test_a_model_says_that_it_embeds(http: httpx.Client) -> None:
         ("/rerank", {"query": "w " * 999, "documents": ["b"]}, 400, "^query: the prompt has"),
         ("/rerank", {"query": "a", "documents": ["b", "w " * 999]}, 400, r"^documents\[1\]: the p"),
         ("/score", {"text_1": "w " * 999, "text_2": "b"}, 400, "^text_1: the prompt has"),
-        ("/score", {"text_1": ["a", "b"], "text_2": ["c", ""]}, 400, r"^text_2\[1\]: the prompt is"),
+        (
+            "/score",
+            {"text_1": ["a", "b"], "text_2": ["c", ""]},
+            400,
+            r"^text_2\[1\]: the prompt is",
+        ),
     ],
 )
 def test_refusals(

@@ -183,10 +183,10 @@ def test_no_text_has_no_embedding(tmp_path: Path) -> None:
             {
                 "modules.json": [
                     {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-                    {"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+                    {"path": "2_CNN", "type": "sentence_transformers.models.CNN"},
                 ]
             },
-            "has the modules Dense",
+            "has the modules CNN",
         ),
     ],
 )

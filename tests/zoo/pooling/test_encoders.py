@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from helpers.embedders import (
+    IDENTITY,
+    QUERY,
     TEXTS,
     cosines,
     embeddings_of,
@@ -26,12 +28,13 @@ from helpers.scheduling import add, make, spans
 from minisgl.core import Finished, StepResult
 from minisgl.core.args import EngineConfig
 from minisgl.engine.memory import _check_encoder
-from minisgl.errors import ConfigError, InvalidRequest, PromptTooLong
+from minisgl.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
 from minisgl.llm import LLM, SamplingParams
 from minisgl.message import TextPrompt
 from minisgl.models.loading.reading import read_config
 from minisgl.models.registry import spec_of
 from minisgl_zoo.blocks.encoder import distance_buckets
+from minisgl_zoo.pooling.dense import read_dense
 from minisgl_zoo.pooling.recipe import read_recipe
 
 SHORT = [*(text[:40] for text in TEXTS), "the same the"]
@@ -41,6 +44,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon",
     },
     "modernbert": {},
+    "gemma": {},
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "nomic": {
@@ -52,8 +56,15 @@ OWN: dict[str, dict[str, Any]] = {
         "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
         "local_rope_theta": 10000.0, "position_embedding_type": "absolute",
     },
+    "gemma": {
+        "_sliding_window_pattern": 6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+        "rope_scaling": None,
+    },
 }  # fmt: skip
-"""How nomic-embed-text-v1.5 and gte-modernbert-base name what transformers names otherwise."""
+"""How nomic-embed-text-v1.5, gte-modernbert-base and embeddinggemma-300m name what transformers
+names otherwise."""
+NEEDED = r"model\.safetensors must have linear\.weight"
+TANH = "torch.nn.modules.activation.Tanh"
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "progress": False}
 
 
@@ -92,6 +103,7 @@ def test_the_vectors_are_those_of_transformers_in_any_batch(llm: LLM, folder: Pa
         ("mpnet", older("mean"), "mean"),
         ("nomic", older("mean"), "mean"),
         ("modernbert", later("cls"), "cls"),  # the texts are longer than its windows
+        ("gemma", older("mean"), "mean"),
     ],
 )
 def test_each_spelling(kind: str, pooling: Any, mode: str, tmp_path: Path) -> None:
@@ -110,6 +122,54 @@ def test_each_spelling(kind: str, pooling: Any, mode: str, tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(config | fields | OWN[kind]))
     with LLM(folder, **OPTIONS) as llm:
         assert np.array_equal(llm.embed(SHORT), ours)
+
+
+def test_embeddinggemma(tmp_path: Path) -> None:
+    """Windows of 4 tokens on each side, layers behind the pooling, fewer dimensions."""
+    folder = save_encoder(tmp_path / "m", "gemma", pooling=older("mean"), dense=(96, 32))
+    expected = embeddings_of(folder, SHORT, "mean")
+    assert json.loads((folder / "config.json").read_text())["sliding_window"] == 8
+    with LLM(folder, **OPTIONS) as llm:
+        for ours in (llm.embed(SHORT), np.concatenate([llm.embed(text) for text in SHORT])):
+            assert cosines(ours, expected).min() >= 0.99999
+        first = expected[:, :8] / np.linalg.norm(expected[:, :8], axis=1, keepdims=True)
+        assert np.allclose(llm.embed(SHORT, dimensions=8), first, atol=1e-5)
+        with pytest.raises(InvalidRequest, match="dimensions must be 1 to 32"):
+            llm.embed("a", dimensions=33)
+        with pytest.raises(InvalidRequest, match="this model is an encoder"):
+            llm.generate("a")
+        [score] = llm.score("a", ["b"])
+        pair = embeddings_of(folder, [QUERY + "a", "b"], "mean")
+        assert score == pytest.approx(float(pair[0] @ pair[1]), abs=1e-5)
+        assert llm._engine.engine.memory.kv_bytes == 0
+
+
+def test_each_spelling_of_a_dense_layer(tmp_path: Path) -> None:
+    weight, bias = torch.randn(3, 4), torch.randn(3)
+    x = torch.randn(2, 4)
+    config: dict[str, Any] = {"in_features": 4, "out_features": 3, "bias": True}
+    for name, activation in ((IDENTITY, torch.nn.Identity()), (TANH, torch.tanh)):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            stored = {"linear.weight": weight.to(dtype), "linear.bias": bias.to(dtype)}
+            save_file(stored, tmp_path / "model.safetensors")
+            (tmp_path / "config.json").write_text(
+                json.dumps(config | {"activation_function": name})
+            )
+            layer = read_dense(tmp_path)
+            expected = activation(x @ weight.to(dtype).float().T + bias.to(dtype).float())
+            assert np.allclose(layer(x.numpy()), expected.numpy(), atol=1e-6)
+            assert layer.weight_OI.shape == (3, 4)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_function": "my.Odd"}))
+    with pytest.raises(CheckpointError, match=r"pass through my\.Odd, which is not"):
+        read_dense(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_function": TANH}))
+    for content in (b"", b"nonsense"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(CheckpointError, match=NEEDED):
+            read_dense(tmp_path)
+    save_file({"linear.bias": bias}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=NEEDED):
+        read_dense(tmp_path)
 
 
 def test_distances_fall_into_the_buckets_of_transformers() -> None:
@@ -198,6 +258,10 @@ def test_files_of_other_tasks_are_read(folder: Path, llm: LLM, tmp_path: Path) -
         (
             {"architectures": ["ModernBertModel"], "attention_bias": True},
             "mlp_bias is missing; expected equal to attention_bias",
+        ),
+        (
+            {"architectures": ["Gemma3TextModel"], "hidden_act": "gelu_pytorch_tanh"},
+            "use_bidirectional_attention is missing; expected true for Gemma3TextModel",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
-from helpers.embedders import TEXTS, cosines, embeddings_of, save_encoder
+from helpers.embedders import TEXTS, cosines, embeddings_of, older, save_encoder
 from helpers.gguf_encoders import unigram_values, write_encoder
 from minisgl.llm import LLM
 from minisgl_zoo.gguf.tokenizer import tokenizer_files
@@ -51,6 +51,17 @@ def test_the_vectors_are_those_of_the_checkpoint(
         assert llm._engine.context == 32
     assert cosines(ours, embeddings_of(folder, SHORT, mode)).min() >= 0.99999
     assert abs((ours**2).sum(1) - 1).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0])
+def test_embeddinggemma(kind: Kind, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    folder = save_encoder(tmp_path / "m", "gemma", pooling=older("mean"), dense=(96, 32), **sizes)
+    file = write_encoder(folder, tmp_path / "m.gguf", POOLED.MEAN, kind)
+    with LLM(file, dtype="float32", **OPTIONS) as llm:
+        ours = llm.embed(SHORT)
+    least = 0.99999 if kind in (Kind.F32, Kind.F16) else 0.999
+    assert cosines(ours, embeddings_of(folder, SHORT, "mean")).min() >= least
 
 
 def test_packed_matrices(tmp_path: Path) -> None:
