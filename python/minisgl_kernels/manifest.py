@@ -19,12 +19,7 @@ ROWS: Final = [
     Row("ops", "packed", "minisgl_kernels.packed:PackedGemms", when=_TRITON),
     Row("ops", "tiles", "minisgl_kernels.tiles:TileGemms", when=_TRITON),
     Row("ops", "recurrent", "minisgl_kernels.recurrent:create", when={"device": "cuda"}),
-    Row(
-        "attention",
-        "triton",
-        "minisgl_kernels.wide_backend:create_backend",
-        when={"head_dim": "512"},
-    ),
+    Row("attention", "triton", "minisgl_kernels.hopper_backend:create_backend"),
     Row("attention", "fa2", "minisgl_kernels.flash_attn2:FlashAttention2Backend"),
     Row("moe", "plain", "minisgl_kernels.moe:create_backend", when=_TRITON),
     Row("moe", "packed", "minisgl_kernels.packed_moe:create_backend", when=_TRITON),

@@ -17,7 +17,7 @@ from minisgl.attention import BaseAttnBackend, create_attention_backend, cuda
 from minisgl.attention.triton_backend import TritonAttnBackend
 from minisgl.kernel.once import JitUnavailable
 from minisgl.kernel.triton.launch import INTERPRET
-from minisgl_kernels import wide_backend
+from minisgl_kernels import hopper_backend
 from minisgl_kernels.ops import TunedOps
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_the_log_says_what_is_used_where_nothing_compiles(
     head_dim: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        wide_backend, "WideAttention", Mock(side_effect=JitUnavailable("no compiler"))
+        hopper_backend, "WideAttention", Mock(side_effect=JitUnavailable("no compiler"))
     )
     with caplog.at_level("INFO"):
         create(head_dim)
@@ -61,7 +61,7 @@ def test_prompts_that_nothing_bounds_have_the_kernel(
     changes: dict[str, Any], is_wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = Mock(takes=Mock(return_value=True))
-    monkeypatch.setattr(wide_backend, "WideAttention", lambda: wide)
+    monkeypatch.setattr(hopper_backend, "WideAttention", lambda: wide)
     case = Case(name="wide", rows=((0, 70), (3, 40)), num_q_heads=4, head_dim=512, **changes)
     backend, step = create(512), make_step(case, torch.float16, "torch")
     backend.forward(step.q, step.k, step.v, step.layer, make_batch(step, backend, CPU))

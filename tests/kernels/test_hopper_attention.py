@@ -1,4 +1,4 @@
-"""The host side of decode rows of the delta rule, and of heads of 512 dims, with a mock driver."""
+"""The host side of few decode rows, the delta rule, and heads of 512 dims, with a mock driver."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from helpers.hopper_kernels import addresses, delta_step, structs_of_launches, uncompiled
-from minisgl_kernels import CSRC, delta_decode, wide_attention
+from minisgl.attention import AttnLayer
+from minisgl.attention.paged import SHORT_CONTEXT
+from minisgl_kernels import CSRC, delta_decode, few_attention, wide_attention
 from minisgl_kernels.delta_decode import DeltaDecode
+from minisgl_kernels.few_attention import FewAttention
 from minisgl_kernels.hopper import SHARED_BYTES
 from minisgl_kernels.wide_attention import WideAttention
 
@@ -36,6 +39,7 @@ def without_a_gpu(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ("delta_decode", delta_decode._Task._fields_),
         ("wide_attention", wide_attention._Task._fields_),
+        ("few_attention", few_attention._Task._fields_),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -108,3 +112,59 @@ def test_each_tile_of_a_head_has_a_block(
         (q.data_ptr(), 130, 6 * 512, 64, 2),
         *((kv.data_ptr(), 5 * page_size, 2 * 512, box, 2) for kv in (pool.k, pool.v)),
     ]  # fmt: skip
+
+
+def steps_of(weight_dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Any:
+    fields = {"head_dim": 128, "num_q_heads": 16, "num_kv_heads": 8, "scale": 0.1, **changes}
+    weights = torch.ones(2, 128, dtype=weight_dtype)
+    return SimpleNamespace(
+        layer=AttnLayer(layer_id=0, **fields), q_norm_weight=weights[0], k_norm_weight=weights[1],
+        norm_eps=1e-6, cos_sin=torch.zeros(9, 128), norms_values=changes == {"norms_values": True},
+    )  # fmt: skip
+
+
+def few_pool(page_size: int = 16, dtype: torch.dtype = torch.bfloat16) -> Any:
+    k, v = torch.zeros(2, 5, page_size, 8, 128, dtype=dtype)
+    return SimpleNamespace(k=k, v=v)
+
+
+def test_few_rows_that_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = without_a_gpu(FewAttention, monkeypatch)
+
+    def takes(
+        steps: Any = None, pool: Any = None, rows: int = 1, is_short: bool = True,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> bool:  # fmt: skip
+        qkv = torch.zeros(rows, 32 * 128, dtype=dtype)
+        return kernels.takes(qkv, steps or steps_of(), pool or few_pool(), is_short=is_short)
+
+    assert takes()
+    assert [rows for rows in range(1, 12) if takes(rows=rows)] == list(range(1, 9))
+    assert not takes(is_short=False)
+    assert takes(steps_of(window=SHORT_CONTEXT), is_short=False)
+    assert not takes(steps_of(window=SHORT_CONTEXT + 1), is_short=False)
+    assert not takes(steps_of(head_dim=256))
+    assert not takes(steps_of(softcap=30.0))
+    assert not takes(steps_of(torch.float32))
+    assert not takes(steps_of(num_q_heads=136))  # 17 for a key
+    assert not takes(pool=few_pool(12))
+    assert not takes(pool=few_pool(dtype=torch.int8))
+    assert not takes(dtype=torch.float32, pool=few_pool(dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks", "size", "threads"),
+    [(1, 64, 8, 256), (2, 128, 8, 128), (3, 96, 4, 128), (8, 256, 4, 128)],
+)
+def test_blocks_of_few_rows_run_at_once(
+    rows: int, blocks: int, size: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, steps, pool = without_a_gpu(FewAttention, monkeypatch), steps_of(), few_pool()
+    qkv = torch.zeros(rows, 32 * 128, dtype=torch.bfloat16)
+    assert kernels.takes(qkv, steps, pool, is_short=True)
+    launch = kernels._kernels.library.kernel_launch
+    table, rows_4B, slots = (torch.zeros(4, n, dtype=torch.int32) for n in (9, rows, 1))
+    kernels.decode(qkv, steps, pool, table, rows_4B, slots, torch.empty(rows, 16, 128))
+    assert launch.call_args.args[1:3] == (blocks, threads)
+    assert launch.call_args.args[3] <= SHARED_BYTES
+    assert launch.call_args.args[4] == size

@@ -56,7 +56,7 @@ def create_cuda_backend(
 
     def create(part: str) -> PagedAttnBackend:
         if part == "triton":
-            twin = plugins.find("attention", "triton", head_dim=str(head_dim))
+            twin = plugins.find("attention", "triton")
             triton: TritonAttnBackend = (twin or TritonAttnBackend)(ops, num_cores(device), device)
             return triton
         if part == "fa":

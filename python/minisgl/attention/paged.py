@@ -22,6 +22,10 @@ from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
 
+SHORT_CONTEXT = 1024
+"""Tokens. A captured decode step of few rows is one for contexts up to this length, or one for any,
+since the best kernel is another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -41,14 +45,15 @@ class PagedMetadata(BaseAttnMetadata):
     """The sizes of the rows after the decode rows, which kernels need at the launch.
 
     old: rows with tokens before this step. They come first. fresh: rows that begin at position 0.
-    longest: the end of the longest context. is_padded: the sizes are upper bounds (see
-    `prepare_any`). has_drafts: several decode rows may be of one request, so all keys and values
-    must be stored before a row attends.
+    longest: the end of the longest context. is_short: no decode row has more than SHORT_CONTEXT
+    tokens. is_padded: the sizes are upper bounds (see `prepare_any`). has_drafts: several decode
+    rows may be of one request, so all keys and values must be stored before a row attends.
     """
 
     old: Extent
     fresh: Extent
     longest: int
+    is_short: bool = False
     is_padded: bool = False
     has_drafts: bool = False
 
@@ -98,6 +103,7 @@ class PagedAttnBackend(BaseAttnBackend):
             old=Extent.of(lengths[:num_old]),
             fresh=Extent.of(lengths[num_old:]),
             longest=max(ends, default=0),
+            is_short=max(plan.ends[: plan.num_decodes], default=0) <= SHORT_CONTEXT,
             has_drafts=plan.num_drafts > 0,
         )
 

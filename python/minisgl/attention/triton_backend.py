@@ -36,13 +36,17 @@ class TritonAttnBackend(PagedAttnBackend):
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNV: Tensor) -> None:
         self._decode(q_DNH, layer, batch, out_DNV, None)
 
-    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
-        layer = steps.layer
-        head_dim = layer.head_dim
+    def takes_qkv(self, steps: QKVSteps, batch: PoolBatch) -> bool:
+        """Return whether `decode_qkv` has a kernel for the layer."""
+        head_dim = steps.layer.head_dim
         whole = head_dim == steps.cos_sin.shape[1] == power_of_2(head_dim)
-        has_common_prefix = batch.common_prefix is not None and layer.window is None
-        if not whole or not steps.by_place or head_dim < 16 or has_common_prefix:
+        has_common_prefix = batch.common_prefix is not None and steps.layer.window is None
+        return whole and steps.by_place and head_dim >= 16 and not has_common_prefix
+
+    def decode_qkv(self, qkv: Tensor, steps: QKVSteps, batch: PoolBatch) -> Tensor | None:
+        if not self.takes_qkv(steps, batch):
             return None
+        layer = steps.layer
         rotation = Rotation(
             qkv=qkv,
             slots=batch.slots,
@@ -52,7 +56,7 @@ class TritonAttnBackend(PagedAttnBackend):
             eps=steps.norm_eps,
             norms_values=steps.norms_values,
         )
-        shape = (len(qkv), layer.num_q_heads, head_dim)
+        shape = (len(qkv), layer.num_q_heads, layer.head_dim)
         out_BNH = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
         self._decode(out_BNH, layer, batch, out_BNH, rotation)
         return out_BNH.flatten(1)

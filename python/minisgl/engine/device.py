@@ -34,7 +34,8 @@ class StepSize:
     """The size of a step.
 
     num_decodes: decode rows. num_prompts, num_prompt_tokens: the other rows, and their tokens.
-    longest: in a padded step, the longest context that a prompt may have; else 0.
+    longest: in a padded step, the longest context that a prompt may have, or a decode row if there
+    is no prompt; 0 is any.
     """
 
     num_decodes: int

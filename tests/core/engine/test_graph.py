@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from minisgl.attention.paged import SHORT_CONTEXT
 from minisgl.core import Plan
 from minisgl.engine.device import StepSize
 from minisgl.engine.graph import MAX_CONTEXT, MAX_NEW_PAGES, GraphRunner
@@ -60,7 +62,9 @@ def test_a_step_that_failed_is_prepared_again_before_it_is_captured(
 @pytest.mark.parametrize(
     ("num_decodes", "prompts", "size"),
     [
-        (1, [], StepSize(1, 0, 0)),
+        (1, [], StepSize(1, 0, 0, SHORT_CONTEXT)),
+        (5, [], StepSize(8, 0, 0, SHORT_CONTEXT)),
+        (9, [], StepSize(16, 0, 0)),
         (33, [], StepSize(48, 0, 0)),
         (100, [], StepSize(100, 0, 0)),
         (101, [], None),
@@ -82,6 +86,14 @@ def test_steps_are_padded_to_few_sizes(
     num_decodes: int, prompts: Rows, size: StepSize | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert make_runner(monkeypatch, 100).padded(make_plan(num_decodes, prompts)) == size
+
+
+@pytest.mark.parametrize(("end", "longest"), [(SHORT_CONTEXT, SHORT_CONTEXT), (1025, 0)])
+def test_few_rows_with_a_long_context_have_a_graph_of_their_own(
+    end: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(make_plan(2, []), ends=[9, end])
+    assert make_runner(monkeypatch, 100).padded(plan) == StepSize(2, 0, 0, longest)
 
 
 def test_more_new_pages_than_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minisgl.attention.paged import SHORT_CONTEXT
+from minisgl.engine.graph import FEW_ROWS
 from minisgl.engine.startup.measure import slowest_us
 from minisgl.engine.startup.probe import (
     GREEDY,
@@ -71,15 +73,22 @@ def capture_prompts(engine: Engine) -> None:
 
 
 def capture_decodes(engine: Engine) -> None:
-    """Capture the graphs of decode steps: greedy and random ones, with a common prefix and without.
+    """Capture the graphs of decode steps: greedy and random ones, with a common prefix and without,
+    and with short and long contexts.
 
     Without this, the first two steps of each size would launch kernel by kernel and load kernels
     while requests wait. Steps whose sampling has filters are captured when they first occur.
     """
     for rows in engine.runner.decode_sizes:
-        for before in (0, common_prefix(engine)) if rows >= MIN_COMMON_ROWS else (0,):
+        contexts = [(0, True)]
+        if rows >= MIN_COMMON_ROWS:
+            contexts.append((common_prefix(engine), True))
+        if rows <= FEW_ROWS:
+            contexts.append((SHORT_CONTEXT, False))
+        for before, shared in contexts:
             for sampling in (GREEDY, RANDOM):
-                _capture(engine, probe_plan(engine, rows, before=before, sampling=sampling))
+                plan = probe_plan(engine, rows, before=before, shared=shared, sampling=sampling)
+                _capture(engine, plan)
         if rows >= engine.max_running:
             return  # only steps with drafts have more rows: captured when they first occur
 

@@ -38,17 +38,22 @@ def probe_plan(
     prompts: Sequence[int] = (),
     *,
     before: int = 0,
+    shared: bool = True,
     sampling: SamplingParams = RANDOM,
 ) -> Plan:
     """Return a plan of `num_decodes` decode rows, and of prompts with these numbers of tokens.
 
-    It uses pages from 0 on, since no request owns pages yet. before: the length of a common prefix
-    of all rows, in the same pages; its KV is not computed.
+    It uses pages from 0 on, since no request owns pages yet. before: the tokens that each row has
+    already; their KV is not computed. shared: all rows have these in the same pages.
     """
     num_rows, num_before = num_decodes + len(prompts), before // engine.page_size
-    pages = [(row, index, index) for row in range(num_rows) for index in range(num_before)]
-    pages += [(row, num_before, num_before) for row in range(num_decodes)]
-    next_page = num_before + (num_decodes > 0)
+    apart = 0 if shared else num_before
+    pages = [
+        (row, index, row * apart + index) for row in range(num_rows) for index in range(num_before)
+    ]
+    next_page = max(num_before, num_rows * apart)
+    pages += [(row, num_before, next_page) for row in range(num_decodes)]
+    next_page += num_decodes > 0
     for row, num_tokens in enumerate(prompts, num_decodes):
         for index in range(-(-num_tokens // engine.page_size)):
             pages.append((row, num_before + index, next_page))
