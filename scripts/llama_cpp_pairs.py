@@ -12,6 +12,7 @@ ratios of rates, ours over llama.cpp's, with its interval of 95 % by order stati
 from __future__ import annotations
 
 import argparse
+import ctypes
 import math
 import statistics
 import sys
@@ -20,18 +21,82 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import llama_cpp as api
+import numpy as np
 import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl_bench.report import machine_load, write_json
-from minisgl_bench.studies.llama_cpp import LlamaCpp
 
 TASKS: Final = {"one": (1, 8), "eight": (8, 8), "prompt": (1, 512)}
 """Rows, and the tokens of a prompt."""
 NUM_TOKENS: Final = 32
 """The decode steps of a stream: a short answer is subtracted from a long one."""
 
+MOST_TOKENS: Final = 1024  # tokens of the cache, and of a call
+MOST_SEQUENCES: Final = 32
+
 Run = Callable[[torch.Tensor, int], object]
+
+
+@api.llama_log_callback  # type: ignore[untyped-decorator] # no types
+def _silent(level: int, text: bytes, data: object) -> None:
+    pass
+
+
+class LlamaCpp:
+    """One model with its context. Called with prompts [B, T] and the tokens of each answer."""
+
+    def __init__(self, path: Path, num_threads: int) -> None:
+        api.llama_log_set(_silent, None)
+        self._model = api.llama_model_load_from_file(
+            str(path).encode(), api.llama_model_default_params()
+        )
+        params = api.llama_context_default_params()
+        params.n_ctx = params.n_batch = MOST_TOKENS
+        params.n_ubatch = 512
+        params.n_seq_max = MOST_SEQUENCES
+        params.n_threads = params.n_threads_batch = num_threads
+        params.kv_unified = True
+        self._context = self._model and api.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
+        self._batch = api.llama_batch_init(MOST_TOKENS, 0, 1)
+
+    def close(self) -> None:
+        api.llama_batch_free(self._batch)
+        api.llama_free(self._context)
+        api.llama_model_free(self._model)
+
+    def __call__(self, prompts: torch.Tensor, count: int) -> None:
+        api.llama_memory_clear(api.llama_get_memory(self._context), False)
+        length = prompts.shape[1]
+        ids = self._step(
+            [
+                (token, position, row, position == length - 1)
+                for row, prompt in enumerate(prompts.tolist())
+                for position, token in enumerate(prompt)
+            ]
+        )
+        for position in range(length, length + count - 1):
+            ids = self._step([(token, position, row, True) for row, token in enumerate(ids)])
+
+    def _step(self, tokens: list[tuple[int, int, int, bool]]) -> list[int]:
+        """Compute tokens: (id, position, row, whether the next id is wanted). Returns the wanted
+        ids."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, (token, position, row, is_wanted) in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, is_wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, row
+        if api.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama.cpp did not compute {len(tokens)} tokens")
+        shape = (sum(is_wanted for *_, is_wanted in tokens), self._vocab)
+        first = api.llama_get_logits(self._context)
+        logits = np.ctypeslib.as_array(ctypes.cast(first, ctypes.POINTER(ctypes.c_float)), shape)
+        ids: list[int] = logits.argmax(-1).tolist()
+        return ids
 
 
 def seconds(task: str, run: Run, generator: torch.Generator) -> float:

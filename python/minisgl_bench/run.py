@@ -17,7 +17,6 @@ PACKAGE = "minisgl_bench"
 PACKAGES_TO_INSTALL = {
     "aiohttp": "minisgl[bench]",
     "transformers": "transformers",
-    "llama_cpp": "llama-cpp-python",
 }
 """The argument of `pip install`, by package, for packages that only some benchmarks need."""
 

@@ -1,4 +1,4 @@
-"""Decode and prefill on a CPU by format of the weights, beside peers and the floor.
+"""Decode and prefill on a CPU by format of the weights, beside the floor and transformers.
 
 `LLM.generate` with random weights of Qwen3-0.6B's shape (`--shape`). A round runs every engine.
 Other load can only add time, so the least seconds of all rounds give the rate; the JSON has each
@@ -23,31 +23,24 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
+from minisgl.core import SamplingParams
+from minisgl.core.args import Quantization
 from minisgl.kernel.cpu import huge_empty
+from minisgl.llm import LLM
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
+from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES
-from minisgl_bench.studies.cpu_engines import (
-    Generate,
-    of_files,
-    ours,
-    transformers_engine,
-)
 
+Generate = Callable[[torch.Tensor, int], None]
+"""Computes greedy answers to prompts [B, T], each of the given number of tokens."""
+FORMATS: Final[dict[str, Quantization | None]] = {"bf16": None, "int8": "int8", "int4": "int4"}
+"""By name, the option `quantization`."""
 PAIRS: Final = (
     ("bf16", "floor"),
     ("int8", "bf16"),
     ("int4", "bf16"),
     ("bf16", "transformers"),
-    ("bf16", "llama.cpp bf16"),
-    ("int8", "llama.cpp q8_0"),
-    ("int4", "llama.cpp q4_0"),
-    ("gguf q8_0", "llama.cpp q8_0"),
-    ("gguf q4_0", "llama.cpp q4_0"),
-    ("gguf q4_k_m", "llama.cpp q4_k_m"),
-    ("gguf q8_0", "int8"),
-    ("gguf q4_0", "int4"),
-    ("gguf q4_k_m", "int4"),
 )
 READ_BYTES: Final = 1 << 29
 PROMPT: Final = 8  # tokens before the decode steps
@@ -62,24 +55,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--output", type=natural, default=16, help="decode steps")
     parser.add_argument("--rounds", type=natural, default=3, help="rounds")
     parser.add_argument("--transformers", action="store_true", help="beside its `generate`")
-    parser.add_argument(
-        "--llama", action="store_true", help="beside llama.cpp (llama-cpp-python), and its files"
-    )
     add_json(parser)
     args = parser.parse_args(argv)
     values = SHAPES[args.shape]
     head = {"load_before": machine_load(), "threads": torch.get_num_threads(), "shape": args.shape}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engines = stack.enter_context(ours(folder, values))
+        engines = _ours(stack, folder, values)
         if args.transformers:
-            engines["transformers"] = transformers_engine(values)
-        if args.llama:
-            from minisgl_bench.studies.llama_cpp import FILE_TYPES, llama_engines
-
-            threads = torch.get_num_threads()
-            engines |= stack.enter_context(llama_engines(folder, values, threads))
-            engines |= stack.enter_context(of_files(folder, values, FILE_TYPES))
+            engines["transformers"] = _transformers(values)
         floor = Floor(values, args.prompt)
         seconds: Seconds = {}
         for index in range(args.rounds + 1):  # the first warms up
@@ -96,6 +80,45 @@ def main(argv: list[str]) -> None:
             print(f"round {index} of {args.rounds}", flush=True)
     for name, of_pair in result["ratios"].items():
         print(f"{name}:", ", ".join(f"{key} {value:.2f}" for key, value in of_pair.items()))
+
+
+def _ours(stack: ExitStack, folder: Path, values: dict[str, Any]) -> dict[str, Generate]:
+    """Return our engine in each format, by name. values: the content of config.json."""
+    write_checkpoint(folder, values, weights=False)
+    engines: dict[str, Generate] = {}
+    for name, quantization in FORMATS.items():
+        llm = LLM(
+            folder, dummy_weight=True, device="cpu", num_pages=512, progress=False,
+            quantization=quantization,
+        )  # fmt: skip
+        engines[name] = partial(_generate, stack.enter_context(llm))
+    return engines
+
+
+def _generate(llm: LLM, prompts: torch.Tensor, count: int) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    llm.generate(prompts.tolist(), params)
+
+
+def _transformers(values: dict[str, Any]) -> Generate:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen3", **{key: value for key, value in values.items() if key != "torch_dtype"}
+    )
+    models: Any = AutoModelForCausalLM
+    model = models.from_config(config, dtype=torch.bfloat16)
+
+    def generate(prompts: torch.Tensor, count: int) -> None:
+        with torch.inference_mode():
+            result = model.generate(
+                prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
+                max_new_tokens=count, min_new_tokens=count, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        assert result.shape[1] == prompts.shape[1] + count
+
+    return generate
 
 
 def _result(seconds: Seconds, floor: Floor, args: argparse.Namespace) -> dict[str, Any]:
