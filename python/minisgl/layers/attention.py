@@ -5,18 +5,22 @@ Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from minisgl.attention import AttnLayer, BaseAttnBackend
-from minisgl.layers.base import Identity, StateLessOP
+from minisgl.layers.base import StateLessOP
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
     from minisgl.core import Batch
+
+
+class HeadNorm(Protocol):
+    def forward(self, x: Tensor, /) -> Tensor: ...
 
 
 class AttentionLayer(StateLessOP):
@@ -29,8 +33,8 @@ class AttentionLayer(StateLessOP):
         layer: AttnLayer,
         *,
         rope: RotaryEmbedding,
-        q_norm: RMSNorm | Identity,
-        k_norm: RMSNorm | Identity,
+        q_norm: HeadNorm,
+        k_norm: HeadNorm,
     ) -> None:
         super().__init__()
         self.layer, self.rope, self.q_norm, self.k_norm = layer, rope, q_norm, k_norm

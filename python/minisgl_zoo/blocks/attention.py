@@ -1,8 +1,8 @@
 """Attention with a step that few families have: norms over all heads together, sinks, or queries
 that are scaled by their position.
 
-The backends' `forward_qkv` norms, rotates and stores in one kernel. A `SplitAttentionLayer` norms
-and rotates in plain torch, and the backend gets q, k and v.
+The backends' `forward_qkv` norms, rotates and stores in one kernel, if the norm is RMSNorm. A
+`SplitAttentionLayer` has any norm and rotates in plain torch, and the backend gets q, k and v.
 
 Axes: T tokens, N query heads, K key/value heads, H head dim (all local to the rank).
 """
@@ -26,8 +26,6 @@ from minisgl.quantization import Part
 
 
 class SplitAttentionLayer(AttentionLayer):
-    """A subclass writes `split`."""
-
     def forward(self, qkv: Tensor, batch: Batch) -> Tensor:
         view = batch.pools[self.layer.pool]
         q_TNH, k_TKH, v_TKH = self.split(qkv, view.positions)
@@ -61,36 +59,18 @@ class WideNorm(BaseOP):
         return (self.weight.view(x_TNH.shape[1:]) * normed_TNH).to(x_TNH.dtype)
 
 
-class WideNormLayer(SplitAttentionLayer):
-    def __init__(
-        self, layer: AttnLayer, rope: RotaryEmbedding, q_norm: WideNorm, k_norm: WideNorm
-    ) -> None:
-        super().__init__(layer, rope=rope, q_norm=Identity(), k_norm=Identity())
-        self.wide_q_norm, self.wide_k_norm = q_norm, k_norm
-
-    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_TNH, k_TKH, v_TKH = (
-            x.view(len(x), -1, self.layer.head_dim) for x in torch.split(qkv, self.sizes, dim=1)
-        )
-        q_TNH, k_TKH = self.rope.forward(
-            self.wide_q_norm.forward(q_TNH), self.wide_k_norm.forward(k_TKH), positions_T
-        )
-        return q_TNH, k_TKH, v_TKH
-
-
 class WideNormAttention(Attention):
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
         build, layer = at.build, at.layer
         shares = split_heads(layer.num_heads, layer.num_kv_heads, build.comm.size)
         own = shares[build.comm.rank]
-
         num_copies = sum(share.kv == own.kv for share in shares)
-        self.attend = WideNormLayer(
+        self.attend = SplitAttentionLayer(
             self.attend.layer,
-            at.rope,
-            WideNorm(at, "q_norm", own.q, layer.num_heads, 1),
-            WideNorm(at, "k_norm", own.kv, layer.num_kv_heads, num_copies),
+            rope=at.rope,
+            q_norm=WideNorm(at, "q_norm", own.q, layer.num_heads, 1),
+            k_norm=WideNorm(at, "k_norm", own.kv, layer.num_kv_heads, num_copies),
         )
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import Batch
-from minisgl.layers import AttentionLayer
-from minisgl.layers.base import BaseOP, Identity
+from minisgl.layers.base import BaseOP
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads
 from minisgl.models.blocks.decoder import Block, LayerBuild
@@ -73,27 +71,14 @@ class HeadLayerNorm(BaseOP):
         return (self.weight.float() * normed_TNH).to(x_TNH.dtype)
 
 
-class NormedHeads(SplitAttentionLayer):
-    def __init__(self, at: LayerBuild, attend: AttentionLayer) -> None:
-        super().__init__(attend.layer, rope=at.rope, q_norm=Identity(), k_norm=Identity())
-        layer, comm = at.layer, at.build.comm
-        own = split_heads(layer.num_heads, layer.num_kv_heads, comm.size)[comm.rank]
-        self.each_q_norm = HeadLayerNorm(at, heads=own.q, num_heads=layer.num_heads, name="q_norm")
-        self.each_k_norm = HeadLayerNorm(
-            at, heads=own.kv, num_heads=layer.num_kv_heads, name="k_norm"
-        )
-
-    def split(self, qkv: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_TNH, k_TKH, v_TKH = (
-            x.view(len(x), -1, self.layer.head_dim) for x in torch.split(qkv, self.sizes, dim=1)
-        )
-        q_TNH, k_TKH = self.rope.forward(
-            self.each_q_norm.forward(q_TNH), self.each_k_norm.forward(k_TKH), positions_T
-        )
-        return q_TNH, k_TKH, v_TKH
-
-
 class NormedHeadsBlock(ParallelBlock):
     def __init__(self, at: LayerBuild) -> None:
         super().__init__(at)
-        self.attention.attend = NormedHeads(at, self.attention.attend)
+        layer, comm = at.layer, at.build.comm
+        own = split_heads(layer.num_heads, layer.num_kv_heads, comm.size)[comm.rank]
+        self.attention.attend = SplitAttentionLayer(
+            self.attention.attend.layer,
+            rope=at.rope,
+            q_norm=HeadLayerNorm(at, heads=own.q, num_heads=layer.num_heads, name="q_norm"),
+            k_norm=HeadLayerNorm(at, heads=own.kv, num_heads=layer.num_kv_heads, name="k_norm"),
+        )
