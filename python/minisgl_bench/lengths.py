@@ -5,46 +5,22 @@ streams      64, 512 in, 256 out
 single       one, 128 in, 512 out
 mixed        32, every fourth 6,000 in and 64 out, the others 200 in and 200 out
 prefill      32, 4,096 in, 1 out
-shared       128, 4,160 in, 32 out; the first 4,096 tokens are common (`benchmark offline`)
-long         8, 32,768 in, 256 out (`benchmark offline`)
+shared       128, 4,160 in, 32 out; the first 4,096 tokens are common
+long         8, 32,768 in, 256 out
 batchN       N, 128 in, 256 out
+
+throughput samples at temperature 0.6, the others are greedy.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from minisgl.errors import ConfigError
-
-
-def lengths_of(workload: str) -> list[tuple[int, int]]:
-    """Return the (prompt, output) tokens of each request. Raises ConfigError."""
-    if workload == "throughput":
-        mixed = np.random.default_rng(0).integers(100, 1025, (256, 2))
-        return [(int(prompt), int(output)) for prompt, output in mixed]
-    if workload == "streams":
-        return [(512, 256)] * 64
-    if workload == "single":
-        return [(128, 512)]
-    if workload == "mixed":
-        return [(200, 200) if i % 4 else (6000, 64) for i in range(32)]
-    if workload == "prefill":
-        return [(4096, 1)] * 32
-    if batch := re.fullmatch("batch([1-9][0-9]*)", workload):
-        return [(128, 256)] * int(batch[1])
-    raise ConfigError(
-        f"there is no workload {workload!r}; there are: throughput, streams, single, mixed, "
-        "prefill, batchN"
-    )
-
-
-def temperature_of(workload: str) -> float:
-    """Return the temperature of its requests: throughput samples, the others are greedy."""
-    return 0.6 if workload == "throughput" else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +29,7 @@ class Workload:
 
     name: str
     requests: tuple[tuple[int, int], ...]
-    temperature: float
+    temperature: float = 0.0
     shared: int = 0
 
     @property
@@ -89,20 +65,30 @@ def ordinary_ids(vocab_size: int) -> tuple[int, int]:
     return min(1_000, vocab_size // 2), min(100_000, vocab_size - 1)
 
 
-def offline_workloads(names: Sequence[str]) -> list[Workload]:
-    """Return workloads by name, as `benchmark offline` has them. Raises ConfigError."""
-    known = {
-        name: Workload(
-            name=name,
-            requests=tuple(lengths_of(name)),
-            temperature=temperature_of(name),
-        )
-        for name in ("throughput", "streams", "single", "mixed", "prefill")
-    }
-    known["shared"] = Workload(
-        name="shared", requests=((4160, 32),) * 128, temperature=0.0, shared=4096
+_MIXED: Final = np.random.default_rng(0).integers(100, 1025, (256, 2)).tolist()
+WORKLOADS: Final = {
+    work.name: work
+    for work in (
+        Workload(name="throughput", requests=tuple((a, b) for a, b in _MIXED), temperature=0.6),
+        Workload(name="streams", requests=((512, 256),) * 64),
+        Workload(name="single", requests=((128, 512),)),
+        Workload(name="mixed", requests=((6000, 64), *((200, 200),) * 3) * 8),
+        Workload(name="prefill", requests=((4096, 1),) * 32),
+        Workload(name="shared", requests=((4160, 32),) * 128, shared=4096),
+        Workload(name="long", requests=((32_768, 256),) * 8),
     )
-    known["long"] = Workload(name="long", requests=((32_768, 256),) * 8, temperature=0.0)
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"there is no workload {unknown[0]!r}; there are: {', '.join(known)}")
-    return [known[name] for name in names]
+}
+
+
+def workloads(names: str) -> list[Workload]:
+    """Return workloads by name. names: with commas. Raises ConfigError."""
+    return [_workload(name) for name in names.split(",")]
+
+
+def _workload(name: str) -> Workload:
+    if batch := re.fullmatch("batch([1-9][0-9]*)", name):
+        return Workload(name=name, requests=((128, 256),) * int(batch[1]))
+    if name not in WORKLOADS:
+        known = ", ".join(WORKLOADS)
+        raise ConfigError(f"there is no workload {name!r}; there are: {known}, batchN")
+    return WORKLOADS[name]

@@ -37,15 +37,13 @@ from minisgl_bench.arguments import (
 from minisgl_bench.card import card_memory, card_rates
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.floor import Shape, floor_fields
-from minisgl_bench.lengths import Workload, offline_workloads
+from minisgl_bench.lengths import WORKLOADS, Workload, workloads
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import QUANTISED, SHAPES, shape_of
 
 DOOR = "LLM.generate"
 TINY_SCALE = 1 / 16  # the workloads of `--shape tiny` take seconds on a CPU
-GREEDY = Workload(
-    name="greedy", requests=((5, 16), (100, 16), (300, 16), (700, 16)), temperature=0.0
-)
+GREEDY = Workload(name="greedy", requests=((5, 16), (100, 16), (300, 16), (700, 16)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     add(
         "--workloads",
         default="throughput,single,prefill,shared",
-        help="with commas; there is also long",
+        help=f"with commas: {', '.join(WORKLOADS)}, batchN",
     )
     add("--repeats", type=natural, default=3, help="runs of each workload after the first")
     add("--scale", type=above_zero, help="factor for all lengths (default: 1, tiny 1/16)")
@@ -77,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     setup_logging("offline")
 
     scale = args.scale or (TINY_SCALE if args.shape == "tiny" else 1.0)
-    works = [work.scaled(scale) for work in offline_workloads(args.workloads.split(","))]
+    works = [work.scaled(scale) for work in workloads(args.workloads)]
     values, on_gpu = SHAPES[args.shape], torch.cuda.is_available()
     load = machine_load()
     with tempfile.TemporaryDirectory() as name:

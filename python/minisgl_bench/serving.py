@@ -3,30 +3,28 @@
 It starts the server as a user would, on a checkpoint of random weights, several times; the last
 server gets the workloads. Each workload runs once to compile and warm up, then `--repeats` times
 with fresh ids. The floor of `minisgl_bench.floor` follows each time, for `--tp` cards without
-communication. The workloads are those of `minisgl_bench.lengths`: throughput at temperature
-0.6, the others greedy. The median ITL of batchN is the time of a decode step of N rows.
+communication. The workloads are those of `minisgl_bench.lengths`. The median ITL of batchN is the
+time of a decode step of N rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from minisgl.benchmark.client import Target
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
 from minisgl_bench.checkpoint import write_checkpoint
 from minisgl_bench.counters import describe_server, difference, scrape
 from minisgl_bench.floor import H200_MEMORY, floor_fields
-from minisgl_bench.lengths import lengths_of, ordinary_ids, temperature_of
+from minisgl_bench.lengths import WORKLOADS, Workload, workloads
 from minisgl_bench.report import machine_load, write_json
-from minisgl_bench.sessions import Session
 from minisgl_bench.shapes import SHAPES, shape_of
 from minisgl_bench.shards import run_whole
 from minisgl_bench.startup import first_token, running_server, start_parts
@@ -40,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     add(
         "--workloads",
         default="throughput,streams,single,mixed",
-        help="with commas; there are prefill and batchN, too",
+        help=f"with commas: {', '.join(WORKLOADS)}, batchN",
     )
     add("--tp", type=natural, default=1, help="GPUs, and ranks of the server")
     add("--starts", type=natural, default=3, help="servers to start; the first may compile")
@@ -56,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
             "--dp N`, and measure them with `minisgl bench online --url URL`"
         )
 
-    workloads = {name: lengths_of(name) for name in args.workloads.split(",")}
+    works, seeds = workloads(args.workloads), itertools.count()
     result: dict[str, Any] = {"load_before": machine_load()}
     result |= {"shape": args.shape, "tp": args.tp, "server": args.server}
     with tempfile.TemporaryDirectory() as temporary:
@@ -77,24 +75,13 @@ def main(argv: Sequence[str]) -> int:
                 print(f"start {index}: {starts[-1]}")
                 if index == args.starts - 1:
                     target = Target(url=url, model=describe_server(url)["model"])
-                    for name, lengths in workloads.items():
-                        rows.append(_measure(target, name, lengths, args))
+                    for work in works:
+                        rows.append(_measure(target, work, seeds, args))
                         if args.json:
                             write_json(args.json, result, is_whole=False)
     if args.json:
         write_json(args.json, result)
     return 0
-
-
-def _sessions(
-    workload: str, lengths: Sequence[tuple[int, int]], vocab_size: int, run: int
-) -> list[Session]:
-    """Return sessions that begin at once, with ids that no other workload or run has."""
-    rng = np.random.default_rng([run, *workload.encode()])
-    prompts = [
-        rng.integers(*ordinary_ids(vocab_size), prompt, dtype=np.int32) for prompt, _ in lengths
-    ]
-    return at_once(prompts, [output for _, output in lengths])
 
 
 def _median(values: list[Any]) -> Any:
@@ -107,12 +94,13 @@ def _median(values: list[Any]) -> Any:
 
 
 def _measure(
-    target: Target, workload: str, lengths: list[tuple[int, int]], args: argparse.Namespace
+    target: Target, work: Workload, seeds: Iterator[int], args: argparse.Namespace
 ) -> dict[str, Any]:
     runs = []
-    target.extra["temperature"] = temperature_of(workload)
-    for run in range(args.repeats + 1):
-        sessions = _sessions(workload, lengths, SHAPES[args.shape]["vocab_size"], run)
+    target.extra["temperature"] = work.temperature
+    for _ in range(args.repeats + 1):
+        prompts = work.prompts(SHAPES[args.shape]["vocab_size"], next(seeds))
+        sessions = at_once(prompts, [output for _, output in work.requests])
         before = scrape(target.url)
         summary, cpu_s = run_whole(target, sessions, args.client_processes)
         summary["client_busiest_share"] = round(max(cpu_s) / summary["duration_s"], 3)
@@ -121,10 +109,13 @@ def _measure(
     first, *rest = runs
     median = _median(rest)
     shape = shape_of(SHAPES[args.shape])
-    floor = floor_fields(shape, lengths, median["duration_s"], cards=args.tp, memory=H200_MEMORY)
+    floor = floor_fields(
+        shape, work.requests, median["duration_s"], shared=work.shared, cards=args.tp,
+        memory=H200_MEMORY,
+    )  # fmt: skip
     ttft, itl = median["ttft_ms"], median["itl_ms"] or dict.fromkeys(("p50", "p99", "max"), 0.0)
     print(
-        f"{workload:<12}{median['output_tokens_per_s']:10,.0f} tok/s out, "
+        f"{work.name:<12}{median['output_tokens_per_s']:10,.0f} tok/s out, "
         f"{median['total_tokens_per_s']:,.0f} with prompts, in {median['duration_s']:.2f} s, "
         f"{floor['of_floor']:.2f} of the floor; TTFT p50/p99 {ttft['p50']:.0f}/{ttft['p99']:.0f} "
         f"ms; ITL p50/p99/max {itl['p50']:.2f}/{itl['p99']:.2f}/{itl['max']:.1f} ms; client "
@@ -132,7 +123,7 @@ def _measure(
         f"{first['duration_s']:.1f} s"
     )
     return {
-        "workload": workload,
+        "workload": work.name,
         **floor,
         "first_run_s": first["duration_s"],
         "median": median,

@@ -21,7 +21,7 @@ from minisgl_bench.floor import (
     rows_at_once,
     step_rows,
 )
-from minisgl_bench.lengths import lengths_of
+from minisgl_bench.lengths import WORKLOADS
 from minisgl_bench.shapes import SHAPES, shape_of
 
 # Weights: 4 * (1 * (2 * 2 + 2) * 2 + 2 * 3 * 8) = 240, and 40 of the head; together 560 bytes.
@@ -184,13 +184,13 @@ def test_more_memory_never_raises_the_floor_and_enough_changes_nothing() -> None
 
 @pytest.mark.parametrize("name", ["qwen3-32b", "qwen3.6-27b", "gpt-oss-20b"])
 def test_256_requests_fit_one_h200(name: str) -> None:
-    shape, requests = shape_of(SHAPES[name]), lengths_of("throughput")
+    shape, requests = shape_of(SHAPES[name]), WORKLOADS["throughput"].requests
     assert floor_s(shape, requests, memory=H200_MEMORY) == floor_s(shape, requests)
     assert rows_at_once(shape, requests, memory=H200_MEMORY) == 256
 
 
 def test_256_requests_of_gemma_4_31b_do_not_fit_one_h200() -> None:
-    shape, requests = shape_of(SHAPES["gemma-4-31b"]), lengths_of("throughput")
+    shape, requests = shape_of(SHAPES["gemma-4-31b"]), WORKLOADS["throughput"].requests
     assert (shape.window, shape.window_kv_bytes) == (1024, 50 * 2 * 16 * 256 * 2)
     assert rows_at_once(shape, requests, memory=H200_MEMORY) == 118
     assert len(step_rows(shape, requests, memory=H200_MEMORY)) == 1292

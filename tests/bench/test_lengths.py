@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl_bench.lengths import lengths_of, ordinary_ids
+from minisgl_bench.lengths import WORKLOADS, ordinary_ids, workloads
 from minisgl_bench.run import main
-from minisgl_bench.serving import _sessions
 
 
 def test_the_workloads_are_those_of_the_tables() -> None:
-    throughput = lengths_of("throughput")
+    throughput = WORKLOADS["throughput"].requests
     assert len(throughput) == 256
     assert all(100 <= length <= 1024 for request in throughput for length in request)
     # As benchmarks/results count them.
     assert [sum(tokens) for tokens in zip(*throughput, strict=True)] == [145_184, 152_466]
-    assert lengths_of("mixed").count((6000, 64)) == 8
-    assert lengths_of("batch3") == [(128, 256)] * 3
+    assert WORKLOADS["mixed"].requests.count((6000, 64)) == 8
+    assert workloads("batch3")[0].requests == ((128, 256),) * 3
 
 
 @pytest.mark.parametrize(
@@ -39,5 +38,5 @@ def test_the_ids_of_a_small_vocabulary_are_in_it() -> None:
     for vocab_size in (16, 4096, 151_936):
         first, last = ordinary_ids(vocab_size)
         assert 0 < first < last < vocab_size
-    [session] = _sessions("batch1", [(500, 2)], 4096, 0)
-    assert session.turns[0].ids.max() < 4096
+    [ids] = WORKLOADS["single"].prompts(4096, 0)
+    assert max(ids) < 4096

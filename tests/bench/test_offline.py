@@ -13,7 +13,7 @@ from minisgl.llm.output import RequestOutput
 from minisgl_bench import offline
 from minisgl_bench.compare import compare
 from minisgl_bench.floor import H200_MEMORY
-from minisgl_bench.lengths import Workload, offline_workloads
+from minisgl_bench.lengths import Workload, workloads
 from minisgl_bench.shapes import SHAPES, shape_of
 
 TINY = ["--shape", "tiny", "--repeats", "1", "--scale", "0.02"]
@@ -48,7 +48,7 @@ def test_a_row_says_how_many_requests_fit_at_once(
     monkeypatch.setattr(offline.Bench, "seconds", lambda *_: (100.0, 1.0))
     monkeypatch.setattr(offline, "card_memory", lambda: int(H200_MEMORY))
     bench = object.__new__(offline.Bench)
-    many, one = offline_workloads(["throughput", "single"])
+    many, one = workloads("throughput,single")
     shape = shape_of(SHAPES["gemma-4-31b"])
     row = offline._measure(bench, many, 1, shape)
     assert (row["floor_s"], row["of_floor"], row["rows_at_once"]) == (56.0747, 0.561, 118)
@@ -74,7 +74,7 @@ def test_different_greedy_ids_are_an_error(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_prompts_share_their_prefix_and_nothing_else() -> None:
-    (work,) = offline_workloads(["shared"])
+    (work,) = workloads("shared")
     small = work.scaled(1 / 64)
     assert (small.shared, small.requests[0], small.tokens) == (64, (65, 1), 128 * 65)
     first, again, other = (small.prompts(4096, seed) for seed in (1, 1, 2))

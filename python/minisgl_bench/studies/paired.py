@@ -33,7 +33,7 @@ import torch
 from minisgl.errors import ConfigError
 from minisgl_bench.arguments import above_zero, add_json, benchmark_parser, natural
 from minisgl_bench.checkpoint import write_checkpoint
-from minisgl_bench.lengths import Workload, offline_workloads
+from minisgl_bench.lengths import Workload, workloads
 from minisgl_bench.offline import GREEDY, TINY_SCALE
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.shapes import SHAPES
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--new-flags are a server's: add --door http")
     scale = args.scale or (TINY_SCALE if args.shape == "tiny" else 1.0)
     names = args.workloads or (LLM_WORKLOADS if args.door == "llm" else HTTP_WORKLOADS)
-    works = [work.scaled(scale) for work in offline_workloads(names.split(","))]
+    works = [work.scaled(scale) for work in workloads(names)]
     # Pages, not memory_ratio: that is a share of the free memory, and the first LLM leaves less.
     pages = args.num_pages or num_pages(works)
     settings = {"dtype": args.dtype, "page_size": PAGE_SIZE, "num_pages": pages}
