@@ -1,25 +1,26 @@
 """Makes the tables of README.md and docs/performance.md from `benchmarks/results/`.
 
-`table` prints the page's, `table --short` the three rows of README; `--write PAGE.md` puts it
-between the two marks of that page. A test compares both pages with it. A peer's figure stands only
-beside the figure of the same door: its offline class beside `LLM.generate`, its server beside ours.
+    python scripts/results_table.py [--short] [--write PAGE.md]
+
+It prints the page's, with --short the three rows of README; --write puts it between the two marks
+of that page. A test compares both pages with it. A peer's figure stands only beside the figure of
+the same door: its offline class beside `LLM.generate`, its server beside ours.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from minisgl.errors import ConfigError
-from minisgl_bench.arguments import benchmark_parser
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PEERS = "peers-h200"
-BEGIN, END = "<!-- minisgl bench table -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- scripts/results_table.py -->", "<!-- end of the table -->"
 
 _PEERS_DOOR = {"LLM.generate": "offline", "HTTP": "HTTP"}  # our door: the same door of a peer
 
@@ -146,7 +147,7 @@ def with_table(page: str, table: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = benchmark_parser(__name__, __doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--short", action="store_true", help="the README's three rows")
     parser.add_argument("--write", type=Path, metavar="PAGE.md", help="page to put the table into")
@@ -157,7 +158,11 @@ def main(argv: list[str]) -> int:
             page = args.write.read_text(encoding="utf-8")
             args.write.write_text(with_table(page, table), encoding="utf-8")
     except (ConfigError, OSError) as error:
-        Console(stderr=True).print(str(error), style="red", markup=False)
+        print(error, file=sys.stderr)
         return 2
     print(table)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
