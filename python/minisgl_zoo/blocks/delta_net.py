@@ -18,7 +18,6 @@ from torch import Tensor
 
 from minisgl.core import Batch
 from minisgl.layers.base import BuildContext
-from minisgl.layers.linear import LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.shard import HeadShare, split_heads, times
 from minisgl.models.blocks.decoder import LayerBuild
@@ -143,14 +142,8 @@ class GatedDeltaNet(ConvolvedOP):
         self.norm = RMSNorm(
             build, size=value_dim, eps=at.spec.config.norm_eps, name=f"{prefix}.norm.weight"
         )
-        self.out = LinearRowParallel(
-            build,
-            in_size=num_heads * value_dim,
-            share=times(heads.q, value_dim),
-            out_size=hidden_size,
-            bias=False,
-            name=f"{prefix}.out_proj",
-        )
+        in_size, share = num_heads * value_dim, times(heads.q, value_dim)
+        self.out = at.back("linear_attn.out_proj", in_size=in_size, share=share)
 
     def declare_projections(self, build: BuildContext, parts: Projections) -> None:
         """Declare both projections as one weight if neither is quantised; then `ba` is None.

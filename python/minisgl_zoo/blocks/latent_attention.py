@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnLayer
 from minisgl.core import Batch
-from minisgl.layers import LinearRowParallel, RMSNorm, RMSNormFused
+from minisgl.layers import RMSNorm, RMSNormFused
 from minisgl.layers.base import BaseOP
 from minisgl.layers.linear import Linear
 from minisgl.layers.rotary import RotaryConfig
@@ -176,14 +176,8 @@ class LatentAttention(BaseOP):
             scale=layer.scale,
             latent=layer.latent,
         )
-        self.out = LinearRowParallel(
-            build,
-            in_size=layer.num_heads * sizes.value,
-            share=times(heads, sizes.value),
-            out_size=hidden,
-            bias=False,
-            name=f"{prefix}.o_proj",
-        )
+        in_size, share = layer.num_heads * sizes.value, times(heads, sizes.value)
+        self.out = at.back("self_attn.o_proj", in_size=in_size, share=share)
 
     def forward(
         self,

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.core import Batch
-from minisgl.layers.linear import Linear, LinearRowParallel
+from minisgl.layers.linear import Linear
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.blocks.decoder import Block, LayerBuild
@@ -71,14 +71,8 @@ class Mamba2(ConvolvedOP):
         if mamba.norm:
             part = Part(name=f"{prefix}.gated_norm.weight", shape=(inner,), axis=0, share=values)
             self.declare("norm", build.dtype, part)
-        self.out = LinearRowParallel(
-            build,
-            in_size=inner,
-            share=values,
-            out_size=hidden_size,
-            bias=mamba.out_bias,
-            name=f"{prefix}.out_proj",
-        )
+        name = f"{module}.out_proj"
+        self.out = at.back(name, in_size=inner, share=values, bias=mamba.out_bias)
 
     def forward(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minisgl.core import Batch, Context
 from minisgl.core.groups import CacheGroup
-from minisgl.layers.linear import Linear, LinearRowParallel
+from minisgl.layers.linear import Linear
 from minisgl.layers.norm import RMSNormFused
 from minisgl.layers.shard import split_heads, times
 from minisgl.models.blocks.decoder import Block, LayerBuild
@@ -51,14 +51,7 @@ class ShortConv(ConvolvedOP):
         )
         size = hidden_size, conv.taps
         self.declare_conv(build, name=f"{prefix}.conv", spans=(channels,), size=size, bias=bias)
-        self.out = LinearRowParallel(
-            build,
-            in_size=hidden_size,
-            share=channels,
-            out_size=hidden_size,
-            bias=bias,
-            name=f"{prefix}.out_proj",
-        )
+        self.out = at.back("conv.out_proj", in_size=hidden_size, share=channels, bias=bias)
 
     def forward(
         self,

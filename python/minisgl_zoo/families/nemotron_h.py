@@ -24,7 +24,6 @@ from minisgl.layers import (
     BaseOP,
     BuildContext,
     LinearColParallelMerged,
-    LinearRowParallel,
     RMSNormFused,
     StateLessOP,
 )
@@ -100,24 +99,18 @@ def nemotron_layers(config: ModelConfig, kinds: str) -> tuple[LayerSpec, ...]:
 class SquaredReluMLP(BaseOP):
     """down(relu(up(x)) ** 2)."""
 
-    def __init__(self, spec: ModelSpec, at: LayerBuild, prefix: str) -> None:
+    def __init__(self, at: LayerBuild) -> None:
         super().__init__()
-        config = spec.config
+        config, bias = at.spec.config, at.spec.mlp_bias
         self.up = LinearColParallelMerged(
             at.build,
             in_size=config.hidden_size,
             out_size=config.intermediate_size,
-            bias=spec.mlp_bias,
-            names=(f"{prefix}.up_proj",),
+            bias=bias,
+            names=(f"{at.layer.prefix}.mixer.up_proj",),
         )
-        self.down = LinearRowParallel(
-            at.build,
-            in_size=config.intermediate_size,
-            share=self.up.columns,
-            out_size=config.hidden_size,
-            bias=spec.mlp_bias,
-            name=f"{prefix}.down_proj",
-        )
+        inner, share = config.intermediate_size, self.up.columns
+        self.down = at.back("mixer.down_proj", in_size=inner, share=share, bias=bias)
 
     def forward(
         self, norm: RMSNormFused, x_TD: Tensor, residual_TD: Tensor | None
@@ -147,13 +140,13 @@ class MambaAttentionBlock(Block):
         follower = layer_kinds(at.spec.config)[int(index) + 1 :][:1]
         if follower not in ("-", "E"):
             return
-        mlp = replace(at.layer, prefix=f"{before}.{int(index) + 1}")
-        self.mlp_norm = replace(at, layer=mlp).norm(self.norm_type, "norm")
+        mlp = replace(at, layer=replace(at.layer, prefix=f"{before}.{int(index) + 1}"))
+        self.mlp_norm = mlp.norm(self.norm_type, "norm")
         if follower == "E":
             assert at.mixture
             self.mlp = at.mixture(at.index)
         else:
-            self.mlp = SquaredReluMLP(at.spec, at, f"{mlp.prefix}.mixer")  # type: ignore[assignment] # has their `forward`
+            self.mlp = SquaredReluMLP(mlp)  # type: ignore[assignment] # has their `forward`
 
 
 class MambaBlock(MambaAttentionBlock):

@@ -158,6 +158,15 @@ class LayerBuild:
         """Return a norm of the layer's queries or keys, per head."""
         return self.norm(kind, f"self_attn.{name}", self.layer.head_dim)
 
+    def back(
+        self, name: str, *, in_size: int, share: range, bias: bool = False
+    ) -> LinearRowParallel:
+        """Return a projection of the layer back to the hidden size."""
+        out_size, name = self.spec.config.hidden_size, f"{self.layer.prefix}.{name}"
+        return LinearRowParallel(
+            self.build, in_size=in_size, share=share, out_size=out_size, bias=bias, name=name
+        )
+
 
 class Block(BaseOP):
     """norm, attention, norm, MLP or mixture of experts.
@@ -242,14 +251,8 @@ class Attention(BaseOP):
             q_norm=head_norm("q_norm"),
             k_norm=head_norm("k_norm"),
         )
-        self.out = LinearRowParallel(
-            build,
-            in_size=layer.num_heads * layer.head_dim,
-            share=self.qkv.q_columns,
-            out_size=config.hidden_size,
-            bias=spec.o_bias,
-            name=f"{prefix}.o_proj",
-        )
+        in_size, share = layer.num_heads * layer.head_dim, self.qkv.q_columns
+        self.out = at.back("self_attn.o_proj", in_size=in_size, share=share, bias=spec.o_bias)
 
     def forward(
         self,
