@@ -1,8 +1,9 @@
 """The cost of scheduling: microseconds of a step by part, and of prefix-tree operations.
 
 The loop is the real `run` with the real ZeroMQ inbox and outbox, so a step decodes and encodes the
-messages of a server. The executor answers at once, so only host time is left. A fixed Python loop
-is timed beside each case; the ratio to it compares between machines.
+messages of a server. The executor answers at once, so only host time is left; a part that the loop
+sleeps in is not counted. A fixed Python loop is timed beside each case; the ratio to it compares
+between machines.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from minisgl.core import Event, Finished, Plan, SamplingParams
-from minisgl.core.plan import Executor, StepOutcome
+from minisgl.core import Plan, SamplingParams
 from minisgl.message import ExitMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.io import Message, SourceInbox, ZmqOutbox
+from minisgl.scheduler.loop import PARTS as LOOP_PARTS
+from minisgl.scheduler.loop import Meter
 from minisgl.server.flags import integer
 from minisgl.utils.zmq import Endpoints, PullQueue, PushQueue
 from minisgl_bench.arguments import add_json, benchmark_parser, natural
@@ -30,7 +30,7 @@ from minisgl_bench.fakes import InstantExecutor
 from minisgl_bench.report import machine_load, write_json
 from minisgl_bench.studies.prefix_tree import measure_tree
 
-PARTS = ("receive", "plan", "launch", "commit", "send")
+PARTS = ("receive", "plan", "launch", "commit", "send")  # an instant executor has no wait
 PAGE_SIZE = 16
 VOCAB_SIZE = 32_000
 WARM_UP_STEPS = 20
@@ -69,56 +69,31 @@ def main(argv: list[str]) -> int:
 # --- steps -------------------------------------------------------------------------------------
 
 
-class _Timed:
-    """The loop's scheduler, executor, inbox and outbox in one: it passes calls on and times them.
+class _Times(Meter):
+    """Mutable: `steps` collects the nanoseconds of each part and of the whole turn. on_step: gets
+    the number of requests that have ended, after each step, in time that is not counted."""
 
-    So the loop itself stays the real one. Mutable: `steps` collects the nanoseconds of each part
-    and of the whole turn. `on_step` gets the events of each step, in time that is not counted.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, executor: Executor, inbox: SourceInbox, outbox: ZmqOutbox
-    ) -> None:
-        self._scheduler = scheduler
-        self._spent = dict.fromkeys(PARTS, 0)
-        self._committed = False
-        self._began = time.perf_counter_ns()
-        self._send = self._timed("send", outbox.send)
-        self._commit = self._timed("commit", scheduler.commit)
+    def __init__(self, on_step: Callable[[int], None]) -> None:
+        self._on_step = on_step
+        self._spent = [0] * len(LOOP_PARTS)
+        self._last = time.perf_counter_ns()
         self.steps: list[dict[str, int]] = []
-        self.on_step: Callable[[list[Event]], None] = lambda events: None
-        self.take = self._timed("receive", inbox.take)
-        self.handle = self._timed("receive", scheduler.handle)
-        self.settles_first = self._timed("plan", scheduler.settles_first)
-        self.plan = self._timed("plan", scheduler.plan)
-        self.launch = self._timed("launch", executor.launch)
 
-    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            start = time.perf_counter_ns()
-            result = call(*args)
-            self._spent[part] += time.perf_counter_ns() - start
-            return result
+    def begin(self, *, asleep: bool) -> None:
+        if asleep:
+            self._last = time.perf_counter_ns()
 
-        return timed
+    def lap(self, part: int) -> None:
+        now = time.perf_counter_ns()
+        self._spent[part] += now - self._last
+        self._last = now
 
-    @property
-    def runnable(self) -> bool:
-        return self._scheduler.runnable
-
-    def commit(self, plan: Plan, outcome: StepOutcome) -> list[Event]:
-        self._committed = True
-        events: list[Event] = self._commit(plan, outcome)
-        return events
-
-    def send(self, events: list[Event]) -> None:
-        self._send(events)
-        if self._committed:
-            self._committed = False
-            self.steps.append({**self._spent, "total": time.perf_counter_ns() - self._began})
-            self._spent = dict.fromkeys(PARTS, 0)
-            self.on_step(events)
-            self._began = time.perf_counter_ns()
+    def settled(self, plan: Plan, scheduler: Scheduler) -> None:
+        times = dict(zip(LOOP_PARTS, self._spent, strict=True))
+        self.steps.append({**times, "total": sum(self._spent)})
+        self._on_step(scheduler.stats.num_finished)
+        self._spent = [0] * len(LOOP_PARTS)
+        self._last = time.perf_counter_ns()
 
 
 @contextmanager
@@ -166,19 +141,21 @@ def drive(num_running: int, num_steps: int, *, mixed: bool) -> list[dict[str, in
         )
 
     with _sockets() as (inbox, outbox, client):
-        timed = _Timed(Scheduler(config), InstantExecutor(), inbox, outbox)
+        num_asked = num_running
 
-        def on_step(events: list[Event]) -> None:
+        def on_step(num_ended: int) -> None:
+            nonlocal num_asked
             if mixed:
-                client.put([request() for event in events if isinstance(event, Finished)])
-            if len(timed.steps) == first + num_steps:
+                missing = num_running + num_ended - num_asked
+                client.put([request() for _ in range(missing)])
+                num_asked += missing
+            if len(times.steps) == first + num_steps:
                 client.put([ExitMsg()])
 
-        timed.on_step = on_step
+        times = _Times(on_step)
         client.put([request() for _ in range(num_running)])
-        loop: Any = timed
-        run(loop, loop, loop, loop)
-    return timed.steps[first : first + num_steps]
+        run(Scheduler(config), InstantExecutor(), inbox, outbox, meter=times)
+    return times.steps[first : first + num_steps]
 
 
 def measure_steps(kind: str, num_running: int, num_steps: int) -> dict[str, float]:
@@ -223,18 +200,12 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _show(steps: list[dict[str, Any]], tree: list[dict[str, Any]]) -> None:
-    console = Console()
-    table = Table(title="microseconds a step (medians); 1 loop is the yardstick", box=None)
-    names = ("name", *(f"{part}_us" for part in PARTS), "total_us", "total_p99_us")
-    for name in (*names[:-1], "p99", "in loops"):
-        table.add_column(name.removesuffix("_us"), justify="right", no_wrap=True)
+    names = (*(f"{part}_us" for part in PARTS), "total_us", "total_p99_us")
+    heads = "".join(f"{name.removesuffix('_us'):>11}" for name in names)
+    print(f"microseconds a step (medians)\n{'':<12}{heads}   in loops")
     for row in steps:
-        values = [f"{row[name]:,.{int(row[name] < 100)}f}" for name in names[1:]]
-        table.add_row(row["name"], *values, f"{row['total_in_yardsticks']:.2f}")
-    console.print(table)
-    table = Table(title=f"prefix tree of {tree[0]['cached_tokens']:,} tokens, microseconds")
-    for column in ("operation", "median", "p99"):
-        table.add_column(column, justify="right")
+        values = "".join(f"{row[name]:11,.1f}" for name in names)
+        print(f"{row['name']:<12}{values}{row['total_in_yardsticks']:11.2f}")
+    print(f"prefix tree of {tree[0]['cached_tokens']:,} tokens, microseconds: median, p99")
     for row in tree:
-        table.add_row(row["name"], f"{row['median_us']:,.1f}", f"{row['p99_us']:,.1f}")
-    console.print(table)
+        print(f"{row['name']:<42}{row['median_us']:11,.1f}{row['p99_us']:11,.1f}")
