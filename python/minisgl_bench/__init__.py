@@ -1,4 +1,4 @@
-"""Benchmarks that a user runs against a model or a server, and tools that read their results.
+"""Benchmarks that a user runs against a model or a server.
 
 What it is for: numbers that others can reproduce. Each benchmark writes JSON with the hardware,
 the versions and the commit. `minisgl bench` lists them; each is a module here with a `main(argv)`.

@@ -2,7 +2,7 @@
 
 Arrivals: `--rate` (open-loop Poisson), a trace's own times, `--concurrency` (closed loop), or all
 at once; `--sweep` raises the rate until the goodput breaks. `--repeat` runs again with new prompts
-of the same lengths (a prefix cache would answer the old ones), so that `compare` knows the noise.
+of the same lengths (a prefix cache would answer the old ones), which shows the noise.
 """
 
 from __future__ import annotations

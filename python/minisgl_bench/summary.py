@@ -113,7 +113,7 @@ def request_values(times: Sequence[float], record: Record) -> dict[str, float]:
 
 
 def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
-    """Return a run's `summary` (numbers to compare), `requests` (columns), `curves` (for plots)."""
+    """Return a run's `summary` and `requests` (columns)."""
     done: list[Record] = []
     errors = Counter(record.error for record in records if record.error is not None)
     per_request: list[dict[str, float]] = []
@@ -180,16 +180,8 @@ def summarize(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
         "tokens_counted_by": counted,
         "errors": dict(errors),
         "requests": {"sent_s": sent, "num_cached": cached, **rounded},
-        "curves": {"itl_ms": _quantiles(all_itl)},
     }
 
 
 def _rate(count: int, duration_s: float) -> float:
     return round(count / duration_s, 3) if duration_s > 0 else 0.0
-
-
-def _quantiles(values: Floats) -> list[float]:
-    """Return the quantiles from 0 to 100 % in steps of 0.5 %, for a curve."""
-    if not len(values):
-        return []
-    return [round(float(v), 3) for v in np.percentile(values, np.linspace(0, 100, 201))]

@@ -19,7 +19,7 @@ import torch
 from helpers.benchmark_commands import LINES, PACKAGES, main, online_json
 from helpers.stub import Script, StubServer
 from minisgl.errors import ConfigError
-from minisgl_bench import compare, counters, online, report
+from minisgl_bench import counters, online, report
 from minisgl_bench.arguments import command_of
 from minisgl_bench.run import benchmarks
 from minisgl_bench.run import main as run_main
@@ -100,21 +100,6 @@ def test_numbers_out_of_bounds_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("compare a.json b.json --only (", "no regular expression: missing )"),
-    ],
-)
-def test_values_that_cannot_be_used_are_reported(
-    command: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(command.split())
-    assert exit_info.value.code == 2
-    assert says in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("flags", "says"),
     [("--shapes small,none", "no shape 'none'"), ("--dtypes int8", "no dtype 'int8'")],
 )
@@ -180,8 +165,8 @@ def test_results_that_could_not_be_written_are_reported_before_the_work(
 
 
 def test_ctrl_c_makes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "main", Mock(side_effect=KeyboardInterrupt))
-    assert main(["compare"]) == 130
+    monkeypatch.setattr(online, "main", Mock(side_effect=KeyboardInterrupt))
+    assert main(["online"]) == 130
 
 
 def test_a_list_whose_reader_has_left_makes_no_traceback() -> None:
@@ -238,7 +223,7 @@ def test_prometheus_counters_gain() -> None:
 
 def test_every_benchmark_says_what_it_is() -> None:
     users, ours = benchmarks(), benchmarks("minisgl_bench.studies")
-    assert {"online", "offline", "serving", "compare"} <= set(users)
+    assert {"online", "offline", "serving"} <= set(users)
     assert {"scheduler", "drafts", "paired"} <= set(ours)
     assert all(users.values())
     assert all(ours.values())

@@ -36,7 +36,7 @@ def test_commands_scripts_and_links_in_the_text_exist(docs: SimpleNamespace) -> 
 
 def test_faults_of_a_text(docs: SimpleNamespace) -> None:
     text = """
-Run `minisgl bench ofline`, `minisgl serve --no-such-flag`, `minisgl bench compare A.json B.json`
+Run `minisgl bench ofline`, `minisgl serve --no-such-flag`, `minisgl bench online --sweep auto`
 or `python -m minisgl_bench.studies paired --rounds N`; see [x](no.md), [y](api.md#none) and
 scripts/none.py.
 
