@@ -10,8 +10,9 @@ import math
 from collections.abc import Collection
 from typing import Any, Final
 
-from minisgl_gateway.router.choice import Load, expected_s
+from minisgl_gateway.router.choice import expected_s
 from minisgl_gateway.router.replica_state import ReplicaState
+from minisgl_gateway.router.view import View
 
 MOST_TAKEN: Final = 0.5
 """A replica is removed only if requests take at most this share of the others' places. Otherwise it
@@ -24,18 +25,11 @@ def scale_stats(state: ReplicaState) -> dict[str, float]:
     wait_s: seconds until a new request of one token would start. taken: the share of the replica's
     places that requests take.
     """
-    load = Load(
-        queued_tokens=state.queued_tokens,
-        num_waiting=state.num_waiting,
-        num_running=state.num_running,
-        max_running=state.max_running,
-        num_free_pages=state.num_free_pages,
-        page_size=state.page_size,
-        prefill_tokens_per_s=state.prefill_tokens_per_s,
-        finished_per_s=state.finished_per_s,
-    )
+    view = View("")
+    view.state = state
     num_requests = state.num_running + state.num_waiting
-    return {"wait_s": expected_s(load, 1, 0), "taken": num_requests / state.max_running}
+    wait_s = expected_s(view.load(view.state_at), 1, 0)
+    return {"wait_s": wait_s, "taken": num_requests / state.max_running}
 
 
 def wanted(num: int, waits_s: Collection[float], taken: Collection[float], target_s: float) -> int:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from minisgl.errors import CheckpointError
-from minisgl_zoo.gguf.header import MappedTensor, StoredTensor, read_header
+from minisgl_zoo.gguf.header import MappedTensor, StoredTensor
 
 INDEX: Final = "tensors.json"
 WEIGHTS: Final = "model.gguf"
@@ -97,12 +97,9 @@ def map_file(path: Path) -> Any:
 def open_weights(folder: Path) -> tuple[Mapping[str, Any], list[MappedTensor]]:
     """Return the metadata, without lists, and the memory-mapped tensors of all parts.
 
-    A folder that `write_files` did not make has no index; then the headers are read. Raises
-    CheckpointError if a file cannot be read, or has changed since the folder was made.
+    Raises CheckpointError if a file cannot be read, or has changed since the folder was made.
     """
     try:
-        if not (folder / INDEX).is_file():
-            return _by_headers(folder)
         index = read_index(folder)
         tensors: list[MappedTensor] = []
         for number, part in enumerate(index.parts):
@@ -114,14 +111,3 @@ def open_weights(folder: Path) -> tuple[Mapping[str, Any], list[MappedTensor]]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
     return index.values, tensors
-
-
-def _by_headers(folder: Path) -> tuple[Mapping[str, Any], list[MappedTensor]]:
-    values: dict[str, Any] = {}
-    tensors: list[MappedTensor] = []
-    for path in sorted(folder.glob("*.gguf"), key=lambda path: path.name != WEIGHTS):
-        own_values, stored = read_header(path)
-        values = values or own_values
-        mapped = map_file(path)
-        tensors += [MappedTensor(each, mapped) for each in stored]
-    return values, tensors

@@ -38,7 +38,6 @@ def headers(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return read_header(path)
 
     monkeypatch.setattr("minisgl_zoo.gguf.folder.read_header", counted)
-    monkeypatch.setattr("minisgl_zoo.gguf.index.read_header", counted)
     return read
 
 

@@ -22,6 +22,9 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
 from torch import Tensor
 
+from minisgl_zoo.gguf.header import read_header
+from minisgl_zoo.gguf.index import write_files
+
 SIZE, INNER, VOCAB, LAYERS = 1280, 5120, 64, 2
 MATRICES = {
     "self_attn.q_proj": (SIZE, SIZE),
@@ -133,7 +136,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def gguf_folder(plain: dict[str, Tensor], folder: Path) -> Path:
     """Of the same model: matrices in Q8_0, values and down projections in Q4_0."""
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    file = folder / "llama.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
     types = {}
     for layer in range(LAYERS):
         for name, old in zip(MATRICES, OF_FILE, strict=True):
@@ -152,7 +156,9 @@ def gguf_folder(plain: dict[str, Tensor], folder: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     section = {"quant_method": "gguf", "arch": "llama", "types": types}
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": section}))
+    config = json.dumps({**CONFIG, "quantization_config": section})
+    values, tensors = read_header(file)
+    write_files(folder, {"config.json": config}, values, [(file, tensors)])
     return folder
 
 
