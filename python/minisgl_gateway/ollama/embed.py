@@ -17,7 +17,14 @@ from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
 from minisgl_gateway.error_forms import OllamaError
 from minisgl_gateway.ollama.request import OllamaOptions
-from minisgl_gateway.pooling.door import Door, PoolingFields, PromptUsage, counted_texts, listed
+from minisgl_gateway.pooling.door import (
+    Door,
+    PoolingFields,
+    PromptUsage,
+    as_json,
+    counted_texts,
+    listed,
+)
 
 
 class _Request(PoolingFields, frozen=True, kw_only=True):
@@ -87,7 +94,7 @@ def router(site: Site) -> APIRouter:
         def make(x_ND: FloatArray, usage: PromptUsage) -> OllamaEmbedded:
             return OllamaEmbedded(
                 model=given.model,
-                embeddings=x_ND.tolist(),
+                embeddings=[as_json(x_D) for x_D in x_ND],
                 total_duration=round((time.perf_counter() - began) * 1e9),
                 prompt_eval_count=usage.prompt_tokens,
             )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, ClassVar, Final, NoReturn, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NoReturn, Self, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -12,6 +13,7 @@ from msgspec import Meta
 
 from minisgl import plugins
 from minisgl.core import Finished
+from minisgl.core.req import FloatArray
 from minisgl.errors import CheckpointError, InvalidRequest
 from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
 from minisgl.server.api.schema import Place, Salt, Timeout
@@ -19,6 +21,7 @@ from minisgl.server.errors import naming, refusal
 from minisgl.server.frontend import Frontend
 from minisgl.server.site import Site
 from minisgl.server.strict import Json
+from minisgl.server.web import body
 from minisgl.server.web.respond import Output, Shape, respond
 from minisgl.utils.logger import get_logger
 
@@ -103,35 +106,47 @@ class Door:
         """Let the model compute the prompts. make: makes the answer from what they yield. names:
         the request's names of fields, by "prompt" and those of `Pooling.about`."""
 
-        def whole(ends: list[Finished]) -> msgspec.Struct:
-            return make(pooling.finish([end.pooled for end in ends]), PromptUsage.of(ends))
-
+        shape = _Ends()
         with naming(names), pooling.naming():
-            return await respond(
+            response = await respond(
                 request,
                 self.frontend,
                 pooling.prompts,
                 pooling.sampling,
                 asked,
-                shape=_Whole(whole),
+                shape=shape,
                 names={},
             )
 
+        def made() -> bytes:
+            rows = pooling.finish([end.pooled for end in shape.ends])
+            return msgspec.json.encode(make(rows, PromptUsage.of(shape.ends)))
 
-class _Whole(Shape):
-    """An answer that is made of the ends of its prompts. It is never a stream."""
+        # In a thread, because millions of numbers take seconds.
+        is_answered = response.status_code == 200
+        return body.json(await asyncio.to_thread(made)) if is_answered else response
 
-    def __init__(self, make: Callable[[list[Finished]], msgspec.Struct]) -> None:
-        self._make = make
+
+class _Ends(Shape):
+    """Keeps the ends of prompts, of which an answer is made. It is never a stream."""
+
+    ends: Sequence[Finished] = ()
 
     def whole(self, outputs: list[Output]) -> msgspec.Struct:
-        return self._make([output.end for output in outputs])
+        self.ends = [output.end for output in outputs]
+        return PromptUsage.of(self.ends)
 
     def text(self, index: int, reply: object) -> NoReturn:
         raise AssertionError("embeddings are no stream")
 
     def end(self, index: int, end: Finished) -> NoReturn:
         raise AssertionError("embeddings are no stream")
+
+
+def as_json(x_D: FloatArray) -> Any:
+    """Return a row of an answer. Rows are encoded one by one, so that other threads run between
+    them."""
+    return msgspec.Raw(msgspec.json.encode(x_D.tolist()))
 
 
 def counted_texts(texts: list[T], name: str) -> list[T]:

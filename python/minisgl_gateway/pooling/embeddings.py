@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Annotated, Any, Final, Literal
 
@@ -21,6 +22,7 @@ from minisgl_gateway.pooling.door import (
     Door,
     PoolingFields,
     PromptUsage,
+    as_json,
     counted_texts,
     listed,
 )
@@ -56,7 +58,7 @@ class EmbeddingRequest(PoolingFields, frozen=True, kw_only=True):
     def prompts(self) -> list[Prompt]:
         """The texts. Raises InvalidRequest."""
         given = listed(self.input)
-        if given and all(type(item) is int for item in given):
+        if set(map(type, given)) == {int}:
             return [token_prompt(given, "input")]
         counted_texts(given, "input")
         if all(isinstance(item, str) for item in given):
@@ -91,19 +93,22 @@ def router(site: Site) -> APIRouter:
         """Embed texts or token ids; OpenAI's schema with a few extensions."""
         asked = await body.read(request, EmbeddingRequest)
         name = door.model.check(asked.model)
-        pooling = door.recipe.embed(
-            asked.prompts,
-            prompt_name=asked.prompt_name,
-            dimensions=asked.dimensions,
-            pooling=asked.pooling,
-            max_tokens=asked.truncate_prompt_tokens,
-            context=door.context,
+        # In a thread, because there may be a million token ids.
+        pooling = await asyncio.to_thread(
+            lambda: door.recipe.embed(
+                asked.prompts,
+                prompt_name=asked.prompt_name,
+                dimensions=asked.dimensions,
+                pooling=asked.pooling,
+                max_tokens=asked.truncate_prompt_tokens,
+                context=door.context,
+            )
         )
         is_text = asked.encoding_format == "base64"
 
         def make(x_ND: FloatArray, usage: PromptUsage) -> Embeddings:
             forms = [
-                base64.b64encode(x_D.tobytes()).decode() if is_text else x_D.tolist()
+                base64.b64encode(x_D.tobytes()).decode() if is_text else as_json(x_D)
                 for x_D in x_ND
             ]
             data = [Embedding(index=index, embedding=form) for index, form in enumerate(forms)]

@@ -14,6 +14,7 @@ from openai.types.shared.error_object import ErrorObject
 from helpers.api_requests import CHAT, GENERATE, TEXT, hello, refused
 from helpers.scripted_server import ScriptedServer
 from minisgl.server.web import body as bodies
+from minisgl.server.web.body import MAX_VALUES
 
 
 def test_half_a_body_times_out(
@@ -113,6 +114,20 @@ def test_body_too_large(http: httpx.Client) -> None:
     )
     assert "16777216" in error["message"]
     assert http.get("/health").status_code == 200
+
+
+def test_a_body_of_too_many_values(http: httpx.Client) -> None:
+    headers = {"content-type": "application/json"}
+    for values in (b"1," * (MAX_VALUES + 1) + b"1", b"[]," * (MAX_VALUES + 1) + b"[]"):
+        error = refused(http.post(TEXT, content=b'{"prompt": [%b]}' % values, headers=headers), 413)
+        assert "has more than 1,048,576 values" in error["message"]
+    commas = b'\\"\\\\' + b"," * (
+        MAX_VALUES + 1
+    )  # behind an escaped quote and an escaped backslash
+    accepted = http.post(
+        TEXT, content=b'{"prompt": "%b", "max_tokens": 1}' % commas, headers=headers
+    )
+    assert accepted.status_code == 200
 
 
 def test_unknown_paths_and_methods(http: httpx.Client) -> None:

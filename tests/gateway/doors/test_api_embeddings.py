@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,15 @@ from helpers.embedders import (
 )
 from helpers.router_thread import RouterThread
 from helpers.running_server import RunningServer
+from helpers.scripted_server import ScriptedServer
+from minisgl.core import Accepted, Finished
+from minisgl.message import TokenizeMsg
+from minisgl.message.frontend import UserReply
 from minisgl_bench.replay_plans import replay_plans
+from minisgl_gateway.ollama import embed
 from minisgl_gateway.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from minisgl_gateway.pooling import embeddings
+from minisgl_gateway.pooling.door import as_json
 from minisgl_gateway.pooling.embeddings import EmbeddingRequest
 from minisgl_gateway.pooling.scores import RerankRequest, ScoreRequest
 
@@ -317,6 +326,45 @@ def test_a_cross_encoder_ranks_and_refuses_embeddings(tmp_path: Path) -> None:
             refused = http.post(path, json=body)
             assert refused.status_code == 400
             assert "scores pairs" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+def test_others_are_served_while_an_answer_is_written(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, others = [], threading.Event()
+
+    def slowly(x_D: Any) -> Any:
+        assert others.wait(60), "nobody else is served"
+        rows.append(x_D)
+        return as_json(x_D)
+
+    def pooled(message: TokenizeMsg, _: threading.Event) -> Iterator[UserReply]:
+        uid, row = message.uid, np.arange(256, dtype="<f4").tobytes()
+        yield Accepted(uid=uid, num_prompt_tokens=1, sampling=message.sampling)
+        yield Finished(
+            uid=uid, reason="length", num_prompt_tokens=1, num_output_tokens=0, pooled=row
+        )
+
+    for module in (embeddings, embed):
+        monkeypatch.setattr(module, "as_json", slowly)
+    with ScriptedServer(answer=pooled) as server, ThreadPoolExecutor(1) as pool:
+        asked = {"model": "scripted", "input": ["a", "b"]}
+        answer = pool.submit(httpx.post, f"{server.url}{path}", json=asked, timeout=90)
+        for _ in range(200):
+            if server.received:
+                break
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+        assert not answer.done()
+        others.set()
+        whole = answer.result().raise_for_status().json()
+    found = (
+        whole["embeddings"] if "embeddings" in whole else [x["embedding"] for x in whole["data"]]
+    )
+    assert np.allclose(found, rows)
+    assert len(rows) == 2
 
 
 def test_no_field_of_the_vendors_schemas_is_unknown() -> None:

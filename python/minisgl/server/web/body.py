@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import gc
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import msgspec
+import numpy as np
 from fastapi import Request, Response
 from starlette.types import Scope
 
@@ -21,6 +23,9 @@ from minisgl.server.web.connections import client_address
 from minisgl.utils.text import brief
 
 MAX_BODY_BYTES: Final = 16 * 2**20  # a million tokens are about 5 MB of English
+MAX_VALUES: Final = 2**20
+"""Of a body, as commas outside of texts: more than the token ids of any context. Each value is an
+object, and while they are made nobody else is served."""
 MAX_PAUSE_S = 30.0
 """The longest wait for the next piece of a body. A slower client may only want to hold a connection
 open."""
@@ -62,7 +67,11 @@ async def read(request: Request, kind: type[R], *, may_lack_type: bool = False) 
 
 def response(record: object, status: int = 200) -> Response:
     """Return a response whose body is `record` as JSON."""
-    return Response(msgspec.json.encode(record), status, media_type="application/json")
+    return json(msgspec.json.encode(record), status)
+
+
+def json(data: bytes, status: int = 200) -> Response:
+    return Response(data, status, media_type="application/json")
 
 
 async def read_bytes(request: Request, bodies: Bodies, owner: str) -> bytes:
@@ -120,7 +129,15 @@ def parse(body: bytes, kind: type[R]) -> R:
     """Decode strictly. Raises InvalidRequest, which names the wrong field if one is wrong."""
     if not body:
         raise InvalidRequest("the body is empty; send a JSON object")
+    if body.count(b",") > MAX_VALUES and _num_commas(body) > MAX_VALUES:
+        raise refusal(
+            f"the body has more than {MAX_VALUES:,} values; send fewer token ids, or several "
+            "requests",
+            status=413,
+            code="body_too_large",
+        )
     try:
+        gc.disable()  # what is decoded is no garbage; looking for some would take most of the time
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise field_error(str(error), kind) from None
@@ -133,6 +150,15 @@ def parse(body: bytes, kind: type[R]) -> R:
         ) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
+    finally:
+        gc.enable()
+
+
+def _num_commas(body: bytes) -> int:
+    """Return the number of commas that are not in texts."""
+    bare = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    is_text = np.logical_xor.accumulate(bare == ord('"'))
+    return int(np.count_nonzero((bare == ord(",")) & ~is_text))
 
 
 def _hint(body: bytes, reason: str) -> str:
