@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,12 @@ _WITHOUT_EFFECT: Final = frozenset(
 how another class of layers stores the parent's weights; A and B have one form."""
 _PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", True, False, None)
 """Values of `init_lora_weights` that leave the parent's weights as they are."""
+_SLOW: Final = re.compile(r"\)[*+{]|([*+?{(].*){4}", re.DOTALL)
+"""What a regular expression must not have: each such part multiplies its time."""
+MAX_LENGTH: Final = 160
+"""The most characters of an expression and of the name that it is matched with, together."""
+MATCHING_S: Final = 1.0
+"""The most time of a core for all modules of an adapter."""
 _TENSOR: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
@@ -112,8 +119,10 @@ def open_adapter(folder: Path) -> AdapterFile:
         )
     if not inputs:
         raise CheckpointError(f"{folder / WEIGHTS} has no tensors; save the adapter again")
-    scales = {}
+    scales, end = {}, time.thread_time() + MATCHING_S
     for module, (rank, _) in inputs.items():
+        if time.thread_time() > end:
+            raise ConfigError(f"{file}: its patterns take too long to match; write modules' names")
         if outputs[module][1] != rank:
             raise CheckpointError(
                 f"{folder / WEIGHTS}: A of {module} has rank {rank}, B has {outputs[module][1]}"
@@ -161,11 +170,18 @@ def _of_pattern(
     config: dict[str, Any], patterns: str, field: str, module: str, file: Path
 ) -> float:
     """Return the value of the first pattern whose regular expression matches the module's name or
-    the end of it, as PEFT reads `rank_pattern` and `alpha_pattern`; else that of the field."""
+    the end of it, as PEFT reads `rank_pattern` and `alpha_pattern`; else that of the field. One
+    that may be slow is refused: while it is matched, nothing else runs in the process."""
     given = config.get(patterns) or {}
     if not isinstance(given, dict):
         raise ConfigError(f"{file}: {patterns} must be an object, got {brief(given)}")
     try:
+        for key in given:
+            if len(key) + len(module) > MAX_LENGTH or _SLOW.search(key):
+                raise ConfigError(
+                    f"{file}: {patterns} has {brief(key)}, which may take too long to match; write "
+                    f"the modules' names, or at most three of * + ? {{ ( and none behind a group"
+                )
         found = [v for key, v in given.items() if re.match(rf"(.*\.)?({key})$", module)]
     except re.error as error:
         raise ConfigError(f"{file}: {patterns} has no regular expression: {error}") from error

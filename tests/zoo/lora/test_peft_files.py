@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,28 @@ def test_what_peft_writes_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("targets", [["q_proj", "up_proj"], r".*\.(q|up)_proj", "all-linear"])
 def test_targets_may_have_each_form(targets: Any, tmp_path: Path) -> None:
     assert set(open_adapter(make(tmp_path, target_modules=targets)).inputs) == set(SHAPES)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+!", "(a|a)*!", "(a|b){9}!", "(a|aa)" * 30 + "!", "a?" * 9 + "a" * 9, "q" * 200],
+)
+def test_a_pattern_that_may_never_end_is_refused(pattern: str, tmp_path: Path) -> None:
+    for name in ("rank_pattern", "alpha_pattern"):
+        make(tmp_path)
+        change(tmp_path, **{name: {pattern: 8}})
+        with pytest.raises(ConfigError, match="may take too long to match; write the modules' nam"):
+            open_adapter(tmp_path)
+
+
+def test_many_slow_patterns_are_refused_within_seconds(tmp_path: Path) -> None:
+    layers = {f"{'.' * 90}{index}": (4, 4) for index in range(300)}
+    RandomAdapter(tmp_path, layers, seed=1)
+    change(tmp_path, alpha_pattern={f".*.*.*x{index}": 8 for index in range(50)})
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match="its patterns take too long to match"):
+        open_adapter(tmp_path)
+    assert time.monotonic() - begun < 60
 
 
 def test_patterns_give_layers_a_rank_and_a_scale(tmp_path: Path) -> None:
