@@ -123,15 +123,20 @@ class DeviceAdapters:
         if digest_of(folder, data) != adapter.digest:
             raise CheckpointError(f"the files in {folder} have changed; load them again")
         file, tensors = open_adapter(folder), load(data)
-        for name, tensor in tensors.items():
-            if not tensor.isfinite().all():
-                raise CheckpointError(f"{folder / WEIGHTS}: {name} has NaN or infinity")
 
-        def half(module: str, letter: str) -> Tensor:
-            return tensors[f"base_model.model.{module}.lora_{letter}.weight"].float()
+        def half(module: str, letter: str, scale: float = 1.0) -> Tensor:
+            name = f"base_model.model.{module}.lora_{letter}.weight"
+            tensor = tensors[name].float() * scale
+            # As it is held: on a GPU zeros of other adapters' tokens are multiplied by it, too.
+            if not tensor.to(self._weights[0].dtype).isfinite().all():
+                raise CheckpointError(
+                    f"{folder / WEIGHTS}: {name} has NaN or infinity, or is with its scale too "
+                    f"large for {self._weights[0].dtype}"
+                )
+            return tensor
 
         a = {module: half(module, "A") for module in file.inputs}
-        b = {module: half(module, "B") * scale for module, scale in file.scales.items()}
+        b = {module: half(module, "B", scale) for module, scale in file.scales.items()}
         return a, b, self._view(file, lambda module, shape: b[module])
 
     def _view(

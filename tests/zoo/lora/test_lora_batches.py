@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -233,12 +234,20 @@ def test_an_adapter_whose_files_change_is_lost_and_nothing_else(
     assert [output.token_ids for output in outputs] == setup.expected(PROMPTS)
 
 
-def test_an_adapter_with_nan_fails_its_requests_alone(setup: Setup, tmp_path: Path) -> None:
+@pytest.mark.parametrize("alpha", [8.0, 1e300])
+def test_an_adapter_with_nan_fails_its_requests_alone(
+    alpha: float, setup: Setup, tmp_path: Path
+) -> None:
+    """Or one whose scale makes its B's infinite: 0 times that is NaN for other requests' tokens."""
     bad = RandomAdapter.of(tmp_path / "bad", setup.reference, seed=1)
-    file = bad.folder / "adapter_model.safetensors"
-    tensors = load_file(file)
-    next(iter(tensors.values()))[0, 0] = torch.nan
-    save_file(tensors, file)
+    if alpha == 8.0:
+        file = bad.folder / "adapter_model.safetensors"
+        tensors = load_file(file)
+        next(iter(tensors.values()))[0, 0] = torch.nan
+        save_file(tensors, file)
+    else:
+        config = bad.folder / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": alpha}))
     with LLM(setup.model, lora={"bad": bad.folder, **setup.lora}, **OPTIONS) as llm:
         with pytest.raises(AdapterLost, match="has NaN or infinity"):
             as_batch(llm, ["bad", None], PROMPTS[:2])
