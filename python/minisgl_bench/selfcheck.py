@@ -122,7 +122,10 @@ class SelfCheck:
             "retracted": {"num_pages": num_pages, "memory_ratio": None},
         }
         if self._can_draft:
-            engines["with drafts"] = {"drafts": self._drafters}
+            engines["with drafts"] = {
+                "drafts": self._drafters,
+                "draft_model": args.draft_model,
+            }
         if self._has_graphs:
             engines["without CUDA graphs"] = {"cuda_graph_max_bs": 0}
         if args.tp > 1 and not args.dummy_weight:
@@ -204,7 +207,7 @@ class SelfCheck:
 
     def _llm(self, **changes: Any) -> LLM:
         options = {name: getattr(self._args, name) for name in options_of(EngineConfig)}
-        return LLM(**(options | {"drafts": "off"} | changes), progress=False)
+        return LLM(**(options | {"drafts": "off", "draft_model": None} | changes), progress=False)
 
     @property
     def _drafters(self) -> str:

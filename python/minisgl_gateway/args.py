@@ -13,6 +13,7 @@ from ssl import SSLContext
 from typing import Final
 from urllib.parse import urlsplit
 
+from minisgl.core.args import with_draft_model
 from minisgl.core.image import Media
 from minisgl.core.options import SWITCH, option, text, whole
 from minisgl.errors import ConfigError
@@ -283,8 +284,8 @@ class GatewayArgs(ServerArgs):
             return f"--dp {self.dp} does not go with {other}"
         if self.record and self.draft_names != "off":
             return (
-                f"--drafts {self.drafts} does not go with --record: a replay has no text to make "
-                "drafts from; leave one of them out"
+                f"--drafts {self.draft_names} does not go with --record: a replay has no text to "
+                "make drafts from; leave one of them out"
             )
         if self.no_resume and not self.restart:
             return "--no-resume changes what --restart does; add that, or leave it out"
@@ -329,7 +330,8 @@ class GatewayArgs(ServerArgs):
 
     @property
     def draft_names(self) -> str:
-        return "off" if self.record and self.drafts == "auto" else self.drafts
+        drafts = "off" if self.record and self.drafts == "auto" else self.drafts
+        return with_draft_model(drafts, self.draft_model)
 
     @property
     def served_by(self) -> str:

@@ -38,6 +38,7 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
         "--max-batch-prefill-tokens", "--batch-size", "-b", "--ubatch-size", "-ub",
     ),
     "--page-size": ("--block-size",),
+    "--draft-model": ("--speculative-draft-model-path", "--model-draft", "-md"),
     "--num-pages": (
         "--num-gpu-blocks-override", "--max-total-tokens", "--max-batch-total-tokens",
     ),
@@ -96,11 +97,10 @@ NONE: Final[dict[str, tuple[str, ...]]] = {
         "--pipeline-parallel-size", "--pp-size", "-pp",
         "--data-parallel-size", "--dp-size", "-dp", "--enable-dp-attention", "--api-server-count",
     ),
-    "drafts need no model of their own here: --drafts takes auto, off, or some of "
-    "grammar,tree,ngram,mtp": (
-        "--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path",
+    "--drafts takes auto, off, or some of grammar,tree,ngram,mtp; --draft-model a small model": (
+        "--speculative-config", "--speculative-algorithm",
         "--speculative-num-steps", "--speculative-num-draft-tokens", "--speculative-eagle-topk",
-        "--speculate", "--model-draft", "-md", "--draft", "--draft-max", "--draft-min",
+        "--speculate", "--draft", "--draft-max", "--draft-min",
     ),
     "adapters have the scale of their files: merge others into the checkpoint": ("--lora-scaled",),
     "--lora NAME=PATH, or --lora-folder DIR, is enough here: leave it out": ("--enable-lora",),

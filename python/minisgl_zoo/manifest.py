@@ -138,6 +138,8 @@ ROWS: Final = [
     Row("pooling", "capabilities", "minisgl_zoo.pooling.recipe:capabilities"),
     Row("pooling", "rows", "minisgl_zoo.pooling.rows:pool_rows"),
     Row("drafts", "rule", "minisgl_zoo.drafts.rule:DraftRule"),
+    Row("drafts", "bytes", "minisgl_zoo.drafts.draft_model:draft_bytes"),
+    Row("drafts", "guesser", "minisgl_zoo.drafts.draft_model:create_guesser"),
     Row(
         "drafters",
         "grammar",
@@ -162,6 +164,13 @@ ROWS: Final = [
         "minisgl_zoo.drafts.predicted:Predicted",
         when={"made": "by the model"},
         about="what the checkpoint's layer of multi-token prediction guesses",
+    ),
+    Row(
+        "drafters",
+        "draft",
+        "minisgl_zoo.drafts.predicted:Drafted",
+        when={"made": "by the model"},
+        about="what a small model of the same vocabulary guesses (--draft-model)",
     ),
     *(
         Row("encoders", name, f"minisgl_zoo.families.{target}")

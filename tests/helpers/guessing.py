@@ -72,7 +72,7 @@ class _Watched(Flight):
         result = self.flight.wait()
         assert isinstance(result, StepResult)
         for row, guess in zip(self.plan.sample_rows, result.guesses, strict=True):
-            self.guesses[self.plan.uids[row], self.plan.ends[row] - 1] = guess
+            self.guesses[self.plan.uids[row], self.plan.ends[row] - 1] = guess[0]
         return result
 
 

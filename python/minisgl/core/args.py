@@ -66,6 +66,15 @@ _RATIO = Rule(
 
 MTP: Final = "mtp"
 """The drafter whose guesses the model makes."""
+DRAFT: Final = "draft"
+"""The drafter whose guesses the draft model makes."""
+
+
+def with_draft_model(drafts: str, draft_model: str | None) -> str:
+    """Return the value of `--drafts`, with the drafter of a draft model if there is one."""
+    if draft_model is None or DRAFT in drafts.split(","):
+        return drafts
+    return DRAFT if drafts == "off" else f"{drafts},{DRAFT}"
 
 
 def _are_drafters(names: str) -> bool:
@@ -150,6 +159,12 @@ class EngineConfig:
         "layer of multi-token prediction",
         metavar="NAMES",
     )
+    draft_model: str | None = option(
+        None, text("a folder or a model id"), "scheduling",
+        "a small model of the same vocabulary that guesses the next tokens of the served one, on a "
+        "CPU; its drafter, draft, is added to those of --drafts",
+        metavar="PATH_OR_ID", unset="none",
+    )
     max_running_requests: int = option(
         256, whole(1), "scheduling", "requests computed together at most"
     )
@@ -222,8 +237,9 @@ class EngineConfig:
 
     @property
     def draft_names(self) -> str:
-        """The drafters of this engine: `--drafts`, or "off" where another option excludes them."""
-        return self.drafts
+        """The drafters of this engine: those of `--drafts` and the draft model's, or "off" where
+        another option excludes them."""
+        return with_draft_model(self.drafts, self.draft_model)
 
     @property
     def mtp(self) -> bool:
@@ -234,6 +250,11 @@ class EngineConfig:
     def folder(self) -> Path:
         """The checkpoint on disk. Only once the model was fetched."""
         return Path(self.model) if self.model else model_path()
+
+    @property
+    def draft_folder(self) -> Path:
+        """The draft model's checkpoint on disk. Only once it was fetched."""
+        return Path(self.draft_model or "")
 
     @property
     def local_ranks(self) -> range:
@@ -258,3 +279,9 @@ class EngineConfig:
             raise ConfigError(
                 "--drafts mtp guesses for the model without adapters: leave out mtp, or adapters"
             )
+        if self.draft_model is None:
+            if DRAFT in self.draft_names.split(","):
+                raise ConfigError("--drafts draft needs a draft model: add --draft-model")
+        elif self.mtp or self.num_slots:
+            other = "--drafts mtp" if self.mtp else "adapters"
+            raise ConfigError(f"--draft-model does not go with {other}; leave one of them out")

@@ -172,8 +172,8 @@ class StepResult:
     first. scores: one for each of ``plan.scored``. pooled: one for each of ``plan.pooled``, a sum
     of hidden states or a row of logits. The ranks may compute different logprobs, tops, scores and
     pooled rows, so planning does not use these; clients get rank 0's. guesses: for each of
-    ``next_ids`` the model's guess of the token after it, -1 for none; empty for a model that
-    guesses nothing.
+    ``next_ids`` the guesses of the tokens after it by the model or its draft model, -1 from where
+    there are none; empty for an engine that guesses nothing.
     """
 
     next_ids: list[int]
@@ -181,7 +181,7 @@ class StepResult:
     tops: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     pooled: list[FloatArray] = field(default_factory=list)
-    guesses: list[int] = field(default_factory=list)
+    guesses: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

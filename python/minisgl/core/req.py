@@ -96,8 +96,8 @@ class Req:
 
     # --- progress
     output: list[int] = field(default_factory=list)  # committed ids
-    guesses: list[int] = field(default_factory=list)
-    """For each id of `output` that this engine has sampled, the model's guess of the next one
+    guesses: list[list[int]] = field(default_factory=list)
+    """For each id of `output` that this engine has sampled, the guesses of the next ones
     (`StepResult.guesses`)."""
     num_known: int = 0  # tokens of prompt and output, and the promised ones
     num_computed: int = 0  # tokens whose KV is computed, or is written by a launched step

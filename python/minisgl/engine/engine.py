@@ -168,7 +168,10 @@ class Engine:
             ),
         )
         self._guesser: Guesser | None = None
-        if self.model.mtp:
+        if config.draft_model:
+            create = plugins.need("drafts", "guesser", "--draft-model")
+            self._guesser = create(self, config, ops, self._tables.group_table(0))
+        elif self.model.mtp:
             self._guesser = self.model.mtp.guesser(self.model, comm, ops, self._batch)
         clock.lap("memory")
 
@@ -191,8 +194,9 @@ class Engine:
     def _flight(
         self, plan: Plan, pending: Pending, late: SampleLate | None = None
     ) -> ForwardOutput:
-        is_alone, has_guesses = self.comm.size == 1, self._guesser is not None
-        return ForwardOutput(plan, self.device, pending, is_alone, has_guesses, late)
+        is_alone = self.comm.size == 1
+        num_guesses = self._guesser.num_guesses if self._guesser else 0
+        return ForwardOutput(plan, self.device, pending, is_alone, num_guesses, late)
 
     def enqueue(self, plan: Plan, work: Callable[[], Tensor]) -> Pending:
         """Enqueue work of a step, under the step's name if an observer gives names."""
@@ -321,11 +325,11 @@ class Engine:
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the model. Returns the hidden states [S, D] for the LM head, padding included; those
-        of all tokens if the model guesses."""
+        of all tokens if the model's own layer guesses."""
         decoding = inputs["rows"][0, : inputs.num_decodes]  # only these can have promised ids
         ids_T = self._ops.take_ids(inputs["token_ids"], decoding, self._tables.last_token)
         positions = inputs["sample_positions"]
-        if self._guesser and len(positions) < len(ids_T):
+        if self._guesser and self._guesser.needs_states and len(positions) < len(ids_T):
             positions = torch.arange(len(ids_T), device=ids_T.device)
         if self.adapters:
             self.adapters.begin(inputs.tensors.get("adapters"), positions)

@@ -95,15 +95,24 @@ def create_adapters(
 
 
 class Guesser(Protocol):
-    """Guesses the token after each sampled one (`minisgl.models.spec.NextTokens`)."""
+    """Guesses the tokens after each sampled one: the model's own layer
+    (`minisgl.models.spec.NextTokens`), or a draft model (the row `guesser` of the table `drafts`).
+
+    needs_states: whether it takes the hidden states of all tokens. num_guesses: behind each
+    sampled token.
+    """
+
+    needs_states: bool
+    num_guesses: int
 
     def arrays(self, inputs: StepInputs) -> dict[str, Array]:
         """Return what guessing needs beside the arrays of the forward pass, by name."""
 
     def guess(self, x_TD: Tensor, sampled: Tensor, inputs: StepInputs) -> Tensor:
-        """Return the guesses, int32 [S]; -1 for none.
+        """Return the guesses, int32 [S * num_guesses]; -1 for none.
 
-        x_TD: the hidden states of all tokens. sampled: the output of `Sampler.sample`.
+        x_TD: the hidden states of all tokens if it needs them, else of those that sample. sampled:
+        the output of `Sampler.sample`.
         """
 
 

@@ -21,15 +21,15 @@ class ForwardOutput(Flight):
     """A launched step. Mutable: `sample_late` sets `sampled`.
 
     pending: the whole step, or only its forward pass if it has late rows. sample: enqueues the
-    sampling of a step with late rows. is_alone: whether this is the only rank. has_guesses: whether
-    the model guesses.
+    sampling of a step with late rows. is_alone: whether this is the only rank. num_guesses: behind
+    each sampled token.
     """
 
     plan: Plan
     device: Device
     pending: Pending
     is_alone: bool
-    has_guesses: bool = False
+    num_guesses: int = 0
     sample: SampleLate | None = None
     sampled: Pending | None = None
 
@@ -50,11 +50,11 @@ class ForwardOutput(Flight):
         try:
             values = self.pending.wait()
             values = self.sampled.wait() if self.sampled else values
-            if not self.has_guesses:
+            if not self.num_guesses:
                 return _result(self.plan, values)
-            end = len(values) - len(self.plan.sample_rows)
+            end = len(values) - self.num_guesses * len(self.plan.sample_rows)
             result = _result(self.plan, values[:end])
-            return replace(result, guesses=values[end:].tolist())
+            return replace(result, guesses=values[end:].reshape(-1, self.num_guesses).tolist())
         except AdapterLost as error:
             return StepFailed(error=error, uids=())
         except Exception as error:

@@ -214,7 +214,8 @@ def plan_engine_memory(
     """Plan the memory of a model that is not loaded yet. `--dry-run` prints the plan.
 
     ops: they decide in which formats weights are held. adapt: see `BuildContext`; the memory of
-    adapters counts as weights. All ranks use the number of pages of the rank that has the fewest.
+    adapters and of a draft model counts as weights. All ranks use the number of pages of the rank
+    that has the fewest.
     """
     spec, sizes = spec_of(model), model
     if spec.is_encoder:
@@ -245,22 +246,30 @@ def plan_engine_memory(
     chunk = config.max_prefill_length or max(device.best_chunk, _most_whole(config, model))
     if spec.is_encoder:
         chunk = max(chunk, max_seq_len)
+    page_bytes = [
+        sum(
+            pool.page_bytes(number, config.page_size, dtype if pool.is_recurrent else kv_dtype)
+            for pool in pools_of(skeleton, config, device)
+        )
+        for number in range(len(skeleton.layout.groups))
+    ]
+    draft_bytes = 0
+    if config.draft_model:
+        if device.torch_device.type != "cpu":
+            raise ConfigError("--draft-model needs a CPU; leave it out on a GPU")
+        count = plugins.need("drafts", "bytes", "--draft-model")
+        draft_bytes, in_page = count(config, skeleton, dtype, comm, ops, max_seq_len)
+        page_bytes[0] += in_page
     is_sized = config.memory_ratio is not None or config.num_pages is not None
     memory = MemoryPlan(
         free_bytes=device.free_bytes(),
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         kv_limit_bytes=None if is_sized else device.kv_limit_bytes,
-        weight_bytes=skeleton.num_weight_bytes,
+        weight_bytes=skeleton.num_weight_bytes + draft_bytes,
         activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype, chunk),
         vision_bytes=_vision_bytes(config, dtype) if model.is_wrapped and comm.rank == 0 else 0,
         groups=skeleton.layout.groups,
-        group_page_bytes=tuple(
-            sum(
-                pool.page_bytes(number, config.page_size, dtype if pool.is_recurrent else kv_dtype)
-                for pool in pools_of(skeleton, config, device)
-            )
-            for number in range(len(skeleton.layout.groups))
-        ),
+        group_page_bytes=tuple(page_bytes),
         page_size=config.page_size,
         chunk=chunk,
         max_seq_len=max_seq_len,
@@ -285,7 +294,8 @@ def _check_encoder(config: EngineConfig, device: Device) -> None:
     given = {
         "--tp": config.tp > 1,
         "--lora": config.num_slots,
-        "--drafts": config.draft_names not in ("off", "auto"),
+        "--drafts": config.drafts not in ("off", "auto"),
+        "--draft-model": config.draft_model,
         "--attn": config.attn != "auto",
         "--kv-cache-dtype": config.kv_cache_dtype != "auto",
     }

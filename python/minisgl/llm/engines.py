@@ -31,7 +31,7 @@ class OwnEngine:
     ) -> None:
         """Load the model. progress: called with (loaded, total) bytes. Raises ConfigError."""
         self._folder = args.folder
-        self.engine = start_engine(args, progress=progress, measure_steps=args.drafts != "off")
+        self.engine = start_engine(args, progress=progress, measure_steps=args.draft_names != "off")
         try:
             config = scheduler_config(args, self.engine, eos_ids)
             self.context = config.max_seq_len

@@ -56,7 +56,7 @@ from minisgl.tokenizer import (
     warn_of_unknown_ids,
 )
 from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
-from minisgl.utils.hf import fetched_adapters, resolve_checkpoint
+from minisgl.utils.hf import fetched_adapters, fetched_draft_model, resolve_checkpoint
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
@@ -106,6 +106,7 @@ class LLM:
         max_prefill_length: int | None = None,
         cache: CacheKind = "radix",
         drafts: str = "off",
+        draft_model: str | Path | None = None,
         threads: int | None = None,
         cuda_graph_max_bs: int = 256,
         tp: int = 1,
@@ -134,6 +135,8 @@ class LLM:
         options = {name: _plain(given[name]) for name in options_of(EngineConfig)}
         if isinstance(model, PathLike):
             options["model"] = fspath(model)
+        if isinstance(draft_model, PathLike):
+            options["draft_model"] = fspath(draft_model)
         if isinstance(lora, Mapping):
             options["lora"] = {name: fspath(place) for name, place in lora.items()} or None
         args = RuntimeArgs(**options, offline=True)
@@ -143,7 +146,12 @@ class LLM:
             weights=not args.dummy_weight,
         )
         args = replace(
-            args, model=str(folder), lora=fetched_adapters(args.loras, args.model_source) or None
+            args,
+            model=str(folder),
+            lora=fetched_adapters(args.loras, args.model_source) or None,
+            draft_model=fetched_draft_model(
+                args.draft_model, args.model_source, weights=not args.dummy_weight
+            ),
         )
         self._adapters = read_adapters(args.loras)
         self._progress = progress

@@ -59,7 +59,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus)
         args,
         progress=_Progress() if leads else None,
         clock=clock,
-        measure_steps=not args.offline or args.drafts != "off",
+        measure_steps=not args.offline or args.draft_names != "off",
     )
     loop = RankLoop(args, endpoints, engine, status, tokenizer.decode, observers)
     is_torn = False

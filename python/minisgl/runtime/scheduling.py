@@ -84,13 +84,12 @@ def _drafters(args: RuntimeArgs, engine: Engine) -> tuple[str, ...]:
     names = args.draft_names
     if not has_drafts(args, engine.device):
         return ()
-    if names == "auto":
-        return tuple(row.name for row in plugins.rows("drafters"))
     if not can_draft(engine):
         raise ConfigError(
             f"--drafts {names} needs a CPU, or a model without recurrent layers; use --drafts off"
         )
-    return tuple(names.split(","))
+    auto = ",".join(row.name for row in plugins.rows("drafters"))
+    return tuple(dict.fromkeys(names.replace("auto", auto).split(",")))
 
 
 Post = Callable[[CompiledMsg | AbortMsg], None]

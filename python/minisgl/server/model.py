@@ -20,7 +20,7 @@ from minisgl.server.args import ServerArgs
 from minisgl.tokenizer.defaults import FOLLOWED, sampling_defaults
 from minisgl.tokenizer.template import find_sources
 from minisgl.tokenizer.tokenizer import read_json_object
-from minisgl.utils.hf import fetched_adapters, resolve_checkpoint
+from minisgl.utils.hf import fetched_adapters, fetched_draft_model, resolve_checkpoint
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
 
@@ -36,7 +36,7 @@ class ServedModel:
     names: requests may use any; answers to requests without one have the first. defaults: the
     sampling parameters of requests that leave them out. created: Unix time. folder: of the
     checkpoint. adapters: by name; they change at run time. lora_folder: the only folder from which
-    they are then loaded.
+    they are then loaded. draft_model: the folder of its draft model.
     """
 
     names: tuple[str, ...]
@@ -44,6 +44,7 @@ class ServedModel:
     folder: Path
     adapters: dict[str, Adapter] = field(default_factory=dict)
     lora_folder: Path | None = None
+    draft_model: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -58,7 +59,9 @@ class ServedModel:
     def resolved(self, args: ServerArgs) -> ServerArgs:
         """Return the options with folders instead of ids."""
         folders = {name: adapter.folder for name, adapter in self.adapters.items()}
-        return replace(args, model=str(self.folder), lora=folders or None)
+        return replace(
+            args, model=str(self.folder), lora=folders or None, draft_model=self.draft_model
+        )
 
     def check(self, name: str | None) -> str:
         """Return the name for the answer. Raises ModelNotFound if `name` is another model's."""
@@ -156,4 +159,7 @@ def find_model(args: ServerArgs) -> ServedModel:
         defaults=sampling_defaults(folder) if writes else SamplingParams(),
         adapters=adapters,
         lora_folder=args.adapter_folder,
+        draft_model=fetched_draft_model(
+            args.draft_model, args.model_source, weights=not args.dummy_weight
+        ),
     )

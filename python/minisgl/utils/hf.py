@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from minisgl import plugins
 from minisgl.errors import CheckpointError, ConfigError
 
+Source = Literal["huggingface", "modelscope"]
 GGUF_WEIGHTS: Final = "model.gguf"
 """The name by which a folder that was made of a GGUF file has its weights."""
 CARD: Final = "gguf.json"
@@ -21,7 +22,7 @@ _LFS_POINTER: Final = b"version https://git-lfs"
 def resolve_checkpoint(
     model: str,
     *,
-    source: Literal["huggingface", "modelscope"] = "huggingface",
+    source: Source = "huggingface",
     weights: bool = True,
 ) -> Path:
     """Return the local folder of a checkpoint.
@@ -55,9 +56,7 @@ def resolve_checkpoint(
     return folder
 
 
-def fetched_adapters(
-    places: Mapping[str, str], source: Literal["huggingface", "modelscope"]
-) -> dict[str, str]:
+def fetched_adapters(places: Mapping[str, str], source: Source) -> dict[str, str]:
     """Return the folder of each adapter by its name. places: folders, or ids, which are downloaded.
     Raises ConfigError."""
     folders = {}
@@ -69,6 +68,12 @@ def fetched_adapters(
             folder = downloaded(place, source, weights=True)
         folders[name] = str(folder.resolve())
     return folders
+
+
+def fetched_draft_model(place: str | None, source: Source, *, weights: bool) -> str | None:
+    """Return the folder of the draft model; None without one. For the others, and errors, see
+    `resolve_checkpoint`."""
+    return None if place is None else str(resolve_checkpoint(place, source=source, weights=weights))
 
 
 def _folder_of_file(path: Path) -> Path:

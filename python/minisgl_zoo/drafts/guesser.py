@@ -48,6 +48,8 @@ class LayerGuesser:
     comm: DistributedCommunicator
     ops: Ops
     batch: Callable[[StepInputs, Tensor, Tensor], Batch]
+    needs_states: bool = True
+    num_guesses: int = 1
 
     def arrays(self, inputs: StepInputs) -> dict[str, Array]:
         """next_ids: int32 [T], the token after each; 0 where the step samples it. guess_positions:

@@ -64,7 +64,7 @@ class Drafter(Protocol):
 
 
 @dataclass(slots=True)
-class _Rate:
+class Rate:
     """The rate of right guesses. Mutable. It begins at a half, worth two guesses."""
 
     right: float = 1.0
@@ -103,7 +103,7 @@ class _Candidate:
     req: Req = field(compare=False)
     tokens: Sequence[int] = field(compare=False)
     streak: int = field(compare=False)
-    rates: list[_Rate] = field(compare=False)
+    rates: list[Rate] = field(compare=False)
     drafter: str = field(compare=False)
     count: int = field(default=0, compare=False)
 
@@ -136,7 +136,7 @@ class DraftRule:
         self._most_s = PLANNED_SHARE * (config.max_stall_s or math.inf)
         self._drafters = drafters
         self._requests = requests
-        self._rates: dict[str, list[_Rate]] = {}
+        self._rates: dict[str, list[Rate]] = {}
 
     def take_all(self) -> None:
         """From now on, let nearly each guess be a draft, as if a row took no time: for checks."""
@@ -235,9 +235,9 @@ class DraftRule:
         followed.num_seen = len(req.output)
         return followed
 
-    def _rates_of(self, name: str) -> list[_Rate]:
+    def _rates_of(self, name: str) -> list[Rate]:
         if name not in self._rates:
-            self._rates[name] = [_Rate() for _ in range(_NUM_CLASSES)]
+            self._rates[name] = [Rate() for _ in range(_NUM_CLASSES)]
         return self._rates[name]
 
 

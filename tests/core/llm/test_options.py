@@ -33,7 +33,8 @@ def test_llm_has_a_keyword_for_each_option() -> None:
         # A server measures its steps anyway. For drafts alone a program's start would be longer.
         default = "off" if field.name == "drafts" else field.default
         assert keywords[field.name].default == default, field.name
-        paths = {"model": "str | Path | None", "lora": "Mapping[str, str | Path] | None"}
+        path = "str | Path | None"
+        paths = {"model": path, "draft_model": path, "lora": "Mapping[str, str | Path] | None"}
         type_ = paths.get(field.name, field.type)
         assert keywords[field.name].annotation == type_, field.name
     for name in set(keywords) - {"self", "model", "progress"}:

@@ -38,11 +38,12 @@ def test_defaults_and_every_flag() -> None:
         )
     )
     # They exclude others of these; the last three are none.
-    same = {"shell", "memory_ratio", "offline", "rank", "store"}
+    same = {"shell", "memory_ratio", "draft_model", "offline", "rank", "store"}
     for field in dataclasses.fields(ServerArgs):
         assert (getattr(args, field.name) == field.default) == (field.name in same), field.name
     assert parse_args(["--memory-ratio", "0.25"]).memory_ratio == 0.25
     assert parse_args(["--shell"]).shell
+    assert parse_args(["--draft-model", "a/b"]).draft_names == "auto,draft"
     assert args.loras == {"a": "x", "b": "y"}
     assert (args.num_slots, parse_args(["--max-loras", "3"]).num_slots) == (3, 0)
     assert pickle.loads(pickle.dumps(args)) == args
@@ -156,7 +157,8 @@ def test_flags_of_other_engines_map_to_flags_that_exist() -> None:
         ("-ngl", "that is --device here"),  # llama-server
         ("--max-batch-prefill-tokens", "that is --max-prefill-length here"),  # TGI
         ("--json-output", "that is --log-format json here"),
-        ("--speculative-config", "drafts need no model of their own here: --drafts takes auto"),
+        ("--speculative-config", "--drafts takes auto, off, or some of"),
+        ("--model-draft", "that is --draft-model here"),
         ("--enable-lora", "--lora NAME=PATH, or --lora-folder DIR, is enough here"),
         ("--lora-modules", "that is --lora here"),
     ],

@@ -236,13 +236,13 @@ def test_an_answer_that_goes_on_here_has_guesses_of_its_last_tokens() -> None:
     scheduler = scheduling.make()
     scheduling.add(scheduler, 0, [1, 2])
     req = scheduler.requests.by_uid[0]
-    req.output, req.guesses = [5, 6, 7], [8]
+    req.output, req.guesses = [5, 6, 7], [[8]]
     drafter = Predicted(req, scheduler.requests)
     for token in req.output:
-        assert drafter.next(3) == ()
+        assert not drafter.next(3)
         drafter.add(token)
     assert drafter.next(3) == [8]
     req.output.append(9)
-    req.guesses.append(-1)
+    req.guesses.append([-1])
     drafter.add(9)
-    assert drafter.next(3) == (), "its logits were not finite"
+    assert not drafter.next(3), "its logits were not finite"

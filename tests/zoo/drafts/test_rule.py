@@ -17,7 +17,7 @@ from minisgl_zoo.drafts.rule import (
     HOST_S,
     MOST_STREAMS,
     DraftRule,
-    _Rate,
+    Rate,
 )
 
 TIMES = StepTimes(prompt_us=((16, 50_000.0),), decode_us=10_000.0, row_us=1_000.0)
@@ -171,5 +171,5 @@ def test_one_fresh_guess_is_taken_if_the_others_are_worth_less(rate: float, coun
     assert len(ids) == count
 
 
-def rule_rate(value: float) -> _Rate:
-    return _Rate(right=value * 100, count=100.0)
+def rule_rate(value: float) -> Rate:
+    return Rate(right=value * 100, count=100.0)
