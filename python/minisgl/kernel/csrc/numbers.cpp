@@ -225,18 +225,108 @@ void multiply(const Product& product, const Weight& weight, const typename K::X*
     };
   };
   constexpr bool PADDED = TILE > 4;  // less to compile, where tiles have many rows
-  Groups groups{weight.scales.factors, weight.scales.entries.groups,
-                __builtin_ctzll(weight.group), nullptr};
-  std::vector<int32_t> eights;
-  if constexpr (K::HAS_ROW)
-    if (product.rows == 1 && block % 32 == 0 && inputs % 32 == 0 && sizes.unit % 32 == 0) {
-      eights.resize(inputs / 32);
-      for (int64_t c = 0; c < inputs / 32; c++)
-        eights[c] = 8 * std::accumulate(rows + 32 * c, rows + 32 * c + 32, 0);
-      groups.eights = eights.data();
-    }
+  const Groups groups{weight.scales.factors, weight.scales.entries.groups,
+                      __builtin_ctzll(weight.group)};
   product.run<K, PADDED>(weight.numbers, rows, block, num_threads, start, groups);
 }
+
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+// One row of int16 inputs as two digits, x = 256 high + low, both int8: an instruction multiplies twice as many
+// bytes, and sums of UNIT inputs fit an int16. Of 16 inputs, 32 bytes: the high digits of K::bytes' vectors,
+// then the low ones. Starts, [units, high and low, 2]: -middle times the sums of digits that an int16 gets.
+struct Digits {
+  static constexpr int IN_BYTES[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
+  std::vector<int8_t> digits;
+  std::vector<int16_t> starts;
+  Digits(const int16_t* x, int64_t inputs, int unit, int middle)
+      : digits(2 * inputs), starts(4 * (inputs / unit)) {
+    for (int64_t i = 0; i < inputs; i++) {
+      const int number = std::min<int>(x[i / 16 * 16 + IN_BYTES[i % 16]], 127 * 256 + 127);
+      const int high = (number + 128) >> 8, low = number - 256 * high;
+      int8_t* const to = digits.data() + i / 16 * 32 + i % 16;
+      int16_t* const start = starts.data() + i / unit * 4 + i % 4 / 2;
+      to[0] = int8_t(high), to[16] = int8_t(low);
+      start[0] -= int16_t(middle * high), start[2] -= int16_t(middle * low);
+    }
+  }
+};
+INLINE __m256i splat_32(const void* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return _mm256_set1_epi32(bits);
+}
+
+// `multiply` of one row. Scales and offsets become floats where they are used. FOLDS: groups have factors, and
+// offsets zeros and steps; scales and steps are float16.
+template <class K, int UNIT, bool FOLDS>
+void multiply_row(const Product& product, const Weight& weight, const IntRows& ints,
+                  const Sizes& sizes, int64_t num_threads) {
+  const int64_t inputs = product.inputs, block = sizes.block, turn = product.turn<K>();
+  const bool has_offset = weight.scales.has_offset();
+  // Numbers without a sign have an offset of zeros times steps.
+  const int middle = K::MIDDLE - (FOLDS && has_offset ? weight.scales.middle : 0);
+  const Digits all(ints.numbers.data(), inputs, UNIT, middle);
+  product.each_panel(num_threads, [&](int64_t panel, int64_t next, VF(&total)[NV]) {
+    const Scales source = weight.scales;  // a copy: what is written cannot change it
+    const int64_t groups = source.entries.groups;
+    const int shift = weight.group < inputs ? __builtin_ctzll(weight.group) : 62;
+    const int8_t *digits = all.digits.data(), *factors = source.factors + panel * groups * PANEL;
+    const uint8_t *at = product.bytes<K>(weight.numbers, panel, 0),
+                  *zeros = source.zeros + panel * groups * PANEL;
+    const int16_t* starts = all.starts.data();
+    const __m256i of_32 = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13,
+                                           0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+    VF sum[NV] = {};
+    for (int64_t from = 0, b = 0; from < inputs; from += block, b++) {
+      const uint8_t* asked =
+          from < turn ? at + AHEAD : product.bytes<K>(weight.numbers, next, from - turn);
+      const int64_t end = std::min(from + block, inputs);
+      VI high[NV] = {}, low[NV] = {};
+      VF offset[NV] = {};
+      for (int64_t i = from; i < end; i += UNIT, starts += 4) {
+        __m256i highs[NV], lows[NV];  // int16, two of each output
+        for (int v = 0; v < NV; v++) highs[v] = splat_32(starts), lows[v] = splat_32(starts + 2);
+        for (int n = 0; n < UNIT; n += 16, at += K::BYTES_OF_16, asked += K::BYTES_OF_16, digits += 32) {
+          for (int line = 0; line < K::BYTES_OF_16; line += 64) __builtin_prefetch(asked + line);
+          __m256i bytes[NV][4];
+          unrolled<NV>([&](auto v) __attribute__((always_inline)) { K::bytes(at, v, bytes[v]); });
+          unrolled<4>([&](auto k) __attribute__((always_inline)) {
+            const __m256i x = splat_32(digits + 4 * k), y = splat_32(digits + 16 + 4 * k);
+            unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+              highs[v] = _mm256_add_epi16(highs[v], _mm256_maddubs_epi16(bytes[v][k], x));
+              lows[v] = _mm256_add_epi16(lows[v], _mm256_maddubs_epi16(bytes[v][k], y));
+              keep_in_register(highs[v]), keep_in_register(lows[v]);  // GCC would add products up first
+            });
+          });
+        }
+        for (int v = 0; v < NV; v++) {
+          __m256i factor = _mm256_set1_epi16(1);
+          if (FOLDS) {
+            const int64_t g = (i >> shift) * PANEL + v * W;
+            factor = _mm256_shuffle_epi8((__m256i)widen(factors + g), of_32);
+            if (has_offset)
+              offset[v] += __builtin_convertvector((VI)widen(zeros + g), VF) *
+                           ints.sums[(i >> shift) * ints.stride];
+          }
+          high[v] += (VI)_mm256_madd_epi16(highs[v], factor);
+          low[v] += (VI)_mm256_madd_epi16(lows[v], factor);
+        }
+      }
+      const float of_row = ints.scales[b * ints.stride];
+      for (int v = 0; v < NV; v++) {
+        const int64_t g = from >> shift;
+        const VF scale = source.entries.load(panel, g, v * W);
+        const VF whole = __builtin_convertvector(high[v], VF) * 256.0f + __builtin_convertvector(low[v], VF);
+        sum[v] += whole * (scale * of_row);
+        if (!has_offset) continue;
+        if (FOLDS) sum[v] -= source.steps->load(panel, g, v * W) * offset[v];
+        else sum[v] -= source.offset(panel, g, v * W, scale) * ints.sums[b * ints.stride];
+      }
+    }
+    for (int v = 0; v < NV; v++) total[v] = sum[v];
+  });
+}
+#endif
 
 // Input `input` of a panel's output `lane`, of integers.
 inline int number(const uint8_t* panel, int64_t kind, int64_t lane, int64_t input) {
@@ -313,10 +403,18 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
     const bool is_whole =
         inputs % many == 0 && (group << weight.scales.entries.shift) % many == 0 && group < many;
     const bool is_half = scales.dtype().code == kDLFloat && scales.dtype().bits == 16;
-    if (factors && is_whole && is_half && bool(zeros) == bool(steps) &&
-        (kind == INT4 || product.rows > Int8::FEW)) {
+    const bool folds = factors && is_whole && is_half && bool(zeros) == bool(steps);
+    if (folds && (kind == INT4 || product.rows > Int8::FEW)) {
       multiply_kind = kind == INT8 ? multiply<Folded<Int8>> : multiply<Folded<Int4>>;
       sizes = {many, group, kind == INT8 ? 14 : 15};
+    }
+    const int unit = group % 32 == 0 ? 32 : 16;
+    if (product.rows == 1 && kind == INT4 && inputs % unit == 0 &&
+        (folds || (!factors && unit == 32 && (group >= inputs || (group & (group - 1)) == 0)))) {
+      const IntRows ints(data<bf16>(x), 1, inputs, sizes, num_threads);
+      auto* multiply = !folds ? multiply_row<Int4, 32, false> : unit == 32 ? multiply_row<Int4, 32, true>
+                                                                          : multiply_row<Int4, 16, true>;
+      return multiply(product, weight, ints, sizes, num_threads);
     }
 #endif
     const IntRows ints(data<bf16>(x), product.rows, inputs, sizes, num_threads);

@@ -127,39 +127,15 @@ struct Bits4 : Int16Pairs {
 
 struct Int4 : Bits4 {
 #if defined(__AVX2__) && !defined(__AVX512BW__)
-  static constexpr bool HAS_ROW = true;
-  // Sums `chunks` times 32 inputs times the numbers, times factors if there are any: sums of
-  // 32 times 256 times a number fit an int32. Bits are masked in their places, so that three of four steps
-  // need no shift. eights: 8 times the sums of the chunks' inputs.
-  static INLINE void add_row(const uint8_t* at, const uint8_t* asked, const X* x, int64_t chunks,
-                             const int32_t* eights, const int8_t* factors, Sum (&sums)[NV]) {
-    for (int64_t c = 0; c < chunks; c++, at += 256, asked += 256, x += 32) {
-      VI ones[NV], by_16[NV], by_256[NV];
-      unrolled<4>([&](auto i) __attribute__((always_inline)) {
-        __builtin_prefetch(asked + 64 * i);
-        VU words[NV];  // plus 8, so that no number is negative
-        unrolled<NV>([&](auto v) __attribute__((always_inline)) {
-          words[v] = bit_cast<VU>(load((const float*)(at + 64 * i) + v * W)) ^ 0x88888888;
-        });
-        const auto multiply = [&](VI(&sums)[NV], bool is_first, int k, auto f)
-                                  __attribute__((always_inline)) {
-          const Inputs inputs = broadcast(x + 8 * i + 2 * k, 0);
-          unrolled<NV>([&](auto v) __attribute__((always_inline)) {
-            const VI products = (VI)_mm256_madd_epi16((__m256i)f(words[v]), inputs);
-            sums[v] = is_first ? products : sums[v] + products;
-          });
-        };
-        multiply(ones, i == 0, 0, [](VU w) { return w & 0x000f000f; });
-        multiply(by_16, i == 0, 1, [](VU w) { return w & 0x00f000f0; });
-        multiply(by_256, i == 0, 2, [](VU w) { return w & 0x0f000f00; });
-        multiply(ones, false, 3, [](VU w) { return (VU)_mm256_srli_epi16((__m256i)w, 12); });
-      });
-      unrolled<NV>([&](auto v) __attribute__((always_inline)) {
-        VI sum = ones[v] + (by_16[v] >> 4) + (by_256[v] >> 8) - eights[c];
-        if (factors) sum *= ::widen(factors + c * PANEL + v * W);
-        sums[v] = c ? sums[v] + sum : sum;
-      });
-    }
+  // For one row, see multiply_row: 16 inputs of W outputs plus MIDDLE, as bytes, in the order of IN_BYTES.
+  static constexpr int MIDDLE = 8, BYTES_OF_16 = 128;
+  static INLINE void bytes(const uint8_t* at, int v, __m256i (&to)[4]) {
+    unrolled<2>([&](auto i) __attribute__((always_inline)) {
+      const __m256i words = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)(at + 64 * i) + v),
+                                             _mm256_set1_epi8(char(0x88)));
+      to[2 * i] = _mm256_and_si256(words, _mm256_set1_epi8(15));
+      to[2 * i + 1] = _mm256_and_si256(_mm256_srli_epi16(words, 4), _mm256_set1_epi8(15));
+    });
   }
 #endif
   static INLINE Weights widen(const Fetched& fetched, int k) {

@@ -49,10 +49,9 @@ constexpr int FAR_ROWS = W == 8 ? 4 : 0;
 
 // How a kind of numbers multiplies. X: what a row of inputs is converted to, once for all panels.
 // PARTS: how many products a step takes. ROWS: those of a tile, TILE or WIDER. FEW: see WIDENS_FIRST.
-// FOLDS: numbers are multiplied by their group's factor before they meet inputs, see Groups. HAS_ROW: one
-// row has sums of its own, K::add_row.
+// FOLDS: numbers are multiplied by their group's factor before they meet inputs, see Groups.
 struct Defaults {
-  static constexpr bool FOLDS = false, HAS_ROW = false;
+  static constexpr bool FOLDS = false;
   template <int P, int M>
   struct Whole {};
 };
@@ -144,12 +143,11 @@ struct Ahead {
   bool is_far;  // into the second cache
 };
 
-// What kinds that fold or have sums of one row read beside the numbers.
+// What kinds that fold read beside the numbers.
 struct Groups {
   const int8_t* factors;  // [O / 16, count, 16]
   int64_t count;          // groups of a panel
   int shift;              // a group has 2**shift inputs
-  const int32_t* eights;  // of one row, if K::add_row takes it: 8 times the sums of 32 inputs each
   INLINE const int8_t* at(int64_t panel, int64_t input) const {
     return factors + (panel * count + (input >> shift)) * PANEL;
   }

@@ -80,8 +80,6 @@ struct Product {
       const int64_t panel[2] = {one, gate ? pair + pairs : std::min(one + 1, panels - 1)};
       const int begin = int(item % blocks * BLOCK), end = int(std::min(begin + int64_t(BLOCK), rows));
       const auto finish = start(panel);
-      if constexpr (K::HAS_ROW)
-        if (groups.eights) return one_row<K>(weight, panel, x, block, groups, finish);
       if constexpr (WIDENS_FIRST)
         if (end - begin > K::FEW)
           return widened<K>(weight, panel, x, begin, end, block, groups, finish);
@@ -89,30 +87,32 @@ struct Product {
     });
   }
 
- private:
-  // One panel after the other. Inlined, it would take registers from the other tiles.
-  template <class K, class F>
-  __attribute__((noinline)) void one_row(const uint8_t* weight, const int64_t (&panel)[2], const typename K::X* x,
-               int64_t block, const Groups groups, const F finish) const {  // copies stay in registers
-    VF totals[2][1][NV];
-    unrolled<2>([&](auto p) __attribute__((always_inline)) {
-      const int64_t next = p ? panel[0] + (gate ? 1 : 2) : panel[1];
-      VF total[1][NV];
-      unrolled<NV>([&](auto v) { total[0][v] = VF{}; });
-      for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
-        typename K::Sum sums[1][NV];
-        const uint8_t* const at = bytes<K>(weight, panel[p], from);
-        const uint8_t* const asked =
-            from < turn<K>() ? at + AHEAD : bytes<K>(weight, next, from - turn<K>());
-        K::add_row(at, asked, x + from, std::min(block, inputs - from) / 32, groups.eights + from / 32,
-                   K::FOLDS ? groups.at(panel[p], from) : nullptr, sums[0]);
-        finish(p, b, 0, 1, sums, total);
-      }
-      unrolled<NV>([&](auto v) { totals[p][0][v] = total[0][v]; });
+  // Of one row: f(panel, next, total) writes a panel's sums [NV]. next: the panel that is read after it.
+  template <class F>
+  void each_panel(int64_t num_threads, F f) const {
+    const int64_t panels = outputs / PANEL, pairs = gate ? panels / 2 : (panels + 1) / 2;
+    each_item(pairs, outputs * inputs < 65536 ? 1 : num_threads, [&](int64_t pair) {
+      const int64_t one = gate ? pair : 2 * pair;
+      const int64_t panel[2] = {one, gate ? pair + pairs : std::min(one + 1, panels - 1)};
+      VF totals[2][NV];
+      for (int p = 0; p < 2; p++) f(panel[p], p ? panel[0] + (gate ? 1 : 2) : panel[1], totals[p]);
+      store({&totals[0][0], 1, 1, 0, {panel[0] * PANEL, panel[1] * PANEL}});
     });
-    store({&totals[0][0][0], 1, 1, 0, {panel[0] * PANEL, panel[1] * PANEL}});
   }
 
+  // The input from which on AHEAD lies behind the panel.
+  template <class K>
+  int64_t turn() const {
+    return std::max<int64_t>(inputs - AHEAD / K::FETCH_BYTES * 2 * K::STEPS, 0);
+  }
+
+  // The address of the steps from input `from` on.
+  template <class K>
+  const uint8_t* bytes(const uint8_t* weight, int64_t panel, int64_t from) const {
+    return weight + (panel * inputs + from) / 2 / K::STEPS * K::FETCH_BYTES;
+  }
+
+ private:
   // Each tile of rows fetches and widens the weights, of two panels at once or, where its sums would
   // not fit the registers, of one after the other.
   template <class K, bool PADDED, class F>
@@ -190,12 +190,6 @@ struct Product {
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
   }
 
-  // The input from which on AHEAD lies behind the panel.
-  template <class K>
-  int64_t turn() const {
-    return std::max<int64_t>(inputs - AHEAD / K::FETCH_BYTES * 2 * K::STEPS, 0);
-  }
-
   // The memory to prefetch for a tile of share[1] of `all` rows, which begins share[0] rows after
   // the first. One tile prefetches the weights that come next: the panel behind its own is read at
   // the same time, unless there is a gate. Of several tiles, which find these in a cache, each
@@ -211,12 +205,6 @@ struct Product {
     }
     const int64_t first = (share[0] * inputs + share[1] * from) / all;
     return {bytes<K>(weight, next, first), K::FETCH_BYTES * share[1] / all, is_far};
-  }
-
-  // The address of the steps from input `from` on.
-  template <class K>
-  const uint8_t* bytes(const uint8_t* weight, int64_t panel, int64_t from) const {
-    return weight + (panel * inputs + from) / 2 / K::STEPS * K::FETCH_BYTES;
   }
 
   void store(const Tile& tile) const {
