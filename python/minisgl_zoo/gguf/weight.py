@@ -31,6 +31,7 @@ from minisgl_zoo.weights.panels import (
     pack_bytes,
     pack_nibbles,
     pack_rows,
+    six_bits,
     takes,
     unpack_bytes,
     unpack_nibbles,
@@ -155,12 +156,13 @@ class BlockWeight(QuantisedWeight):
 
     def dense(self) -> Tensor:
         form, packed, (scale, factor, step, zero) = self.form, self.packed, self._entries()
-        if self.panels:
-            is_4_bit = form.kind == "int4"
-            packed = (
-                unpack_nibbles(packed, offset=MIDDLE) if is_4_bit else unpack_bytes(packed, "int8")
-            )
-        if form.kind == "int4":
+        if self.panels and form.kind == "int4":
+            packed = unpack_nibbles(packed, offset=MIDDLE)
+        elif self.panels:
+            packed = unpack_bytes(packed, form.kind)
+        if form.kind == "int6":
+            numbers = six_bits(packed).float()
+        elif form.kind == "int4":
             numbers = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).float()
             numbers = numbers if form.has_step else numbers - MIDDLE
         else:
@@ -189,7 +191,7 @@ class BlockWeight(QuantisedWeight):
         if is_4_bit:
             pack_nibbles(ops, self.packed, offset=MIDDLE)
         else:
-            pack_bytes(ops, self.packed, "int8")
+            pack_bytes(ops, self.packed, self.form.kind)
         for tensor in (self.scale, self.factor, self.step, self.zero):
             if tensor is not None:
                 pack_rows(ops, tensor)

@@ -16,8 +16,8 @@ from torch import Tensor
 from minisgl.kernel.cpu import GATES, PANEL, CpuOps
 from minisgl.kernel.ops import Activation
 
-Kind = Literal["int8", "int4", "fp4", "fp8"]
-KINDS: Final[tuple[Kind, ...]] = ("int8", "int4", "fp4", "fp8")
+Kind = Literal["int8", "int4", "fp4", "fp8", "int6"]
+KINDS: Final[tuple[Kind, ...]] = ("int8", "int4", "fp4", "fp8", "int6")
 """The index is the number of the kind in `csrc/numbers.cpp`."""
 PIECE_BYTES = 1 << 18  # of fp8, packed at a time; the intermediate tensors take as many
 MOST = 128  # the most inputs of a block of integers, see csrc/numbers.cpp
@@ -110,7 +110,8 @@ def takes(outputs: int, inputs: int, group: int, dtype: torch.dtype, kind: Kind)
 
 
 def _row_bytes(panels: Panels) -> int:
-    return panels.inputs // (2 if panels.kind in ("int4", "fp4") else 1)
+    bits = {"int4": 4, "fp4": 4, "int6": 6}.get(panels.kind, 8)
+    return panels.inputs * bits // 8
 
 
 def pack_rows(ops: CpuOps, values: Tensor) -> None:
@@ -125,9 +126,10 @@ def unpack_rows(values: Tensor) -> Tensor:
 
 
 def pack_bytes(ops: CpuOps, numbers: Tensor, kind: Kind) -> None:
-    """Pack int8 or fp8 numbers [..., O, I] in place."""
-    if kind == "int8":
-        ops.pack_entries(numbers.view(torch.int16), torch.get_num_threads())
+    """Pack int8 or fp8 numbers [..., O, I], or int6 ones [..., O, I / 4 * 3], in place."""
+    if kind in ("int8", "int6"):
+        entry = torch.int16 if kind == "int8" else torch.int32
+        ops.pack_entries(numbers.view(entry), torch.get_num_threads())
         return
     for bytes_ in _pieces(numbers.view(torch.uint8)):
         outputs, inputs = bytes_.shape
@@ -143,6 +145,8 @@ def _pieces(bytes_: Tensor) -> tuple[Tensor, ...]:
 
 def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
     """Undo `pack_bytes`, in new memory."""
+    if kind == "int6":
+        return unpack_rows(numbers.view(torch.int32)).view(numbers.dtype)
     bytes_ = numbers.view(torch.uint8).flatten(0, -2)
     outputs, inputs = bytes_.shape
     panels = bytes_.view(outputs // PANEL, inputs // 2, PANEL, 2).transpose(1, 2)
@@ -150,6 +154,16 @@ def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
         quads = bytes_.view(outputs // PANEL, inputs // 4, 4, 2, 4, 2)
         panels = quads.permute(0, 2, 4, 1, 3, 5)
     return panels.reshape(numbers.shape).view(numbers.dtype)
+
+
+def six_bits(rows: Tensor) -> Tensor:
+    """Return the numbers [..., I], int8, of int6 ones, uint8 [..., I / 4 * 3] (numbers.h)."""
+    words = rows.unflatten(-1, (-1, 3, 4))
+    upper = words >> 6
+    fourth = upper[..., 0, :] | upper[..., 1, :] << 2 | upper[..., 2, :] << 4
+    placed = torch.cat((words & 63, fourth.unsqueeze(-2)), -2)  # [..., 2 * 2 places, 2 * 2 bytes]
+    pairs = placed.unflatten(-1, (2, 2)).unflatten(-3, (2, 2))  # inputs: 8, 2, 1, 4 times
+    return pairs.transpose(-1, -2).transpose(-2, -3).flatten(-4).flatten(-2).view(torch.int8) - 32
 
 
 def pack_nibbles(ops: CpuOps, packed: Tensor, *, offset: int) -> None:

@@ -129,6 +129,18 @@ def test_products(fast: CpuOps, kind: str) -> None:
         check(weight, dense, rows)
 
 
+def test_the_largest_sums_of_products(fast: CpuOps) -> None:
+    """All numbers are -32, and the low digits of all inputs -128: eight products make 2**15."""
+    blocks = torch.zeros(OUT, IN // 256, 210, dtype=torch.uint8)
+    blocks[..., 192:208], blocks[..., 209] = 1, 0x3C  # factors; the scale is 1
+    types = FileTypes(types={"0": "Q6_K"})
+    part = Part.whole("0.weight", OUT, IN)
+    weight = types(WeightBuild(ops=fast, dtype=BF16, parts=[part]))
+    fill(weight, {"0.weight": blocks.view(OUT, -1)})
+    y = weight.linear(torch.full((1, IN), 1 + 2**-7, dtype=BF16))
+    assert torch.equal(y, torch.full((1, OUT), -32 * IN * (1 + 2**-7), dtype=BF16))
+
+
 def test_matrices_of_several_forms(fast: CpuOps) -> None:
     weight, dense = make(fast, *MIXED, "Q5_0")
     assert isinstance(weight, MergedWeight)

@@ -2,8 +2,9 @@
 //
 // A start converts all weights of a GGUF file, so this runs at the memory's rate: each call makes one
 // tensor of some rows (minisgl_zoo/gguf/blocks.py says what they mean), or packs one in its place.
+// Numbers of 6 bits are bytes as Int6 has them (numbers.h).
 // Layouts: llama.cpp's specification.
-#include "panels.h"
+#include "numbers.h"
 #include "tensor.h"
 #include "threads.h"
 
@@ -25,7 +26,7 @@ INLINE int8_t fifth(const uint8_t* from, int i) { return int8_t((from[i / 8] >> 
 
 struct Q4_0 {
   static constexpr int BLOCK = 32, BYTES = 18, SCALE = 0, STEP = -1, GROUPS = 0;
-  static constexpr bool WIDE = false, ADDS = false;
+  static constexpr bool WIDE = false, SIX = false, ADDS = false;
   static INLINE void numbers(const uint8_t* b, int8_t* to) { nibbles(b + 2, to, 32); }
 };
 struct Q4_1 : Q4_0 {
@@ -35,7 +36,7 @@ struct Q4_1 : Q4_0 {
 };
 struct Q5_0 : Q4_0 {
   static constexpr int BYTES = 22;
-  static constexpr bool WIDE = true;
+  static constexpr bool WIDE = true, SIX = true;
   static INLINE void numbers(const uint8_t* b, int8_t* to) {
     nibbles(b + 6, to, 32);
     for (int i = 0; i < 32; i++) to[i] = int8_t((to[i] | fifth(b + 2, i)) - 16);
@@ -43,7 +44,7 @@ struct Q5_0 : Q4_0 {
 };
 struct Q5_1 : Q4_1 {
   static constexpr int BYTES = 24;
-  static constexpr bool WIDE = true;
+  static constexpr bool WIDE = true, SIX = true;
   static INLINE void numbers(const uint8_t* b, int8_t* to) {
     nibbles(b + 8, to, 32);
     for (int i = 0; i < 32; i++) to[i] |= fifth(b + 4, i);
@@ -56,7 +57,7 @@ struct Q8_0 : Q4_0 {
 };
 struct Q2_K {
   static constexpr int BLOCK = 256, BYTES = 84, SCALE = 80, STEP = 82, GROUPS = 16;
-  static constexpr bool WIDE = false, ADDS = false;
+  static constexpr bool WIDE = false, SIX = false, ADDS = false;
   static INLINE void numbers(const uint8_t* b, int8_t* to) {
     for (int h = 0; h < 2; h++)
       for (int k = 0; k < 4; k++)
@@ -92,7 +93,7 @@ struct Q4_K : Q2_K {
 };
 struct Q5_K : Q4_K {
   static constexpr int BYTES = 176;
-  static constexpr bool WIDE = true;
+  static constexpr bool WIDE = true, SIX = true;
   static INLINE void numbers(const uint8_t* b, int8_t* to) {
     in_fours(b + 48, to);
     for (int r = 0; r < 8; r++)
@@ -101,7 +102,7 @@ struct Q5_K : Q4_K {
 };
 struct Q6_K : Q2_K {
   static constexpr int BYTES = 210, SCALE = 208, STEP = -1;
-  static constexpr bool WIDE = true;
+  static constexpr bool WIDE = true, SIX = true;
   static INLINE void numbers(const uint8_t* b, int8_t* to) {
     for (int h = 0; h < 2; h++) {
       nibbles(b + 64 * h, to + 128 * h, 128);
@@ -156,19 +157,26 @@ void with_format(int64_t format, F f) {
   }
 }
 
-// The bytes that a block has of a field.
+// The bytes that a block has of a field. is_six: of numbers in 6 bits.
 template <class L>
-int64_t width(int64_t field) {
-  if (field == PACKED) return L::WIDE ? L::BLOCK : L::BLOCK / 2;
+int64_t width(int64_t field, bool is_six) {
+  if (field == PACKED) return is_six ? L::BLOCK / 4 * 3 : L::WIDE ? L::BLOCK : L::BLOCK / 2;
   return field == SCALE || field == STEP ? 2 : L::GROUPS;
 }
 
 template <class L>
-INLINE void read_block(const uint8_t* b, int64_t field, uint8_t* to) {
+INLINE void read_block(const uint8_t* b, int64_t field, bool is_six, uint8_t* to) {
   if (field == PACKED) {
     int8_t n[L::BLOCK];
     L::numbers(b, n);
-    if (L::WIDE) std::memcpy(to, n, L::BLOCK);
+    if (is_six) {
+      for (int i = 0; i < L::BLOCK; i += 16, to += 12) {
+        uint8_t placed[16];
+        for (int k = 0; k < 16; k++) placed[place(k)] = uint8_t(n[i + k] + 32);
+        for (int k = 0; k < 12; k++)
+          to[k] = uint8_t(placed[k] | (placed[12 + k % 4] >> (k / 4 * 2) & 3) << 6);
+      }
+    } else if (L::WIDE) std::memcpy(to, n, L::BLOCK);
     else
       for (int i = 0; i < L::BLOCK / 2; i++) to[i] = uint8_t(n[2 * i] | n[2 * i + 1] << 4);
   } else if (field == SCALE) {
@@ -196,7 +204,9 @@ void read_blocks(TensorView rows, int64_t format, int64_t field, TensorView out)
   CHECK(out.ndim() == 2 && is_packed(out) && out.size(0) == rows.size(0), "blocks: out [O, width]");
   with_format(format, [&](auto layout) {
     using L = decltype(layout);
-    const int64_t blocks = rows.size(1) / L::BYTES, each = width<L>(field);
+    const int64_t blocks = rows.size(1) / L::BYTES;
+    const bool is_six = field == PACKED && L::SIX && out.size(1) < blocks * L::BLOCK;
+    const int64_t each = width<L>(field, is_six);
     CHECK(blocks * L::BYTES == rows.size(1) && each > 0 &&
               out.size(1) * (out.dtype().bits / 8) == blocks * each &&
               (field != STEP || L::STEP >= 0),
@@ -204,7 +214,7 @@ void read_blocks(TensorView rows, int64_t format, int64_t field, TensorView out)
     for (int64_t o = 0; o < rows.size(0); o++) {
       const uint8_t* from = data<uint8_t>(rows) + o * rows.stride(0);
       uint8_t* to = data<uint8_t>(out) + o * blocks * each;
-      for (int64_t i = 0; i < blocks; i++) read_block<L>(from + i * L::BYTES, field, to + i * each);
+      for (int64_t i = 0; i < blocks; i++) read_block<L>(from + i * L::BYTES, field, is_six, to + i * each);
     }
   });
 }

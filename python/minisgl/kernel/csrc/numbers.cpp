@@ -17,7 +17,7 @@
 namespace {
 
 constexpr int64_t MOST = 128;  // inputs of a block
-enum Kind { INT8, INT4, FP4, FP8 };  // as minisgl_zoo/weights/panels.py passes them
+enum Kind { INT8, INT4, FP4, FP8, INT6 };  // as minisgl_zoo/weights/panels.py passes them
 
 // Rows of numbers [O / 16, entries, 16] for the groups of all panels.
 struct Entries {
@@ -234,17 +234,17 @@ void multiply(const Product& product, const Weight& weight, const typename K::X*
 // One row of int16 inputs as two digits, x = 256 high + low, both int8: an instruction multiplies twice as many
 // bytes, and sums of UNIT inputs fit an int16. Of 16 inputs, 32 bytes: the high digits of K::bytes' vectors,
 // then the low ones. Starts, [units, high and low, 2]: -middle times the sums of digits that an int16 gets.
+// least: of low digits; 8 times -128 times -32 would not fit.
 struct Digits {
-  static constexpr int IN_BYTES[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
   std::vector<int8_t> digits;
   std::vector<int16_t> starts;
-  Digits(const int16_t* x, int64_t inputs, int unit, int middle)
+  Digits(const int16_t* x, int64_t inputs, int unit, int middle, int least)
       : digits(2 * inputs), starts(4 * (inputs / unit)) {
     for (int64_t i = 0; i < inputs; i++) {
-      const int number = std::min<int>(x[i / 16 * 16 + IN_BYTES[i % 16]], 127 * 256 + 127);
-      const int high = (number + 128) >> 8, low = number - 256 * high;
-      int8_t* const to = digits.data() + i / 16 * 32 + i % 16;
-      int16_t* const start = starts.data() + i / unit * 4 + i % 4 / 2;
+      const int number = std::min<int>(x[i], 127 * 256 + 127), high = (number + 128) >> 8;
+      const int low = std::max(number - 256 * high, least), at = place(i % 16);
+      int8_t* const to = digits.data() + i / 16 * 32 + at;
+      int16_t* const start = starts.data() + i / unit * 4 + at % 4 / 2;
       to[0] = int8_t(high), to[16] = int8_t(low);
       start[0] -= int16_t(middle * high), start[2] -= int16_t(middle * low);
     }
@@ -265,7 +265,7 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
   const bool has_offset = weight.scales.has_offset();
   // Numbers without a sign have an offset of zeros times steps.
   const int middle = K::MIDDLE - (FOLDS && has_offset ? weight.scales.middle : 0);
-  const Digits all(ints.numbers.data(), inputs, UNIT, middle);
+  const Digits all(ints.numbers.data(), inputs, UNIT, middle, K::MIDDLE > 8 ? -127 : -128);
   product.each_panel(num_threads, [&](int64_t panel, int64_t next, VF(&total)[NV]) {
     const Scales source = weight.scales;  // a copy: what is written cannot change it
     const int64_t groups = source.entries.groups;
@@ -304,7 +304,7 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
           if (FOLDS) {
             const int64_t g = (i >> shift) * PANEL + v * W;
             factor = _mm256_shuffle_epi8((__m256i)widen(factors + g), of_32);
-            if (has_offset)
+            if (has_offset && (i >> shift) << shift == i)  // once for a group
               offset[v] += __builtin_convertvector((VI)widen(zeros + g), VF) *
                            ints.sums[(i >> shift) * ints.stride];
           }
@@ -331,6 +331,12 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
 // Input `input` of a panel's output `lane`, of integers.
 inline int number(const uint8_t* panel, int64_t kind, int64_t lane, int64_t input) {
   if (kind == INT8) return int8_t(panel[input / 2 * 32 + 2 * lane + input % 2]);
+  if (kind == INT6) {
+    const int at = place(input % 16), shift = at / 4 * 64 + at % 4;
+    const uint8_t *bytes = panel + input / 16 * 192 + 4 * lane, *upper = bytes + at % 4;
+    if (at < 12) return (bytes[shift] & 63) - 32;
+    return (upper[0] >> 6 | upper[64] >> 6 << 2 | upper[128] >> 6 << 4) - 32;
+  }
   uint32_t word;
   std::memcpy(&word, panel + input / 8 * 64 + 4 * lane, 4);
   const int bit = int(input % 8 / 2 * 4 + input % 2 * 16);
@@ -338,7 +344,7 @@ inline int number(const uint8_t* panel, int64_t kind, int64_t lane, int64_t inpu
 }
 
 int64_t panel_bytes(int64_t kind, int64_t inputs) {
-  return inputs * PANEL / (kind == INT4 || kind == FP4 ? 2 : 1);
+  return inputs * PANEL / 8 * (kind == INT4 || kind == FP4 ? 4 : kind == INT6 ? 6 : 8);
 }
 
 using tvm::ffi::Optional;
@@ -397,25 +403,38 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
     const int64_t block = std::min({group, MOST, inputs});
     Sizes sizes{block, block, 15};
 #if defined(__AVX2__) && !defined(__AVX512BW__)
+    if (kind == INT6) multiply_kind = multiply<Int6>;
+    const bool is_half = scales.dtype().code == kDLFloat && scales.dtype().bits == 16;
+    const auto folds = [&](int64_t many) {  // whether a block may have so many inputs
+      return factors && is_half && bool(zeros) == bool(steps) && inputs % many == 0 &&
+             (group << weight.scales.entries.shift) % many == 0 && group < many;
+    };
+    if (product.rows == 1 && (kind == INT4 || kind == INT6)) {
+      const bool folded = folds(MOST), is_even = group >= inputs || (group & (group - 1)) == 0;
+      if (folded) sizes = {MOST, group, 15};
+      auto* row = kind == INT6 && inputs % 16 == 0
+                      ? (folded ? multiply_row<Int6, 16, true> : multiply_row<Int6, 16, false>)
+                  : group == 16                       ? multiply_row<Int4, 16, true>
+                  : kind == INT4 && inputs % 32 == 0 && sizes.block % 32 == 0
+                      ? (folded ? multiply_row<Int4, 32, true> : multiply_row<Int4, 32, false>)
+                      : nullptr;
+      if (row && is_even && (folded || (!factors && group != 16))) {
+        const IntRows ints(data<bf16>(x), 1, inputs, sizes, num_threads);
+        return row(product, weight, ints, sizes, num_threads);
+      }
+      sizes = {block, block, 15};
+    }
     // Numbers times factors are at most 504 and 4,096: sums of 128 and of 32 inputs fit an int32. Few rows
     // by int8 are slower with factors in the sums.
-    const int64_t many = kind == INT8 ? 32 : MOST;
-    const bool is_whole =
-        inputs % many == 0 && (group << weight.scales.entries.shift) % many == 0 && group < many;
-    const bool is_half = scales.dtype().code == kDLFloat && scales.dtype().bits == 16;
-    const bool folds = factors && is_whole && is_half && bool(zeros) == bool(steps);
-    if (folds && (kind == INT4 || product.rows > Int8::FEW)) {
-      multiply_kind = kind == INT8 ? multiply<Folded<Int8>> : multiply<Folded<Int4>>;
-      sizes = {many, group, kind == INT8 ? 14 : 15};
+    const int64_t many = kind == INT4 ? MOST : 32;
+    if (folds(many) && (kind == INT4 || product.rows > (kind == INT8 ? Int8::FEW : Int6::FEW))) {
+      multiply_kind = kind == INT8   ? multiply<Folded<Int8>>
+                      : kind == INT4 ? multiply<Folded<Int4>>
+                                     : multiply<Folded<Int6>>;
+      sizes = {many, group, kind == INT4 ? 15 : 14};
     }
-    const int unit = group % 32 == 0 ? 32 : 16;
-    if (product.rows == 1 && kind == INT4 && inputs % unit == 0 &&
-        (folds || (!factors && unit == 32 && (group >= inputs || (group & (group - 1)) == 0)))) {
-      const IntRows ints(data<bf16>(x), 1, inputs, sizes, num_threads);
-      auto* multiply = !folds ? multiply_row<Int4, 32, false> : unit == 32 ? multiply_row<Int4, 32, true>
-                                                                          : multiply_row<Int4, 16, true>;
-      return multiply(product, weight, ints, sizes, num_threads);
-    }
+#else
+    CHECK(kind != INT6, "linear: numbers of 6 bits are for AVX2");
 #endif
     const IntRows ints(data<bf16>(x), product.rows, inputs, sizes, num_threads);
     multiply_kind(product, weight, ints.numbers.data(), &ints, sizes, num_threads);
@@ -429,7 +448,7 @@ void numbers_rows(TensorView ids, TensorView numbers, int64_t kind, int64_t grou
                   int64_t num_threads) {
   const int64_t inputs = out.size(1);
   CHECK(ids.IsContiguous() && is_packed(out) && out.size(0) == ids.numel() &&
-            out.dtype().code == kDLBfloat && (kind == INT8 || kind == INT4),
+            out.dtype().code == kDLBfloat && kind != FP4 && kind != FP8,
         "embed: ids [T], integers [V, D] and out [T, D], packed");
   const bool is_wide = ids.dtype().bits == 64;
   with_weight(numbers, kind, group, scales, factors, zeros, steps, middle, outputs, inputs,

@@ -6,6 +6,9 @@
 //     int8   one step, as panels.h has it
 //     4 bits four steps: 32 bits for each output, of which the low 16 are even inputs. Step k has
 //            bits 4 k to 4 k + 3 of both halves. Int4 is in two's complement; Fp4 is e2m1.
+//     Int6   eight steps, with AVX2 only: numbers plus 32. Three bytes at 0, 64 and 128 plus 4 times the output
+//            plus b have numbers of 6 bits, and in their upper bits a fourth, the lowest bits first. `place`
+//            says of which input each is.
 //     Fp8    two steps: 16 bytes for four outputs, of which the first 8 are step 0. It is e4m3.
 #pragma once
 
@@ -25,6 +28,10 @@ INLINE void store_until(int16_t* p, int i, int n, VI v) {
   if (i + W <= n) std::memcpy(p + i, &h, sizeof(h));
   else std::memcpy(p + i, &h, (n - i) * sizeof(int16_t));
 }
+
+// Of 16 inputs, the place of input i where the bytes of an output's lane are numbers: 4 times the vector plus
+// the byte. With 4 bits vectors are the low and the high halves of the bytes of two fetches.
+constexpr int place(int i) { return i / 8 * 8 + i / 2 % 2 * 4 + i % 2 * 2 + i / 4 % 2; }
 
 // Two int16 times two int16, added to an int32.
 struct Int16Pairs : Defaults {
@@ -112,7 +119,7 @@ struct Int8 : Int16Pairs {
 };
 
 struct Bits4 : Int16Pairs {
-  static constexpr int STEPS = 4, FETCH_BYTES = 64, FEW = few(20);
+  static constexpr int STEPS = 4, FETCH_BYTES = 64, FEW = few(8);
   struct Fetched {
     VI words[NV];
   };
@@ -127,7 +134,7 @@ struct Bits4 : Int16Pairs {
 
 struct Int4 : Bits4 {
 #if defined(__AVX2__) && !defined(__AVX512BW__)
-  // For one row, see multiply_row: 16 inputs of W outputs plus MIDDLE, as bytes, in the order of IN_BYTES.
+  // For one row, see multiply_row: 16 inputs of W outputs plus MIDDLE, as bytes, in the order of `place`.
   static constexpr int MIDDLE = 8, BYTES_OF_16 = 128;
   static INLINE void bytes(const uint8_t* at, int v, __m256i (&to)[4]) {
     unrolled<2>([&](auto i) __attribute__((always_inline)) {
@@ -154,6 +161,40 @@ struct Int4 : Bits4 {
     return w;
   }
 };
+
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+struct Int6 : Int16Pairs {
+  static constexpr int STEPS = 8, FETCH_BYTES = 192, FEW = few(4);
+  static constexpr int MIDDLE = 32, BYTES_OF_16 = FETCH_BYTES;  // as Int4 has them
+  struct Fetched {
+    __m256i bytes[NV][4];
+  };
+  static INLINE void bytes(const uint8_t* at, int v, __m256i (&to)[4]) {
+    const auto masked = [](__m256i words, int mask) { return _mm256_and_si256(words, _mm256_set1_epi8(char(mask))); };
+    __m256i words[3];
+    unrolled<3>([&](auto i) __attribute__((always_inline)) {
+      words[i] = _mm256_loadu_si256((const __m256i*)(at + 64 * i) + v), to[i] = masked(words[i], 63);
+    });
+    to[3] = _mm256_or_si256(_mm256_or_si256(masked(_mm256_srli_epi16(words[0], 6), 3),
+                                            masked(_mm256_srli_epi16(words[1], 4), 12)),
+                            masked(_mm256_srli_epi16(words[2], 2), 48));
+  }
+  static INLINE Fetched fetch(const uint8_t* at) {
+    Fetched fetched;
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) { bytes(at, v, fetched.bytes[v]); });
+    return fetched;
+  }
+  static INLINE Weights widen(const Fetched& fetched, int k) {
+    Weights w;
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      const __m256i bytes = fetched.bytes[v][k / 4 * 2 + k % 2];
+      const __m256i numbers = k / 2 % 2 ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+      w.parts[0][v] = _mm256_sub_epi16(numbers, _mm256_set1_epi16(MIDDLE));
+    });
+    return w;
+  }
+};
+#endif
 
 // Twice the value of e2m1 numbers, which are integers: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
 struct Fp4 : Bits4 {

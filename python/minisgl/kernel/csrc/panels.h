@@ -165,8 +165,9 @@ INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P]
     typename K::Fetched fetched[P];
     unrolled<P>([&](auto p) __attribute__((always_inline)) {
       const uint8_t* const next = ahead[p].at + s / K::STEPS * ahead[p].pace;
-      if (K::STEPS == 1 && FAR_ROWS && ahead[p].is_far) __builtin_prefetch(next, 0, 2);
-      else __builtin_prefetch(next);
+      for (int line = 0; line < K::FETCH_BYTES; line += 64)
+        if (K::STEPS == 1 && FAR_ROWS && ahead[p].is_far) __builtin_prefetch(next + line, 0, 2);
+        else __builtin_prefetch(next + line);
       fetched[p] = K::fetch(panels[p] + s / K::STEPS * K::FETCH_BYTES);
     });
     unrolled<K::STEPS>([&](auto k) __attribute__((always_inline)) {
