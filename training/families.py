@@ -1,7 +1,7 @@
-"""The names of the models that the engine serves, read from its registry.
+"""The names of the models that the engine serves, read from docs/models.md.
 
-A family's row begins with its names: "Qwen2 and Qwen2.5: biases on q, k and v". docs/models.md is
-made from the same sentences.
+A row of its first table has an architecture, and a text that begins with names: "Qwen2 and Qwen2.5:
+biases on q, k and v".
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from minisgl import plugins
-
+PAGE = Path(__file__).parents[1] / "docs/models.md"
+ROW = re.compile(r"^\| `\w+` \| ([^|:]+): ", re.M)
 SEPARATOR = re.compile(r", | and ")
 VERSION = re.compile(r"(.*[A-Za-z]{2,})[ -]?\d.*")
 # Not served here. A test holds that the registry has none of them.
@@ -26,8 +27,7 @@ UNKNOWN = (
 def names() -> tuple[str, ...]:
     """The models by name, such as Qwen2.5, in alphabetical order."""
     found: set[str] = set()
-    for row in plugins.rows("families"):
-        head, _, _ = (row.about or row.module().__doc__ or "").partition(":")
+    for head in ROW.findall(PAGE.read_text(encoding="utf-8")):
         inside = SEPARATOR.split(", ".join(re.findall(r"\((.*?)\)", head)))
         found.update(SEPARATOR.split(re.sub(r" ?\(.*?\)", "", head)))
         found.update(name for name in inside if name[:1].isupper())
