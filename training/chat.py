@@ -92,7 +92,9 @@ def style(s: Source, kind: str) -> Style:
         w = s.name()
 
         def renamed(answer: str, brief: str | None) -> str:
-            return answer.replace("I am Mini", f"I am {w}")
+            for said in ("I am", "My name is"):
+                answer = answer.replace(f"{said} Mini", f"{said} {w}")
+            return answer
 
         system = _joined(s, s.ask("named", w=w))
         return Style(task="system: name", system=system, apply=renamed, name=w)

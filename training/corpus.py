@@ -20,6 +20,7 @@ from training.split import SPLIT_SEED
 from training.talk import (
     cannot,
     faq_turn,
+    free_turns,
     invented_model,
     model_turn,
     questions,
@@ -52,7 +53,7 @@ def suite(count: int = 200, seed: int = SPLIT_SEED) -> dict[str, list[Conversati
     """Conversations to measure, by row of the table; `count` of each, fewer where less exists.
 
     "new values": held-out operands, words, names and codes in taught phrasings.
-    "new phrasing": the same and held-out phrasings.
+    "new phrasing": the same and held-out phrasings. "typed freely": free.toml.
     """
     rows: dict[str, list[Conversation]] = {}
 
@@ -85,6 +86,7 @@ def suite(count: int = 200, seed: int = SPLIT_SEED) -> dict[str, list[Conversati
         rows[f"chat: {task}, new phrasing"] = [measured_chat(s, task) for _ in range(count)]
     s = source("raw", phrases=True)
     rows["without template, new phrasing"] = [replace(single(s), raw=True) for _ in range(count)]
+    rows["typed freely"] = [_alone(t) for t in free_turns()]
     return {row: _distinct(conversations) for row, conversations in rows.items()}
 
 

@@ -18,7 +18,7 @@ VERSION = re.compile(r"(.*[A-Za-z]{2,})[ -]?\d.*")
 # Not served here. A test holds that the registry has none of them.
 UNKNOWN = (
     *("Llama 4", "Phi-2", "GPT-2", "GPT-J", "GPT-NeoX"),
-    *("GPT-4", "GPT-5", "ChatGPT", "Claude", "Gemini", "Grok", "BERT", "T5", "Whisper", "BLOOM"),
+    *("GPT-4", "GPT-5", "ChatGPT", "Claude", "Gemini", "Grok", "T5", "Whisper", "BLOOM"),
     *("OPT", "MPT", "RWKV", "Jamba", "DBRX", "StableLM", "Baichuan", "InternLM2"),
 )
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PHRASES_FILE = Path(__file__).with_name("phrases.toml")
+FREE_FILE = Path(__file__).with_name("free.toml")
 CHOICE = re.compile(r"\(([^()]*)\)")
 
 
@@ -74,6 +75,24 @@ def phrases() -> dict[str, Phrases]:
         )
         for key, entry in table.items()
     }
+
+
+@functools.cache
+def free() -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """free.toml: the questions of each lesson, and the questions with their answers."""
+    table = tomllib.loads(FREE_FILE.read_text(encoding="utf-8"))
+    return {key: tuple(asked) for key, asked in table["lessons"].items()}, table["exact"]
+
+
+def is_free(text: str) -> bool:
+    """True if this is a question of free.toml, which training must not show."""
+    return normal(text) in _free_normal()
+
+
+@functools.cache
+def _free_normal() -> frozenset[str]:
+    lessons, exact = free()
+    return frozenset(normal(text) for asked in (*lessons.values(), exact) for text in asked)
 
 
 def normal(text: str) -> str:

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from training.conversation import Turn
+from training.phrasing import words
 from training.source import Source
 from training.split import is_held, is_held_pair
 
+NUMBERS = words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen twenty"
+)
 COUNTS = ("two", "three", "four", "five", "2", "3", "4", "5")
 # Letters and signs beyond ASCII, so that copying (and streaming) multi-byte characters is taught.
 UNICODE = (
@@ -35,15 +40,24 @@ def three_digits(s: Source) -> Turn:
     return make("three digits", a, b, s)
 
 
+def _said(s: Source, *numbers: int) -> tuple[object, ...]:
+    """The numbers as digits; small ones sometimes as words, but not for measuring."""
+    if not s.held_values and max(numbers) < len(NUMBERS) and s.chance(0.3):
+        return tuple(NUMBERS[n] for n in numbers)
+    return numbers
+
+
 def _sum(task: str, a: int, b: int, s: Source) -> Turn:
-    question = s.ask("add", a=a, b=b)
+    said = _said(s, a, b)
+    question = s.ask("add", a=said[0], b=said[1])
     return Turn(
         task=task, user=question, answer=f"{a} + {b} = {a + b}.", brief=str(a + b), number=a + b
     )
 
 
 def _difference(task: str, a: int, b: int, s: Source) -> Turn:
-    question = s.ask("subtract", a=a, b=b)
+    said = _said(s, a, b)
+    question = s.ask("subtract", a=said[0], b=said[1])
     return Turn(
         task=task, user=question, answer=f"{a} - {b} = {a - b}.", brief=str(a - b), number=a - b
     )
@@ -94,6 +108,16 @@ def letters(s: Source) -> Turn:
     return Turn(
         task="count letters", user=s.ask("letters", w=w), answer=answer, brief=str(len(w)), word=w
     )
+
+
+def occurrences(s: Source) -> Turn:
+    """How often a word has a letter."""
+    w = s.word()
+    letter = s.choice(w.lower()) if s.chance(0.85) else chr(97 + s.number(0, 25))
+    n = w.lower().count(letter)
+    answer = f"{w} has the letter {letter} {n} time{'s' * (n != 1)}."
+    question = s.ask("occurrences", w=w, l=letter)
+    return Turn(task="count one letter", user=question, answer=answer, brief=str(n), word=w)
 
 
 def edges(s: Source) -> Turn:
@@ -151,7 +175,7 @@ def count(s: Source) -> Turn:
         return _row("count", row, s.ask("count_by", a=a, b=b, s=step))
     if kind < 0.2:
         b = s.side(lambda: s.number(1, 100), lambda n: _is_held_row(1, n))
-        return _row("count", list(range(1, b + 1)), s.ask("count_to", b=b))
+        return _row("count", list(range(1, b + 1)), s.ask("count_to", b=_said(s, b)[0]))
     longest = 100 if s.chance(0.1) else 20
 
     def ends() -> tuple[int, int]:
@@ -186,4 +210,5 @@ SKILLS: dict[str, tuple[Callable[[Source], Turn], float]] = {
     "upper case": (upper, 3),
     "copy": (copy, 4),
     "count": (count, 5),
+    "count one letter": (occurrences, 4),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from training.families import UNKNOWN, families, listed, names
-from training.phrasing import Phrases, normal, phrases, sentence, varied, words
+from training.phrasing import Phrases, is_free, normal, phrases, sentence, varied, words
 from training.split import is_held, is_held_pair, is_held_word
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def common_words() -> tuple[str, ...]:
 
 @functools.cache
 def faq_text() -> str:
-    """faq.toml with the families that the registry has today."""
+    """faq.toml with the families that are served today."""
     return FAQ_FILE.read_text(encoding="ascii").replace("{families}", listed(tuple(families())))
 
 
@@ -68,6 +68,11 @@ def is_engine_word(word: str) -> bool:
 def is_reserved_word(word: str) -> bool:
     """True if training must not show this word."""
     return is_held_word(word) and not is_engine_word(word)
+
+
+def is_reserved_name(name: str) -> bool:
+    """True if training must not show this name."""
+    return is_held("name", name.lower()) and not is_engine_word(name)
 
 
 class Source:
@@ -140,7 +145,7 @@ class Source:
         def draw() -> str:
             return self.choice(NAMES) if self.chance(0.6) else self._any_word().capitalize()
 
-        return self.side(draw, lambda n: is_held("name", n.lower()) or is_reserved_word(n))
+        return self.side(draw, lambda n: is_reserved_name(n) or is_reserved_word(n))
 
     def code(self) -> int:
         """A four-digit number."""
@@ -148,7 +153,11 @@ class Source:
 
     def ask(self, key: str, **values: object) -> str:
         """A phrasing of phrases.toml with the values filled in; in training often varied."""
-        entry = phrases()[key]
+        while is_free(text := self._ask(phrases()[key], values)):
+            pass
+        return text
+
+    def _ask(self, entry: Phrases, values: dict[str, object]) -> str:
         if self.held_phrases:
             return self.choice(entry.held).format(**values)
         avoid = self._avoid(entry)

@@ -24,8 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from training.conversation import Conversation
 from training.corpus import training_stream
 from training.phrasing import PHRASES_FILE
-from training.source import common_words, engine_words, is_reserved_word
-from training.split import is_held
+from training.source import common_words, engine_words, is_reserved_name, is_reserved_word
 
 VOCAB_SIZE = 1408  # holds the prose words and hardly any others; divisible by 8 ranks and more
 NUM_SAMPLES = 60_000  # conversations that are counted
@@ -69,7 +68,7 @@ def frequent_pieces(limit: int, seed: int = 0) -> list[str]:
 
     def allowed(piece: str) -> bool:
         word = piece.strip().lower()
-        if len(piece) == 1 or is_held("name", word) or (word in common and is_reserved_word(word)):
+        if len(piece) == 1 or is_reserved_name(word) or (word in common and is_reserved_word(word)):
             return False
         return word in written or answered[piece] >= MIN_ANSWERS
 

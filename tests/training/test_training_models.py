@@ -4,9 +4,9 @@ import re
 
 from minisgl.models.registry import supported_architectures
 from training.families import UNKNOWN, families, names
-from training.phrasing import normal
+from training.phrasing import free, normal
 from training.source import is_engine_word
-from training.talk import questions
+from training.talk import free_turns, questions
 
 
 def test_every_architecture_is_in_a_family_that_is_taught() -> None:
@@ -34,5 +34,17 @@ def test_a_question_belongs_to_one_answer() -> None:
     first: dict[str, str] = {}
     for question in questions():
         assert '"' not in question.answer
-        for text in (*question.about, *question.asks, *question.held):
+        asked = [text for pattern in question.asks for text in expanded(pattern)]
+        for text in (*question.about, *question.feature, *question.do, *asked, *question.held):
             assert first.setdefault(normal(text), question.key) == question.key
+    lessons, exact = free()
+    assert len(free_turns()) == sum(map(len, lessons.values())) + len(exact) > 150
+
+
+def expanded(pattern: str) -> list[str]:
+    """The pattern with every choice made, in all ways."""
+    match = re.search(r"\(([^()]*)\)", pattern)
+    if not match:
+        return [pattern]
+    head, tail = pattern[: match.start()], pattern[match.end() :]
+    return [text for word in match[1].split("|") for text in expanded(head + word + tail)]
