@@ -158,11 +158,11 @@ def unpack_bytes(numbers: Tensor, kind: Kind) -> Tensor:
 
 def six_bits(rows: Tensor) -> Tensor:
     """Return the numbers [..., I], int8, of int6 ones, uint8 [..., I / 4 * 3] (numbers.h)."""
-    words = rows.unflatten(-1, (-1, 3, 4))
+    words = rows.reshape(*rows.shape[:-1], -1, 3, 4)
     upper = words >> 6
     fourth = upper[..., 0, :] | upper[..., 1, :] << 2 | upper[..., 2, :] << 4
     placed = torch.cat((words & 63, fourth.unsqueeze(-2)), -2)  # [..., 2 * 2 places, 2 * 2 bytes]
-    pairs = placed.unflatten(-1, (2, 2)).unflatten(-3, (2, 2))  # inputs: 8, 2, 1, 4 times
+    pairs = placed.view(*placed.shape[:-2], 2, 2, 2, 2)  # inputs: 8, 2, 1, 4 times
     return pairs.transpose(-1, -2).transpose(-2, -3).flatten(-4).flatten(-2).view(torch.int8) - 32
 
 
