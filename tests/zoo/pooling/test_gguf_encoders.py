@@ -56,7 +56,7 @@ def test_the_vectors_are_those_of_the_checkpoint(
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0])
 def test_embeddinggemma(kind: Kind, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96}
-    folder = save_encoder(tmp_path / "m", "gemma", pooling=older("mean"), dense=(96, 32), **sizes)
+    folder = save_encoder(tmp_path / "m", "gemma", pooling=older("mean"), dense=(96, 64), **sizes)
     file = write_encoder(folder, tmp_path / "m.gguf", POOLED.MEAN, kind)
     with LLM(file, dtype="float32", **OPTIONS) as llm:
         ours = llm.embed(SHORT)
