@@ -88,8 +88,11 @@ def _drafters(args: RuntimeArgs, engine: Engine) -> tuple[str, ...]:
         raise ConfigError(
             f"--drafts {names} needs a CPU, or a model without recurrent layers; use --drafts off"
         )
-    auto = ",".join(row.name for row in plugins.rows("drafters"))
-    return tuple(dict.fromkeys(names.replace("auto", auto).split(",")))
+    chosen: list[str] = []
+    for name in names.split(","):
+        is_auto = name == "auto"
+        chosen += [row.name for row in plugins.rows("drafters")] if is_auto else [name]
+    return tuple(dict.fromkeys(chosen))
 
 
 Post = Callable[[CompiledMsg | AbortMsg], None]
