@@ -93,6 +93,8 @@ class Pooled(NamedTuple):
 
 
 PROMISED = -1
+"""In `Plan.token_ids`: the id that the request's last launched row samples. Only the device has it.
+"""
 MOST_DRAFTS, MOST_DRAFT_ROWS = 15, 64
 """Of one request in a step, and the most decode rows of a step that has drafts. Even at a rate of
 0.95 each, the sixteenth draft survives in less than half of all steps. 64 rows are as many as a CPU
@@ -104,10 +106,6 @@ def most_decode_rows(most_running: int, has_drafts: bool) -> int:
     if not has_drafts:
         return most_running
     return max(most_running, min(most_running * (1 + MOST_DRAFTS), MOST_DRAFT_ROWS))
-
-
-"""In `Plan.token_ids`: the id that the request's last launched row samples. Only the device has it.
-"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

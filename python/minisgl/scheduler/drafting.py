@@ -97,8 +97,7 @@ def plan_drafts(
     plan: PlanBuilder, drafts: Drafts | None, requests: Requests, max_running: int
 ) -> None:
     """Add rows that compute drafts of requests whose tokens the host has all, unless a prompt may
-    be computed instead.
-    `plan` has the decode rows of the step."""
+    be computed instead. `plan` has the decode rows of the step."""
     if drafts is None or plan.unfinished or _may_start(requests):
         return
     ids = zip(plan.uids, plan.decode_ids, strict=True)
