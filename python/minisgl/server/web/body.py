@@ -141,13 +141,13 @@ def parse(body: bytes, kind: type[R]) -> R:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise field_error(str(error), kind) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # msgspec 0.23: always the former
         reason = str(error).removeprefix("JSON is malformed: ")
-        raise InvalidRequest(f"the body is not valid JSON: {reason}{_hint(body, reason)}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"the body is not valid UTF-8: byte 0x{error.object[error.start]:02x} in a string"
-        ) from None
+        if "utf-8" in reason.lower():
+            what = f"UTF-8: byte 0x{_not_utf8(body):02x} in a string"
+        else:
+            what = f"JSON: {reason}{_hint(body, reason)}"
+        raise InvalidRequest(f"the body is not valid {what}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     finally:
@@ -159,6 +159,15 @@ def _num_commas(body: bytes) -> int:
     bare = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     is_text = np.logical_xor.accumulate(bare == ord('"'))
     return int(np.count_nonzero((bare == ord(",")) & ~is_text))
+
+
+def _not_utf8(body: bytes) -> int:
+    """Return the first byte that is not UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return body[error.start]
+    raise AssertionError("msgspec refuses text that Python takes")
 
 
 def _hint(body: bytes, reason: str) -> str:
