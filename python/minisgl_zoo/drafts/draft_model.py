@@ -164,7 +164,7 @@ def create_guesser(
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Span:
     """Tokens of a request from `start` on, as the step knows them now. Mutable: right drafts are
     appended. slots: where their KV goes. index: of the last one in `sample_rows`, -1 if it does not
