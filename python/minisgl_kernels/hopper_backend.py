@@ -22,6 +22,8 @@ from minisgl_kernels.wide_attention import WideAttention
 class HopperTritonBackend(TritonAttnBackend):
     """`TritonAttnBackend`, but `FewAttention` and `WideAttention` compute what they take."""
 
+    short_rows = 8
+
     def __init__(
         self,
         ops: Ops,

@@ -24,7 +24,7 @@ from minisgl.kernel.ops import Ops
 
 SHORT_CONTEXT = 1024
 """Tokens. A captured decode step of few rows is one for contexts up to this length, or one for any,
-since the best kernel is another."""
+where a backend has other kernels for them (`BaseAttnBackend.short_rows`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,7 @@ class HybridBackend(PagedAttnBackend):
         self.name = f"{prefill.name},{decode.name}"
         self.prompts_graph_safe = prefill.prompts_graph_safe
         self.reads_window_only = prefill.reads_window_only and decode.reads_window_only
+        self.short_rows = decode.short_rows
         self._prefill, self._decode = prefill, decode
 
     def prepare(self, plan: Plan) -> PagedMetadata:

@@ -59,7 +59,8 @@ class Runner(ABC):
     samples; False if it always gets the forward pass only. decode_sizes: numbers of rows to which
     it pads decode steps. prompt_sizes: numbers of prompt tokens to which it can pad steps with
     prompts. beside_prompts: numbers of decode rows in such steps. max_tokens: the most tokens of a
-    step with prompts that it pads.
+    step with prompts that it pads. short_rows: decode steps of up to so many rows have a size for
+    short contexts, and one for any (`BaseAttnBackend.short_rows`).
     """
 
     samples = True
@@ -67,6 +68,7 @@ class Runner(ABC):
     prompt_sizes: Sequence[int] = ()
     beside_prompts: Sequence[int] = ()
     max_tokens = 0
+    short_rows = 0
 
     def place(self, arrays: Sequence[npt.NDArray[Any]]) -> Iterable[npt.NDArray[Any]]:
         """Return a CPU step's arrays at the addresses where replayed work reads them."""

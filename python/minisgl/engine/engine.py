@@ -149,6 +149,7 @@ class Engine:
             leads=comm.rank == 0,
         )
         self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens, ops)
+        self.runner.short_rows = max(attn.short_rows for attn in backends)
         if env.check_pages():
             create_guard = plugins.need("guards", "pages", "MINISGL_CHECK_PAGES")
             self._guard = create_guard(groups, self._pools, self._contexts, config.page_size)

@@ -32,8 +32,6 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 176, 208, 256)
 """Numbers of rows. Padding rows cost little if a step takes long. 192, 224 and 240 are left out,
 because the next larger size takes no longer, by the GEMMs of a layer of Qwen3-14B."""
 SIZE_STEP = 64  # between sizes above these
-FEW_ROWS = 8
-"""A decode step of up to so many rows has a graph for short contexts, and one for any."""
 PROMPT_TOKENS = (64, 128, 256, 512, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
 BESIDE_PROMPTS = (0, 16, 64, 256)
 """Numbers of prompt tokens, and of decode rows beside them, of graphs with prompts. Both are few,
@@ -70,7 +68,7 @@ class GraphRunner(Runner):
             return None
         if not num_prompts:
             num_rows = _at_least(num_decodes, self.decode_sizes)
-            is_short = num_rows <= FEW_ROWS and max(plan.ends) <= SHORT_CONTEXT
+            is_short = num_rows <= self.short_rows and max(plan.ends) <= SHORT_CONTEXT
             return StepSize(num_rows, 0, 0, longest=SHORT_CONTEXT if is_short else 0)
         # A size has tokens for all, and rows for all prompts.
         num_tokens = max(plan.num_tokens - num_decodes, num_prompts * TOKENS_PER_PROMPT)

@@ -88,6 +88,7 @@ class RecurrentBackend(ABC):
     graph_safe = False
     prompts_graph_safe = False
     reads_window_only = True
+    short_rows = 0
 
     def __init__(self, page_size: int, state_table: Tensor) -> None:
         """state_table: the page table of the state group. (`Context.page_table` is that of the rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.attention.paged import SHORT_CONTEXT
+from minisgl.attention.paged import SHORT_CONTEXT, HybridBackend, PagedAttnBackend
 from minisgl.core import Plan
 from minisgl.engine.device import StepSize
 from minisgl.engine.graph import MAX_CONTEXT, MAX_NEW_PAGES, GraphRunner
@@ -62,9 +62,7 @@ def test_a_step_that_failed_is_prepared_again_before_it_is_captured(
 @pytest.mark.parametrize(
     ("num_decodes", "prompts", "size"),
     [
-        (1, [], StepSize(1, 0, 0, SHORT_CONTEXT)),
-        (5, [], StepSize(8, 0, 0, SHORT_CONTEXT)),
-        (9, [], StepSize(16, 0, 0)),
+        (1, [], StepSize(1, 0, 0)),
         (33, [], StepSize(48, 0, 0)),
         (100, [], StepSize(100, 0, 0)),
         (101, [], None),
@@ -88,12 +86,31 @@ def test_steps_are_padded_to_few_sizes(
     assert make_runner(monkeypatch, 100).padded(make_plan(num_decodes, prompts)) == size
 
 
-@pytest.mark.parametrize(("end", "longest"), [(SHORT_CONTEXT, SHORT_CONTEXT), (1025, 0)])
-def test_few_rows_with_a_long_context_have_a_graph_of_their_own(
-    end: int, longest: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("num_rows", "end", "size"),
+    [
+        (1, 10, StepSize(1, 0, 0, SHORT_CONTEXT)),
+        (5, SHORT_CONTEXT, StepSize(8, 0, 0, SHORT_CONTEXT)),
+        (2, SHORT_CONTEXT + 1, StepSize(2, 0, 0)),
+        (9, 10, StepSize(16, 0, 0)),
+    ],
+)
+def test_few_rows_with_short_contexts_have_a_size_where_a_backend_has_kernels_for_them(
+    num_rows: int, end: int, size: StepSize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = replace(make_plan(2, []), ends=[9, end])
-    assert make_runner(monkeypatch, 100).padded(plan) == StepSize(2, 0, 0, longest)
+    runner = make_runner(monkeypatch, 100)
+    runner.short_rows = 8
+    plan = make_plan(num_rows, [])
+    assert runner.padded(replace(plan, ends=[*plan.ends[1:], end])) == size
+
+
+def test_a_hybrid_backend_has_the_short_rows_of_its_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minisgl.plugins.find", lambda *_: None)
+    prefill, decode = (Mock(spec=PagedAttnBackend, short_rows=rows) for rows in (3, 8))
+    prefill.name = decode.name = "mock"
+    assert HybridBackend(Mock(), prefill, decode).short_rows == 8
 
 
 def test_more_new_pages_than_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minisgl.attention.paged import SHORT_CONTEXT
-from minisgl.engine.graph import FEW_ROWS
 from minisgl.engine.startup.measure import slowest_us
 from minisgl.engine.startup.probe import (
     GREEDY,
@@ -83,7 +82,7 @@ def capture_decodes(engine: Engine) -> None:
         contexts = [(0, True)]
         if rows >= MIN_COMMON_ROWS:
             contexts.append((common_prefix(engine), True))
-        if rows <= FEW_ROWS:
+        if rows <= engine.runner.short_rows:
             contexts.append((SHORT_CONTEXT, False))
         for before, shared in contexts:
             for sampling in (GREEDY, RANDOM):
