@@ -77,15 +77,16 @@ class PageGuard:
         for row, position in stored.items():
             starts[plan.table_idxs[row]] = position
         fresh, cached = [], []
-        for number, table_idx, index, page in plan.new_pages:
+        for number, table_idx, first, pages in plan.new_pages:
             if number != group:
                 continue
-            tables.setdefault(table_idx, {})[index] = page
-            if (index + 1) * self._page_size > starts[table_idx]:
-                fresh.append(page)
-                holders[page] = {table_idx}
-            else:
-                cached.append((page, table_idx))
+            for index, page in enumerate(pages, first):
+                tables.setdefault(table_idx, {})[index] = page
+                if (index + 1) * self._page_size > starts[table_idx]:
+                    fresh.append(page)
+                    holders[page] = {table_idx}
+                else:
+                    cached.append((page, table_idx))
         for table_idx, end in zip(plan.table_idxs, plan.ends, strict=True):
             for index in self._written(self._groups[group], starts[table_idx], end):
                 page = tables[table_idx][index]
@@ -98,8 +99,8 @@ class PageGuard:
             holders.setdefault(page, set()).add(table_idx)
         if fresh:
             where = torch.tensor(fresh, device=self._saw_nan.device)
-            for pages in self._filled[group]:
-                pages[where] = torch.nan
+            for pool in self._filled[group]:
+                pool[where] = torch.nan
 
     def _written(self, group: CacheGroup, start: int, end: int) -> range:
         """Return the page indices that a row [start, end) writes in the group."""

@@ -19,6 +19,7 @@ from minisgl.core import (
     StepOutcome,
     StepResult,
 )
+from minisgl.core.plan import NewPages
 from minisgl.engine import Engine
 from minisgl.errors import EngineError
 
@@ -50,7 +51,7 @@ def plan(rows: list[tuple[int, int, int]], pages: list[tuple[int, int, int]]) ->
         num_decodes=0,
         sample_rows=list(range(len(rows))),
         output_idxs=[0] * len(rows),
-        new_pages=[(0, *page) for page in pages],
+        new_pages=[NewPages(0, row, index, [page]) for row, index, page in pages],
         begins=[(row, SamplingParams(temperature=0.0)) for row, *_ in rows],
     )
 

@@ -124,8 +124,8 @@ def wrong_page(extend: Callable[..., bool]) -> Callable[..., bool]:
 
     def planted(self: CacheManager, req: Any, start: int, end: int, new_pages: list[Any]) -> bool:
         done = extend(self, req, start, end, new_pages)
-        if done and new_pages and new_pages[-1][1] != new_pages[0][1]:
-            new_pages[-1] = (*new_pages[-1][:3], new_pages[0][3])
+        if done and new_pages and new_pages[-1].table_idx != new_pages[0].table_idx:
+            new_pages[-1].pages[-1] = new_pages[0].pages[0]
         return done
 
     return planted
@@ -152,9 +152,9 @@ def stale_state(list_pages: Callable[..., None]) -> Callable[..., None]:
         start = len(new_pages)
         list_pages(self, req, new_pages)
         states = {tail.index for tail in self._tails if tail.group.kind == "state"}
-        for at, (group, row, index, page) in enumerate(new_pages[start:], start):
-            if group in states:
-                new_pages[at] = (group, row, index, first.setdefault(group, page))
+        for run in new_pages[start:]:
+            if run.group in states:
+                run.pages[:] = [first.setdefault(run.group, page) for page in run.pages]
 
     return planted
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from minisgl.core import PROMISED, Plan, SamplingParams
+from minisgl.core.plan import NewPages
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
 from minisgl.engine.inputs import Array, make_inputs
@@ -36,9 +39,8 @@ def make_plan(num_decodes: int, prompts: list[tuple[int, int]], *, last_samples:
         sample_rows=sample_rows,
         output_idxs=[3 * row for row in sample_rows],
         new_pages=[
-            (0, table_idx, index, next(pages))
+            NewPages(0, table_idx, 0, list(islice(pages, -(-end // PAGE_SIZE))))
             for table_idx, end in zip(table_idxs, ends, strict=True)
-            for index in range(-(-end // PAGE_SIZE))
         ],
         begins=[
             (table_idx, SamplingParams(temperature=0.1 + table_idx / 10, seed=table_idx))

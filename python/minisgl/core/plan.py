@@ -25,13 +25,18 @@ from minisgl.core.req import FloatArray, IdArray, Mask
 from minisgl.core.sampling import SamplingParams
 from minisgl.errors import EngineError
 
-NewPage = tuple[int, int, int, int]
-"""An entry of a page table, to be written before the step: (group, table_idx, column, page), where
-column is the page's index in the request.
 
-A plain tuple, because a long prompt has hundreds: numpy reads it without a copy, and the garbage
-collector stops visiting it.
-"""
+class NewPages(NamedTuple):
+    """Neighbouring entries of a page table, to be written before the step: a run.
+
+    A run, because the prompts of a step may have many thousands of pages. A record for each would
+    take longer than planning, and keep the garbage collector busy.
+    """
+
+    group: int
+    table_idx: int
+    first: int  # the column of the first one: the page's index in the request
+    pages: list[int]
 
 
 class Stored(NamedTuple):
@@ -140,7 +145,7 @@ class Plan:
     pooled: list[Pooled] = field(default_factory=list)  # ascending
     image_begins: list[RowImages] = field(default_factory=list)  # of `begins`; `row` is table_idx
     histories: list[History] = field(default_factory=list)  # of those of `begins` with options
-    new_pages: list[NewPage] = field(default_factory=list)
+    new_pages: list[NewPages] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
     adapter_slots: list[Slotted] = field(default_factory=list)  # those of `begins` with an adapter

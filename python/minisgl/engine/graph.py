@@ -76,7 +76,7 @@ class GraphRunner(Runner):
             num_prompts > MAX_PROMPTS
             or num_tokens > self.prompt_sizes[-1]
             or max(plan.ends[num_decodes:]) > MAX_CONTEXT
-            or len(plan.new_pages) > MAX_NEW_PAGES
+            or sum(len(run.pages) for run in plan.new_pages) > MAX_NEW_PAGES
         ):
             return None
         num_tokens = _at_least(num_tokens, self.prompt_sizes)

@@ -204,7 +204,7 @@ def make_inputs(
         has_options=has_options,
         forward=forward,
         sample=sample,
-        new_pages=(_pad_pages(new_pages, tables) if padded else new_pages).T,
+        new_pages=_pad_pages(new_pages, tables) if padded else new_pages,
     )
 
 
@@ -259,12 +259,12 @@ def _sample_arrays(
 
 
 def _pad_pages(new_pages: Array, tables: RequestTables) -> Array:
-    """Pad [N, 3] to a power of two, so that uploads have few layouts. Padding writes the table row
+    """Pad [3, N] to a power of two, so that uploads have few layouts. Padding writes the table row
     of padding rows."""
-    count = len(new_pages)
-    padding = np.array([(tables.padding_idx, 0, 0)])
+    count = new_pages.shape[1]
+    padding = np.array([[tables.padding_idx], [0], [0]])
     more = (1 << (count - 1).bit_length()) - count if count else 0
-    return np.concatenate((new_pages, padding.repeat(more, axis=0)))
+    return np.concatenate((new_pages, padding.repeat(more, axis=1)), axis=1)
 
 
 def mask_arrays(late_rows: Sequence[int], masks: Sequence[Mask], rows: range) -> dict[str, Array]:

@@ -15,6 +15,7 @@ host may not have it yet (the promise, `minisgl.core.req`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class RequestTables:
     def update(self, plan: Plan) -> npt.NDArray[np.int64]:
         """Copy the plan's new rows and pages to the host copy of the tables.
 
-        Returns the pages to write on the device, [N, 3]: row of `page_table`, page index, page.
+        Returns the pages to write on the device, [3, N]: row of `page_table`, page index, page.
         """
         for table_idx, sampling in plan.begins:
             values = sampling_row(sampling)
@@ -90,11 +91,16 @@ class RequestTables:
             for table_idx, slot in plan.adapter_slots:
                 self._slots[table_idx] = slot
             self.has_slots = bool(self._slots.any())
-        new_pages = np.array(plan.new_pages, np.int64).reshape(-1, 4)
-        new_pages[:, 1] += new_pages[:, 0] * self._num_rows
-        new_pages = new_pages[:, 1:]
-        self._pages[new_pages[:, 0], new_pages[:, 1]] = new_pages[:, 2]
-        return new_pages
+        runs = [
+            (run.group * self._num_rows + run.table_idx, run.first, len(run.pages))
+            for run in plan.new_pages
+        ]
+        rows, firsts, counts = np.array(runs, np.int64).reshape(-1, 3).T
+        pages = np.fromiter(chain.from_iterable(run.pages for run in plan.new_pages), np.int64)
+        columns = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(len(pages))
+        rows = np.repeat(rows, counts)
+        self._pages[rows, columns] = pages
+        return np.stack((rows, columns, pages))
 
     def adapter_slots(self, table_idxs: npt.NDArray[np.int32]) -> npt.NDArray[np.int32] | None:
         """Return the slot of the adapter of each row, 0 for none; None if no row has one."""

@@ -22,7 +22,7 @@ from typing import get_args
 from minisgl import plugins
 from minisgl.core.args import CacheKind
 from minisgl.core.groups import CacheGroup
-from minisgl.core.plan import NewPage
+from minisgl.core.plan import NewPages
 from minisgl.core.req import IdArray, Req
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
@@ -155,12 +155,12 @@ class CacheManager:
         num_pages = len(req.pages) + self._allocator.num_free
         return num_pages * self.page_size - end
 
-    def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
+    def list_pages(self, req: Req, new_pages: list[NewPages]) -> None:
         """Append to `new_pages` all pages of a request that has just got its row of the tables."""
-        row = req.table_idx
-        new_pages += [(0, row, index, page) for index, page in enumerate(req.pages)]
+        if req.pages:
+            new_pages.append(NewPages(0, req.table_idx, 0, req.pages.copy()))
 
-    def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
+    def extend(self, req: Req, start: int, end: int, new_pages: list[NewPages]) -> bool:
         """Allocate pages for the next tokens [start, end) of `req` and append them to `new_pages`.
 
         Evicts cached pages if necessary. Returns False, and allocates nothing, if pages run out.
@@ -174,9 +174,9 @@ class CacheManager:
             if missing > self.prefix_cache.num_evictable:
                 return False
             self._allocator.free(self.prefix_cache.evict(missing))
-        pages, row = self._allocator.allocate(count), req.table_idx
+        pages = self._allocator.allocate(count)
         req.pages += pages
-        new_pages += [(0, row, index, page) for index, page in enumerate(pages, first)]
+        new_pages.append(NewPages(0, req.table_idx, first, pages))
         return True
 
     def publish(self, req: Req, end: int, step: int) -> None:

@@ -12,7 +12,7 @@ from minisgl.core.plan import (
     PROMISED,
     Begin,
     History,
-    NewPage,
+    NewPages,
     Plan,
     Pooled,
     Scored,
@@ -79,7 +79,7 @@ class PlanBuilder:
         self.sample_rows: list[int] = []
         self.output_idxs: list[int] = []
         self.next_ids: list[int] = []
-        self.new_pages: list[NewPage] = []
+        self.new_pages: list[NewPages] = []
         self.stored: list[Stored] = []
         self.scored: list[Scored] = []
         self.images: list[RowImages] = []

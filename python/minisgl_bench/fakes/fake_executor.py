@@ -149,9 +149,10 @@ class FakeExecutor:
             self._seeds[table_idx] = sampling.seed or 0
             self._page_table[:, table_idx] = -1
             self._last_token[table_idx] = _UNWRITTEN
-        for number, table_idx, index, page in plan.new_pages:
-            self._grow_tables(index)
-            self._page_table[number, table_idx, index] = page
+        for number, table_idx, first, pages in plan.new_pages:
+            end = first + len(pages)
+            self._grow_tables(end - 1)
+            self._page_table[number, table_idx, first:end] = pages
         if plan.step in self._fail_steps:
             count = max(1, min(self._fail_steps[plan.step], plan.num_rows))
             self._last_token[:] = _UNWRITTEN

@@ -12,13 +12,13 @@ A tail page belongs to one request, or to the tree, which counts the requests th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
 from minisgl.core.args import CacheKind
 from minisgl.core.groups import CacheGroup
-from minisgl.core.plan import MOST_DRAFTS, NewPage
+from minisgl.core.plan import MOST_DRAFTS, NewPages
 from minisgl.core.req import IdArray, Req
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache.manager import CacheManager, Holding
@@ -159,17 +159,14 @@ class GroupedCacheManager(CacheManager):
             free.append(self._allocator.num_free)
         return min((len(req.pages) + min(free)) * self.page_size - end, most)
 
-    def list_pages(self, req: Req, new_pages: list[NewPage]) -> None:
+    def list_pages(self, req: Req, new_pages: list[NewPages]) -> None:
         if self._tree.full:
             super().list_pages(req, new_pages)
         for tail, pages in zip(self._tails, req.handle.tails, strict=True):
-            new_pages += [
-                (tail.index, req.table_idx, index, page)
-                for index, page in enumerate(pages)
-                if page >= 0
-            ]
+            held = ((index, page) for index, page in enumerate(pages) if page >= 0)
+            _add_pages(new_pages, tail.index, req.table_idx, held)
 
-    def extend(self, req: Req, start: int, end: int, new_pages: list[NewPage]) -> bool:
+    def extend(self, req: Req, start: int, end: int, new_pages: list[NewPages]) -> bool:
         """Also release the tail pages that no token from `start` on reads. Steps in flight may read
         them. Their next owner writes them in the step that is being planned, or in a later one, and
         these run after the steps in flight."""
@@ -195,9 +192,10 @@ class GroupedCacheManager(CacheManager):
             req.pages += [NO_PAGE] * (num_pages - len(req.pages))
         for tail, pages, indices in zip(self._tails, holding.tails, wanted, strict=True):
             pages += [NO_PAGE] * (num_pages - len(pages))
-            for index, page in zip(indices, self._tree.take(tail, len(indices)), strict=True):
+            taken = list(zip(indices, self._tree.take(tail, len(indices)), strict=True))
+            for index, page in taken:
                 pages[index] = page
-                new_pages.append((tail.index, req.table_idx, index, page))
+            _add_pages(new_pages, tail.index, req.table_idx, taken)
         return True
 
     def _let_go_before(self, holding: _GroupedHolding, tail: Tail, first: int) -> None:
@@ -237,6 +235,18 @@ class GroupedCacheManager(CacheManager):
         self._num_running -= 1
         assert isinstance(holding.position, RadixHandle)
         self._tree.prune(holding.position.node)
+
+
+def _add_pages(
+    new_pages: list[NewPages], group: int, row: int, pages: Iterable[tuple[int, int]]
+) -> None:
+    """Append pages of a request, each with its index there, ascending. Neighbours are one run."""
+    end = -1
+    for index, page in pages:
+        if index != end:
+            new_pages.append(NewPages(group, row, index, []))
+        new_pages[-1].pages.append(page)
+        end = index + 1
 
 
 def create_manager(

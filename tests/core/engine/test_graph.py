@@ -11,6 +11,7 @@ import torch
 
 from minisgl.attention.paged import SHORT_CONTEXT, HybridBackend, PagedAttnBackend
 from minisgl.core import Plan
+from minisgl.core.plan import NewPages
 from minisgl.engine.device import StepSize
 from minisgl.engine.graph import MAX_CONTEXT, MAX_NEW_PAGES, GraphRunner
 
@@ -31,7 +32,7 @@ def make_plan(num_decodes: int, prompts: Rows, num_pages: int = 0) -> Plan:
         num_decodes=num_decodes,
         sample_rows=every,
         output_idxs=every,
-        new_pages=[(0, 0, index, index) for index in range(num_pages)],
+        new_pages=[NewPages(0, 0, 0, list(range(num_pages)))],
     )
 
 

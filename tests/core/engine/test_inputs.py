@@ -10,6 +10,7 @@ import torch
 
 from helpers.step_plans import MAX_RUNNING, arrays_of, make_plan
 from minisgl.core import BatchSamplingArgs, Plan, SamplingParams
+from minisgl.core.plan import NewPages
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
 from minisgl.engine.inputs import NO_SLOT
@@ -73,7 +74,7 @@ def test_padding_has_no_effect(
         assert (padded[name][:count] == exact[name]).all(), name
 
     num_pages = exact["new_pages"].shape[1]
-    assert num_pages == len(plan.new_pages)
+    assert num_pages == sum(len(run.pages) for run in plan.new_pages)
     assert (padded["new_pages"][:, :num_pages] == exact["new_pages"]).all()
     assert (padded["new_pages"][0, num_pages:] == MAX_RUNNING).all()
     assert all(padded[name].dtype == array.dtype for name, array in exact.items())
@@ -84,8 +85,8 @@ def test_shared_beginnings_are_found_at_every_page_size(page_size: int) -> None:
     """Rows of 1,024 tokens in the same pages, then one of its own, and another's old pages."""
     device, num_shared = CpuDevice(), 1024 // page_size
     rows = list(range(MIN_COMMON_ROWS))
-    pages = [(0, row, index, index) for row in rows for index in range(num_shared)]
-    pages += [(0, row, num_shared + extra, 1000 + row) for row in rows for extra in range(3)]
+    pages = [NewPages(0, row, 0, list(range(num_shared))) for row in rows]
+    pages += [NewPages(0, row, num_shared, [1000 + row] * 3) for row in rows]
     start = num_shared * page_size
     plan = Plan(
         step=0,

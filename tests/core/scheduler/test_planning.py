@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 
 import pytest
@@ -417,12 +416,10 @@ def test_the_stall_bound_counts_the_pairs_of_all_chunks_of_a_step() -> None:
     assert left(2, 2) == left(4) < left(2)
 
 
-def test_the_garbage_collector_does_not_keep_visiting_new_pages() -> None:
-    """A prompt of 4,096 tokens has 256: kept, they made full collections of 0.2 s frequent."""
+def test_the_garbage_collector_visits_few_records_of_new_pages() -> None:
+    """A prompt of 4,096 tokens has 256 pages: a record for each made collections frequent."""
     scheduler = make(page_size=2)
     add(scheduler, 0, [1, 2, 3, 4])
     plan = scheduler.plan()
     assert plan is not None
-    assert plan.new_pages
-    gc.collect()
-    assert not any(map(gc.is_tracked, plan.new_pages))
+    assert [len(run.pages) for run in plan.new_pages] == [2]

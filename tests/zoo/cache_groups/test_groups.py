@@ -12,7 +12,7 @@ import pytest
 from helpers.books import check_pages
 from minisgl.core import Req, SamplingParams
 from minisgl.core.groups import CacheGroup
-from minisgl.core.plan import NewPage
+from minisgl.core.plan import NewPages
 from minisgl.errors import ConfigError
 from minisgl.kernel.radix import load_common_prefix
 from minisgl.kvcache import CacheManager
@@ -36,9 +36,9 @@ def request(ids: list[int], uid: int = 0) -> Req:
     )  # fmt: skip
 
 
-def compute(cache: CacheManager, req: Req, end: int, step: int) -> list[NewPage]:
+def compute(cache: CacheManager, req: Req, end: int, step: int) -> list[NewPages]:
     """The request computes up to `end` in a step, and shares it."""
-    new_pages: list[NewPage] = []
+    new_pages: list[NewPages] = []
     assert cache.extend(req, req.num_computed, end, new_pages)
     req.num_computed = end
     cache.publish(req, end, step)
@@ -76,7 +76,7 @@ def test_window_pages_are_given_back_behind_the_window() -> None:
     req = request(list(range(100)))
     assert cache.attach(req, req.prompt[:99], 0) == 0
     for step, end in enumerate(range(8, 80, 8)):
-        assert len(compute(cache, req, end, step)) == 8  # 4 pages of each group
+        assert [len(run.pages) for run in compute(cache, req, end, step)] == [4, 4]  # of each group
         check_pages(cache, [req])
         held = sum(page >= 0 for page in req.handle.tails[0])
         assert held <= 4 + 2, "more than a chunk and a window"
@@ -103,9 +103,8 @@ def test_a_match_needs_the_pages_that_come_next_are_read_from() -> None:
     assert cache.attach(other, other.prompt, 9) == 0
     assert other.num_stored == 18  # computed again, for the window group alone
     new_pages = compute(cache, other, 8, 9)
-    assert [(group, index) for group, _, index, _ in new_pages] == [
-        (1, index) for index in range(4)
-    ]
+    [run] = new_pages
+    assert (run.group, run.first, len(run.pages)) == (1, 0, 4)
     check_pages(cache, [other])
     cache.release(other)
     assert cache.num_cached(other, other.prompt[:8]) == 8
@@ -261,9 +260,10 @@ def run_operations(rng: random.Random, groups: tuple[CacheGroup, ...], num_opera
                 cache.release(req)
                 running.remove(req)
             else:
-                for group, _, index, page in new_pages:
-                    ids_there = tuple(req.prompt[: (index + 1) * PAGE_SIZE].tolist())
-                    wrote[group][page] = (ids_there, step)
+                for group, _, first, pages in new_pages:
+                    for index, page in enumerate(pages, first):
+                        ids_there = tuple(req.prompt[: (index + 1) * PAGE_SIZE].tolist())
+                        wrote[group][page] = (ids_there, step)
                 req.num_computed = end
                 cache.publish(req, end, step)
         elif roll < 0.97 and running:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minisgl.core import Plan, SamplingParams, StepFailed, StepResult
-from minisgl.core.plan import Begin
+from minisgl.core.plan import Begin, NewPages
 from minisgl.engine.tables import MIN_COMMON_TOKENS
 
 if TYPE_CHECKING:
@@ -48,16 +48,15 @@ def probe_plan(
     """
     num_rows, num_before = num_decodes + len(prompts), before // engine.page_size
     apart = 0 if shared else num_before
-    pages = [
-        (row, index, row * apart + index) for row in range(num_rows) for index in range(num_before)
-    ]
+    pages = [list(range(row * apart, row * apart + num_before)) for row in range(num_rows)]
     next_page = max(num_before, num_rows * apart)
-    pages += [(row, num_before, next_page) for row in range(num_decodes)]
+    for row in range(num_decodes):
+        pages[row].append(next_page)
     next_page += num_decodes > 0
     for row, num_tokens in enumerate(prompts, num_decodes):
-        for index in range(-(-num_tokens // engine.page_size)):
-            pages.append((row, num_before + index, next_page))
-            next_page += 1
+        end = next_page - (-num_tokens // engine.page_size)
+        pages[row] += range(next_page, end)
+        next_page = end
     return Plan(
         step=-1,
         uids=[-1] * num_rows,
@@ -70,9 +69,9 @@ def probe_plan(
         output_idxs=[0] * num_rows,
         # Window groups may have fewer pages. Which row writes a page last does not matter here.
         new_pages=[
-            (number, row, column, page % group.num_pages if number else page)
+            NewPages(number, row, 0, [page % group.num_pages for page in own] if number else own)
             for number, group in enumerate(engine.memory.groups)
-            for row, column, page in pages
+            for row, own in enumerate(pages)
         ],
         begins=[Begin(row, sampling) for row in range(num_rows)],
     )
@@ -89,5 +88,8 @@ def fits(engine: Engine, plan: Plan) -> bool:
         plan.num_rows <= engine.max_decode_rows
         and plan.num_tokens - plan.num_decodes <= engine.max_prefill_tokens
         and max(plan.ends) <= engine.max_seq_len
-        and all(page < engine.memory.groups[group].num_pages for group, *_, page in plan.new_pages)
+        and all(
+            max(run.pages, default=0) < engine.memory.groups[run.group].num_pages
+            for run in plan.new_pages
+        )
     )
