@@ -3,8 +3,8 @@
 That Python is a tenth of a decode step of a small model (README.md). A recording has calls with
 their arguments, so each later step must have its inputs at the same addresses. Tensors that
 `torch.empty` makes while recording are in blocks that all recordings use, since only one is
-replayed at a time. Ops of torch that compute cannot be replayed, so a step that has such ops is not
-recorded.
+replayed at a time. Of torch's ops a tensor times a number can be replayed, because decoders scale
+their embeddings so; a step with others that compute is not recorded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class _Blocks:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, not annotated
-    """computes: whether there was an op that makes neither an empty tensor nor a view."""
+    """computes: whether there was an op that cannot be replayed."""
 
     def __init__(self, blocks: _Blocks) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's, not annotated
@@ -137,12 +138,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
             self._seen[key] = self._blocks.unlent(tensor)
         return self._seen[key]
 
+    def _scaled(self, x: Tensor, factor: float) -> Tensor:
+        scaled = self._blocks.lend(x.shape, x.dtype)
+        self.add(partial(torch.mul, out=self._kept(scaled)), (x, factor))
+        return torch.mul(x, factor, out=scaled)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.empty.memory_format and kwargs.get("dtype"):
             return self._blocks.lend(args[0], kwargs["dtype"])
+        is_scaling = func is torch.ops.aten.mul.Tensor and isinstance(args[1], float)
+        if is_scaling and args[0].is_floating_point() and args[0].is_contiguous():
+            return self._scaled(*args)
         result = func(*args, **kwargs)
         made, given = _storages(result), _storages((args, kwargs))
         is_view = made and made <= given and not func._schema.is_mutable

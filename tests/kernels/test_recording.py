@@ -61,6 +61,23 @@ def test_views_of_one_address_and_shape_differ_by_strides(ops: CpuOps) -> None:
     torch.testing.assert_close(recording.replay(), compute(), rtol=0, atol=0)
 
 
+def test_a_tensor_times_a_number_is_replayed(ops: CpuOps) -> None:
+    """As decoders scale their embeddings."""
+    x, weight = torch.randn(5, 64, dtype=BF16), torch.randn(64, dtype=BF16)
+
+    def compute() -> Tensor:
+        scaled = ops.rms_norm(x, weight, 1e-6) * 25.25
+        return ops.add_rms_norm(scaled, x * 0.5, weight, 1e-6)[1]
+
+    output, recording = ops.calls.record(compute)
+    assert recording
+    torch.testing.assert_close(output, compute(), rtol=0, atol=0)
+    x.normal_()
+    torch.testing.assert_close(recording.replay(), compute(), rtol=0, atol=0)
+    lent = {block.data_ptr() for block in ops.calls._blocks._by_address.values()}
+    assert len(lent) == 4, "the products, too, are in blocks of all recordings"
+
+
 def test_recordings_share_memory_but_not_outputs(ops: CpuOps) -> None:
     weight = torch.randn(64, dtype=BF16)
     inputs = [torch.randn(5, 64, dtype=BF16) for _ in range(3)]
@@ -78,6 +95,8 @@ def test_recordings_share_memory_but_not_outputs(ops: CpuOps) -> None:
     "op",
     [
         lambda x: x * 2,
+        lambda x: x.t() * 0.5,
+        lambda x: x.view(torch.int16) * 0.5,
         lambda x: x.add_(1),
         lambda x: x[torch.tensor([0, 1])],
         lambda x: x.t().reshape(-1),
