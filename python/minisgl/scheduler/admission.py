@@ -54,13 +54,13 @@ def admissible_max_tokens(
             )
     if sampling.changes_logits:
         _check_logit_ids(sampling, config.vocab_size, config.eos_ids)
-    limit = min(config.max_seq_len, config.num_pool_tokens)
+    limit = min(config.max_seq_len, pool := config.num_pool_tokens)
     name, remedy = (
         ("context length", "")
-        if config.max_seq_len <= config.num_pool_tokens
+        if config.max_seq_len <= pool
         else ("KV cache", " (or serve with a higher --num-pages or --memory-ratio)")
     )
-    least = 0 if asked == 0 and config.max_seq_len < config.num_pool_tokens else 1
+    least = 0 if asked == 0 and config.max_seq_len < pool else 1
     if num_prompt > limit - least:
         raise PromptTooLong(
             f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit}"

@@ -24,12 +24,15 @@ The server, `LLM`, several ranks and tests differ only in inbox, outbox and exec
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, Protocol
 
 from minisgl.core.event import Event
 from minisgl.core.plan import Executor, Flight, Plan
-from minisgl.message import ExitMsg, PingMsg, SchedulerMsg
+from minisgl.message import ExitMsg, PingMsg, SchedulerMsg, UserMsg
+from minisgl.scheduler.config import SchedulerConfig
 from minisgl.scheduler.scheduler import Scheduler
 
 IDLE_WAIT_S = 1.0  # the longest sleep of an idle loop; a message wakes it at once
@@ -91,6 +94,7 @@ def run(
     """
     meter = meter or Meter()
     in_flight: tuple[Plan, Flight] | None = None
+    held: Sequence[SchedulerMsg] = ()
     exiting = False
 
     def settle(plan: Plan, flight: Flight) -> None:
@@ -104,8 +108,11 @@ def run(
 
     while not exiting:
         idle = in_flight is None and not scheduler.runnable
-        messages = inbox.take(IDLE_WAIT_S if idle else 0)
-        meter.begin(asleep=idle)
+        asleep = idle and not held
+        messages = [*held, *inbox.take(IDLE_WAIT_S if asleep else 0)]
+        meter.begin(asleep=asleep)
+        count = _num_for_step(messages, scheduler.config) if idle else len(messages)
+        messages, held = messages[:count], messages[count:]
         events: list[Event] = []
         for message in messages:
             if isinstance(message, PingMsg):
@@ -140,3 +147,10 @@ def run(
             settle(*in_flight)
             in_flight = None
         meter.end(scheduler, idle=in_flight is None and not scheduler.runnable)
+
+
+def _num_for_step(messages: Sequence[SchedulerMsg], config: SchedulerConfig) -> int:
+    """Return how many messages to handle if the device waits: the prompts of one step. The others
+    are handled while it computes that step."""
+    lengths = (len(each.ids) // 4 if isinstance(each, UserMsg) else 0 for each in messages)
+    return bisect_left([*accumulate(lengths)], config.max_prefill_tokens) + 1

@@ -84,12 +84,10 @@ def common_prefix(engine: Engine) -> int:
 
 def fits(engine: Engine, plan: Plan) -> bool:
     """Return whether the engine has room for the plan."""
+    groups = engine.memory.groups
     return (
         plan.num_rows <= engine.max_decode_rows
         and plan.num_tokens - plan.num_decodes <= engine.max_prefill_tokens
         and max(plan.ends) <= engine.max_seq_len
-        and all(
-            max(run.pages, default=0) < engine.memory.groups[run.group].num_pages
-            for run in plan.new_pages
-        )
+        and all(max(run.pages) < groups[run.group].num_pages for run in plan.new_pages)
     )
