@@ -96,11 +96,10 @@ struct IntRows {
       each(x + at, n, [&](VF v, int) {
         largest = max(v < 0.0f ? -v : v, largest), finite += v * 0.0f;
       });
-      int exponent;
-      std::frexp(max(largest), &exponent);  // below 2**exponent
-      exponent = std::max(exponent, -100);
-      const float scale = std::ldexp(1.0f, exponent - sizes.bits);
-      const float inverse = std::ldexp(1.0f, sizes.bits - exponent);
+      const int field = int(bit_cast<uint32_t>(max(largest)) >> 23);
+      const int exponent = std::max(field - 126, -100);  // the largest is below 2**exponent
+      const auto power = [](int of_two) { return bit_cast<float>((of_two + 127) << 23); };
+      const float scale = power(exponent - sizes.bits), inverse = power(sizes.bits - exponent);
       const int64_t row = i / blocks, first = i % blocks * (block / sizes.unit);
       scales[i % blocks * stride + row] = scale + sum(finite);  // NaN where an input is no number
       for (int64_t from = 0; from < n; from += sizes.unit) {
@@ -240,13 +239,29 @@ struct Digits {
   std::vector<int16_t> starts;
   Digits(const int16_t* x, int64_t inputs, int unit, int middle, int least)
       : digits(2 * inputs), starts(4 * (inputs / unit)) {
-    for (int64_t i = 0; i < inputs; i++) {
-      const int number = std::min<int>(x[i], 127 * 256 + 127), high = (number + 128) >> 8;
-      const int low = std::max(number - 256 * high, least), at = place(i % 16);
-      int8_t* const to = digits.data() + i / 16 * 32 + at;
-      int16_t* const start = starts.data() + i / unit * 4 + at % 4 / 2;
-      to[0] = int8_t(high), to[16] = int8_t(low);
-      start[0] -= int16_t(middle * high), start[2] -= int16_t(middle * low);
+    const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);  // see `place`
+    const __m256i most = _mm256_set1_epi16(127 * 256 + 127), half = _mm256_set1_epi16(128);
+    const auto in_order = [&](__m256i v) {
+      return _mm_shuffle_epi8(_mm_packs_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)), order);
+    };
+    for (int64_t i = 0; i < inputs; i += unit) {
+      __m256i sums[2] = {};
+      for (int64_t j = i; j < i + unit; j += 16) {
+        const __m256i number = _mm256_min_epi16(_mm256_loadu_si256((const __m256i*)(x + j)), most);
+        const __m256i high = _mm256_srai_epi16(_mm256_add_epi16(number, half), 8);
+        const __m256i low = _mm256_max_epi16(_mm256_sub_epi16(number, _mm256_slli_epi16(high, 8)),
+                                             _mm256_set1_epi16(int16_t(least)));
+        __m128i* const to = (__m128i*)(digits.data() + 2 * j);
+        _mm_storeu_si128(to, in_order(high)), _mm_storeu_si128(to + 1, in_order(low));
+        sums[0] = _mm256_add_epi16(sums[0], high), sums[1] = _mm256_add_epi16(sums[1], low);
+      }
+      for (int k = 0; k < 2; k++) {
+        __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(sums[k]), _mm256_extracti128_si256(sums[k], 1));
+        sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 8));
+        sum = _mm_mullo_epi16(_mm_add_epi16(sum, _mm_srli_si128(sum, 4)), _mm_set1_epi16(int16_t(-middle)));
+        const int32_t both = _mm_cvtsi128_si32(sum);
+        std::memcpy(starts.data() + i / unit * 4 + 2 * k, &both, 4);
+      }
     }
   }
 };
@@ -256,24 +271,33 @@ INLINE __m256i splat_32(const void* p) {
   return _mm256_set1_epi32(bits);
 }
 
-// `multiply` of one row. Scales and offsets become floats where they are used. FOLDS: groups have factors, and
-// offsets zeros and steps; scales and steps are float16.
-template <class K, int UNIT, bool FOLDS>
+// How the scales of one row's weight are. FOLDED: groups have factors, and offsets zeros and steps; scales and
+// steps are float16. HALVES: so are they, of blocks of UNIT inputs, without factors and zeros.
+enum Form { FOLDED, HALVES, OTHER };
+
+// `multiply` of one row. Scales and offsets become floats where they are used.
+template <class K, int UNIT, Form FORM>
 void multiply_row(const Product& product, const Weight& weight, const IntRows& ints,
                   const Sizes& sizes, int64_t num_threads) {
-  const int64_t inputs = product.inputs, block = sizes.block, turn = product.turn<K>();
+  constexpr bool FOLDS = FORM == FOLDED;
+  const int64_t inputs = product.inputs, turn = product.turn<K>();
+  const int64_t block = FORM == HALVES ? UNIT : sizes.block;
   const bool has_offset = weight.scales.has_offset();
-  // Numbers without a sign have an offset of zeros times steps.
-  const int middle = K::MIDDLE - (FOLDS && has_offset ? weight.scales.middle : 0);
+  // Numbers without a sign have an offset of zeros times steps, or of steps.
+  const int middle = K::MIDDLE - (FORM != OTHER && has_offset ? weight.scales.middle : 0);
   const Digits all(ints.numbers.data(), inputs, UNIT, middle, K::MIDDLE > 8 ? -127 : -128);
   product.each_panel(num_threads, [&](int64_t panel, int64_t next, VF(&total)[NV]) {
     const Scales source = weight.scales;  // a copy: what is written cannot change it
-    const int64_t groups = source.entries.groups;
+    const int64_t groups = source.entries.groups, entry_shift = source.entries.shift, stride = ints.stride;
     const int shift = weight.group < inputs ? __builtin_ctzll(weight.group) : 62;
     const int8_t *digits = all.digits.data(), *factors = source.factors + panel * groups * PANEL;
     const uint8_t *at = product.bytes<K>(weight.numbers, panel, 0),
                   *zeros = source.zeros + panel * groups * PANEL;
     const int16_t* starts = all.starts.data();
+    const float *of_rows = ints.scales.data(), *sums_of_rows = ints.sums.data();
+    const f16 *scales = nullptr, *steps = nullptr;
+    if (FORM != OTHER) scales = data<f16>(source.entries.tensor) + source.entries.at(panel, 0);
+    if (FORM != OTHER && has_offset) steps = data<f16>(source.steps->tensor) + source.entries.at(panel, 0);
     const __m256i of_32 = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13,
                                            0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
     VF sum[NV] = {};
@@ -299,6 +323,16 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
             });
           });
         }
+        if (FORM == HALVES) {  // one unit
+          unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+            const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(highs[v], _mm256_set1_epi16(256)),
+                                                  _mm256_madd_epi16(lows[v], _mm256_set1_epi16(1)));
+            const VF scale = load(scales + b * PANEL + v * W) * of_rows[b * stride];
+            sum[v] += (VF)_mm256_cvtepi32_ps(both) * scale;
+            if (steps) sum[v] -= load(steps + b * PANEL + v * W) * sums_of_rows[b * stride];
+          });
+          continue;
+        }
         for (int v = 0; v < NV; v++) {
           __m256i factor = _mm256_set1_epi16(1);
           if (FOLDS) {
@@ -306,21 +340,23 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
             factor = _mm256_shuffle_epi8((__m256i)widen(factors + g), of_32);
             if (has_offset && (i >> shift) << shift == i)  // once for a group
               offset[v] += __builtin_convertvector((VI)widen(zeros + g), VF) *
-                           ints.sums[(i >> shift) * ints.stride];
+                           sums_of_rows[(i >> shift) * stride];
           }
           high[v] += (VI)_mm256_madd_epi16(highs[v], factor);
           low[v] += (VI)_mm256_madd_epi16(lows[v], factor);
         }
       }
-      const float of_row = ints.scales[b * ints.stride];
+      if (FORM == HALVES) continue;
+      const float of_row = of_rows[b * stride];
+      const int64_t g = from >> shift;
       for (int v = 0; v < NV; v++) {
-        const int64_t g = from >> shift;
-        const VF scale = source.entries.load(panel, g, v * W);
+        const int64_t entry = (g >> entry_shift) * PANEL + v * W;
+        const VF scale = FOLDS ? load(scales + entry) : source.entries.load(panel, g, v * W);
         const VF whole = __builtin_convertvector(high[v], VF) * 256.0f + __builtin_convertvector(low[v], VF);
         sum[v] += whole * (scale * of_row);
         if (!has_offset) continue;
-        if (FOLDS) sum[v] -= source.steps->load(panel, g, v * W) * offset[v];
-        else sum[v] -= source.offset(panel, g, v * W, scale) * ints.sums[b * ints.stride];
+        if (FOLDS) sum[v] -= load(steps + entry) * offset[v];
+        else sum[v] -= source.offset(panel, g, v * W, scale) * sums_of_rows[b * stride];
       }
     }
     for (int v = 0; v < NV; v++) total[v] = sum[v];
@@ -412,11 +448,14 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
     if (product.rows == 1 && (kind == INT4 || kind == INT6)) {
       const bool folded = folds(MOST), is_even = group >= inputs || (group & (group - 1)) == 0;
       if (folded) sizes = {MOST, group, 15};
+      const bool are_halves = is_half && group == 32 && !factors && !zeros;
       auto* row = kind == INT6 && inputs % 16 == 0
-                      ? (folded ? multiply_row<Int6, 16, true> : multiply_row<Int6, 16, false>)
-                  : group == 16                       ? multiply_row<Int4, 16, true>
+                      ? (folded ? multiply_row<Int6, 16, FOLDED> : multiply_row<Int6, 16, OTHER>)
+                  : group == 16 ? multiply_row<Int4, 16, FOLDED>
                   : kind == INT4 && inputs % 32 == 0 && sizes.block % 32 == 0
-                      ? (folded ? multiply_row<Int4, 32, true> : multiply_row<Int4, 32, false>)
+                      ? (folded       ? multiply_row<Int4, 32, FOLDED>
+                         : are_halves ? multiply_row<Int4, 32, HALVES>
+                                      : multiply_row<Int4, 32, OTHER>)
                       : nullptr;
       if (row && is_even && (folded || (!factors && group != 16))) {
         const IntRows ints(data<bf16>(x), 1, inputs, sizes, num_threads);
