@@ -12,6 +12,7 @@ _TRITON: Final = {"ops": "triton"}
 ROWS: Final = [
     Row("ops", "cpu", "minisgl_kernels.recording:create_ops"),
     Row("ops", "cuda", "minisgl_kernels.ops:create_ops"),
+    Row("ops", "adapters", "minisgl_kernels.triton.adapters:AdapterProducts", when=_TRITON),
     Row("ops", "add_gated", "minisgl_kernels.triton.gates:add_gated", when=_TRITON),
     Row("ops", "gates", "minisgl_kernels.triton.gates:TritonGates", when=_TRITON),
     Row("ops", "sandwich", "minisgl_kernels.triton.sandwich:TritonSandwich", when=_TRITON),

@@ -19,10 +19,11 @@ INTERPRETED = (
     *("test_packed_experts.py", "test_fp8_gemm.py"),
     *("test_recurrent_kernels.py", "test_delta_hopper.py", "test_gates.py", "test_sandwich.py"),
     *("test_gpu_quantised_kv.py", "test_gpu_latents.py", "test_wide_prompts.py"),
+    "test_adapter_products.py",
 )
 WITHOUT_BFLOAT16 = (
     *("test_triton_ops.py", "test_sampling_ops.py"),
-    *("test_gates.py", "test_sandwich.py"),
+    *("test_gates.py", "test_sandwich.py", "test_adapter_products.py"),
 )
 """While they are interpreted."""
 COMPILED = (

@@ -33,8 +33,8 @@ logger = get_logger(__name__)
 
 USUAL_RANK = 16
 """The rank of a slot if no adapter is known at the start. PEFT's default is 8; 16 is common."""
-RANK_UNIT = 8
-"""A slot's rank is a multiple of this, so that rows of 16-bit numbers begin at 16 bytes."""
+MIN_RANK = 16
+"""The least rank of a slot, which is a power of two, so that kernels take it."""
 MAX_NAMED = 5
 
 
@@ -71,7 +71,7 @@ class DeviceAdapters:
         self._folders = [Path(place) for place in config.loras.values()]
         ranks = [open_adapter(folder).rank for folder in self._folders] or [USUAL_RANK]
         rank = config.max_lora_rank or max(ranks)
-        rank = -(-rank // RANK_UNIT) * RANK_UNIT
+        rank = max(MIN_RANK, 1 << (rank - 1).bit_length())
         self.step = StepRows(config.num_slots, rank, is_gpu=device.type == "cuda")
         if comm.rank == 0:
             logger.info("slots for %d LoRA adapters of rank %d", config.num_slots, rank)

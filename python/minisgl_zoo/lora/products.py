@@ -13,15 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from minisgl import plugins
 from minisgl.quantization import Part
 
+Inner = Tensor | list[Tensor]
+"""Products by A's: on a GPU one tensor, on a CPU one for each slot that has an adapter."""
 Rows = Tensor | list[tuple[int, Tensor | None]]
-"""Which slot each of some tokens uses: on a GPU bool [T, N]; on a CPU the slots with the indices of
-their tokens, None for all."""
+"""Which slot each of some tokens uses: on a GPU [T], 0 for none; on a CPU the slots with the
+indices of their tokens, None for all."""
 
 
 class Products(ABC):
@@ -54,8 +58,12 @@ class Products(ABC):
         self.is_changed |= bool(b)
 
     @abstractmethod
-    def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
-        """Add the adapters' products for x, [T, I], to y, [T, O], in place."""
+    def down(self, x: Tensor, rows: Rows) -> Inner:
+        """Return the products of x, [T, I], by the A's of its tokens."""
+
+    @abstractmethod
+    def up(self, h: Inner, y: Tensor, rows: Rows) -> None:
+        """Add the products of h by the B's to y, [T, O], in place."""
 
 
 class EachSlot(Products):
@@ -86,56 +94,87 @@ class EachSlot(Products):
             wide[places[self.a_of[part]], self.columns[part]] = given.T
         self._held[slot] = torch.cat(list(a.values())).float().T.contiguous(), wide
 
-    def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
+    def down(self, x: Tensor, rows: Rows) -> list[Tensor]:
         assert isinstance(rows, list)
-        for slot, own in rows:
-            if held := self._held.get(slot):
-                a, b = held
-                if own is None:
-                    y += x.float() @ a @ b
-                else:
-                    y.index_add_(0, own, (x[own].float() @ a @ b).to(y.dtype))
+        return [
+            (x if own is None else x[own]).float() @ self._held[slot][0]
+            for slot, own in rows
+            if slot in self._held
+        ]
+
+    def up(self, h: Inner, y: Tensor, rows: Rows) -> None:
+        assert isinstance(rows, list)
+        used = ((self._held[slot][1], own) for slot, own in rows if slot in self._held)
+        for product, (b, own) in zip(h, used, strict=True):
+            if own is None:
+                y += product @ b
+            else:
+                y.index_add_(0, own, (product @ b).to(y.dtype))
+
+
+class FewTokens(Protocol):
+    """Kernels for one weight and few tokens (the op `adapters`)."""
+
+    def takes(self, num_tokens: int, rank: int) -> bool: ...
+
+    def down(self, x_TI: Tensor, slots_T: Tensor, a_NPRI: Tensor) -> Tensor:
+        """Return the products by the A's, [T, P, R]; what a token without an adapter has is
+        undefined. slots_T: 0 for no adapter; slot n is index n - 1 of a. All are contiguous."""
+
+    def up(self, h_TPR: Tensor, y_TO: Tensor, slots_T: Tensor, b_NRO: Tensor) -> None:
+        """Add the products by the B's to y, in place."""
 
 
 class AllSlots(Products):
     """On a GPU: all slots at once, and a mask keeps what belongs to a token. N * R columns are few
-    beside the weight's, the kernels are plain GEMMs, and a CUDA graph can have them. What a slot's
-    adapter does not use is zeros."""
+    beside the weight's, and a CUDA graph can have the kernels: plain GEMMs, or for few tokens the
+    op `adapters`. What a slot's adapter does not use is zeros."""
 
     def __init__(
         self, parts: Sequence[Part], num_slots: int, rank: int,
-        dtype: torch.dtype, device: torch.device,
+        dtype: torch.dtype, device: torch.device, ops: str,
     ) -> None:  # fmt: skip
+        """ops: the name of the weight's ops."""
         super().__init__(parts, num_slots, rank)
         made = partial(torch.zeros, dtype=dtype, device=device)
         self.a = made(num_slots, len(self.names), rank, self.inputs)
-        self.b = tuple(made(num_slots, rank, at.stop - at.start) for at in self.columns)
+        self.b = made(num_slots, rank, self.outputs)
+        kernels = plugins.find("ops", "adapters", ops=ops)
+        self._few: FewTokens | None = kernels and kernels(self, device)
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.a, *self.b))
+        return self.a.nbytes + self.b.nbytes
 
     def fill(self, slot: int, a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> None:
         super().fill(slot, a, b)
         self.a[slot - 1].zero_()
         for name, given in a.items():
             self.a[slot - 1, name, : len(given)] = given
-        for part, held in enumerate(self.b):
-            held[slot - 1].zero_()
-            if part in b:
-                held[slot - 1, : b[part].shape[1]] = b[part].T
+        self.b[slot - 1].zero_()
+        for part, given in b.items():
+            self.b[slot - 1, : given.shape[1], self.columns[part]] = given.T
 
-    def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
-        if not self.is_changed:
-            return
+    def down(self, x: Tensor, rows: Rows) -> Tensor:
+        """[T, P, R] for few tokens; else [T, N, P, R], zeros where a slot is not a token's."""
         assert isinstance(rows, Tensor)
         slots, names, rank, _ = self.a.shape
+        if self._few and self._few.takes(len(x), rank):
+            return self._few.down(x.contiguous(), rows, self.a)
         h = (x @ self.a.flatten(0, 2).T).view(len(x), slots, names, rank)
+        is_own = rows[:, None] == torch.arange(1, slots + 1, device=x.device)
         # Not a product: another adapter's A may overflow on these tokens.
-        h = h.where(rows[:, :, None, None], h.new_zeros(()))
-        by_name = h.transpose(1, 2).reshape(len(x), -1).chunk(names, dim=1)
-        for name, columns, b in zip(self.a_of, self.columns, self.b, strict=True):
-            y[:, columns].addmm_(by_name[name], b.flatten(0, 1))
+        return h.where(is_own[:, :, None, None], h.new_zeros(()))
+
+    def up(self, h: Inner, y: Tensor, rows: Rows) -> None:
+        assert isinstance(rows, Tensor)
+        assert isinstance(h, Tensor)
+        if self._few and h.dim() == 3:
+            self._few.up(h, y, rows, self.b)
+            return
+        by_name = h.transpose(1, 2).reshape(len(h), -1).chunk(len(self.names), dim=1)
+        for name, columns in zip(self.a_of, self.columns, strict=True):
+            y[:, columns].addmm_(by_name[name], self.b[:, :, columns].flatten(0, 1))
 
 
 def rows_of(part: Part) -> range:

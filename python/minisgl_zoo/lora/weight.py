@@ -41,7 +41,7 @@ class StepRows:
 
     def _rows(self, slots_T: Tensor) -> Rows:
         if self.is_gpu:
-            return slots_T[:, None] == torch.arange(1, self.num_slots + 1, device=slots_T.device)
+            return slots_T
         used = sorted(set(slots_T.tolist()))
         if len(used) == 1:
             return [(used[0], None)] if used[0] else []
@@ -61,7 +61,9 @@ class AdaptedWeight(Weight):
 
     def _products(self, device: torch.device) -> Products:
         sizes = self.parts, self.step.num_slots, self.step.rank
-        return AllSlots(*sizes, self.dtype, device) if self.step.is_gpu else EachSlot(*sizes)
+        if not self.step.is_gpu:
+            return EachSlot(*sizes)
+        return AllSlots(*sizes, self.dtype, device, self.ops.name)
 
     @property
     def num_buffer_bytes(self) -> int:
@@ -82,10 +84,12 @@ class AdaptedWeight(Weight):
         self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
     ) -> Tensor:
         rows = self.step.of(len(x))
-        if rows is None:
+        if rows is None or not self.products.is_changed:
             return self.base.linear(x, bias, gate)
+        # A's products first: on a GPU the base's kernel fetches its weights meanwhile.
+        h = self.products.down(x, rows)
         y = self.base.linear(x, bias)
-        self.products.add(x, y, rows)
+        self.products.up(h, y, rows)
         return self.ops.gated(y, gate) if gate else y
 
     def gated_linear(self, x: Tensor, gate: Activation, bias: Tensor | None = None) -> Tensor:

@@ -255,14 +255,15 @@ def test_an_adapter_with_nan_fails_its_requests_alone(
     assert [output.token_ids for output in outputs] == setup.expected(PROMPTS)
 
 
-def test_wrong_names_and_ranks_are_refused(setup: Setup, llm: LLM) -> None:
+def test_wrong_names_and_ranks_are_refused(setup: Setup, llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no adapter is called 'b'; loaded are 'a0' and"):
         llm.generate([PROMPTS[0]], GREEDY, lora="b")
     with pytest.raises(InvalidRequest, match="cache_salt"):
         llm.generate([PROMPTS[0]], GREEDY, lora="a0", cache_salt=7)  # type: ignore[arg-type] # it is wrong on purpose
+    wide = RandomAdapter.of(tmp_path / "wide", setup.reference, seed=0, rank=17)
     with pytest.raises(
-        ConfigError, match=r"rank 9, and this server's slots have 8.*max_lora_rank=9"
+        ConfigError, match=r"rank 17, and this server's slots have 16.*max_lora_rank=17"
     ):
-        LLM(setup.model, lora=setup.lora, max_lora_rank=3, **OPTIONS)
+        LLM(setup.model, lora={"wide": wide.folder}, max_lora_rank=3, **OPTIONS)
     with pytest.raises(ConfigError, match="lora must be NAME=PATH_OR_ID"):
         LLM(setup.model, lora={"a=b": setup.adapters[0].folder}, **OPTIONS)
