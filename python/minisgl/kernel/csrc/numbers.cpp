@@ -362,6 +362,42 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
     for (int v = 0; v < NV; v++) total[v] = sum[v];
   });
 }
+
+// The same for numbers of 8 bits in blocks of 32 inputs with scales (and steps) of float16: they meet the
+// inputs as they are.
+void multiply_bytes(const Product& product, const Weight& weight, const IntRows& ints, int64_t num_threads) {
+  const int64_t inputs = product.inputs, turn = product.turn<Int8>();
+  product.each_panel(num_threads, [&](int64_t panel, int64_t next, VF(&total)[NV]) {
+    const int64_t first = weight.scales.entries.at(panel, 0), stride = ints.stride;
+    const f16* scales = data<f16>(weight.scales.entries.tensor) + first;
+    const f16* steps = weight.scales.steps ? data<f16>(weight.scales.steps->tensor) + first : nullptr;
+    const float middle = float(weight.scales.middle);
+    const int16_t* x = ints.numbers.data();
+    const uint8_t* at = product.bytes<Int8>(weight.numbers, panel, 0);
+    const float *of_rows = ints.scales.data(), *sums_of_rows = ints.sums.data();
+    VF sum[NV] = {};
+    for (int64_t b = 0; b < inputs / 32; b++, at += 512, x += 32, scales += PANEL) {
+      const uint8_t* asked =
+          b * 32 < turn ? at + AHEAD : product.bytes<Int8>(weight.numbers, next, b * 32 - turn);
+      VI sums[NV] = {};
+      unrolled<16>([&](auto s) __attribute__((always_inline)) {
+        if (s % 2 == 0) __builtin_prefetch(asked + 32 * s);
+        const __m256i pair = splat_32(x + 2 * s);
+        unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+          const __m128i bytes = _mm_loadu_si128((const __m128i*)(at + 32 * s) + v);
+          sums[v] += (VI)_mm256_madd_epi16(_mm256_cvtepi8_epi16(bytes), pair);
+        });
+      });
+      unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+        const VF scale = load(scales + v * W);
+        sum[v] += (VF)_mm256_cvtepi32_ps((__m256i)sums[v]) * (scale * of_rows[b * stride]);
+        if (steps)
+          sum[v] -= (load(steps + b * PANEL + v * W) - middle * scale) * sums_of_rows[b * stride];
+      });
+    }
+    for (int v = 0; v < NV; v++) total[v] = sum[v];
+  });
+}
 #endif
 
 // Input `input` of a panel's output `lane`, of integers.
@@ -445,10 +481,14 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
       return factors && is_half && bool(zeros) == bool(steps) && inputs % many == 0 &&
              (group << weight.scales.entries.shift) % many == 0 && group < many;
     };
+    const bool are_halves = is_half && group == 32 && inputs % 32 == 0 && !factors && !zeros;
+    if (product.rows == 1 && kind == INT8 && are_halves) {
+      const IntRows ints(data<bf16>(x), 1, inputs, sizes, num_threads);
+      return multiply_bytes(product, weight, ints, num_threads);
+    }
     if (product.rows == 1 && (kind == INT4 || kind == INT6)) {
       const bool folded = folds(MOST), is_even = group >= inputs || (group & (group - 1)) == 0;
       if (folded) sizes = {MOST, group, 15};
-      const bool are_halves = is_half && group == 32 && !factors && !zeros;
       auto* row = kind == INT6 && inputs % 16 == 0
                       ? (folded ? multiply_row<Int6, 16, FOLDED> : multiply_row<Int6, 16, OTHER>)
                   : group == 16 ? multiply_row<Int4, 16, FOLDED>
