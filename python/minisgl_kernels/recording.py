@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import tvm_ffi
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -118,7 +119,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
         self.calls: list[tuple[Callable[..., object], Sequence[Any]]] = []
         self.computes = False
         self._blocks = blocks
-        self._seen: dict[tuple[Any, ...], Tensor] = {}
+        self._seen: dict[tuple[Any, ...], tvm_ffi.Tensor] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -130,17 +131,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
         kept = [self._kept(arg) if isinstance(arg, Tensor) else arg for arg in args]
         self.calls.append((function, kept))
 
-    def _kept(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that the recording keeps: one object for all layers that use the same
-        memory."""
+    def _kept(self, tensor: Tensor) -> tvm_ffi.Tensor:
+        """Return the tensor that the recording keeps, as the library takes it (torch's would be
+        converted at each call): one object for all layers that use the same memory."""
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in self._seen:
-            self._seen[key] = self._blocks.unlent(tensor)
+            self._seen[key] = tvm_ffi.from_dlpack(self._blocks.unlent(tensor))
         return self._seen[key]
 
     def _scaled(self, x: Tensor, factor: float) -> Tensor:
         scaled = self._blocks.lend(x.shape, x.dtype)
-        self.add(partial(torch.mul, out=self._kept(scaled)), (x, factor))
+        kept, out = self._blocks.unlent(x), self._blocks.unlent(scaled)
+        self.calls.append((partial(torch.mul, out=out), (kept, factor)))
         return torch.mul(x, factor, out=scaled)
 
     def __torch_dispatch__(
