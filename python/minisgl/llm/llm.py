@@ -36,6 +36,7 @@ from minisgl.llm.keywords import naming_keywords
 from minisgl.llm.output import RequestOutput
 from minisgl.llm.progress import Bar, progress_bar
 from minisgl.llm.prompts import (
+    Records,
     chat_records,
     check_salt,
     is_conversation,
@@ -44,17 +45,10 @@ from minisgl.llm.prompts import (
 )
 from minisgl.llm.session import Call, LLMEngine, OnNews, Session
 from minisgl.llm.stream import Reader, Stream
-from minisgl.message import Prompt as PromptRecord
 from minisgl.message import UserMsg
 from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.tokenizer import (
-    Detokenizer,
-    Encoded,
-    PromptEncoder,
-    load_tokenizer,
-    warn_of_unknown_ids,
-)
+from minisgl.tokenizer import Detokenizer, PromptEncoder, load_tokenizer, warn_of_unknown_ids
 from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
 from minisgl.utils.hf import fetched_adapters, fetched_draft_model, resolve_checkpoint
 
@@ -189,8 +183,8 @@ class LLM:
         which names the prompt, if one cannot be served; the other prompts of the call are then
         aborted.
         """
-        ids = self._encode(*prompt_records(prompts))
-        return self._run(ids, sampling_params, n, self._scope(cache_salt, lora))
+        scope = self._scope(cache_salt, lora)
+        return self._run(prompt_records(prompts), sampling_params, n, scope)
 
     def chat(
         self,
@@ -215,9 +209,8 @@ class LLM:
         tool_choice: "auto", "none", "required", or a function as {"type": "function", "function":
         {"name": ...}}.
         """
-        given = chat_template_kwargs or {}
-        ids = self._encode(*chat_records(messages, given, tools, tool_choice))
-        return self._run(ids, sampling_params, n, self._scope(cache_salt, lora))
+        records = chat_records(messages, chat_template_kwargs or {}, tools, tool_choice)
+        return self._run(records, sampling_params, n, self._scope(cache_salt, lora))
 
     def stream(
         self,
@@ -306,8 +299,7 @@ class LLM:
 
     def _pool(self, asked: Pooling[T], scope: Scope) -> T:
         with asked.naming():
-            prompts = self._encode(iter(asked.prompts), len(asked.prompts))
-            outputs = self._run(prompts, asked.sampling, 1, scope)
+            outputs = self._run((iter(asked.prompts), len(asked.prompts)), asked.sampling, 1, scope)
         return asked.finish([output.pooled for output in outputs])
 
     def close(self) -> None:
@@ -323,37 +315,30 @@ class LLM:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _encode(self, prompts: Iterable[PromptRecord], num_prompts: int) -> list[Encoded]:
-        """Return each prompt encoded. Raises RequestError with the index of a wrong one."""
-        encoded: list[Encoded] = []
-        with _naming_the_prompt(encoded, num_prompts):
-            for prompt in prompts:
-                encoded.append(self._encoder.encode(prompt))
-        return encoded
-
-    def _run(
-        self, prompts: list[Encoded], params: Params, n: int, scope: Scope
-    ) -> list[RequestOutput]:
+    def _run(self, records: Records, params: Params, n: int, scope: Scope) -> list[RequestOutput]:
         with self._bar("prompts") as bar:
-            call = self._submit(prompts, params, n, scope, bar.show)
+            call = self._submit(records, params, n, scope, bar.show)
             bar.update(0, len(call.requests))
             self._session.wait(call)
         return call.outputs()
 
     def _submit(
-        self, prompts: list[Encoded], params: Params, n: int, scope: Scope, on_news: OnNews
+        self, records: Records, params: Params, n: int, scope: Scope, on_news: OnNews
     ) -> Call:
-        """Send the requests to the loop."""
+        """Encode the prompts, and send their requests to the loop. Raises RequestError with the
+        index of a wrong prompt."""
+        prompts, num_prompts = records
         if params is None:
             params = self.default_sampling_params
-        of_each = params_of_each(params, len(prompts), n)
+        of_each = params_of_each(params, num_prompts, n)
         namespace, adapter = scope
         messages: list[UserMsg] = []
-        with _naming_the_prompt(messages, len(prompts), n):
+        with _naming_the_prompt(messages, num_prompts, n):
             for prompt, sampling in zip(prompts, of_each, strict=True):
+                encoded = self._encoder.encode(prompt)
                 for choice in range(n):
                     seeded = sampling.with_seed(choice)
-                    request = self._encoder.request(prompt, seeded, namespace, adapter=adapter)
+                    request = self._encoder.request(encoded, seeded, namespace, adapter=adapter)
                     messages.append(request)
         return self._session.submit(messages, on_news, n)
 
@@ -378,7 +363,7 @@ class LLM:
                 f"a stream has one prompt, got {count}; call stream for each, or generate",
                 param="prompts",
             )
-        call = self._submit(self._encode(records, 1), params, 1, scope, on_news)
+        call = self._submit((records, 1), params, 1, scope, on_news)
         return Reader(self._session, call)
 
     def _scope(self, cache_salt: str, lora: str | None) -> Scope:
@@ -394,12 +379,12 @@ class LLM:
 
 
 @contextmanager
-def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int = 1) -> Iterator[None]:
+def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int) -> Iterator[None]:
     """Let a refusal in the block name its prompt, which follows those in `done`, n of each."""
     try:
         yield
     except RequestError as error:
-        if num_prompts > n:
+        if num_prompts > 1:
             error.message = f"prompt {len(done) // n}: {error.message}"
         raise
 

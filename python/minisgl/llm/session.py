@@ -52,9 +52,8 @@ class Call:
         self.requests = requests
         self.on_news = on_news
         self._num_choices = num_choices
-        self._order = {request.uid: index for index, request in enumerate(requests)}
-        self.open = set(self._order)
-        self.answers: dict[int, Answer] = {uid: ([], [], []) for uid in self._order}
+        self.answers: dict[int, Answer] = {request.uid: ([], [], []) for request in requests}
+        self.open = set(self.answers)
         self._finished: dict[int, Finished] = {}
 
     @property
@@ -83,12 +82,12 @@ class Call:
         """Return the outputs in the order of the requests. Raises the error of a failed call."""
         if self.error:
             raise self.error
-        return [self._output(uid) for uid in self._order]
+        return [self._output(uid) for uid in self.answers]
 
     def _error(self, failed: Failed) -> RequestError | EngineError:
         message = in_keywords(failed.message)
-        if len(self._order) > self._num_choices:
-            index = self._order[failed.uid] // self._num_choices
+        if len(self.requests) > self._num_choices:
+            index = (failed.uid - self.requests[0].uid) // self._num_choices  # uids are consecutive
             message = f"prompt {index}: {message}"
         return replace(failed, message=message).to_error()
 

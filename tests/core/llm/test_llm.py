@@ -246,7 +246,7 @@ def test_a_refusal_names_the_prompt_and_leaves_no_request(llm: LLM) -> None:
         llm.generate(["a", "b " * 5000])
     for prompts in (["a", ""], ["a", [-1]], [[1], "\ud800", "c"]):
         with pytest.raises(RequestError, match=r"^prompt 1: "):
-            llm.generate(prompts)
+            llm.generate(prompts, n=3)
     with pytest.raises(RequestError, match=r"^prompt 1: messages\[0\].content is missing"):
         llm.chat([ask("hi"), [{"role": "user"}]])
     assert (
