@@ -69,8 +69,8 @@ class ServedModel:
             return self.name
         if name not in self.names and name not in self.adapters:
             raise ModelNotFound(
-                f"the model {brief(name)} is not served here; this server serves "
-                f"{' and '.join(map(repr, self.all_names))}",
+                f"the model {brief(name)} is not served here; ask for "
+                f"{' or '.join(map(repr, self.all_names))}, or give the server --served-model-name",
                 param="model",
             )
         return name
