@@ -25,7 +25,7 @@ def scale_stats(state: ReplicaState) -> dict[str, float]:
     wait_s: seconds until a new request of one token would start. taken: the share of the replica's
     places that requests take.
     """
-    view = View("")
+    view = View()
     view.state = state
     num_requests = state.num_running + state.num_waiting
     wait_s = expected_s(view.load(view.state_at), 1, 0)

@@ -40,14 +40,14 @@ class NoReplica(EngineError):
 
 class Replica:
     """One server. Mutable. down: why it gets no requests; None if it is up. heard_at: when it
-    answered a question of the fleet last. waits: the requests whose answer has not
-    begun. ends: the number of requests sent to it, by how they ended."""
+    answered a question of the fleet last. waits: the requests whose answer has not begun. ends: the
+    number of requests sent to it, by how they ended."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.upstream = Upstream(url)
         self.name = self.upstream.name
-        self.view = View(self.name)
+        self.view = View()
         self.down: str | None = "it has not answered yet"
         self.heard_at = time.monotonic()
         self.num_open = 0

@@ -43,25 +43,25 @@ class KeyLimits:
             self.learn(use)
             if before is None:
                 continue
-            last, key = before.get(use.digest), self._keys[use.digest]
-            is_same = last is not None and last.num_requests <= use.num_requests
-            requests = use.num_requests - (last.num_requests if last and is_same else 0)
-            tokens = use.num_tokens - (last.num_tokens if last and is_same else 0)
-            key.reported(requests, tokens, now)
+            requests, tokens = use.num_requests, use.num_tokens
+            last = before.get(use.digest)
+            if last and last.num_requests <= requests:  # else the server counts anew
+                requests, tokens = requests - last.num_requests, tokens - last.num_tokens
+            self._keys[use.digest].reported(requests, tokens, now)
 
-    def check(self, text: str) -> None:
-        """Raise RateLimited if the key with this text has used up one of its known limits."""
-        if key := self._keys.get(digest_of(text).hex()):
+    def check(self, text: str) -> _Key | None:
+        """Return the key with this text; None if it has no known limits. Raises RateLimited if it
+        has used up one of them."""
+        key = self._keys.get(digest_of(text).hex())
+        if key:
             key.limits.check(key.name, self._clock())
+        return key
 
     def admit(self, text: str) -> Passed | None:
         """Count a request of the key with this text, and return it. Returns None if the key has no
         known limits. Raises RateLimited."""
-        key = self._keys.get(digest_of(text).hex())
-        if key is None:
-            return None
-        key.limits.check(key.name, self._clock())
-        return Passed(key, self._clock)
+        key = self.check(text)
+        return Passed(key, self._clock) if key else None
 
 
 class Passed:

@@ -40,10 +40,8 @@ from minisgl_gateway.lora import ADAPTER_PATHS
 from minisgl_gateway.router.checked_keys import CheckedKeys
 from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
 from minisgl_gateway.router.metrics import RouterMetrics
-from minisgl_gateway.router.passed_request import PassedRequest
 from minisgl_gateway.router.replica_state import PromptHashes
-from minisgl_gateway.router.stream_errors import last_event
-from minisgl_gateway.router.streams import pieces
+from minisgl_gateway.router.streams import PassedRequest, last_event, pieces
 from minisgl_gateway.router.upstream import Answer, Headers, ReplicaFailed, end_to_end, with_key
 from minisgl_gateway.watch.replica import PREFIX_HEADER, PROMPT_PATHS
 

@@ -1,8 +1,9 @@
-"""Streams that outlive a replica: the router keeps their ids, and another replica goes on.
+"""A request that the router passes on, and how its stream outlives a replica.
 
-`minisgl_gateway.watch.relayed` says how a replica tells the router the ids, in comments that the
-client does not get. Another replica goes on if it has the same weights, version and settings
-(`ReplicaState.digest`). Once for each stream: what ends two replicas may be the request.
+The router keeps the ids of a stream. `minisgl_gateway.watch.relayed` says how a replica tells them,
+in comments that the client does not get. Another replica goes on if it has the same weights,
+version and settings (`ReplicaState.digest`). Once for each stream: what ends two replicas may be
+the request.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncGenerator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
+from minisgl.server.web.errors import error_body, in_form_of
+from minisgl.server.web.http import ABORT_CONNECTION
 from minisgl.utils.logger import get_logger
+from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
 from minisgl_gateway.router.replica_state import RELAYED
-from minisgl_gateway.router.upstream import Answer, ReplicaFailed
+from minisgl_gateway.router.upstream import EVENTS, JSON_LINES, Answer, ReplicaFailed, end_to_end
+from minisgl_gateway.router.waits import Wait
+from minisgl_gateway.watch.replica import PREFIX_HEADER
 
 logger = get_logger(__name__)
 
@@ -27,6 +35,11 @@ MAX_BODY: Final = 2**20
 _NOTE: Final = re.compile(rb"^: minisgl (\[[\d,\[\]]*\])\n\n", re.MULTILINE)
 _HEAD: Final = re.compile(rb'^data: (\{"id":"[^"]*","created":\d+)', re.MULTILINE)
 """What the chunks of OpenAI's streams have in common. A second replica's is another."""
+
+
+_OF_THE_DOOR: Final = (b"origin", b"sec-fetch-site")
+"""The router has checked these headers itself. A replica would refuse pages that the router
+allows."""
 
 
 class _Asked(msgspec.Struct):
@@ -99,17 +112,56 @@ class Stream:
         return b""
 
 
-class Passed(Protocol):
-    """The request. stream: what is known of its answer; None if that cannot go on."""
+class PassedRequest:
+    """target: the path and the query as the client sent them. headers: without those that concern
+    one connection, and those that the router's door has checked. key: the text of the client's API
+    key, or "". stream: what is known of an answer that can go on at another replica.
+    abort_connection: cuts the client's connection."""
 
-    stream: Stream | None
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        self.path, self.method, self.body = scope["path"], scope["method"], body
+        self.id = scope["request_id"]
+        self.key = key_given(Headers(scope=scope))
+        query = scope["query_string"].decode("latin-1")
+        raw = scope.get("raw_path") or scope["path"].encode()
+        self.target = raw.partition(b"?")[0].decode("latin-1") + (query and f"?{query}")
+        dropped = (b"host", b"content-length", b"x-request-id", PREFIX_HEADER.encode())
+        self.headers = end_to_end(scope["headers"], *dropped, *_OF_THE_DOOR)
+        self.headers.append((b"x-request-id", self.id.encode()))
+        self.stream = Stream.of(self.method, self.path, body)
+        self.abort_connection: Any = scope.get(ABORT_CONNECTION, _break_off)
+
+    def began(self) -> None:
+        """Forget the body when the answer has begun, unless another replica may go on with it."""
+        if not (self.stream and self.stream.digest):
+            self.body = b""
 
     async def ask(self, replica: Replica) -> Answer:
-        """Send it to a replica. Raises ReplicaFailed."""
+        """Send the request to a replica and return the answer. Raises ReplicaFailed, also if the
+        replica does not have the request (`Wait`)."""
+        wait = Wait(self.id)
+        target, body, state = self.target, self.body, replica.view.state
+        if self.stream and state:
+            self.stream.digest = state.digest
+            if state.digest:
+                target, body = "/replica/stream", self.stream.request(self.body)
+        replica.waits.add(wait)
+        try:
+            async with wait.limit:
+                return await replica.upstream.request(self.method, target, self.headers, body)
+        except TimeoutError:
+            raise ReplicaFailed("it says that it does not have the request") from None
+        finally:
+            replica.waits.discard(wait)
+
+
+def _break_off() -> None:
+    """Cut an answer by an exception, if the HTTP server has no `ABORT_CONNECTION`."""
+    raise ConnectionAbortedError("a replica failed within its answer")
 
 
 async def pieces(
-    answer: Answer, request: Passed, fleet: Fleet, replica: Replica | None
+    answer: Answer, request: PassedRequest, fleet: Fleet, replica: Replica | None
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
     """Yield the pieces of an answer, each with whether more follow.
 
@@ -150,7 +202,7 @@ async def pieces(
 
 
 async def _other(
-    stream: Stream, request: Passed, fleet: Fleet, replica: Replica
+    stream: Stream, request: PassedRequest, fleet: Fleet, replica: Replica
 ) -> tuple[Replica, Answer] | None:
     """Return another replica of the same model, and the rest of the answer; None if there is
     none."""
@@ -167,3 +219,22 @@ async def _other(
         return second, answer
     answer.close()
     return None
+
+
+def last_event(path: str, media_type: bytes, error: Exception) -> bytes | None:
+    """Return the event, or None if the answer is not a stream of events. media_type: of the
+    answer."""
+    body = error_body(error)[1]
+    if media_type == JSON_LINES:
+        return msgspec.json.encode(in_form_of(path, body)) + b"\n"
+    if media_type != EVENTS:
+        return None
+    name = b""
+    form: object = in_form_of(path, body)
+    if path.startswith("/v1/messages"):
+        name = b"event: error\n"
+    elif path.startswith("/v1/responses"):
+        name = b"event: error\n"
+        shown = body.error
+        form = {"type": "error", "code": shown.code, "message": shown.message, "param": shown.param}
+    return name + b"data: " + msgspec.json.encode(form) + b"\n\n"

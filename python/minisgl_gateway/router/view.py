@@ -42,8 +42,7 @@ class Sent:
 class View:
     """One replica's state, and what was sent to it since. Mutable; `Views` owns it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.state: ReplicaState | None = None
         self.state_at = 0.0  # when it was asked for
         self.hashes: frozenset[int] = frozenset()
@@ -113,9 +112,8 @@ class Views:
         self, views: Sequence[View], hashes: Sequence[int], page_size: int
     ) -> dict[int, int]:
         """Return how many tokens of a prompt each replica has cached, by its index in `views`."""
-        held = self._index.pages_held(hashes) if hashes else {}
-        found = ((index, held.get(view, 0)) for index, view in enumerate(views))
-        return {index: pages * page_size for index, pages in found if pages}
+        held = self._index.pages_held(hashes)
+        return {index: held[view] * page_size for index, view in enumerate(views) if view in held}
 
     def choose(
         self,

@@ -108,7 +108,7 @@ def _state(queued: int = 0, hashes: tuple[int, ...] = ()) -> ReplicaState:
 
 
 def _two() -> tuple[Views, list[View]]:
-    views, each = Views(), [View("a"), View("b")]
+    views, each = Views(), [View(), View()]
     for view in each:
         views.update(view, _state(), 0.0)
     return views, each
@@ -152,9 +152,9 @@ def test_a_session_sticks_and_a_hot_prefix_spreads() -> None:
     for _ in range(8):
         view, cached = views.choose([a, b], 80, hashes, 16, 0.0)
         views.send(view, 80 - cached, hashes, now=0.0)
-        chosen.append(view.name)
+        chosen.append(view)
     # b computes 16 tokens, then 1 each; a 80. So b's queue is 16, 17, 18, ... and never 80.
-    assert chosen == ["b"] * 8
+    assert chosen == [b] * 8
     views.update(b, _state(queued=100, hashes=(1, 2, 3, 4)), 0.05)
     assert views.choose([a, b], 80, hashes, 16, 0.0)[0] is a
 
@@ -174,11 +174,11 @@ def test_all_replicas_weigh_a_request_by_the_same_mean_answer() -> None:
     served = {"row_s": 0.01, "num_finished": 10, "num_output_tokens": 200}
     views.update(a, msgspec.structs.replace(_state(hashes=(1,)), **served), 0.0)
     views.update(b, msgspec.structs.replace(_state(), row_s=0.01), 0.0)
-    names = []
+    chosen = []
     for _ in range(6):
         view, cached = views.choose([a, b], 32, [1, 2], 16, 0.0)
         views.send(view, 32 - cached, (), now=0.0).started_at = 0.0
-        names.append(view.name)
+        chosen.append(view)
     # A request slows another by 20 tokens of 10 ms. The prefix saves 16 ms, and as much for each
     # of three that run there: less than one more does.
-    assert names == ["a", "b"] * 3
+    assert chosen == [a, b] * 3
