@@ -3,8 +3,3 @@
 What it is for: it sends messages to a server, and prints answers to stdout and all else to stderr.
 What it does not know: how the server works. Read next: `minisgl_gateway.shell.repl`.
 """
-
-from minisgl_gateway.shell.repl import run_question, run_shell
-from minisgl_gateway.shell.settings import Settings
-
-__all__ = ["Settings", "run_question", "run_shell"]

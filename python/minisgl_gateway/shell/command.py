@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from minisgl import plugins
@@ -14,7 +15,9 @@ from minisgl.errors import MinisglError
 from minisgl.server.args import ServerArgs
 from minisgl.server.flags import Parser, add_model, server_args, server_parser
 from minisgl_gateway import env
-from minisgl_gateway.shell import Settings, run_question, run_shell
+from minisgl_gateway.shell.client import Chat
+from minisgl_gateway.shell.repl import run_question, run_shell
+from minisgl_gateway.shell.settings import Settings
 
 NOT_OF_A_CHAT: Final = (
     "shell", "dry_run", "api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "dp",
@@ -63,9 +66,14 @@ def client_parser(command: str) -> Parser:
 
 def chat_client(about: dict[str, Any]) -> Client:
     """Return a client that chats. about: the given flags of `chat`. Raises InvalidSampling."""
-    settings = Settings([*env.shell_settings(), *(about.get("set") or ())])
+    begin = _chats(about, [*env.shell_settings(), *(about.get("set") or ())])
+    return lambda url: run_shell(partial(begin, url))
+
+
+def _chats(about: dict[str, Any], settings: Sequence[tuple[str, str]]) -> Callable[[str], Chat]:
+    """Return a function that makes a conversation with the server at a URL."""
     system, key = about.get("system"), about.get("api_key")
-    return lambda url: run_shell(url, system=system, settings=settings, api_key=key)
+    return partial(Chat, system=system, settings=Settings(settings), api_key=key)
 
 
 def serve_with_shell(args: ServerArgs, began: float) -> int:
@@ -116,7 +124,7 @@ def _question(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> C
 
     Raises InvalidSampling.
     """
-    settings = Settings(about["set"] or ())
+    begin = _chats(about, about["set"] or ())
     words = given.pop("words", [])
     has_model = "model" in given or about["url"] is not None
     if words and not has_model and not any(char.isspace() for char in words[0]):
@@ -125,5 +133,4 @@ def _question(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> C
     question = "\n\n".join(filter(str.strip, (" ".join(words), piped.strip("\n"))))
     if not question:
         parser.error("there is no question: give one, or send one through a pipe")
-    system, key = about["system"], about["api_key"]
-    return lambda url: run_question(url, question, system=system, settings=settings, api_key=key)
+    return lambda url: run_question(partial(begin, url), question)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -20,7 +19,6 @@ from minisgl.utils.files import forget
 from minisgl.utils.text import counted
 from minisgl_gateway import env
 from minisgl_gateway.shell.client import Chat, ChatError
-from minisgl_gateway.shell.settings import Settings
 from minisgl_gateway.shell.words import WordWriter
 
 if TYPE_CHECKING:
@@ -43,32 +41,18 @@ FENCE: Final = '"""'
 INTERRUPTED: Final = 130  # the exit code after Ctrl-C, as in shells
 
 
-def run_shell(
-    url: str,
-    *,
-    system: str | None = None,
-    settings: Settings | None = None,
-    api_key: str | None = None,
-) -> int:
-    """Chat with the server at `url` until the user leaves.
+def run_shell(begin: Callable[[], Chat]) -> int:
+    """Chat until the user leaves. begin: makes the conversation.
 
     Returns the exit code: 0; 1 if there is no server, or if a message from a pipe was not answered;
     130 after Ctrl-C in a pipe.
     """
-    chat = partial(Chat, url, system=system, settings=settings, api_key=api_key)
-    return _client(chat, lambda chat, console: _Loop(chat, console).run())
+    return _client(begin, lambda chat, console: _Loop(chat, console).run())
 
 
-def run_question(
-    url: str,
-    question: str,
-    *,
-    system: str | None = None,
-    settings: Settings | None = None,
-    api_key: str | None = None,
-) -> int:
-    """Print the answer of the server at `url`. Returns the exit code: 0, 1 without an answer, 130
-    after Ctrl-C."""
+def run_question(begin: Callable[[], Chat], question: str) -> int:
+    """Print one answer. Returns the exit code: 0, 1 without an answer, 130 after Ctrl-C. begin: as
+    for `run_shell`."""
 
     def ask(chat: Chat, console: Console) -> int:
         if chat.is_base:
@@ -76,7 +60,7 @@ def run_question(
         result = _answer(question, chat, console)
         return INTERRUPTED if result is None else int(not result)
 
-    return _client(partial(Chat, url, system=system, settings=settings, api_key=api_key), ask)
+    return _client(begin, ask)
 
 
 def _client(begin: Callable[[], Chat], use: Callable[[Chat, Console], int]) -> int:

@@ -92,7 +92,7 @@ def test_settings_from_the_environment(
     seen = {}
     monkeypatch.setattr(
         "minisgl_gateway.shell.command.run_shell",
-        lambda _, settings, **__: seen.update(settings.as_fields()),
+        lambda begin: seen.update(begin().settings.as_fields()),
     )
     chat_client({"set": [("temperature", "0.25")]})("http://x")
     assert seen == {"top_k": 3, "temperature": 0.25}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from minisgl_gateway.shell import Settings
+from minisgl_gateway.shell.settings import Settings
 from minisgl_gateway.shell.words import WordWriter
 
 
