@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 from fastapi import Request, Response
@@ -26,9 +26,6 @@ from minisgl.server.api.left_out import Omission
 from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.respond import event
 from minisgl_gateway.card import ModelCard
-
-EFFORT: Final = "reasoning_effort"
-BUDGET: Final = "thinking_budget"
 
 
 def named_event(name: str, body: msgspec.Struct) -> bytes:
@@ -159,15 +156,14 @@ def fitting(
     """Return the request without the reasoning settings that the chat template does not support,
     and the omissions.
 
-    names: the request's names of `EFFORT` and `BUDGET`. default_effort: an effort that is left out
-    without a warning.
+    names: as in `Asked`. default_effort: an effort that is left out without a warning.
     """
-    left_out: list[Omission] = []
+    left_out: list[str] = []
     if chat.reasoning_effort is not None and not model.has_efforts:
         if chat.reasoning_effort != default_effort:
-            left_out.append(Omission(names[EFFORT], names[EFFORT]))
+            left_out.append("reasoning_effort")
         chat = msgspec.structs.replace(chat, reasoning_effort=None)
     if chat.thinking_budget is not None and not model.abilities.has_reasoning:
-        left_out.append(Omission(names[BUDGET], names[BUDGET]))
+        left_out.append("thinking_budget")
         chat = msgspec.structs.replace(chat, thinking_budget=None)
-    return chat, left_out
+    return chat, [Omission(names[name], names[name]) for name in left_out]

@@ -13,7 +13,7 @@ from minisgl.server.strict import Json
 from minisgl.server.web import body
 from minisgl_gateway.anthropic.answer import EVENTS, AnthropicMessage, MessageForm
 from minisgl_gateway.anthropic.request import CountRequest, MessagesRequest
-from minisgl_gateway.chat import BUDGET, EFFORT, Asked, Chat, Model, fitting
+from minisgl_gateway.chat import Asked, Chat, Model, fitting
 from minisgl_gateway.error_forms import ErrorEvent
 from minisgl_gateway.in_process import in_process
 from minisgl_gateway.pictures import readable
@@ -22,11 +22,11 @@ _NAMES: Final = {
     "prompt": "messages",
     "response_format.json_schema": "output_config.format",
     "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
     "enable_thinking": "thinking.type",
     "thinking_budget": "thinking.budget_tokens",
 }
 """The request's names of fields, by their names in chat completions."""
-_REASONING: Final = {EFFORT: "output_config.effort", BUDGET: "thinking.budget_tokens"}
 
 
 class TokenCount(Json, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ def router(chat: Chat) -> APIRouter:
 
     def chat_of(asked: CountRequest, model: Model) -> tuple[ChatRequest, list[Omission]]:
         # "high" is Anthropic's default effort, so it is left out without a warning.
-        request, left_out = fitting(asked.chat, model, _REASONING, default_effort="high")
+        request, left_out = fitting(asked.chat, model, _NAMES, default_effort="high")
         request, of_blocks = readable(request, asked.left_out, model.abilities.reads_images)
         return request, [*of_blocks, *left_out]
 

@@ -16,6 +16,7 @@ from minisgl.server.site import Routes, Site, operation
 from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
 from minisgl_gateway.error_forms import OllamaError
+from minisgl_gateway.ollama.models import own_name
 from minisgl_gateway.ollama.request import OllamaOptions
 from minisgl_gateway.pooling.door import (
     Door,
@@ -71,8 +72,7 @@ def router(site: Site) -> APIRouter:
 
     def named(asked: R) -> R:
         """Return the request with the model's own name, which may have Ollama's tag in it."""
-        name = asked.model
-        known = name if name in door.model.all_names else name.removesuffix(":latest")
+        known = own_name(asked.model, door.model.all_names)
         return msgspec.structs.replace(asked, model=door.model.check(known))
 
     @routes.post("/api/embed", **operation(OllamaEmbedRequest, OllamaEmbedded, error=OllamaError))
@@ -123,8 +123,5 @@ def router(site: Site) -> APIRouter:
 
 ROUTES: Final = Routes(
     router,
-    (
-        *(OllamaEmbedRequest, OllamaEmbedded, OllamaEmbeddingsRequest, OllamaEmbedding),
-        OllamaError,
-    ),
+    (OllamaEmbedRequest, OllamaEmbedded, OllamaEmbeddingsRequest, OllamaEmbedding, OllamaError),
 )

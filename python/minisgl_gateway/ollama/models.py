@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -71,10 +72,15 @@ class OllamaVersion(Json, frozen=True, kw_only=True):
     version: str
 
 
+def own_name(name: str, names: Collection[str]) -> str:
+    """Return the name without Ollama's tag, unless it is one of `names` as it is."""
+    return name if name in names else name.removesuffix(":latest")
+
+
 async def named(chat: Chat, request: Request, name: str) -> Model:
     """Return the model of this name, which may have Ollama's tag. Raises ModelNotFound."""
     names = [model.name for model in await chat.models(request)]
-    return await chat.model(request, name if name in names else name.removesuffix(":latest"))
+    return await chat.model(request, own_name(name, names))
 
 
 def _details(card: ModelCard) -> OllamaDetails:

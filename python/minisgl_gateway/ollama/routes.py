@@ -28,21 +28,18 @@ from minisgl_gateway.ollama.request import (
     OllamaChatRequest,
     OllamaFunction,
     OllamaGenerateRequest,
+    OllamaOptions,
 )
 from minisgl_gateway.pictures import readable
 from minisgl_gateway.turns import call_input
 
 NDJSON: Final = "application/x-ndjson"
 
-_OPTIONS: Final = (
-    *("temperature", "top_p", "min_p", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty"),
-)
 _NAMES: Final = {
     "response_format.json_schema.schema": "format",
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
-    **{name: f"options.{name}" for name in _OPTIONS},
+    **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
 }
 """The request's names of fields, by their names in chat completions."""
 

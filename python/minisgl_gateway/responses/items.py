@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -15,12 +15,10 @@ from minisgl.server.strict import Json, ignored, only
 from minisgl_gateway.pictures import UNREADABLE, Content, content_of, picture
 from minisgl_gateway.responses.tools import custom_arguments
 
-HOSTED: Final = (
-    "web_search_call",
-    "tool_search_call",
-    "tool_search_output",
-    "image_generation_call",
-)
+Hosted = Literal[
+    "web_search_call", "tool_search_call", "tool_search_output", "image_generation_call"
+]
+HOSTED: Final[tuple[str, ...]] = get_args(Hosted)
 """Items of another server's hosted tools in earlier turns. They are left out, with a warning."""
 
 
@@ -71,10 +69,7 @@ class InputItem(Json, frozen=True, kw_only=True):
             "custom_tool_call_output",
             "reasoning",
             "item_reference",
-            "web_search_call",
-            "tool_search_call",
-            "tool_search_output",
-            "image_generation_call",
+            Hosted,
         ]
         | None
     ) = None

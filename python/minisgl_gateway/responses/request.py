@@ -60,6 +60,7 @@ class TextFormat(JsonSchema, frozen=True, kw_only=True):
 NAMES: Final = {
     "prompt": "input",
     "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }

@@ -16,7 +16,7 @@ from minisgl.server.errors import refusal
 from minisgl.server.site import operation
 from minisgl.server.strict import Json
 from minisgl.server.web import body
-from minisgl_gateway.chat import BUDGET, EFFORT, Asked, Chat, fitting
+from minisgl_gateway.chat import Asked, Chat, fitting
 from minisgl_gateway.in_process import in_process
 from minisgl_gateway.pictures import readable
 from minisgl_gateway.responses.answer import (
@@ -31,8 +31,6 @@ from minisgl_gateway.responses.request import NAMES, ResponsesRequest
 from minisgl_gateway.responses.store import ResponseStore
 from minisgl_gateway.responses.stream import ResponseForm
 from minisgl_gateway.responses.tools import custom_arguments
-
-_REASONING: Final = {EFFORT: "reasoning.effort", BUDGET: "reasoning"}
 
 _INSTEAD: Final = {
     "/v1/responses/input_tokens": "/tokenize counts the tokens of a chat",
@@ -60,7 +58,7 @@ def router(chat: Chat) -> APIRouter:
         asked = asked.resolved(lambda id, path: store.item(id, owner, path))
         if id := asked.previous_response_id:
             earlier = store.get(id, owner, param="previous_response_id", status=400).messages
-        wanted, left_out = fitting(asked.chat(earlier), model, _REASONING)
+        wanted, left_out = fitting(asked.chat(earlier), model, NAMES)
 
         def keep(answer: ResponseObject) -> None:
             if asked.store is not False:
