@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,19 +43,7 @@ def models_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def pull(argv: Sequence[str], began: float) -> int:
-    return _manage("pull", argv)
-
-
-def show(argv: Sequence[str], began: float) -> int:
-    return _manage("list", argv)
-
-
-def remove(argv: Sequence[str], began: float) -> int:
-    return _manage("rm", argv)
-
-
-def _manage(command: str, argv: Sequence[str]) -> int:
+def _manage(command: str, argv: Sequence[str], began: float) -> int:
     """Run the command, and return the exit code."""
     given = models_parser(command).parse_args(argv)
     try:
@@ -70,6 +59,11 @@ def _manage(command: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+pull = partial(_manage, "pull")
+show = partial(_manage, "list")
+remove = partial(_manage, "rm")
 
 
 def _pull(model: str) -> None:

@@ -8,7 +8,6 @@ line is written once. All of it is on stderr.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Final
 
 from rich.console import Console
@@ -54,12 +53,7 @@ class StartLines:
             self.show(FIRST)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.end()
 
     def begin(self) -> None:

@@ -12,10 +12,9 @@ when it is ready. SIGTERM lets open requests finish, for `--drain-timeout`; Ctrl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -60,7 +59,7 @@ def serve_replicas(args: GatewayArgs, began: float) -> int:
     def serve(signals: Signals) -> int:
         env.check()
         tls = tls_context(args.ssl_certfile, args.ssl_keyfile)
-        with bind(args.host, args.http_port) as bound, _servers(args) as servers:
+        with bind(args.host, args.http_port) as bound, closing(_Servers(args)) as servers:
             urls = [server.wait_ready() for server in servers.processes]
             signals.check()
             fleet = Fleet(urls, servers.key)
@@ -148,20 +147,11 @@ class _Servers:
         for server in self.processes:
             server.terminate()
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """End the servers."""
         self.terminate()
         for server in self.processes:
             server.wait_ended(END_S)
-
-
-@contextlib.contextmanager
-def _servers(args: GatewayArgs) -> Iterator[_Servers]:
-    """Yield servers that end with the block."""
-    servers = _Servers(args)
-    try:
-        yield servers
-    finally:
-        servers.end()
 
 
 def _devices(args: GatewayArgs) -> list[str]:

@@ -17,13 +17,11 @@ ports are bound to the interface of `--dist-init-addr`, on other nodes to that o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
 import socket
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Any, Final
 
@@ -153,10 +151,10 @@ def with_network(endpoints: Endpoints, args: GatewayArgs, links: list[NodeLink])
     return dataclasses.replace(endpoints, store_url=store_url, broadcast_urls=broadcasts)
 
 
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises ConfigError."""
     try:
-        listener = socket.create_server(_resolve(host, port))
+        return socket.create_server(_resolve(host, port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
@@ -168,14 +166,11 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             f"--dist-init-addr {host}:{port} must be an address of this machine, node 0: "
             f"{os.strerror(error.errno or 0)}"
         ) from error
-    with listener:
-        yield listener
 
 
 def _check_free(host: str, port: int) -> None:
     """Raise ConfigError if a rank of this node could not listen there."""
-    with _listening(host, port):
-        pass
+    _listening(host, port).close()
 
 
 def _connect(host: str, port: int) -> socket.socket:

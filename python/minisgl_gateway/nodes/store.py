@@ -30,8 +30,11 @@ def meet_over_tcp(info: DistributedInfo, url: str) -> Rendezvous:
     Raises ConfigError if the URL has another form, its host is unknown or rank 0 cannot listen
     there; PeerLost if rank 0 does not answer, or another program does.
     """
-    parts = urlsplit(url)
-    host, port = parts.hostname, _port(url)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
     if host is None or port is None:
         raise no_meeting_place(url)
     try:
@@ -42,13 +45,6 @@ def meet_over_tcp(info: DistributedInfo, url: str) -> Rendezvous:
     address = (str(resolved[0]), port)
     store = _serve(family, address, info.size, url) if info.rank == 0 else _join(address, info, url)
     return Rendezvous(store, own_address)
-
-
-def _port(url: str) -> int | None:
-    try:
-        return urlsplit(url).port
-    except ValueError:
-        return None
 
 
 def _serve(family: int, address: Address, size: int, url: str) -> TCPStore:

@@ -41,10 +41,6 @@ OWNER: Final = "minisgl"
 FRESH_S: Final = 10.0
 """How long a list of models is used."""
 
-_UNKNOWN: Final = ModelCard(
-    family="", num_parameters=0, num_bytes=0, dtype="", quantization="", digest=""
-)
-
 MAX_LISTS: Final = 64
 """The most lists that are kept. There is one for each key, because a list may depend on it."""
 
@@ -97,6 +93,8 @@ class _Count(msgspec.Struct):
 class UpstreamChat(Chat):
     """Mutable: it keeps connections, lists of models, and which omissions it has logged."""
 
+    card = ModelCard(family="", num_parameters=0, num_bytes=0, dtype="", quantization="", digest="")
+
     def __init__(
         self,
         url: str,
@@ -113,17 +111,10 @@ class UpstreamChat(Chat):
         root = f"/{path}".removesuffix("/v1").rstrip("/")
         self._base, self._root = (f"/{path}" if path else "/v1"), root
         self._upstream = Upstream(f"{scheme or 'http'}://{host}", flag="--upstream")
+        self.name = self._upstream.name
         self._key, self._further, self._silent_s = key, further, silent_s
         self._lists: dict[str, tuple[float, list[Model]]] = {}
         self._omissions = OmissionLog()
-
-    @property
-    def name(self) -> str:
-        return self._upstream.name
-
-    @property
-    def card(self) -> ModelCard:
-        return _UNKNOWN
 
     async def models(self, request: Request) -> Sequence[Model]:
         found = await self._listed(request)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -18,22 +17,13 @@ from minisgl.core.event import Event, Failed, Finished, Token
 from minisgl.core.plan import Executor, Flight, Plan, StepOutcome
 from minisgl.core.req import Mask
 from minisgl.scheduler.loop import Outbox
-
-
-class Power(Protocol):
-    """See `minisgl_gateway.watch.energy.PowerMeter`."""
-
-    def busy(self) -> None: ...
-
-    def idle(self) -> None: ...
-
-    def watts(self) -> float | None: ...
+from minisgl_gateway.watch.energy import PowerMeter
 
 
 class Ledger:
     """The device seconds and joules of the requests that have not ended. Mutable."""
 
-    def __init__(self, power: Power, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, power: PowerMeter, clock: Callable[[], float] = time.perf_counter) -> None:
         self._power, self._clock = power, clock
         self._costs: dict[int, list[float]] = {}
         self._num_flights = 0

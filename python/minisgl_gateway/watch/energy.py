@@ -6,7 +6,6 @@ device use.
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -122,10 +121,10 @@ class _Package:
 
 def nvml_meter(uuids: Sequence[str]) -> Meter | None:
     """Return a meter of these GPUs; None if NVML's package is missing or a GPU has no counter."""
-    if importlib.util.find_spec("pynvml") is None:
+    try:
+        import pynvml
+    except ModuleNotFoundError:
         return None
-    import pynvml
-
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]

@@ -16,7 +16,7 @@ events to bring the shape of the answer to the same state, but sends only what c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -169,4 +169,4 @@ def _note(*values: int | Sequence[int]) -> bytes:
     return b": minisgl " + msgspec.json.encode(values) + b"\n\n"
 
 
-ROUTES: Final[Any] = Routes(router)
+ROUTES: Final = Routes(router)

@@ -45,7 +45,7 @@ class ReplicaReport:
 
     def __call__(self) -> bytes:
         """Return the JSON of a `ReplicaState`, without the fields that the API server sets."""
-        scheduler = self._scheduler
+        scheduler, cache = self._scheduler, self._scheduler.requests.cache
         queued = sum(req.num_left for req in scheduler.requests.queued)
         unfinished = (req.num_left for req in scheduler.requests.running)
         queued += sum(left for left in unfinished if left > 1)  # one that decodes has 1 left
@@ -57,9 +57,8 @@ class ReplicaReport:
             self._hashes_due = now + (ended - now) / SHARE
         state = ReplicaState(
             page_size=scheduler.config.page_size,
-            num_pages=scheduler.requests.cache.num_pages,
-            num_free_pages=scheduler.requests.cache.num_pages
-            - scheduler.requests.cache.num_used_pages,
+            num_pages=cache.num_pages,
+            num_free_pages=cache.num_pages - cache.num_used_pages,
             num_waiting=len(scheduler.requests.queued),
             num_running=len(scheduler.requests.running),
             max_running=scheduler.config.max_running,

@@ -16,7 +16,27 @@ class RequestLog:
     """A `PromptWatcher` that writes the log."""
 
     def ended(self, prompt: EndedPrompt) -> None:
-        _log(prompt)
+        origin, end = prompt.origin, prompt.end
+        log_fields(
+            logger,
+            "request",
+            id=origin.request_id,
+            uid=prompt.uid,
+            reason=prompt.reason,
+            code=prompt.code,
+            key=origin.key and origin.key.name,
+            ttft_ms=prompt.first_text_s and _ms(prompt.first_text_s),
+            total_ms=_ms(prompt.seconds),
+            queued_ms=end and _ms(end.queued_s),
+            prefill_ms=end and _ms(end.prefill_s),
+            decode_ms=end and _ms(end.decode_s),
+            prompt_tokens=end and end.num_prompt_tokens,
+            cached_tokens=end and end.num_cached_tokens,
+            output_tokens=end and end.num_output_tokens,
+            chunks=end and end.num_chunks,
+            retractions=end and end.num_retractions,
+            **_cost_fields(end),
+        )
 
     def close(self) -> None:
         pass
@@ -29,30 +49,6 @@ def request_log(args: ServerArgs, model: str) -> RequestLog | None:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
-
-
-def _log(prompt: EndedPrompt) -> None:
-    origin, end = prompt.origin, prompt.end
-    log_fields(
-        logger,
-        "request",
-        id=origin.request_id,
-        uid=prompt.uid,
-        reason=prompt.reason,
-        code=prompt.code,
-        key=origin.key and origin.key.name,
-        ttft_ms=prompt.first_text_s and _ms(prompt.first_text_s),
-        total_ms=_ms(prompt.seconds),
-        queued_ms=end and _ms(end.queued_s),
-        prefill_ms=end and _ms(end.prefill_s),
-        decode_ms=end and _ms(end.decode_s),
-        prompt_tokens=end and end.num_prompt_tokens,
-        cached_tokens=end and end.num_cached_tokens,
-        output_tokens=end and end.num_output_tokens,
-        chunks=end and end.num_chunks,
-        retractions=end and end.num_retractions,
-        **_cost_fields(end),
-    )
 
 
 def _cost_fields(end: Finished | None) -> dict[str, float]:
