@@ -63,7 +63,7 @@ def router(chat: Chat) -> APIRouter:
         def keep(answer: ResponseObject) -> None:
             if asked.store is not False:
                 messages = [*earlier, *asked.messages, _spoken(answer.output)]
-                store.put(answer.id, owner, messages, answer, answer.output)
+                store.put(owner, messages, answer)
 
         wanted, of_items = readable(wanted, asked.left_out, model.abilities.reads_images)
         whole = Asked(chat=wanted, names=NAMES, left_out=[*of_items, *left_out])

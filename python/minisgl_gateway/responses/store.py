@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ import msgspec
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import Message
 from minisgl.utils.text import brief
-from minisgl_gateway.responses.answer import OutputItem
+from minisgl_gateway.responses.answer import OutputItem, ResponseObject
 
 MAX_BYTES: Final = 64 * 2**20
 """The most bytes of JSON of all kept conversations: thousands of agents' turns."""
@@ -23,13 +22,12 @@ class Kept:
     """An answer with its conversation.
 
     owner: the name of the request's API key, or "". messages: the conversation up to the answer,
-    without `instructions`. answer: as it was sent. items: of the answer. num_bytes: of the JSON.
+    without `instructions`. answer: as it was sent. num_bytes: of the JSON.
     """
 
     owner: str
     messages: list[Message]
-    answer: msgspec.Struct
-    items: Sequence[OutputItem]
+    answer: ResponseObject
     num_bytes: int
 
 
@@ -44,23 +42,16 @@ class ResponseStore:
         self._answer_of: dict[str, str] = {}  # by the item's id
         self._num_bytes: Counter[str] = Counter()  # by owner
 
-    def put(
-        self,
-        id: str,
-        owner: str,
-        messages: list[Message],
-        answer: msgspec.Struct,
-        items: Sequence[OutputItem] = (),
-    ) -> None:
+    def put(self, owner: str, messages: list[Message], answer: ResponseObject) -> None:
         """Keep an answer, unless it is larger than the store."""
         num_bytes = len(msgspec.json.encode([messages, answer]))
         if num_bytes > self._max_bytes:
             return
-        self._kept[id] = Kept(
-            owner=owner, messages=messages, answer=answer, items=items, num_bytes=num_bytes
+        self._kept[answer.id] = Kept(
+            owner=owner, messages=messages, answer=answer, num_bytes=num_bytes
         )
-        self._used.setdefault(owner, OrderedDict())[id] = None
-        self._answer_of |= {item.id: id for item in items}
+        self._used.setdefault(owner, OrderedDict())[answer.id] = None
+        self._answer_of |= {item.id: answer.id for item in answer.output}
         self._num_bytes[owner] += num_bytes
         while self._num_bytes.total() > self._max_bytes:
             ((largest, _),) = self._num_bytes.most_common(1)
@@ -100,7 +91,7 @@ class ResponseStore:
                 "took its place; send the item itself",
                 param=param,
             )
-        return next(item for item in kept.items if item.id == id)
+        return next(item for item in kept.answer.output if item.id == id)
 
     def _drop(self, id: str) -> None:
         kept = self._kept.pop(id)
@@ -108,5 +99,5 @@ class ResponseStore:
         self._num_bytes[kept.owner] -= kept.num_bytes
         if not self._used[kept.owner]:
             del self._used[kept.owner], self._num_bytes[kept.owner]
-        for item in kept.items:
+        for item in kept.answer.output:
             self._answer_of.pop(item.id, None)

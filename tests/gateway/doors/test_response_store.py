@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -71,44 +70,55 @@ def test_items_by_id(client: openai.OpenAI, server: ScriptedServer) -> None:
         assert raised.value.param == "input[1].id"
 
 
+class Answered(msgspec.Struct):
+    """What the store reads of an answer, or of an item."""
+
+    id: str
+    output: list[Answered] = []
+
+
+def answer(id: str, *items: Answered) -> Any:
+    return Answered(id, list(items))
+
+
 def test_a_read_keeps_an_answer_and_a_deleted_one_makes_room() -> None:
     message = Message(role="user", content="x")
-    size = len(msgspec.json.encode([[message], message]))
-    store = ResponseStore(max_bytes=2 * size)
+    store = ResponseStore(max_bytes=2 * len(msgspec.json.encode([[message], answer("a")])))
     for name in ("a", "b"):
-        store.put(name, "alice", [message], message)
+        store.put("alice", [message], answer(name))
     store.get("a", "alice")
-    store.put("c", "alice", [message], message)
+    store.put("alice", [message], answer("c"))
     assert sorted(store._kept) == ["a", "c"]
     store.delete("c", "alice")
-    store.put("d", "alice", [message], message)
+    store.put("alice", [message], answer("d"))
     assert sorted(store._kept) == ["a", "d"]
 
 
 def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
-    store = ResponseStore(max_bytes=3000)
     message = Message(role="user", content="x" * 300)
+    most = int(4.5 * len(msgspec.json.encode([[message], answer("r19")])))
+    store = ResponseStore(max_bytes=most)
     for i in range(20):
-        store.put(f"r{i}", "alice", [message], message)
+        store.put("alice", [message], answer(f"r{i}"))
     kept = [i for i in range(20) if store._kept.get(f"r{i}")]
     assert kept == list(range(20 - len(kept), 20))
     assert 1 < len(kept) < 6
     held = sum(each.num_bytes for each in store._kept.values())
-    assert store._num_bytes.total() == held <= 3000
-    store.put("large", "alice", [message] * 20, message)
+    assert store._num_bytes.total() == held <= most
+    store.put("alice", [message] * 20, answer("large"))
     with pytest.raises(InvalidRequest):
         store.get("large", "alice")
     with pytest.raises(InvalidRequest):
         store.get("r19", "bob")
-    item: Any = SimpleNamespace(id="item")
-    store.put("with", "alice", [], message, [item])
+    item = Answered("item")
+    store.put("alice", [], answer("with", item))
     assert store.item("item", "alice", "input[0].id") is item
     with pytest.raises(InvalidRequest, match="there is no item"):
         store.item("item", "bob", "input[0].id")
     store.delete("with", "alice")
     assert not store._answer_of
     store.get(f"r{kept[0]}", "alice")
-    store.put("new", "alice", [message], message)
+    store.put("alice", [message], answer("new"))
     assert store.get(f"r{kept[0]}", "alice").messages == [message]
     with pytest.raises(InvalidRequest):
         store.get(f"r{kept[1]}", "alice")
@@ -116,13 +126,12 @@ def test_the_store_is_bounded_and_keeps_owners_apart() -> None:
 
 def test_a_key_pushes_out_its_own_answers_only() -> None:
     message = Message(role="user", content="x")
-    size = len(msgspec.json.encode([[message], message]))
-    store = ResponseStore(max_bytes=4 * size)
-    store.put("hers", "bob", [message], message)
+    store = ResponseStore(max_bytes=4 * len(msgspec.json.encode([[message], answer("third")])))
+    store.put("bob", [message], answer("hers"))
     for name in "abcdef":
-        store.put(name, "alice", [message], message)
+        store.put("alice", [message], answer(name))
     assert sorted(store._kept) == ["d", "e", "f", "hers"]
-    store.put("third", "carol", [message], message)
+    store.put("carol", [message], answer("third"))
     assert sorted(store._kept) == ["e", "f", "hers", "third"]
     for name in list(store._kept):
         store._drop(name)
