@@ -22,7 +22,7 @@ from minisgl.server.errors import refusal
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
 from minisgl.server.site import Routes, Site, operation
-from minisgl.server.strict import Json
+from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
@@ -49,7 +49,7 @@ class LoadRequest(Json, frozen=True, kw_only=True):
 
 class UnloadRequest(Json, frozen=True, kw_only=True):
     lora_name: str
-    lora_int_id: int | None = None
+    lora_int_id: Annotated[int | None, ignored("Changes nothing: a name is enough.")] = None
 
 
 class AdapterAnswer(Json, frozen=True, kw_only=True):
@@ -88,7 +88,9 @@ def router(site: Site) -> APIRouter:
         name = (await body.read(request, UnloadRequest)).lora_name
         adapter = model.adapters.pop(name, None)
         if adapter is None:
-            raise ModelNotFound(f"no adapter is called {brief(name)}", param="lora_name")
+            raise ModelNotFound(
+                f"no adapter is called {brief(name)}; GET /v1/models lists them", param="lora_name"
+            )
         logger.info("the adapter %s is unloaded", name)
         return body.response(
             AdapterAnswer(lora_name=name, digest=adapter.digest, status="unloaded")

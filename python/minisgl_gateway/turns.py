@@ -22,17 +22,14 @@ def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
             turns.append(message)
             continue
         calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
+        thoughts = (last.reasoning_content, message.reasoning_content)
         turns[-1] = msgspec.structs.replace(
             last,
             content=lines([last.content, message.content]) or (None if calls else ""),
-            reasoning_content=_lines(last.reasoning_content, message.reasoning_content) or None,
+            reasoning_content="\n".join(filter(None, thoughts)) or None,
             tool_calls=calls or None,
         )
     return turns
-
-
-def _lines(*texts: Any) -> str:
-    return "\n".join(filter(None, texts))
 
 
 def tools_of(values: Sequence[Any]) -> list[Tool]:
