@@ -1,10 +1,11 @@
-"""Records calls of the C++ kernels, and replays them without the Python between them.
+"""Records calls of the C++ kernels and ops of torch, and replays them without the Python between
+them.
 
 That Python is a tenth of a decode step of a small model (README.md). A recording has calls with
 their arguments, so each later step must have its inputs at the same addresses. Tensors that
 `torch.empty` makes while recording are in blocks that all recordings use, since only one is
-replayed at a time. Of torch's ops a tensor times a number can be replayed, because decoders scale
-their embeddings so; a step with others that compute is not recorded.
+replayed at a time, and so are results of torch's ops. A step in which the host reads a tensor's
+numbers, or in which they decide a shape, is not recorded.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import torch
 import tvm_ffi
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minisgl.kernel.cpu import CpuOps
 
 LEAST_BYTES = 64
 READS_ON_HOST = {torch.ops.aten.resolve_conj.default}
 """The first op that `Tensor.numpy` and `Tensor.tolist` call."""
+SHAPED_BY_NUMBERS = {torch.ops.aten.where.default, torch.ops.aten.nonzero_numpy.default}
+"""Beside those that torch tags so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Calls:
         return call
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """Return `compute()` and its recording; None instead if it has ops that cannot be replayed.
+        """Return `compute()` and its recording; None instead if it cannot be replayed.
         Requires inference mode: without it torch does not show when `Tensor.tolist` reads numbers.
         """
         assert torch.is_inference_mode_enabled(), "recording outside of inference mode"
@@ -74,7 +77,7 @@ class Calls:
                 output = compute()
         finally:
             self._recorder = None
-        return output, None if recorder.computes else Recording(recorder.calls, output)
+        return output, Recording(recorder.calls, output) if recorder.is_fixed else None
 
 
 def create_ops(library: Any) -> CpuOps:
@@ -112,12 +115,12 @@ class _Blocks:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, not annotated
-    """computes: whether there was an op that cannot be replayed."""
+    """is_fixed: no numbers of a tensor have decided what was called."""
 
     def __init__(self, blocks: _Blocks) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's, not annotated
         self.calls: list[tuple[Callable[..., object], Sequence[Any]]] = []
-        self.computes = False
+        self.is_fixed = True
         self._blocks = blocks
         self._seen: dict[tuple[Any, ...], tvm_ffi.Tensor] = {}
 
@@ -139,11 +142,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
             self._seen[key] = tvm_ffi.from_dlpack(self._blocks.unlent(tensor))
         return self._seen[key]
 
-    def _scaled(self, x: Tensor, factor: float) -> Tensor:
-        scaled = self._blocks.lend(x.shape, x.dtype)
-        kept, out = self._blocks.unlent(x), self._blocks.unlent(scaled)
-        self.calls.append((partial(torch.mul, out=out), (kept, factor)))
-        return torch.mul(x, factor, out=scaled)
+    def _lent(self, tensor: Tensor) -> Tensor:
+        return self._blocks.lend(tensor.shape, tensor.dtype).copy_(tensor)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -151,14 +151,32 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
         kwargs = kwargs or {}
         if func is torch.ops.aten.empty.memory_format and kwargs.get("dtype"):
             return self._blocks.lend(args[0], kwargs["dtype"])
-        is_scaling = func is torch.ops.aten.mul.Tensor and isinstance(args[1], float)
-        if is_scaling and args[0].is_floating_point() and args[0].is_contiguous():
-            return self._scaled(*args)
         result = func(*args, **kwargs)
         made, given = _storages(result), _storages((args, kwargs))
-        is_view = made and made <= given and not func._schema.is_mutable
-        self.computes |= not is_view or func in READS_ON_HOST
+        if not made or func in READS_ON_HOST or _is_shaped_by_numbers(func, args):
+            self.is_fixed = False
+        elif func._schema.is_mutable or not made <= given:  # else it is a view
+            args, kwargs = tree_map_only(Tensor, self._blocks.unlent, (args, kwargs))
+            again: Callable[..., object] = partial(func, **kwargs)
+            if not func._schema.is_mutable:
+                result = tree_map_only(Tensor, self._lent, result)
+                again = partial(_replace, tree_map_only(Tensor, self._blocks.unlent, result), again)
+            self.calls.append((again, args))
         return result
+
+
+def _replace(results: Any, again: Callable[..., object], *args: Any) -> None:
+    """Compute the results of an op again, where they are."""
+    for result, new in zip(tree_leaves(results), tree_leaves(again(*args)), strict=True):
+        result.copy_(new)
+
+
+def _is_shaped_by_numbers(func: Any, args: Any) -> bool:
+    """Return whether numbers of tensors decide the shape of the op's result."""
+    if func is torch.ops.aten.index.Tensor:
+        masks = (torch.bool, torch.uint8)
+        return any(isinstance(x, Tensor) and x.dtype in masks for x in args[1])
+    return func in SHAPED_BY_NUMBERS or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _storages(values: Any) -> set[int]:

@@ -1,7 +1,7 @@
 """Recorded calls: made again they give what the work gives; work that cannot be is not recorded.
 
 Planted once, and noticed: blocks that stay lent, outputs that share a block, ops of torch and reads
-on the host that count as views.
+on the host that count as views, results of ops that stay where the first run had them.
 """
 
 from __future__ import annotations
@@ -94,19 +94,53 @@ def test_recordings_share_memory_but_not_outputs(ops: CpuOps) -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        lambda x: x * 2,
-        lambda x: x.t() * 0.5,
-        lambda x: x.view(torch.int16) * 0.5,
+        lambda x: x * 2 + 1,
+        lambda x: x.t().mul(0.5).t(),
         lambda x: x.add_(1),
-        lambda x: x[torch.tensor([0, 1])],
-        lambda x: x.t().reshape(-1),
-        lambda x: x.sum().item(),
-        lambda x: x.view(torch.int16).numpy(),
-        lambda x: x.tolist(),
-        lambda x: torch.zeros(3),
+        lambda x: torch.add(x, x, out=torch.empty_like(x)),
+        lambda x: torch.cat((x[1:], x[:1])),
+        lambda x: x[torch.tensor([4, 0, 0, 2, 1])],
+        lambda x: x.index_put_((torch.tensor([3]),), torch.full((64,), 7.0, dtype=BF16)),
+        lambda x: x.t().reshape(5, 64),
+        lambda x: x.sort(stable=True).values,
+        lambda x: torch.where(x > 0, x, torch.zeros(())).to(BF16),
+        lambda x: x.topk(64, dim=1)[0].softmax(-1, torch.float32).to(BF16),
     ],
 )
-def test_ops_of_torch_are_not_recorded(ops: CpuOps, op: Callable[[Tensor], object]) -> None:
+def test_ops_of_torch_are_replayed(ops: CpuOps, op: Callable[[Tensor], Tensor]) -> None:
+    x, weight = torch.randn(5, 64, dtype=BF16), torch.randn(64, dtype=BF16)
+    given = x.clone()
+
+    def compute() -> Tensor:
+        return ops.rms_norm(op(ops.rms_norm(x, weight, 1e-6)) + op(x[:, :]), weight, 1e-6)
+
+    for number in range(3):
+        x.copy_(given + number)
+        want = compute()
+        x.copy_(given + number)
+        if not number:
+            got, recording = ops.calls.record(compute)
+        assert recording
+        torch.testing.assert_close(recording.replay() if number else got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x[0, 0] > 0),
+        lambda x: x.view(torch.int16).numpy(),
+        lambda x: x.tolist(),
+        lambda x: x.nonzero(),
+        lambda x: torch.where(x > 0),
+        lambda x: x[x > 0],
+        lambda x: torch.equal(x, x),
+        lambda x: x.view(torch.int16).unique(),
+    ],
+)
+def test_work_that_numbers_decide_is_not_recorded(
+    ops: CpuOps, op: Callable[[Tensor], object]
+) -> None:
     x, weight = torch.randn(5, 64, dtype=BF16), torch.randn(64, dtype=BF16)
     other = x.clone()
 
