@@ -5,7 +5,8 @@ That Python is a tenth of a decode step of a small model (README.md). A recordin
 their arguments, so each later step must have its inputs at the same addresses. Tensors that
 `torch.empty` makes while recording are in blocks that all recordings use, since only one is
 replayed at a time, and so are results of torch's ops. A step in which the host reads a tensor's
-numbers, or in which they decide a shape, is not recorded.
+numbers, or in which they decide a shape, is not recorded. Collectives are not seen, so one rank
+records.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class _Blocks:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, not annotated
-    """is_fixed: no numbers of a tensor have decided what was called."""
+    """is_fixed: all that was called can be called again, whatever the tensors' numbers."""
 
     def __init__(self, blocks: _Blocks) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's, not annotated
@@ -153,7 +154,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's, 
             return self._blocks.lend(args[0], kwargs["dtype"])
         result = func(*args, **kwargs)
         made, given = _storages(result), _storages((args, kwargs))
-        if not made or func in READS_ON_HOST or _is_shaped_by_numbers(func, args):
+        if not made or _depends_on_numbers(func, args):
             self.is_fixed = False
         elif func._schema.is_mutable or not made <= given:  # else it is a view
             args, kwargs = tree_map_only(Tensor, self._blocks.unlent, (args, kwargs))
@@ -171,12 +172,14 @@ def _replace(results: Any, again: Callable[..., object], *args: Any) -> None:
         result.copy_(new)
 
 
-def _is_shaped_by_numbers(func: Any, args: Any) -> bool:
-    """Return whether numbers of tensors decide the shape of the op's result."""
+def _depends_on_numbers(func: Any, args: Any) -> bool:
+    """Return whether the host reads numbers of tensors by this op, or they decide the shape of its
+    result."""
     if func is torch.ops.aten.index.Tensor:
         masks = (torch.bool, torch.uint8)
         return any(isinstance(x, Tensor) and x.dtype in masks for x in args[1])
-    return func in SHAPED_BY_NUMBERS or torch.Tag.dynamic_output_shape in func.tags
+    known = func in READS_ON_HOST or func in SHAPED_BY_NUMBERS
+    return known or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _storages(values: Any) -> set[int]:

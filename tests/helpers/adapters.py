@@ -121,7 +121,8 @@ def as_batch(
     """Compute prompts with adapters of their own as one batch."""
     messages = []
     for name, prompt in zip(names, prompts, strict=True):
-        (encoded,) = llm._encode(*prompt_records([prompt]))
+        (record,) = prompt_records([prompt])[0]
+        encoded = llm._encoder.encode(record)
         namespace, adapter = llm._scope("", name)
         request = llm._encoder.request(encoded, params.with_seed(0), namespace, adapter=adapter)
         messages.append(request)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from helpers.engine_runs import VOCAB, Request, drive, make_scheduler
-from minisgl.core import SamplingParams
+from minisgl.core import Batch, SamplingParams
 from minisgl.engine import Engine, EngineConfig
 from minisgl.kernel.cpu import CpuOps
 from minisgl_kernels.recorded_steps import RecordingRunner
@@ -71,8 +72,17 @@ def test_the_same_tokens(
     assert max(rows for rows, _ in recorded) <= 8
 
 
-def test_a_model_with_ops_of_torch_is_not_recorded(folder: Path) -> None:
-    engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="float16", num_pages=64))
+def test_a_model_that_reads_numbers_is_not_recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", num_pages=64))
+    forward = engine.model.forward
+
+    def reads(batch: Batch) -> Tensor:
+        assert min(batch.input_ids.tolist()) >= 0
+        return forward(batch)
+
+    monkeypatch.setattr(engine.model, "forward", reads)
     try:
         drive(engine, [([1, 2, 3], SamplingParams(max_tokens=9))])
         assert isinstance(engine.runner, RecordingRunner)
@@ -83,18 +93,20 @@ def test_a_model_with_ops_of_torch_is_not_recorded(folder: Path) -> None:
 
 
 def test_steps_of_many_rows_with_ops_of_torch(folder: Path) -> None:
-    """Float32 weights of more rows are multiplied by torch; steps of fewer rows are replayed."""
+    """Float32 weights of more rows are multiplied by torch."""
     engine = Engine(EngineConfig(model=str(folder), device="cpu", dtype="float32", num_pages=64))
     try:
         assert isinstance(engine._ops, CpuOps)
         engine._ops.most_plain_rows = 2
-        for uid, rows in ((0, 5), (10, 2), (20, 5)):
-            requests = [([1, 2, 3 + i], SamplingParams(max_tokens=9)) for i in range(rows)]
-            drive(engine, requests, first_uid=uid)
+        found = {}
+        for uid, rows in ((0, 5), (10, 2), (20, 5), (30, 2)):
+            params = SamplingParams(temperature=0.0, max_tokens=9)
+            requests = [([1, 2, 3 + i], params) for i in range(rows)]
+            found[uid] = drive(engine, requests, first_uid=uid)
         assert isinstance(engine.runner, RecordingRunner)
-        recorded = [rows for (rows, _), made in engine.runner._recordings.items() if made]
-        assert recorded == [2]
-        assert 2 <= engine.runner._max_rows < 5
+        assert {rows for (rows, _), made in engine.runner._recordings.items() if made} == {2, 5}
+        assert found[0] == found[20]
+        assert found[10] == found[30] == found[0][:2]
     finally:
         engine.close()
 

@@ -87,7 +87,7 @@ class CpuDevice(Device):
 
     def create_runner(self, max_graph_rows: int, max_prompt_tokens: int, ops: Any) -> Runner:
         create = None
-        if max_graph_rows and self._num_sharing == 1:  # collectives between ranks are not replayed
+        if max_graph_rows:
             create = plugins.find("runners", "recorded", ops=ops.name)
         self._runner = create(ops, max_graph_rows) if create else EagerRunner()
         return self._runner

@@ -134,7 +134,9 @@ class Engine:
         self.graph_safe = all(attn.graph_safe for attn in backends)
         self.prompts_graph_safe = all(attn.prompts_graph_safe for attn in backends)
         self.attn_name = " and ".join(dict.fromkeys(attn.name for attn in backends))
-        max_graph_rows = config.cuda_graph_max_bs if self.graph_safe else 0
+        # Collectives are replayed on GPUs only.
+        can_replay = self.graph_safe and (comm.size == 1 or device.torch_device.type == "cuda")
+        max_graph_rows = config.cuda_graph_max_bs if can_replay else 0
         # All ranks pad a step to the same size, because they all-reduce its rows.
         max_graph_rows = comm.all_min(min(max_graph_rows, self.max_decode_rows))
         self.max_prefill_tokens = self.memory.chunk

@@ -104,7 +104,7 @@ def test_the_same_tokens_however_they_are_scheduled(engine: Engine) -> None:
         assert drive(engine, [request]) == [ids]
     assert drive(engine, requests, max_prefill_tokens=5) == expected
     assert drive(engine, requests, overlap=False) == expected
-    scheduler = make_scheduler(engine, num_pages=24, watermark_tokens=1)
+    scheduler = make_scheduler(engine, num_pages=18, watermark_tokens=1)
     assert drive(engine, requests, scheduler=scheduler) == expected
     assert scheduler.stats.num_retractions > 0
 
