@@ -108,8 +108,8 @@ def check(weight: Weight, dense: Tensor, rows: int) -> None:
     bias = torch.randn(len(dense), generator=generator).to(BF16)
     y = weight.linear(x, bias)
     exact = F.linear(x.double(), dense.double())
-    # A row's inputs are rounded to int16 of one scale.
-    off = x.double().abs().amax(1, keepdim=True) / 65534 * dense.double().abs().sum(1)
+    # Inputs are rounded to int16, whose scale is a power of two: off by 2**-15 of the largest.
+    off = x.double().abs().amax(1, keepdim=True) * 2**-15 * dense.double().abs().sum(1)
     expected = exact + bias.double()
     bound = off + 2**-8 * expected.abs()
     assert ((y.double() - expected).abs() / bound).max() <= 1, f"{rows} rows"
