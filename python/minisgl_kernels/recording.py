@@ -31,7 +31,7 @@ LEAST_BYTES = 64
 READS_ON_HOST = {torch.ops.aten.resolve_conj.default}
 """The first op that `Tensor.numpy` and `Tensor.tolist` call."""
 SHAPED_BY_NUMBERS = {torch.ops.aten.where.default, torch.ops.aten.nonzero_numpy.default}
-"""Beside those that torch tags so."""
+"""Numbers decide the shapes of their results, and torch does not tag them so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ def admissible_max_tokens(
             )
     if sampling.changes_logits:
         _check_logit_ids(sampling, config.vocab_size, config.eos_ids)
-    limit = min(config.max_seq_len, pool := config.num_pool_tokens)
+    pool = config.num_pool_tokens
+    limit = min(config.max_seq_len, pool)
     name, remedy = (
         ("context length", "")
         if config.max_seq_len <= pool

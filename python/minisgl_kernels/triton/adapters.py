@@ -10,7 +10,6 @@ Axes: T tokens, N slots, P names, R rank, S splits, I inputs, O outputs.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -18,13 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.launch import Launcher, begin, power_of_2
-
-if TYPE_CHECKING:
-    from minisgl_zoo.lora.products import Products
+from minisgl_zoo.lora.products import MIN_RANK, Products
 
 MAX_TOKENS = 256
-"""With more tokens torch's GEMMs take less time than these kernels."""
-MIN_RANK = 16  # of a slot: the fewest inputs of a matrix instruction
+"""More have torch's GEMMs, whose masks and copies are then a small part. 64 were timed."""
 ROWS = 64  # tokens of a program, at most
 INPUTS = 128  # of a program, at a time
 COLUMNS = 32  # of the A's, in a program

@@ -25,7 +25,7 @@ from minisgl.quantization import Part, Weight
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import brief
 from minisgl_zoo.lora.peft import WEIGHTS, AdapterFile, digest_of, open_adapter
-from minisgl_zoo.lora.products import inputs_of, rows_of
+from minisgl_zoo.lora.products import MIN_RANK, inputs_of, rows_of
 from minisgl_zoo.lora.weight import AdaptedWeight, StepRows
 from minisgl_zoo.view import CheckpointView, open_view
 
@@ -33,8 +33,6 @@ logger = get_logger(__name__)
 
 USUAL_RANK = 16
 """The rank of a slot if no adapter is known at the start. PEFT's default is 8; 16 is common."""
-MIN_RANK = 16
-"""The least rank of a slot, which is a power of two, so that kernels take it."""
 MAX_NAMED = 5
 
 

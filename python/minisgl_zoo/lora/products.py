@@ -21,6 +21,8 @@ from torch import Tensor
 from minisgl import plugins
 from minisgl.quantization import Part
 
+MIN_RANK = 16
+"""The least rank of a slot. Ranks are powers of two, so that matrix instructions take them."""
 Inner = Tensor | list[Tensor]
 """Products by A's: on a GPU one tensor, on a CPU one for each slot that has an adapter."""
 Rows = Tensor | list[tuple[int, Tensor | None]]
