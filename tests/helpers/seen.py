@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from minisgl.core.event import Event, PromptLogprobs
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import ChatPrompt, UserMsg, ids_from_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
+from minisgl.scheduler.loop import Outbox
 from minisgl.tokenizer.tokenize import Encoded
 from minisgl_bench.fakes import ListInbox, ListOutbox
+from minisgl_zoo.vision.times import ImageTimes
 
 NUM_TOP = 20
 TOLERANCE = 1e-4
@@ -61,7 +64,15 @@ class Eyes:
         self.sample, self.engine = sample, engine
         self.scheduler = scheduler_of(engine, **options)
         self.encoder = sample.encoder
+        self.observed: Callable[[Outbox], Outbox] = lambda outbox: outbox
         self._next = 0
+
+    def count_images(self) -> None:
+        """Let the ends of requests have `images`."""
+        observer = ImageTimes()
+        seat: Any = SimpleNamespace(engine=self.engine, scheduler=lambda: self.scheduler)
+        observer.attach(seat)
+        self.observed = observer.outbox
 
     def encode(self, messages: list[dict[str, Any]]) -> Encoded:
         return self.encoder.encode(ChatPrompt(messages=messages), self.engine.max_seq_len)
@@ -85,7 +96,7 @@ class Eyes:
     def run(self, turns: list[list[Any]], *, overlap: bool = True) -> list[Event]:
         outbox = ListOutbox()
         inbox = ListInbox(turns, more=lambda: [] if self.scheduler.runnable else None)
-        run(self.scheduler, self.engine, inbox, outbox, overlap=overlap)
+        run(self.scheduler, self.engine, inbox, self.observed(outbox), overlap=overlap)
         check_books(self.scheduler)
         return outbox.events
 

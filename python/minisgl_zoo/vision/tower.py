@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,7 +123,6 @@ class Tower(Sight):
         super().__init__(device, turns)
         self.num_runs = 0
         self.counts: dict[int, Count] | None = None
-        self._uid_of: Callable[[int], int]
         self._processor = processor
         self._family, self._model = family, model
         self._cache: Lately[Tensor] = Lately(CACHED_IMAGES * family.limits(processor).places)
@@ -132,16 +131,9 @@ class Tower(Sight):
         mean, std = (processor.image_mean, processor.image_std) if is_normal else ([0.0], [1.0])
         self._mean, self._std = (torch.tensor(each, device=device) for each in (mean, std))
 
-    def begin(self, plan: Plan, forward: dict[str, Any]) -> None:
-        super().begin(plan, forward)
-        if self.counts is not None:
-            for table_idx, images in plan.image_begins:
-                self.counts.setdefault(self._uid_of(table_idx), Count(len(images), []))
-
-    def count(self, uid_of: Callable[[int], int]) -> dict[int, Count]:
-        """Count from now on, and return the counts. uid_of: returns the uid of the request that
-        has a row of the tables. A step begins requests of which it computes nothing."""
-        self.counts, self._uid_of = {}, uid_of
+    def count(self) -> dict[int, Count]:
+        """From now on add runs to the counts that are returned; the caller adds requests."""
+        self.counts = {}
         return self.counts
 
     def rows(self, plan: Plan) -> ImageRows | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from helpers.engine_ranks import engines
 from helpers.engine_replies import ending
@@ -30,15 +32,13 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.message.frontend import EncodeMsg
-from minisgl.scheduler import run
 from minisgl.scheduler.step_broadcast import Leader
 from minisgl.tokenizer.worker import user_msg
-from minisgl_bench.fakes import ListInbox, ListOutbox
 from minisgl_gateway.codec_answers import answer_codec
 from minisgl_gateway.router.prefix_hashes import TreeHashes, prompt_hashes
 from minisgl_gateway.watch.recorder import Recorder
 from minisgl_zoo.vision import probe, tower
-from minisgl_zoo.vision.times import ImageTimes, _Outbox
+from minisgl_zoo.vision.times import _Outbox
 
 
 def turn(answer: str, words: str) -> list[dict[str, Any]]:
@@ -98,9 +98,13 @@ def test_the_cache_is_bounded(mistral3: Sample, monkeypatch: pytest.MonkeyPatch)
 def test_retracted_requests_see_the_same(mistral3: Sample) -> None:
     engine = start(mistral3, max_prefill_length=64, num_pages=92, cache="naive")
     eyes = Eyes(mistral3, engine, num_pages=92, groups=(), cache="naive")
+    eyes.count_images()
     shown = [PICTURES[:3], PICTURES[1:4]]
     answers = eyes.ask([chat(*each) for each in shown], max_tokens=60, ignore_eos=True)
     assert sum(answer.end.num_retractions for answer in answers)
+    counted = [answer.end.images or (0, 0, 0) for answer in answers]
+    assert [num_images for num_images, *_ in counted] == [3, 3]
+    assert sum(num_runs for _, num_runs, _ in counted) == engine.vision.num_runs > 3
     for answer, each in zip(answers, shown, strict=True):
         check(mistral3, answer, each)
     engine.close()
@@ -123,10 +127,12 @@ def test_requests_that_leave_free_their_pixels(eyes: Eyes) -> None:
     assert not eyes.scheduler.requests.by_uid
 
 
+@pytest.mark.parametrize("bound", [40_000, 20_000])
 def test_pixels_of_waiting_requests_are_bounded(
-    eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+    bound: int, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minisgl.scheduler.admission.MAX_PIXEL_BYTES", 40_000)
+    """Alone, a request may have more: it would be told to try again for ever."""
+    monkeypatch.setattr("minisgl.scheduler.admission.MAX_PIXEL_BYTES", bound)
     encoded = eyes.encode(chat(PICTURES[3]))  # 29,568 bytes
     first, second, third = (eyes.message(encoded) for _ in range(3))
     events = eyes.run([[first, second], *([] for _ in range(12)), [third]])
@@ -193,7 +199,8 @@ def test_what_images_cost_is_told_once_and_forgotten() -> None:
     sent: list[Event] = []
     counts = {uid: tower.Count(2, []) for uid in range(3)}
     inner: Any = SimpleNamespace(send=sent.extend)
-    outbox = _Outbox(inner, counts)
+    unused: Any = None
+    outbox = _Outbox(inner, counts, unused)
     outbox.send([ending(0, 1), Failed(uid=1, message="", code="", status=500), ending(7, 1)])
     assert [getattr(event, "images", None) for event in sent] == [(2, 0, 0), None, None]
     assert list(counts) == [2]
@@ -291,9 +298,7 @@ def test_pictures_are_counted_for_a_request_that_begins_without_a_token(eyes: Ey
     eyes = Eyes(eyes.sample, eyes.engine, max_stall_s=1e-3, step_times=times)
     eyes.ask([after(text, PICTURES[2])])  # the prefix is cached up to the picture
     scheduler = eyes.scheduler
-    seat: Any = SimpleNamespace(engine=eyes.engine, scheduler=lambda: scheduler)
-    observer = ImageTimes()
-    observer.attach(seat)
+    eyes.count_images()
     chats = [chat(), after(text, PICTURES[0]), after(text, PICTURES[1])]
     stream, first, second = (eyes.message(eyes.encode(each), max_tokens=9) for each in chats)
     without: list[int] = []
@@ -307,14 +312,35 @@ def test_pictures_are_counted_for_a_request_that_begins_without_a_token(eyes: Ey
         return found
 
     scheduler.plan = planned  # type: ignore[method-assign] (it notes the plan)
-    outbox = ListOutbox()
-    inbox = ListInbox(
-        [[stream], [], [], [first, second]], lambda: [] if scheduler.runnable else None
-    )
-    run(scheduler, eyes.engine, inbox, observer.outbox(outbox))
+    events = eyes.run([[stream], [], [], [first, second]])
     assert len(without) == 1
-    ends = [event for event in outbox.events if isinstance(event, Finished)]
+    ends = [event for event in events if isinstance(event, Finished)]
     assert [end.images and end.images[:2] for end in ends] == [None, (1, 1), (1, 1)]
+
+
+def test_a_request_may_leave_before_its_step_begins_on_the_device(eyes: Eyes) -> None:
+    """The device computes other steps meanwhile."""
+    eyes.count_images()
+    may_begin, plan = threading.Event(), eyes.scheduler.plan
+    eyes.engine.device.enqueue(lambda: torch.ones(may_begin.wait(10)))
+    plans: list[Any] = []
+
+    def planned() -> Any:
+        if plans:
+            may_begin.set()
+        plans.append(plan())
+        return plans[-1]
+
+    eyes.scheduler.plan = planned  # type: ignore[method-assign] (it lets the device go on)
+    message = eyes.message(eyes.encode(chat(*PICTURES[:2])))
+    ends = [
+        event
+        for event in eyes.run([[message], [AbortMsg(uid=message.uid)]])
+        if isinstance(event, Finished)
+    ]
+    assert [(end.reason, end.images) for end in ends] == [("abort", (2, 0, 0))]
+    assert eyes.engine.vision.num_runs == 2
+    assert not eyes.engine.vision.counts
 
 
 def after(text: str, picture: Any) -> list[dict[str, Any]]:
