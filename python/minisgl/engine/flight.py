@@ -66,7 +66,9 @@ class ForwardOutput(Flight):
             failure = out_of_memory("computing a step", advice, error)
             if not self.is_alone:
                 raise failure from error
-            newest = self.plan.uids[self.plan.num_decodes :] or self.plan.uids[-1:]
+            plan = self.plan
+            last = plan.num_decodes - plan.num_drafts - 1  # behind it are drafts, of any requests
+            newest = plan.uids[plan.num_decodes :] or [plan.uids[last]]
             return StepFailed(error=failure, uids=tuple(newest))
 
 
