@@ -163,6 +163,20 @@ def test_new_requests_wait_during_the_pause(
     engines.submit(PROMPT)
 
 
+def test_a_request_that_waited_goes_on_as_others_do(engines: Engines) -> None:
+    engines.pause()
+    call = engines.submit(PROMPT)
+    (sent,) = engines.resume()
+    assert engines.frontend.num_sent == 1
+    engines.reply(accepted(0, sent), text(0, "a", 7))
+    engines.pause()
+    (again,) = engines.resume()
+    assert ids_from_bytes(again.output).tolist() == [7]
+    engines.reply(accepted(0, again), text(0, "b", 8), ending(0, 2))
+    written, (end,), _ = read(call)
+    assert (written, end.num_resumed) == ("ab", 1)
+
+
 def test_when_the_server_ends_nothing_waits_any_more(engines: Engines) -> None:
     engines.pause()
     call = engines.submit(PROMPT)
@@ -219,6 +233,18 @@ def test_a_prompt_that_is_shown_comes_once(engines: Engines) -> None:
     engines.reply(text(0, "b", 8), ending(0, 2))
     assert [each for _, reply in call._pending for each in getattr(reply, "prompt", ())] == tokens
     assert read(call)[0] == "pppab"
+
+
+def test_a_prompt_that_is_shown_again_may_come_with_the_first_token(engines: Engines) -> None:
+    tokens = [PromptToken(id=n, data=b"p", offset=n, logprob=-1.0) for n in range(3)]
+    call = engines.submit(PROMPT, echo=True, prompt_logprobs=0)
+    (first,) = engines.queue.sent
+    engines.reply(accepted(0, first), text(0, "ppp", prompt=tokens[:2]))
+    engines.pause()
+    (again,) = engines.resume()
+    engines.reply(accepted(0, again), text(0, "pppa", 7, prompt=tokens), ending(0, 1))
+    assert [each for _, reply in call._pending for each in getattr(reply, "prompt", ())] == tokens
+    assert read(call)[0] == "pppa"
 
 
 def test_a_key_owes_nothing_for_what_was_refused_or_has_ended(

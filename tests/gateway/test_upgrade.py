@@ -317,7 +317,9 @@ def test_later_flags_count_and_another_model_replaces_the_first() -> None:
     args = options_of([["first/model", "--tp", "2", "--restart"], ["--tp", "1"], ["second/model"]])
     assert isinstance(args, GatewayArgs)
     assert (args.model, args.tp, args.restart) == ("second/model", 1, True)
-    assert options_of([["first/model"], ["--model", "third/model"]]).model == "third/model"
+    for second in (["third/model"], ["--model", "third/model"]):
+        for first in (["first/model"], ["--model", "first/model"]):
+            assert options_of([first, second]).model == "third/model"
     with pytest.raises(ConfigError, match="unrecognized arguments: --bogus"):
         options_of([[], ["--bogus"]])
     with pytest.raises(ConfigError, match="only a server of one machine"):

@@ -10,7 +10,7 @@ from minisgl.core import PROMISED, Plan, SamplingParams
 from minisgl.core.plan import NewPages
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
-from minisgl.engine.inputs import Array, make_inputs
+from minisgl.engine.inputs import Array, StepInputs, make_inputs
 from minisgl.engine.tables import RequestTables
 
 MAX_RUNNING = 12
@@ -49,13 +49,17 @@ def make_plan(num_decodes: int, prompts: list[tuple[int, int]], *, last_samples:
     )
 
 
-def arrays_of(plan: Plan, size: StepSize | None) -> dict[str, Array]:
+def inputs_of(plan: Plan, size: StepSize | None) -> StepInputs:
     device = CpuDevice()
     try:
         tables = RequestTables(device, request_rows=MAX_RUNNING, max_pages=32)
-        step = make_inputs(plan, tables, PAGE_SIZE, size)
+        return make_inputs(plan, tables, PAGE_SIZE, size)
     finally:
         device.close()
+
+
+def arrays_of(plan: Plan, size: StepSize | None) -> dict[str, Array]:
+    step = inputs_of(plan, size)
     assert (step.shape is None) == (size is None)
     arrays = {**step.forward, **step.sample, "new_pages": step.new_pages}
     (arrays["slots"],) = step.forward["slots"]  # of one cache group

@@ -13,7 +13,7 @@ from minisgl.core import BatchSamplingArgs, Plan, SamplingParams
 from minisgl.core.plan import NewPages
 from minisgl.engine.cpu import CpuDevice
 from minisgl.engine.device import StepSize
-from minisgl.engine.inputs import NO_SLOT
+from minisgl.engine.inputs import NO_SLOT, mask_arrays
 from minisgl.engine.tables import MIN_COMMON_ROWS, RequestTables
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.registry import create_ops
@@ -123,3 +123,11 @@ def test_a_top_p_below_the_least_float32_keeps_the_first() -> None:
     )
     for ops in (Ops(), create_ops(torch.device("cpu"))):
         assert ops.sample(logits, args).tolist() == [int(logits.argmax())]
+
+
+def test_a_rank_masks_the_rows_that_it_samples() -> None:
+    masks = [np.full(2, row, np.uint32) for row in (1, 4, 6)]
+    arrays = mask_arrays([1, 4, 6], masks, range(4, 8))
+    assert arrays["mask_rows"].tolist() == [0, 2]
+    assert arrays["masks"].tolist() == [[4, 4], [6, 6]]
+    assert mask_arrays([1, 4], masks[:2], range(5, 8)) == {}

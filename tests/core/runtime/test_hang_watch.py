@@ -228,7 +228,7 @@ def test_the_tower_of_a_large_image_is_no_hang() -> None:
     meter = WatchedLoopMeter(pulse, times)
     meter.begin(asleep=True)
     image = Image(digest=b"", places=ids_to_bytes([70, 71]), token=1, shape=(10**6,), sizes=())
-    for start, image_s in ((0, 0.0), (64, 1.0)):
+    for start, image_s in ((6, 0.0), (7, 1.0), (71, 1.0), (72, 0.0), (64, 1.0)):
         plan = prompt(64, start)
         plan.images.append(RowImages(0, [image]))
         assert times.images_s(plan) == image_s

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.drafters import KINDS, ScriptedDrafts
@@ -13,7 +14,8 @@ from helpers.random_runs import run_once
 from helpers.scheduling import EOS, add, make, settle, spans
 from minisgl.core import Finished, Plan, StepResult, Token
 from minisgl.core.plan import most_decode_rows
-from minisgl.core.req import Req
+from minisgl.core.req import Mask, Req
+from minisgl.errors import InvalidSampling
 from minisgl.message import AbortMsg
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler import drafting as drafting_module
@@ -174,10 +176,41 @@ def test_a_stop_token_inside_accepted_drafts_ends_the_request() -> None:
 
 
 def test_no_row_computes_a_stop_token_or_beyond_the_end() -> None:
-    _, plan = drafting(lambda req: [7, EOS, 8])
-    assert plan.num_drafts == 1
+    scheduler, plan = drafting(lambda req: [7, EOS, 8])
+    assert plan.num_drafts == scheduler.requests.by_uid[0].num_drafted == 1
     _, plan = drafting(lambda req: [7] * 20, max_running=32)
     assert plan.ends[-1] == 2 + 9 - 1, "the last token is sampled, and not computed"
+
+
+class _NoneBehindDrafts:
+    """Allows any token, and has no mask behind a draft."""
+
+    def mask(self, output: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
+        if drafts:
+            raise InvalidSampling("the grammar takes too much work", param="structured_outputs")
+        return np.full(4, 0xFFFFFFFF, np.uint32)
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        return ()
+
+
+def test_a_draft_whose_row_has_no_mask_is_computed_again() -> None:
+    """Its row samples any token, which the grammar might forbid."""
+    scheduler = make(
+        create_drafts=lambda *_: ScriptedDrafts(random.Random(0), [], 50, tokens=lambda req: [7])
+    )
+    scheduler._create_masker = lambda message: _NoneBehindDrafts()
+    add(scheduler, 0, [1, 2], max_tokens=9)
+    first = scheduler.plan()
+    assert first is not None
+    scheduler.masks(first)
+    settle(scheduler, first, token=5)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.num_drafts == 1
+    scheduler.masks(plan)
+    assert commit(scheduler, plan, [7, 8]) == [7]
+    assert scheduler.requests.by_uid[0].output == [5, 7]
 
 
 def test_an_aborted_request_drops_its_drafts() -> None:

@@ -19,6 +19,15 @@ def accepted(uid: int) -> Accepted:
     return Accepted(uid=uid, num_prompt_tokens=2, sampling=SamplingParams())
 
 
+@pytest.mark.parametrize("limits", [(5, 9), (9, 5)])
+def test_the_lowest_limit_of_several_prompts_is_told(limits: tuple[int, ...]) -> None:
+    call = Call([1, 2], lambda uids, why: None)
+    for uid, most in enumerate(limits, 1):
+        sampling = SamplingParams(max_tokens=most)
+        call.deliver(Accepted(uid=uid, num_prompt_tokens=2, sampling=sampling))
+    assert call.max_tokens == 5
+
+
 def read(uids: list[int], *replies: RequestReply) -> list[str]:
     """Return the texts that a reader gets if all replies come before it reads, then the error."""
 

@@ -131,6 +131,8 @@ def test_sent_requests_count_until_a_state_includes_them() -> None:
     assert a.load(2.05).queued_tokens == 14
     assert a.load(9.0).queued_tokens == 0
     sent.started_at = 2.5
+    views.update(a, _state(), asked_at=2.4)
+    assert views.cached_tokens([a, b], hashes, 16) == {0: 64}, "it began after the question"
     views.update(a, _state(hashes=(3,)), asked_at=3.0)
     assert a.sent == []
     assert views.cached_tokens([a, b], hashes, 16) == {0: 48}, "as the state says"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -231,6 +232,26 @@ def test_a_request_that_a_replica_has_lost_goes_to_another_one(asks_soon: None) 
         assert (answer.status_code, len(server.received)) == (200, 1)
         assert losing.num_asked == 1
     losing.close()
+
+
+def test_a_request_that_is_named_again_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that has begun anew with it may miss it once more, much later."""
+
+    async def is_over(*answers: tuple[float, bool]) -> bool:
+        wait = waits.Wait("a")
+        with suppress(TimeoutError):
+            async with wait.limit:
+                for now, is_known in answers:
+                    clock.monotonic = lambda now=now: now
+                    wait.answered(is_known)
+                return wait.limit.when() is not None
+        raise AssertionError("it ended while it was asked for")
+
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(waits, "time", clock)
+    later = waits.LOST_S + 1
+    assert asyncio.run(is_over((0.0, False), (later, False)))
+    assert not asyncio.run(is_over((0.0, False), (1.0, True), (later, False)))
 
 
 def test_a_request_that_the_replica_has_may_wait(asks_soon: None, two: Setup) -> None:

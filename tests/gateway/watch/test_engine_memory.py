@@ -6,11 +6,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from minisgl.message import WatchMsg
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.server.round_trip import RoundTrips
+from minisgl_gateway.upgrade.memory import EngineMemory, tightest
 from minisgl_gateway.upgrade.server import UpgradableServer
 from minisgl_gateway.watch.observers import Watching, engine_memory
 
@@ -78,3 +80,10 @@ def test_each_ranks_card_counts(free_gib: tuple[int, ...], holds_two: bool) -> N
     server: Any = SimpleNamespace(_frontend=SimpleNamespace(round_trips=trips))
     assert asyncio.run(UpgradableServer._holds_two(server, None, said.append)) is holds_two
     assert f"and {free_gib[1]}.00 GiB are free" in said[0]
+
+
+def test_the_rank_that_lacks_most_counts() -> None:
+    """Not the one with the least: it may need less."""
+    small = EngineMemory(needed=2, free=9, usable=5)
+    large = EngineMemory(needed=10, free=9, usable=9)
+    assert tightest(map(msgspec.json.encode, (small, large))) == large

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -25,7 +27,7 @@ from helpers.predicting import HYBRIDS
 from minisgl.builtin import model_path
 from minisgl.core import Failed, Plan, StepOutcome, StepResult, Token
 from minisgl.core.args import EngineConfig
-from minisgl.core.plan import Flight
+from minisgl.core.plan import Begin, Flight
 from minisgl.engine import Engine
 from minisgl.errors import ConfigError
 from minisgl.llm import LLM
@@ -36,6 +38,7 @@ from minisgl.scheduler.drafting import draft_rows
 from minisgl_bench.fakes import ListInbox, ListOutbox
 from minisgl_zoo.drafts import rule as rule_module
 from minisgl_zoo.drafts.draft_model import MOST_GUESSES, PROBE, ModelGuesser
+from minisgl_zoo.drafts.rule import Rate
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -327,21 +330,71 @@ def test_no_position_is_beyond_the_context(pair: Pair) -> None:
     off.close()
 
 
+def new_guesser(cost: float = 0.1) -> ModelGuesser:
+    none: Any = None
+    return ModelGuesser(
+        model=none, contexts=[], comm=none, ops=none, page_size=4, num_pages=1, max_seq_len=64,
+        vocab_size=9, cost=cost,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("rate", "cost", "least", "most"),
     [(0.9, 0.05, 6, MOST_GUESSES), (0.6, 0.2, 1, 3), (0.3, 0.6, 0, 0), (0.0, 0.05, 0, 0)],
 )
 def test_guesses_are_made_where_they_pay(rate: float, cost: float, least: int, most: int) -> None:
-    guesser: Any = ModelGuesser(
-        model=None, contexts=[], comm=None, ops=None, page_size=4, num_pages=1, max_seq_len=64,
-        vocab_size=9, cost=cost,
-    )  # type: ignore[arg-type]  # fmt: skip
+    guesser = new_guesser(cost)
     for each in guesser.rates:
         each.right, each.count = 100 * rate, 100.0
     counts = [COUNT(guesser, 1) for _ in range(4 * PROBE)]
     assert least <= sorted(counts)[2 * PROBE] <= most
     assert sum(counts) >= 4, "some are made where none pays, to notice a change"
     assert COUNT(guesser, 0) == COUNT(guesser, 33) == 0, "of many requests none is followed"
+
+
+def test_a_draft_behind_a_wrong_one_is_none_of_the_known_tokens() -> None:
+    """Even if it is what the row before the wrong one has sampled."""
+    plan = Plan(
+        step=0,
+        uids=[0, 1, 0, 0, 1],
+        table_idxs=[3, 5, 3, 3, 5],
+        starts=[8, 2, 9, 10, 3],
+        ends=[9, 3, 10, 11, 4],
+        token_ids=np.array([20, 30, 21, 22, 31], np.int32),
+        num_decodes=5,
+        num_drafts=3,
+        sample_rows=[0, 1, 2, 3, 4],
+        output_idxs=[1, 1, 2, 3, 2],
+    )
+    wrong, right = new_guesser()._spans(plan, np.arange(5), [22, 31, 23, 24, 32])
+    assert (wrong.tokens, wrong.slots, wrong.index, wrong.sampled) == ([20], [0], 0, 22)
+    assert (right.tokens, right.slots, right.index, right.sampled) == ([30, 31], [1, 4], 4, 32)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_guesses_are_not_compared_with_the_next_request_of_the_row(
+    begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may go on where they would."""
+    guesser = new_guesser()
+    monkeypatch.setattr(ModelGuesser, "_run", lambda *_: None)
+    guesser.chains[3] = 9, [20, 21]
+    plan = Plan(
+        step=0,
+        uids=[7],
+        table_idxs=[3],
+        starts=[8],
+        ends=[9],
+        token_ids=np.array([19], np.int32),
+        num_decodes=1,
+        sample_rows=[0],
+        output_idxs=[0],
+        begins=[Begin(3, greedy(9))] if begins else [],
+    )
+    inputs: Any = SimpleNamespace(plan=plan, forward={"slots": np.zeros((1, 1), np.int32)})
+    none: Any = None
+    guesser.guess(none, torch.tensor([20]), inputs)
+    assert (guesser.rates[0].count > Rate().count) is not begins
 
 
 def test_the_built_in_model_drafts_for_itself() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,15 @@ from helpers.guessing import (
 )
 from helpers.model_harness import VOCAB, random_ids
 from helpers.predicting import CASES, Predicting, save_predicting
+from helpers.step_plans import inputs_of, make_plan
 from minisgl import plugins
+from minisgl.core import PROMISED
 from minisgl.core.args import EngineConfig
 from minisgl.engine import Engine
+from minisgl.engine.device import StepSize
 from minisgl.errors import ConfigError
 from minisgl_zoo.drafts import rule as rule_module
+from minisgl_zoo.drafts.guesser import LayerGuesser
 from minisgl_zoo.drafts.predicted import Predicted
 
 
@@ -246,3 +251,27 @@ def test_an_answer_that_goes_on_here_has_guesses_of_its_last_tokens() -> None:
     req.guesses.append([-1])
     drafter.add(9)
     assert not drafter.next(3), "its logits were not finite"
+
+
+def test_guesses_go_on_without_new_ones_while_they_are_right() -> None:
+    scheduler = scheduling.make()
+    scheduling.add(scheduler, 0, [1, 2])
+    req = scheduler.requests.by_uid[0]
+    drafter = Predicted(req, scheduler.requests)
+    seen = []
+    for token, guesses in ((5, [6, 7, 8, 9]), (6, [-1]), (3, [-1])):
+        req.output.append(token)
+        req.guesses.append(guesses)
+        drafter.add(token)
+        seen.append(list(drafter.next(9)))
+    assert seen == [[6, 7, 8, 9], [7, 8, 9], []]
+
+
+def test_a_layer_guesses_at_the_places_of_a_padded_step() -> None:
+    """Three decodes and a padding row, five and four tokens of prompts, three padding tokens."""
+    plan = changed(make_plan(3, [(0, 5), (2, 6)], last_samples=True), next_ids=[PROMISED, PROMISED])
+    inputs = inputs_of(plan, StepSize(4, 3, 12))
+    none: Any = None
+    arrays = LayerGuesser(layer=none, model=none, comm=none, ops=none, batch=none).arrays(inputs)
+    assert arrays["guess_positions"].tolist() == [0, 1, 2, 8, 12]
+    assert arrays["next_ids"][4:13].tolist() == [104, 105, 106, 107, 0, 109, 110, 111, 0]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from helpers.random_runs import run_once
 from helpers.scheduling import add, make
 from minisgl.core import Failed, Finished, Plan, StepResult
+from minisgl.core.plan import Pooled
 from minisgl.errors import NonFiniteLogits
 from minisgl.scheduler import Scheduler
+from minisgl_zoo.pooling import rows
 
 
 @pytest.mark.parametrize("fail", [False, True])
@@ -59,3 +63,23 @@ def test_the_last_token_alone_is_pooled_from_a_cached_prompt() -> None:
     whole = scheduler.plan()
     assert whole
     assert (whole.starts, whole.ends) == ([0], [9])
+
+
+def test_logits_of_many_rows_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside rows that ask for hidden states, of one token and of several."""
+    monkeypatch.setattr(rows, "LOGIT_BYTES", 0)
+    monkeypatch.setattr(rows, "MIN_ROWS", 2)
+    sizes: list[int] = []
+
+    def logits(x_RD: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x_RD))
+        return torch.cat((x_RD, -x_RD), dim=1)
+
+    model: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=4), logits=logits)
+    x_UD = torch.arange(16.0).view(8, 2)
+    asked = [(1, (3, 0)), (2, ()), (1, (1,)), (1, ()), (1, (2, 1)), (1, (0,)), (1, (2,))]
+    firsts = np.cumsum([0, *(count for count, _ in asked[:-1])]).tolist()
+    spans = [(first, Pooled(0, 0, *each)) for first, each in zip(firsts, asked, strict=True)]
+    found = [row.tolist() for row in rows.pool_rows(model, x_UD, spans)]
+    assert found == [[-1.0, 0.0], [6.0, 8.0], [7.0], [8.0, 9.0], [-10.0, 11.0], [12.0], [-14.0]]
+    assert sizes == [2, 2, 1]
