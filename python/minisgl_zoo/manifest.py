@@ -95,6 +95,7 @@ ROWS: Final = [
         "minisgl_zoo.weights.formats:read_formats",
         when={"of": "checkpoints"},  # no quant_method
     ),
+    Row("moe", "panels", "minisgl_zoo.weights.panel_experts:create_backend", when={"ops": "cpu"}),
     Row("rotations", "longrope", "minisgl_zoo.rotations:longrope", ("su",)),  # su: its first name
     Row("rotations", "proportional", "minisgl_zoo.rotations:proportional"),
     Row("wrappers", "text", "minisgl_zoo.wrapper:text_values"),

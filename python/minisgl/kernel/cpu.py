@@ -48,8 +48,8 @@ class CpuOps(Ops):
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
         self._plain_rows, self._plain_linear = library.plain_rows, library.plain_linear
-        self.numbers_linear = library.numbers_linear  # these four for `weights.panels` of the zoo
-        self.numbers_rows = library.numbers_rows
+        self.numbers_linear = library.numbers_linear  # these five for `weights.panels` of the zoo
+        self.numbers_rows, self.scaled_experts = library.numbers_rows, library.scaled_experts
         self.pack_entries, self.pack_nibbles = library.pack_entries, library.pack_nibbles
         self.read_blocks = library.read_blocks  # for `minisgl_zoo.gguf.weight`
         # torch computes GEMMs of float32 weights with more rows than this as fast.

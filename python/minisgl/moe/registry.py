@@ -23,14 +23,15 @@ def create_moe_backend(
 
     dtype: the dtype of the activations for which the backend is chosen; it also computes others.
     """
-    is_plain = issubclass(weight, PlainWeight)
-    if create := plugins.find("moe", "plain" if is_plain else "packed", ops=ops.name):
+    is_plain, is_cpu = issubclass(weight, PlainWeight), isinstance(ops, CpuOps)
+    name = "plain" if is_plain else "panels" if is_cpu else "packed"
+    if create := plugins.find("moe", name, ops=ops.name):
         backend: BaseMoeBackend = create(ops, dtype)
         return backend
     if is_plain and ops.name == "triton":
         from minisgl.moe.fused import FusedMoeBackend  # imports Triton, which CPU builds lack
 
         return FusedMoeBackend(ops)
-    if is_plain and isinstance(ops, CpuOps):
+    if is_plain and is_cpu:
         return CpuMoeBackend(ops)
     return TorchMoeBackend(ops)

@@ -84,17 +84,18 @@ class Panels:
         """Do `linear` for rows [M, I], which are contiguous, and write to `out`, whose rows may
         have gaps between them. gate: only if the outputs are pairs of whole panels. out: of the
         dtype of the rows; without a gate it may be float32."""
-        ops.numbers_linear(rows, *self._tensors(), bias, GATES[gate], out, torch.get_num_threads())
+        ops.numbers_linear(rows, *self.tensors, bias, GATES[gate], out, torch.get_num_threads())
 
     def rows(self, ops: CpuOps, ids_T: Tensor) -> Tensor:
         """Return rows of a matrix of integers, in bfloat16."""
         out_TD = torch.empty(len(ids_T), self.inputs, dtype=torch.bfloat16)
         num_threads = torch.get_num_threads()
-        ops.numbers_rows(ids_T, *self._tensors(), self.outputs, out_TD, num_threads)
+        ops.numbers_rows(ids_T, *self.tensors, self.outputs, out_TD, num_threads)
         return out_TD
 
-    def _tensors(self) -> tuple[Tensor | int | None, ...]:
-        """Return the arguments that both C++ functions take."""
+    @property
+    def tensors(self) -> tuple[Tensor | int | None, ...]:
+        """The arguments that the C++ functions take."""
         return (
             self.numbers, KINDS.index(self.kind), self.group, self.scales, self.factors,
             self.zeros, self.steps, self.middle,

@@ -1,13 +1,11 @@
 // The experts of a mixture: the weights of each chosen expert are read once, for all tokens that
 // chose it.
 //
-// Pairs of a token and one of its experts are ordered by expert. First, items of gate and up have some
-// outputs of one expert. Then items of down have some outputs of all experts, so a token's results are
-// added in the order of the experts, whatever the number of threads.
-#include <algorithm>
-#include <vector>
-
+// First, items of gate and up have some outputs of one expert. Then items of down have some outputs of
+// all experts, so a token's results are added in the order of the experts, whatever the number of
+// threads.
 #include "dots.h"
+#include "pairs.h"
 #include "tensor.h"
 #include "threads.h"
 
@@ -38,21 +36,6 @@ void to_floats(const T* from, int64_t n, float* to) {
   each(from, int(n), [&](VF v, int i) { store_until(to, i, int(n), v); });
 }
 
-struct Pairs {
-  std::vector<int> order;  // the pairs of this rank's experts, expert after expert
-  std::vector<int> begin;  // where those of each expert begin in `order`, and where the last end
-  Pairs(const int32_t* ids, int64_t count, int64_t first, int64_t num_held) : begin(num_held + 1) {
-    auto held = [&](int64_t p) { return ids[p] >= first && ids[p] < first + num_held; };
-    for (int64_t p = 0; p < count; p++)
-      if (held(p)) begin[ids[p] - first + 1]++;
-    for (int64_t e = 0; e < num_held; e++) begin[e + 1] += begin[e];
-    order.resize(begin[num_held]);
-    std::vector<int> next(begin.begin(), begin.end() - 1);
-    for (int64_t p = 0; p < count; p++)
-      if (held(p)) order[next[ids[p] - first]++] = int(p);
-  }
-};
-
 // The activation of pair j, each step rounded to T. sums: gate and up, whose activation is
 // silu(gate) * up; or up alone, whose activation is the square of its ReLU.
 template <class T>
@@ -78,9 +61,7 @@ void run(const TensorView& x, const TensorView& gate_up, const TensorView& down,
   std::vector<float> tokens(num_tokens * D), act(pairs.order.size() * F);
   for (int64_t t = 0; t < num_tokens; t++) to_floats(data<T>(x) + t * D, D, &tokens[t * D]);
 
-  std::vector<int> chosen;
-  for (int e = 0; e < num_held; e++)
-    if (pairs.begin[e] < pairs.begin[e + 1]) chosen.push_back(e);
+  const std::vector<int>& chosen = pairs.chosen;
   constexpr int HALVES = GATED ? 2 : 1;
   const int up_blocks = (F + BLOCK - 1) / BLOCK;
   each_item(int64_t(chosen.size()) * up_blocks, num_threads, [&](int64_t item) {

@@ -5,70 +5,14 @@
 // bfloat16 holds within 2**-7 of the largest stays exact. The sums of a block are exact: 128 times
 // 2**15 * 2**7 fits an int32. With AVX2 numbers are multiplied by factors as integers (Folded); then some
 // blocks have 32 inputs of 13 or 14 bits. Fp8 multiplies the inputs as they are.
-//
-// value = scale * number - offset. A scale is a tensor's entry, of one group or of several; in
-// the second case it is times the group's factor. The offset is the zero point times the scale, or a
-// number of the group (or 1) times an entry of `steps`, which has the shape of the scales.
 #include <numeric>
 
-#include "numbers.h"
 #include "product.h"
+#include "scaled.h"
+
+using tvm::ffi::Optional;
 
 namespace {
-
-constexpr int64_t MOST = 128;  // inputs of a block
-enum Kind { INT8, INT4, FP4, FP8, INT6 };  // as minisgl_zoo/weights/panels.py passes them
-
-// Rows of numbers [O / 16, entries, 16] for the groups of all panels.
-struct Entries {
-  const TensorView& tensor;
-  int64_t groups, count;
-  int shift;  // an entry is of 2**shift groups
-  INLINE int64_t at(int64_t panel, int64_t group) const {
-    return (panel * count + (group >> shift)) * PANEL;
-  }
-  // Lanes from `lane` on.
-  INLINE VF load(int64_t panel, int64_t group, int64_t lane) const {
-    const int64_t i = at(panel, group) + lane;
-    const DLDataType dtype = tensor.dtype();
-    if (dtype.bits == 32) return ::load(data<float>(tensor) + i);
-    if (dtype.code == kDLBfloat) return ::load(data<bf16>(tensor) + i);
-    if (dtype.bits == 16) return ::load(data<f16>(tensor) + i);
-    // exponents of MXFP4, whose numbers are twice their values
-    return bit_cast<VF>(widen(data<uint8_t>(tensor) + i) << 23) * 0.5f;
-  }
-};
-
-// Scales and offsets of a panel's groups. factors, zeros, steps: or null.
-struct Scales {
-  Entries entries;
-  const int8_t* factors;
-  const uint8_t* zeros;
-  const Entries* steps;
-  int middle;
-  bool has_offset() const { return zeros || steps; }
-  INLINE VF scale(int64_t panel, int64_t group, int64_t lane) const {
-    return scale_of(entries.load(panel, group, lane), panel, group, lane);
-  }
-  INLINE VF offset(int64_t panel, int64_t group, int64_t lane, VF scale) const {
-    return offset_of(steps ? steps->load(panel, group, lane) : VF{}, panel, group, lane, scale);
-  }
-  // Those of a group with an entry and a step that were loaded before.
-  INLINE VF scale_of(VF scale, int64_t panel, int64_t group, int64_t lane) const {
-    if (!factors) return scale;
-    const int8_t* const p = factors + (panel * entries.groups + group) * PANEL + lane;
-    return scale * __builtin_convertvector(widen(p), VF);
-  }
-  INLINE VF offset_of(VF step, int64_t panel, int64_t group, int64_t lane, VF scale) const {
-    VF zero = splat(1);
-    if (zeros) {
-      const uint8_t* p = zeros + (panel * entries.groups + group) * PANEL + lane;
-      zero = __builtin_convertvector((VI)widen(p), VF);
-    }
-    if (steps) return zero * step - float(middle) * scale;
-    return (zero - float(middle)) * scale;
-  }
-};
 
 // Inputs of a block, which have one scale, and of a unit, which have one sum: a block or a group in it.
 // bits: of the largest number of a block.
@@ -118,12 +62,6 @@ struct IntRows {
   }
 };
 
-struct Weight {
-  const uint8_t* numbers;
-  Scales scales;
-  int64_t group;  // inputs of a scale
-};
-
 // The scales and offsets of a panel's blocks, of which `per` have one group, as floats.
 void spread(const Scales& all, int64_t panel, int64_t blocks, int64_t per, float* scales,
             float* offsets) {
@@ -160,8 +98,8 @@ void spread_folded(const Scales& source, int64_t panel, int64_t block_groups, fl
     const int64_t at = (panel * source.entries.count + e) * PANEL;
     VF scale[NV], step[NV] = {};
     unrolled<NV>([&](auto v) __attribute__((always_inline)) {
-      scale[v] = load(data<f16>(source.entries.tensor) + at + v * W);
-      if (offsets) step[v] = load(data<f16>(source.steps->tensor) + at + v * W);
+      scale[v] = load(source.entries.as<f16>() + at + v * W);
+      if (offsets) step[v] = load(source.steps->as<f16>() + at + v * W);
     });
     for (int64_t g = 0; g < groups; g += block_groups, scales += PANEL)
       unrolled<NV>([&](auto v) __attribute__((always_inline)) { store(scales + v * W, scale[v]); });
@@ -178,7 +116,7 @@ void spread_folded(const Scales& source, int64_t panel, int64_t block_groups, fl
 
 // rows: inputs as K takes them; ints: the scales and sums of their blocks, or null.
 template <class K>
-void multiply(const Product& product, const Weight& weight, const typename K::X* rows,
+void multiply(const Product& product, const Scaled& weight, const typename K::X* rows,
               const IntRows* ints, const Sizes& sizes, int64_t num_threads) {
   constexpr bool IS_INT = std::is_same_v<typename K::X, int16_t>;
   const int64_t inputs = product.inputs, block = sizes.block, blocks = (inputs + block - 1) / block;
@@ -277,7 +215,7 @@ enum Form { FOLDED, HALVES, OTHER };
 
 // `multiply` of one row. Scales and offsets become floats where they are used.
 template <class K, int UNIT, Form FORM>
-void multiply_row(const Product& product, const Weight& weight, const IntRows& ints,
+void multiply_row(const Product& product, const Scaled& weight, const IntRows& ints,
                   const Sizes& sizes, int64_t num_threads) {
   constexpr bool FOLDS = FORM == FOLDED;
   const int64_t inputs = product.inputs, turn = product.turn<K>();
@@ -296,8 +234,8 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
     const int16_t* starts = all.starts.data();
     const float *of_rows = ints.scales.data(), *sums_of_rows = ints.sums.data();
     const f16 *scales = nullptr, *steps = nullptr;
-    if (FORM != OTHER) scales = data<f16>(source.entries.tensor) + source.entries.at(panel, 0);
-    if (FORM != OTHER && has_offset) steps = data<f16>(source.steps->tensor) + source.entries.at(panel, 0);
+    if (FORM != OTHER) scales = source.entries.as<f16>() + source.entries.at(panel, 0);
+    if (FORM != OTHER && has_offset) steps = source.steps->as<f16>() + source.entries.at(panel, 0);
     const __m256i of_32 = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13,
                                            0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
     VF sum[NV] = {};
@@ -365,12 +303,12 @@ void multiply_row(const Product& product, const Weight& weight, const IntRows& i
 
 // The same for numbers of 8 bits in blocks of 32 inputs with scales (and steps) of float16: they meet the
 // inputs as they are.
-void multiply_bytes(const Product& product, const Weight& weight, const IntRows& ints, int64_t num_threads) {
+void multiply_bytes(const Product& product, const Scaled& weight, const IntRows& ints, int64_t num_threads) {
   const int64_t inputs = product.inputs, turn = product.turn<Int8>();
   product.each_panel(num_threads, [&](int64_t panel, int64_t next, VF(&total)[NV]) {
     const int64_t first = weight.scales.entries.at(panel, 0), stride = ints.stride;
-    const f16* scales = data<f16>(weight.scales.entries.tensor) + first;
-    const f16* steps = weight.scales.steps ? data<f16>(weight.scales.steps->tensor) + first : nullptr;
+    const f16* scales = weight.scales.entries.as<f16>() + first;
+    const f16* steps = weight.scales.steps ? weight.scales.steps->as<f16>() + first : nullptr;
     const float middle = float(weight.scales.middle);
     const int16_t* x = ints.numbers.data();
     const uint8_t* at = product.bytes<Int8>(weight.numbers, panel, 0);
@@ -415,41 +353,67 @@ inline int number(const uint8_t* panel, int64_t kind, int64_t lane, int64_t inpu
   return int32_t(word << (28 - bit)) >> 28;
 }
 
-int64_t panel_bytes(int64_t kind, int64_t inputs) {
-  return inputs * PANEL / 8 * (kind == INT4 || kind == FP4 ? 4 : kind == INT6 ? 6 : 8);
-}
-
-using tvm::ffi::Optional;
-
-// Calls f(weight) for the tensors of numbers_linear.
-template <class F>
-void with_weight(const TensorView& numbers, int64_t kind, int64_t group, const TensorView& scales,
-                 const Optional<TensorView>& factors, const Optional<TensorView>& zeros,
-                 const Optional<TensorView>& steps, int64_t middle, int64_t outputs,
-                 int64_t inputs, F f) {
-  CHECK(numbers.IsContiguous() && scales.IsContiguous() && outputs % PANEL == 0 &&
-            inputs % 8 == 0 && group % 8 == 0 &&
-            numbers.numel() == outputs / PANEL * panel_bytes(kind, inputs) &&
-            (kind == FP8 || group <= MOST || group % MOST == 0 || group >= inputs),
-        "linear: " << numbers.numel() << " bytes of kind " << kind << " for [" << outputs << ", "
-                   << inputs << "] in groups of " << group);
-  const int64_t groups = (inputs + group - 1) / group, entries = scales.numel() / outputs;
-  int shift = 0;
-  while (entries > 0 && entries << shift < groups) shift++;
-  CHECK(entries << shift == groups && scales.numel() == outputs * entries &&
-            (factors || entries == groups) &&
-            (!steps || (*steps).numel() == scales.numel()) &&
-            (!factors || (*factors).numel() == outputs * groups) &&
-            (!zeros || (*zeros).numel() == outputs * groups),
-        "linear: " << scales.numel() << " scales for " << outputs << " outputs");
-  const Entries of_steps{steps ? *steps : scales, groups, entries, shift};
-  f(Weight{data<uint8_t>(numbers),
-           {{scales, groups, entries, shift}, factors ? data<int8_t>(*factors) : nullptr,
-            zeros ? data<uint8_t>(*zeros) : nullptr, steps ? &of_steps : nullptr, int(middle)},
-           group});
-}
-
 }  // namespace
+
+void multiply_scaled(const Product& product, const Scaled& weight, int64_t num_threads) {
+  const int64_t kind = weight.kind, group = weight.group, inputs = weight.inputs;
+  if (kind == FP8) {
+    std::vector<Fp8::X> buffer;
+    const Fp8::X* rows =
+        as_inputs<Fp8>(data<bf16>(product.x), product.rows, inputs, product.rows > 1, buffer);
+    const int64_t block = std::min(group, inputs);
+    return multiply<Fp8>(product, weight, rows, nullptr, {block, block, 0}, num_threads);
+  }
+  auto* multiply_kind = kind == INT8   ? multiply<Int8>
+                        : kind == INT4 ? multiply<Int4>
+                                       : multiply<Fp4>;
+  const int64_t block = std::min({group, MOST, inputs});
+  Sizes sizes{block, block, 15};
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+  if (kind == INT6) multiply_kind = multiply<Int6>;
+  const Scales& scales = weight.scales;
+  const bool is_half = scales.entries.dtype.code == kDLFloat && scales.entries.dtype.bits == 16;
+  const auto folds = [&](int64_t many) {  // whether a block may have so many inputs
+    return scales.factors && is_half && bool(scales.zeros) == bool(scales.steps) && inputs % many == 0 &&
+           (group << scales.entries.shift) % many == 0 && group < many;
+  };
+  const bool are_halves = is_half && group == 32 && inputs % 32 == 0 && !scales.factors && !scales.zeros;
+  if (product.rows == 1 && kind == INT8 && are_halves) {
+    const IntRows ints(data<bf16>(product.x), 1, inputs, sizes, num_threads);
+    return multiply_bytes(product, weight, ints, num_threads);
+  }
+  if (product.rows == 1 && (kind == INT4 || kind == INT6)) {
+    const bool folded = folds(MOST), is_even = group >= inputs || (group & (group - 1)) == 0;
+    if (folded) sizes = {MOST, group, 15};
+    auto* row = kind == INT6 && inputs % 16 == 0
+                    ? (folded ? multiply_row<Int6, 16, FOLDED> : multiply_row<Int6, 16, OTHER>)
+                : group == 16 ? multiply_row<Int4, 16, FOLDED>
+                : kind == INT4 && inputs % 32 == 0 && sizes.block % 32 == 0
+                    ? (folded       ? multiply_row<Int4, 32, FOLDED>
+                       : are_halves ? multiply_row<Int4, 32, HALVES>
+                                    : multiply_row<Int4, 32, OTHER>)
+                    : nullptr;
+    if (row && is_even && (folded || (!scales.factors && group != 16))) {
+      const IntRows ints(data<bf16>(product.x), 1, inputs, sizes, num_threads);
+      return row(product, weight, ints, sizes, num_threads);
+    }
+    sizes = {block, block, 15};
+  }
+  // Numbers times factors are at most 504 and 4,096: sums of 128 and of 32 inputs fit an int32. Few rows
+  // by int8 are slower with factors in the sums.
+  const int64_t many = kind == INT4 ? MOST : 32;
+  if (folds(many) && (kind == INT4 || product.rows > (kind == INT8 ? Int8::FEW : Int6::FEW))) {
+    multiply_kind = kind == INT8   ? multiply<Folded<Int8>>
+                    : kind == INT4 ? multiply<Folded<Int4>>
+                                   : multiply<Folded<Int6>>;
+    sizes = {many, group, kind == INT4 ? 15 : 14};
+  }
+#else
+  CHECK(kind != INT6, "linear: numbers of 6 bits are for AVX2");
+#endif
+  const IntRows ints(data<bf16>(product.x), product.rows, inputs, sizes, num_threads);
+  multiply_kind(product, weight, ints.numbers.data(), &ints, sizes, num_threads);
+}
 
 // out = x @ weight.T + bias, then the gate, as packed_linear. numbers: bytes of the panels of kind
 // `kind` (numbers.h). factors, zeros: int8 and uint8 [O / 16, groups, 16]. scales, steps: of the same
@@ -460,64 +424,8 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
                     int64_t gate, TensorView out, int64_t num_threads) {
   const int64_t inputs = x.size(1), outputs = out.size(1) * (gate ? 2 : 1);
   const Product product(x, outputs, inputs, bias, gate, out);
-  with_weight(numbers, kind, group, scales, factors, zeros, steps, middle, outputs, inputs,
-              [&](const Weight& weight) {
-    if (kind == FP8) {
-      std::vector<Fp8::X> buffer;
-      const Fp8::X* rows =
-          as_inputs<Fp8>(data<bf16>(x), product.rows, inputs, product.rows > 1, buffer);
-      const int64_t block = std::min(group, inputs);
-      return multiply<Fp8>(product, weight, rows, nullptr, {block, block, 0}, num_threads);
-    }
-    auto* multiply_kind = kind == INT8   ? multiply<Int8>
-                          : kind == INT4 ? multiply<Int4>
-                                         : multiply<Fp4>;
-    const int64_t block = std::min({group, MOST, inputs});
-    Sizes sizes{block, block, 15};
-#if defined(__AVX2__) && !defined(__AVX512BW__)
-    if (kind == INT6) multiply_kind = multiply<Int6>;
-    const bool is_half = scales.dtype().code == kDLFloat && scales.dtype().bits == 16;
-    const auto folds = [&](int64_t many) {  // whether a block may have so many inputs
-      return factors && is_half && bool(zeros) == bool(steps) && inputs % many == 0 &&
-             (group << weight.scales.entries.shift) % many == 0 && group < many;
-    };
-    const bool are_halves = is_half && group == 32 && inputs % 32 == 0 && !factors && !zeros;
-    if (product.rows == 1 && kind == INT8 && are_halves) {
-      const IntRows ints(data<bf16>(x), 1, inputs, sizes, num_threads);
-      return multiply_bytes(product, weight, ints, num_threads);
-    }
-    if (product.rows == 1 && (kind == INT4 || kind == INT6)) {
-      const bool folded = folds(MOST), is_even = group >= inputs || (group & (group - 1)) == 0;
-      if (folded) sizes = {MOST, group, 15};
-      auto* row = kind == INT6 && inputs % 16 == 0
-                      ? (folded ? multiply_row<Int6, 16, FOLDED> : multiply_row<Int6, 16, OTHER>)
-                  : group == 16 ? multiply_row<Int4, 16, FOLDED>
-                  : kind == INT4 && inputs % 32 == 0 && sizes.block % 32 == 0
-                      ? (folded       ? multiply_row<Int4, 32, FOLDED>
-                         : are_halves ? multiply_row<Int4, 32, HALVES>
-                                      : multiply_row<Int4, 32, OTHER>)
-                      : nullptr;
-      if (row && is_even && (folded || (!factors && group != 16))) {
-        const IntRows ints(data<bf16>(x), 1, inputs, sizes, num_threads);
-        return row(product, weight, ints, sizes, num_threads);
-      }
-      sizes = {block, block, 15};
-    }
-    // Numbers times factors are at most 504 and 4,096: sums of 128 and of 32 inputs fit an int32. Few rows
-    // by int8 are slower with factors in the sums.
-    const int64_t many = kind == INT4 ? MOST : 32;
-    if (folds(many) && (kind == INT4 || product.rows > (kind == INT8 ? Int8::FEW : Int6::FEW))) {
-      multiply_kind = kind == INT8   ? multiply<Folded<Int8>>
-                      : kind == INT4 ? multiply<Folded<Int4>>
-                                     : multiply<Folded<Int6>>;
-      sizes = {many, group, kind == INT4 ? 15 : 14};
-    }
-#else
-    CHECK(kind != INT6, "linear: numbers of 6 bits are for AVX2");
-#endif
-    const IntRows ints(data<bf16>(x), product.rows, inputs, sizes, num_threads);
-    multiply_kind(product, weight, ints.numbers.data(), &ints, sizes, num_threads);
-  });
+  const Scaled weight(numbers, kind, group, scales, factors, zeros, steps, middle, outputs, inputs);
+  multiply_scaled(product, weight, num_threads);
 }
 
 // Rows `ids`, int32 or int64, of a packed matrix of integers [outputs, D], as bfloat16 [T, D].
@@ -530,24 +438,22 @@ void numbers_rows(TensorView ids, TensorView numbers, int64_t kind, int64_t grou
             out.dtype().code == kDLBfloat && kind != FP4 && kind != FP8,
         "embed: ids [T], integers [V, D] and out [T, D], packed");
   const bool is_wide = ids.dtype().bits == 64;
-  with_weight(numbers, kind, group, scales, factors, zeros, steps, middle, outputs, inputs,
-              [&](const Weight& weight) {
-    each_item(ids.numel(), ids.numel() > 8 ? num_threads : 1, [&](int64_t t) {
-      const int64_t id = is_wide ? data<int64_t>(ids)[t] : data<int32_t>(ids)[t];
-      const int64_t panel = id / PANEL, first = id % PANEL / W * W, lane = id % PANEL;
-      const uint8_t* from = weight.numbers + panel * panel_bytes(kind, inputs);
-      bf16* to = data<bf16>(out) + t * inputs;
-      for (int64_t i = 0, n; i < inputs; i += n) {
-        n = std::min({int64_t(W), group - i % group, inputs - i});
-        const VF scales = weight.scales.scale(panel, i / group, first);
-        VF v = {}, offset = {};
-        for (int l = 0; l < n; l++) v[l] = float(number(from, kind, lane, i + l));
-        if (weight.scales.has_offset())
-          offset = weight.scales.offset(panel, i / group, first, scales);
-        v = v * scales[lane - first] - offset[lane - first];
-        n == W ? store(to + i, v) : store_first(to + i, v, int(n));
-      }
-    });
+  const Scaled weight(numbers, kind, group, scales, factors, zeros, steps, middle, outputs, inputs);
+  each_item(ids.numel(), ids.numel() > 8 ? num_threads : 1, [&](int64_t t) {
+    const int64_t id = is_wide ? data<int64_t>(ids)[t] : data<int32_t>(ids)[t];
+    const int64_t panel = id / PANEL, first = id % PANEL / W * W, lane = id % PANEL;
+    const uint8_t* from = weight.numbers + panel * panel_bytes(kind, inputs);
+    bf16* to = data<bf16>(out) + t * inputs;
+    for (int64_t i = 0, n; i < inputs; i += n) {
+      n = std::min({int64_t(W), group - i % group, inputs - i});
+      const VF scales = weight.scales.scale(panel, i / group, first);
+      VF v = {}, offset = {};
+      for (int l = 0; l < n; l++) v[l] = float(number(from, kind, lane, i + l));
+      if (weight.scales.has_offset())
+        offset = weight.scales.offset(panel, i / group, first, scales);
+      v = v * scales[lane - first] - offset[lane - first];
+      n == W ? store(to + i, v) : store_first(to + i, v, int(n));
+    }
   });
 }
 
