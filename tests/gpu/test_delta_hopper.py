@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 from helpers.delta_prompts import Prompts, Span
 from helpers.recurrent_steps import check_backend
 from minisgl.kernel.once import JitUnavailable
+from minisgl.kernel.ops import Ops
 from minisgl_kernels import hopper as kernels
 from minisgl_kernels.delta_hopper import DIM, INTERVAL, DeltaPrompts
 from minisgl_kernels.recurrent import TritonRecurrentBackend
@@ -155,7 +156,9 @@ def test_where_nothing_compiles_one_line_says_so(
     monkeypatch.setattr(torch, "zeros", Mock())
     monkeypatch.setattr(kernels, "load_library", Mock(side_effect=JitUnavailable("no compiler")))
     with caplog.at_level("INFO"):
-        made = create_recurrent_backend("triton", torch.device("cuda"), 16, torch.empty(1, 4))
+        made = create_recurrent_backend(
+            "triton", Ops(), torch.device("cuda"), 16, torch.empty(1, 4)
+        )
     assert isinstance(made, TritonRecurrentBackend)
     assert (made._decode, made._prompts) == (None, None)
     assert caplog.messages == ["Triton computes the delta rule: no compiler"]

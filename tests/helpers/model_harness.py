@@ -178,6 +178,7 @@ class Runner:
             page_table=self.page_table,
             attn=create_recurrent_backend(
                 "auto" if self.device.type == "cuda" else "torch",
+                Ops(),
                 self.device,
                 self.page_size,
                 self.page_table,

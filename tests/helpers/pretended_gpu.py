@@ -69,7 +69,9 @@ def pretend(compiled: list[str]) -> None:
             return decode
         return HybridBackend(ops, PromptsElsewhere(ops, 132, device), decode)
 
-    def create_recurrent(name: str, device: torch.device, *args: Any) -> TritonRecurrentBackend:
+    def create_recurrent(
+        name: str, ops: Ops, device: torch.device, *args: Any
+    ) -> TritonRecurrentBackend:
         return TritonRecurrentBackend(*args)
 
     def prompt_us(engine: Engine, num_tokens: int, rounds: int = 3) -> int:

@@ -14,12 +14,16 @@ from minisgl.llm import LLM
 from minisgl_kernels.recorded_steps import RecordingRunner
 
 PROMPTS = [[5, 6, 7, 8, 9], [9, 3, 4] * 5, [17, 4] * 9]
-COUNT = 16
+COUNT = 56  # beyond the first state of recurrent layers
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma4-shared", "lfm2-moe", "qwen3-moe", "youtu", "olmo3", "ministral3", "cohere2"]
-)
+FAMILIES = (
+    "gemma4-shared", "lfm2-moe", "qwen3-moe", "youtu", "olmo3", "ministral3", "cohere2", "qwen3.5",
+    "qwen3-next-moe", "falcon-h1", "granite4-moe", "nemotron-3", "lfm3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_replayed_steps_have_the_ids_of_transformers(name: str, tmp_path: Path) -> None:
     reference, page_size = save_case(name, tmp_path)
     with_tokenizer(tmp_path)

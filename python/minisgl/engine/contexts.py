@@ -8,13 +8,12 @@ import torch
 
 from minisgl.attention import create_attention_backend
 from minisgl.core import Context
-from minisgl.kernel.ops import Ops
 from minisgl.kvcache.pool import create_kvcache_pool
 from minisgl.models import PoolBuild, PoolSpec
 
 
 def create_context(
-    pool: PoolSpec, build: PoolBuild, ops: Ops, kv_dtype: torch.dtype, needs: Sequence[str]
+    pool: PoolSpec, build: PoolBuild, kv_dtype: torch.dtype, needs: Sequence[str]
 ) -> Context:
     """Allocate the pool, and choose the backend of its layers. kv_dtype: of keys and values. needs:
     see `ModelSpec.attention`."""
@@ -36,7 +35,7 @@ def create_context(
         page_table=build.page_table(pool.group),
         attn=create_attention_backend(
             build.attn,
-            ops,
+            build.ops,
             build.device,
             dtype=kv_dtype,
             head_dim=pool.head_dim,

@@ -118,6 +118,7 @@ class Engine:
         )
         self._pools = pools_of(self.model, config, device)
         build = PoolBuild(
+            ops=ops,
             groups=groups,
             page_table=self._tables.group_table,
             page_size=config.page_size,
@@ -126,7 +127,7 @@ class Engine:
             attn=config.attn,
         )
         kv_dtype, needs = resolve_kv_dtype(config, self.dtype), self.model.spec.attention
-        self._contexts = [create_context(pool, build, ops, kv_dtype, needs) for pool in self._pools]
+        self._contexts = [create_context(pool, build, kv_dtype, needs) for pool in self._pools]
         if config.kv_cache_dtype == "fp8" and not config.dummy_weight:
             load_kv_scales = plugins.need("kv_formats", "scales", "--kv-cache-dtype fp8")
             load_kv_scales(self.model, config.folder, self._contexts, comm)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minisgl.core import Batch, Context
-    from minisgl.kernel.ops import Activation
+    from minisgl.kernel.ops import Activation, Ops
     from minisgl.layers import BuildContext, RMSNormFused
     from minisgl.layers.rotary import RotaryConfig
     from minisgl.layers.shard import HeadShare
@@ -283,12 +283,13 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBuild:
-    """What a pool without keys and values is built from.
+    """What a pool and its backend are built from.
 
     page_table: from a group's index to its page table. dtype: of activations. attn: the value of
     `--attn`.
     """
 
+    ops: Ops
     groups: Sequence[CacheGroup]
     page_table: Callable[[int], Tensor]
     page_size: int

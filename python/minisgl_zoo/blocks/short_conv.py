@@ -27,7 +27,7 @@ from minisgl.models.spec import LayerSpec, PoolBuild, PoolSpec, layers_of
 from minisgl.quantization import Part
 from minisgl_zoo.blocks.convolved import ConvolvedOP, shift
 from minisgl_zoo.cache_groups.groups import WindowGroup
-from minisgl_zoo.recurrent.short_conv import ConvPool, ShortConvBackend
+from minisgl_zoo.recurrent.short_conv import ConvPool, create_conv_backend
 
 
 class ShortConv(ConvolvedOP):
@@ -63,12 +63,11 @@ class ShortConv(ConvolvedOP):
     ) -> tuple[Tensor, Tensor]:
         """See `Attention.forward`."""
         projected, residual_TD = self.projection.forward_normed(norm, x_TD, residual_TD)
-        b_TD, c_TD, x_TD = projected.chunk(3, dim=-1)
         view = batch.pools[self.pool]
         layer = view.context.kv_pool.layer(self.layer_id)
-        mixed = view.context.attn.forward(b_TD * x_TD, self.conv, self.conv_bias, layer, view)
-        residual_TD, mixed, c_TD = norm.select(rows_S, residual_TD, mixed, c_TD)
-        return self.out.forward(c_TD * mixed), residual_TD
+        mixed = view.context.attn.forward(projected, self.conv, self.conv_bias, layer, view)
+        residual_TD, mixed = norm.select(rows_S, residual_TD, mixed)
+        return self.out.forward(mixed), residual_TD
 
 
 CONV = "conv"
@@ -125,7 +124,7 @@ class ConvPoolSpec(PoolSpec):
                 device=build.device,
             ),
             page_table=build.page_table(self.group),
-            attn=ShortConvBackend(build.page_size),
+            attn=create_conv_backend(build.attn, build.ops, build.device, build.page_size),
         )
 
     def guarded(self, layer: Any, groups: Sequence[CacheGroup]) -> list[tuple[int, Tensor]]:

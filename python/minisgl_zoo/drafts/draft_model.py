@@ -140,6 +140,7 @@ def create_guesser(
     num_pages = engine.memory.groups[0].num_pages
     full = replace(engine.memory.groups[0], num_pages=num_pages + _own_pages(config.page_size))
     build = PoolBuild(
+        ops=ops,
         groups=(full,),
         page_table=lambda group: page_table,
         page_size=config.page_size,
@@ -148,7 +149,7 @@ def create_guesser(
         attn=config.attn,
     )
     needs = model.spec.attention
-    contexts = [create_context(p, build, ops, engine.dtype, needs) for p in model.pools]
+    contexts = [create_context(p, build, engine.dtype, needs) for p in model.pools]
     return ModelGuesser(
         model=model,
         contexts=contexts,

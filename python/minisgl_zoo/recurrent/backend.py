@@ -33,6 +33,7 @@ from minisgl.core import Plan, PoolBatch
 from minisgl.core.req import IdArray
 from minisgl.kernel.jit import load_library
 from minisgl.kernel.once import JitUnavailable
+from minisgl.kernel.ops import Ops
 from minisgl.utils.logger import get_logger
 from minisgl_zoo.recurrent.delta_rule import Rows, delta_rule, next_state, short_conv
 from minisgl_zoo.recurrent.pool import RecurrentLayer, RecurrentPool
@@ -192,7 +193,7 @@ logger = get_logger(__name__)
 
 
 def create_recurrent_backend(
-    name: str, device: torch.device, page_size: int, state_table: Tensor
+    name: str, ops: Ops, device: torch.device, page_size: int, state_table: Tensor
 ) -> RecurrentBackend:
     """Return the backend. name: "torch" for the reference, any other for the fastest on
     `device`."""
@@ -200,10 +201,8 @@ def create_recurrent_backend(
     if name == "torch":
         return reference
     if device.type == "cpu":
-        try:
-            return CpuRecurrentBackend(load_library(), page_size, state_table)
-        except JitUnavailable:  # `create_attention_backend` has logged it
-            return reference
+        library = library_of(ops)
+        return CpuRecurrentBackend(library, page_size, state_table) if library else reference
     create = plugins.find("ops", "recurrent", device=device.type)
     if create is None:
         logger.warning("recurrent layers: plain torch, slower (minisgl_kernels is not installed)")
@@ -212,13 +211,25 @@ def create_recurrent_backend(
     return backend
 
 
+def library_of(ops: Ops) -> Any:
+    """Return the C++ kernels of a CPU (`CpuOps.calls`), or None if they cannot be had."""
+    try:
+        return getattr(ops, "calls", None) or load_library()
+    except JitUnavailable:  # `create_attention_backend` has logged it
+        return None
+
+
 class CpuRecurrentBackend(RecurrentBackend):
     name = "cpu"
+    graph_safe = True
 
     def __init__(self, library: Any, page_size: int, state_table: Tensor) -> None:
-        """`library` is what `minisgl.kernel.jit.load_library` returned."""
+        """`library` is what `minisgl.kernel.jit.load_library` returned, or its `Calls`."""
         super().__init__(page_size, state_table)
         self._step = library.recurrent_step
+
+    def prepare(self, plan: Plan) -> BaseAttnMetadata:
+        return BaseAttnMetadata()
 
     def forward(self, inputs: RecurrentInputs, layer: DeltaLayer, batch: PoolBatch) -> Tensor:
         pool: RecurrentPool = batch.context.kv_pool
@@ -241,7 +252,7 @@ class CpuRecurrentBackend(RecurrentBackend):
             batch.slots,
             batch.context.page_table,
             self.state_table,
-            batch.attn_metadata.rows,
+            batch.rows,
             out_TNV,
             pool.ring,
             layer.interval,

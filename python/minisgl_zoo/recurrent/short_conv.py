@@ -1,4 +1,4 @@
-"""The pool and the backend of short convolutions; the backend is plain torch on every device.
+"""The pool and the backends of gated short convolutions, in plain torch and for a CPU in C++.
 
 The pool keeps the inputs of the last tokens, in the pages of a window group. A token's convolution
 reads the inputs of the W - 1 tokens before it, so the page at the end of a cached prefix has all
@@ -11,12 +11,15 @@ Axes: T tokens of this step, B rows, P pages, Z page size, D channels on this ra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minisgl.attention.base import BaseAttnMetadata
 from minisgl.core import Plan, PoolBatch
+from minisgl.kernel.ops import Ops
+from minisgl_zoo.recurrent.backend import library_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class ConvMetadata(BaseAttnMetadata):
 
 
 class ShortConvBackend:
-    """Has the methods of `BaseAttnBackend` that the engine calls."""
+    """The reference. Has the methods of `BaseAttnBackend` that the engine calls."""
 
     name = "conv"
     graph_safe = True
@@ -78,14 +81,17 @@ class ShortConvBackend:
 
     def forward(
         self,
-        x_TD: Tensor,
+        projected: Tensor,
         weight_WD: Tensor,
         bias_D: Tensor | None,
         layer: ConvLayer,
         batch: PoolBatch,
     ) -> Tensor:
-        """Store x and convolve each channel with its taps. The last tap is for the token itself.
-        Returns [T, D] in x's dtype, rounded once."""
+        """Store b * x, convolve each channel of it with its taps, and multiply by c. The last tap
+        is for the token itself. projected: b, c and x of each token, [T, 3 * D], contiguous.
+        Returns [T, D]."""
+        b_TD, c_TD, x_TD = projected.chunk(3, dim=-1)
+        x_TD = b_TD * x_TD
         layer.inputs[batch.slots.long()] = x_TD  # slot -1 writes the last entry: never read
         metadata: ConvMetadata = batch.attn_metadata
         before: Tensor = metadata.once("before", lambda: self._before(len(weight_WD), layer, batch))
@@ -95,7 +101,7 @@ class ShortConvBackend:
             sum_TD += layer.inputs[entries_T].float() * tap_D
         if bias_D is not None:
             sum_TD += bias_D.float()
-        return sum_TD.to(x_TD.dtype)
+        return c_TD * sum_TD.to(x_TD.dtype)
 
     def _before(self, taps: int, layer: ConvLayer, batch: PoolBatch) -> Tensor:
         """Return the entries of `ConvLayer.inputs` before each token, int64 [T, W - 1], the nearest
@@ -110,3 +116,34 @@ class ShortConvBackend:
         pages = batch.context.page_table[table_idxs.long()[:, None], index // self.page_size]
         entries = pages.long() * self.page_size + index % self.page_size
         return torch.where(before < 0, len(layer.inputs) - 2, entries)
+
+
+class CpuShortConvBackend(ShortConvBackend):
+    def __init__(self, library: Any, page_size: int) -> None:
+        """`library` is what `minisgl.kernel.jit.load_library` returned, or its `Calls`."""
+        super().__init__(page_size)
+        self._conv = library.short_conv
+
+    def forward(
+        self,
+        projected: Tensor,
+        weight_WD: Tensor,
+        bias_D: Tensor | None,
+        layer: ConvLayer,
+        batch: PoolBatch,
+    ) -> Tensor:
+        out_TD = torch.empty(len(projected), weight_WD.shape[1], dtype=projected.dtype)
+        self._conv(
+            projected, weight_WD, bias_D, layer.inputs, batch.slots, batch.context.page_table,
+            batch.rows, out_TD, self.page_size, torch.get_num_threads(),
+        )  # fmt: skip
+        return out_TD
+
+
+def create_conv_backend(
+    name: str, ops: Ops, device: torch.device, page_size: int
+) -> ShortConvBackend:
+    """Return the backend. name: "torch" for the reference, any other for the fastest on
+    `device`."""
+    library = library_of(ops) if device.type == "cpu" and name != "torch" else None
+    return CpuShortConvBackend(library, page_size) if library else ShortConvBackend(page_size)

@@ -118,7 +118,11 @@ class RecurrentPoolSpec(PoolSpec):
             ),
             page_table=build.page_table(self.group),
             attn=create_recurrent_backend(
-                build.attn, build.device, build.page_size, build.page_table(self.state_group)
+                build.attn,
+                build.ops,
+                build.device,
+                build.page_size,
+                build.page_table(self.state_group),
             ),
         )
 

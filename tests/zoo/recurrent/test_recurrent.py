@@ -46,7 +46,7 @@ def test_a_gpu_without_kernels_computes_the_reference_and_says_so(
 ) -> None:
     rows = tuple(row for row in plugins.installed() if row.table != "ops")
     monkeypatch.setattr(plugins, "_installed", rows)
-    made = create_recurrent_backend("triton", torch.device("cuda"), 16, torch.empty(1, 4))
+    made = create_recurrent_backend("triton", Ops(), torch.device("cuda"), 16, torch.empty(1, 4))
     assert isinstance(made, TorchRecurrentBackend)
     assert "minisgl_kernels is not installed" in caplog.text
     assert type(create_gates(GpuOps())) is Gates

@@ -28,7 +28,7 @@ int heads_of_item(int G, int num_key_heads, int num_threads) {
 }  // namespace
 
 // x [T, D] with rows apart; mixed [T, D] is scratch; weight [taps, D]; g, beta float32 [T, N]; rows
-// int32 [3, B]: table_idxs, starts, ends. bias, skip: or null, see `RecurrentInputs`. ring: entries of
+// int32 [4, B], as `PoolBatch.rows` has them. bias, skip: or null, see `RecurrentInputs`. ring: entries of
 // a page in `inputs`. The others: minisgl_zoo/recurrent/pool.py.
 void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView beta, TensorView weight,
                     tvm::ffi::Optional<TensorView> bias, tvm::ffi::Optional<TensorView> skip,
@@ -50,11 +50,12 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
   with_dtype(x.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const int64_t B = rows.size(1);
-    const int32_t* r = data<int32_t>(rows);
+    CHECK(is_int32(rows) && is_packed(rows) && rows.size(0) == 4, "recurrent: rows must be int32 [4, B]");
+    const int32_t *r = data<int32_t>(rows), *counts = r + 2 * B, *ends = r + 3 * B;
     Step<T> s{data<T>(x), data<T>(weight), data<T>(mixed), data<T>(tails), data<T>(inputs),
               data<T>(keys), data<T>(out), data<float>(states), data<float>(updates),
               data<float>(decays), data<float>(g), data<float>(beta), data<int32_t>(slots),
-              data<int32_t>(row_table), data<int32_t>(state_table), r, r + B, r + 2 * B,
+              data<int32_t>(row_table), data<int32_t>(state_table), r, counts, ends,
               x.stride(0), row_table.stride(0), state_table.stride(0), int(B), int(states.size(1)),
               int(keys.size(1)), int(keys.size(2)), int(states.size(3)), int(x.size(1)),
               int(weight.size(0)), int(ring), int(interval), int(page_size),
@@ -70,7 +71,7 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
             "recurrent: a draft must be the token behind the row before, and end no interval");
       last < 0 ? firsts.push_back(i) : void(next[last] = i);
       last = i;
-      owners.insert(owners.end(), s.ends[i] - s.starts[i], i);
+      owners.insert(owners.end(), s.counts[i], i);
     }
     const int num_requests = int(firsts.size());
     const int G = s.N / s.K, share = heads_of_item(G, num_requests * s.K, int(num_threads));

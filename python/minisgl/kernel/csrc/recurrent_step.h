@@ -14,7 +14,7 @@ struct Step {
   T *mixed, *tails, *inputs, *keys, *out;
   float *states, *updates, *decays;
   const float *g, *beta;
-  const int32_t *slots, *row_table, *state_table, *table_idxs, *starts, *ends;
+  const int32_t *slots, *row_table, *state_table, *table_idxs, *counts, *ends;
   int64_t x_stride, row_stride, state_stride;
   int num_rows, N, K, H, V, D, taps, ring, interval, page_size;
   const T* bias;      // of the convolution; null for none
@@ -38,8 +38,8 @@ struct Heads {
 // Row r of the step, whose first token is `first`. before: of the same request, or null.
 template <class T>
 Row row_of(const Step<T>& s, int r, int first, const Row* before) {
-  Row row{first, s.starts[r], s.ends[r], 0, 0, s.row_table + s.table_idxs[r] * s.row_stride, -1, -1,
-          before};
+  const int32_t* pages = s.row_table + s.table_idxs[r] * s.row_stride;
+  Row row{first, s.ends[r] - s.counts[r], s.ends[r], 0, 0, pages, -1, -1, before};
   row.base = row.start / s.interval * s.interval, row.newest = row.end / s.interval * s.interval;
   const int32_t* states = s.state_table + s.table_idxs[r] * s.state_stride;
   if (row.base) row.state = states[row.base / s.page_size - 1];
