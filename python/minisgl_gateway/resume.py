@@ -178,10 +178,10 @@ class ResumingFrontend(HostFrontend):
 
     def settle(self, error: EngineError, *, only_new: bool) -> None:
         """End the calls that cannot go on, before `reconnect` to an engine that takes over.
-        only_new: those go on that no engine has had."""
+        only_new: those go on that no engine has had, here or at another server."""
         for uid, call in list(self._calls.items()):
             kept = self._kept.get(uid)
-            if kept is None or (only_new and kept.is_sent):
+            if kept is None or (only_new and (kept.is_sent or kept.message.output)):
                 call.fail(error)
 
     def adopt(self, message: TokenizeMsg, link: Link) -> int:

@@ -291,12 +291,40 @@ def test_an_engine_that_dies_ends_the_request() -> None:
     assert read(call)[2] == WorkerDied.__name__
 
 
+def test_a_request_waits_for_a_new_server_whose_engine_starts_again() -> None:
+    async def move() -> None:
+        ours, theirs = [await Link.of(end) for end in socket.socketpair()]
+        hosting = asyncio.create_task(two.new.host(theirs))
+        two.old.reconnect([cast(Any, ours)], cast(Any, Replies(ours)), 40)
+        two.old.resume()
+        async with asyncio.timeout(5):
+            while not two.new.num_open:
+                await asyncio.sleep(0)
+        assert not two.engine.sent
+        two.new.reconnect([cast(Any, two.engine)], cast(Any, Queue()), 40)
+        two.new.resume()
+        ours.close()
+        await hosting
+        theirs.close()
+
+    two = Two()
+    two.old.submit([TextPrompt(text="once")], SamplingParams(), origin=Origin())
+    (first,) = two.first.sent
+    for reply in (accepted(0, first), text(0, "a", 7)):
+        two.old._deliver(reply, 0.0)
+    two.new.pause(WorkerDied("engine", -9), EngineError("it starts again"))
+    asyncio.run(move())
+    assert ids_from_bytes(two.engine.sent[0].output).tolist() == [7]
+
+
 def test_with_other_weights_only_new_requests_go_on() -> None:
     two = Two()
     begun = two.old.submit([TextPrompt(text="once")], SamplingParams(), origin=Origin())
     two.old.hold(EngineError("-"))
+    fields: Any = ([TextPrompt(text="of a router")], SamplingParams())
+    elsewhere = two.old.submit(*fields, origin=Origin(), outputs={0: ids_to_bytes([7])})
     waits = two.old.submit([TextPrompt(text="new")], SamplingParams(), origin=Origin())
-    assert (two.old.num_open, two.old.num_sent) == (2, 1)
+    assert (two.old.num_open, two.old.num_sent) == (3, 1)
     two.old.settle(EngineError("other weights"), only_new=True)
 
     def answer() -> None:
@@ -306,7 +334,7 @@ def test_with_other_weights_only_new_requests_go_on() -> None:
         two.new._deliver(ending(0, 1), 0.0)
 
     asyncio.run(two.moved(answer))
-    assert read(begun)[2] == "EngineError"
+    assert read(begun)[2] == read(elsewhere)[2] == "EngineError"
     assert [end.num_resumed for end in read(waits)[1]] == [0]
 
 

@@ -84,10 +84,12 @@ class HostFrontend(Frontend):
         """Let the old server's request go on here. Returns its uid."""
         uid = next(self._uids)
         guest = _Guest(uid, message.uid, link, self._abort, self._guests)
-        if self.failure:
-            link.put([Failed.of(message.uid, self.failure)])
+        try:
+            self._check_failure()
+            self._send([replace(message, uid=uid, context_length=self.context_length)])
+        except EngineError as error:
+            link.put([Failed.of(message.uid, error)])
             return uid
-        self._send([replace(message, uid=uid, context_length=self.context_length)])
         self._calls[uid] = self._guests[message.uid] = guest
         self.observer.submitted([uid], Origin(), message.sampling, time.perf_counter())
         return uid
