@@ -27,7 +27,7 @@ def give_way(requests: Requests, candidates: Sequence[Req]) -> None:
         return
     num_places = requests.num_places
     starting = [req for req in requests.running if req.num_known - req.num_computed > 1]
-    for req in candidates:
+    for req in _with_rivals(candidates, requests.running):
         if requests.waits_for_prefix(req, starting):
             continue
         has_room = _has_room(requests, req, starting)
@@ -43,6 +43,21 @@ def give_way(requests: Requests, candidates: Sequence[Req]) -> None:
                 requests.release_pages(victim)
         num_places += len(victims) - 1
         starting = [*(other for other in starting if other not in victims), req]
+
+
+def _with_rivals(candidates: Sequence[Req], running: Sequence[Req]) -> Sequence[Req]:
+    """Return the candidates up to the last that comes before a running request of another key.
+
+    The others displace nothing, and to find that out by their pages takes longer than the plan.
+    """
+    last = running[-1].order
+    other = next((req.order for req in reversed(running) if req.order.key != last.key), None)
+    for index in range(len(candidates), 0, -1):
+        mine = candidates[index - 1].order
+        rival = other if mine.key == last.key else last
+        if rival and mine.claim < rival.claim:
+            return candidates[:index]
+    return ()
 
 
 def _has_room(requests: Requests, req: Req, starting: list[Req]) -> bool | None:

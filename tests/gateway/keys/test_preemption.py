@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from helpers.books import check_books
 from minisgl.core import Accepted, Plan, SamplingParams, StepResult, Token
+from minisgl.core.req import Req
 from minisgl.message import KeyShare, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig
 
@@ -172,3 +176,21 @@ def test_a_request_that_runs_alone_releases_its_duplicates_of_cached_pages() -> 
         ends += scheduler.commit(plan, outcome)
         check_books(scheduler)
     assert ends[-1].uid == 1
+
+
+def test_a_key_alone_is_not_asked_to_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make(max_running=32, chunk=8)
+    ask(scheduler, 0, (100, HEAVY))
+    assert settle(scheduler, scheduler.plan()) == [0]
+    for uid in range(1, 21):
+        ask(scheduler, uid, (uid, HEAVY))  # tags fall when answers are shorter than expected
+    ask(scheduler, 21, (0, LIGHT))
+    attach, tried = scheduler.requests.cache.attach, list[int]()
+
+    def spied(req: Req, *args: Any) -> int | None:
+        tried.append(req.uid)
+        return attach(req, *args)
+
+    monkeypatch.setattr(scheduler.requests.cache, "attach", spied)
+    assert 21 in settle(scheduler, scheduler.plan())
+    assert len(tried) <= 3, "a long queue behind the light one costs nothing"
