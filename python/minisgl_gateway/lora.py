@@ -108,7 +108,7 @@ def _folder_of(model: ServedModel, asked: LoadRequest) -> Path:
             status=403,
             code="not_permitted",
         )
-    if not are_adapters({name: asked.lora_path}):
+    if not are_adapters({name: asked.lora_path or "."}):
         raise InvalidRequest(
             "lora_name must be 1 to 128 printable characters without =", param="lora_name"
         )

@@ -254,6 +254,7 @@ def test_requests_finish_with_an_adapter_that_is_unloaded(served: Served) -> Non
         ("a", "foreign", 400, "another model's adapter"),
         ("a=b", "second", 400, "lora_name"),
         ("", "second", 400, "lora_name"),
+        ("x", "", 403, "below --lora-folder"),
         (BASE, "second", 400, "the model's name"),
     ],
 )

@@ -126,7 +126,9 @@ class Parser(argparse.ArgumentParser):
         if unknown := [word for word in rest if word.startswith("-")]:
             self.error("; ".join(self._answer(word.partition("=")[0]) for word in unknown))
         if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            model = vars(given).get("words")
+            hint = f"; MODEL is {model} (of a GGUF file in parts, name one)" if model else ""
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return vars(given)
 
     def error(self, message: str) -> NoReturn:

@@ -62,6 +62,11 @@ def fetched_adapters(places: Mapping[str, str], source: Source) -> dict[str, str
     folders = {}
     for name, place in places.items():
         folder = Path(os.path.expanduser(place))
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(
+                f"--lora {name}: {place} is a file; an adapter is a folder that PEFT's "
+                "save_pretrained made"
+            )
         if not folder.is_dir():
             from minisgl.utils.hub import downloaded
 
@@ -79,6 +84,8 @@ def fetched_draft_model(place: str | None, source: Source, *, weights: bool) -> 
 def _folder_of_file(path: Path) -> Path:
     """Return the folder for a GGUF file. Raises ConfigError for another file, and what
     the row `folder` of the table `gguf` raises."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is no regular file; name a folder, or a GGUF file")
     with path.open("rb") as file:
         is_gguf = path.suffix.lower() == ".gguf" or file.read(4) == b"GGUF"
     if is_gguf:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain, count
@@ -255,7 +256,9 @@ class KeyRing:
             found = os.stat(self._path) if self._path else None
         except OSError:
             return None
-        return (found.st_ino, found.st_size, found.st_mtime_ns) if found else None
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return None  # to read a pipe again would wait for another writer
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read(self) -> dict[str, KeyEntry]:
         if self._path is None:

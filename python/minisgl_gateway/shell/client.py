@@ -112,6 +112,8 @@ class Chat:
             response = self._http.get("/v1/models")
             self._check(response)
             entry: dict[str, Any] = response.json()["data"][0]
+            if "completion" not in entry.get("capabilities", ["completion"]):
+                raise ChatError(f"{entry['id']} writes no texts; chat with another model")
             return {"id": entry["id"], **entry}
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error

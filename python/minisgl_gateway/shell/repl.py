@@ -7,6 +7,7 @@ so that a script can chat, too. Only answers go to stdout.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -117,9 +118,9 @@ class _Loop:
                 self._chat.reset()
                 self._say("A new chat.")
             elif command == "/set":
-                name, _, value = argument.partition(" ")
+                name, *value = re.split(r"[\s=]", argument, maxsplit=1)
                 if name:
-                    self._chat.settings.set(name, value.strip())
+                    self._chat.settings.set(name, "".join(value).strip())
                 self._say(f"Settings: {self._chat.settings}.")
             elif command == "/help":
                 self._say(HELP)

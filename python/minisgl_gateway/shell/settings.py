@@ -11,13 +11,15 @@ import msgspec
 from minisgl.core import SamplingParams
 from minisgl.errors import InvalidSampling
 
-HIDDEN: Final = ("logprobs", "top_logprobs", "logit_bias")
+HIDDEN: Final = (
+    "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias", "echo", "pooling", "logit_ids",
+)  # fmt: skip
 
 NAMES: Final = tuple(
     field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in HIDDEN
 )
-"""The settings of a chat. A terminal shows no logprobs, and JSON has no integer keys for
-logit_bias."""
+"""The settings of a chat. A terminal shows no logprobs, JSON has no integer keys for logit_bias,
+and the others are not for chats."""
 
 
 class Settings:

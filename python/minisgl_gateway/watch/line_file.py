@@ -30,7 +30,7 @@ class LineFile:
     def __init__(self, option: str, path: Path, most_bytes: int | None = None) -> None:
         """Raises ConfigError, which names the option, if the file cannot be written."""
         self._option, self._path, self._most_bytes = option, path, most_bytes
-        self._older = path.with_name(path.name + ".1")
+        self._older = Path(f"{path}.1")
         self._num_bytes = 0
         self._has_ended = False
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from huggingface_hub import constants, errors
 
 from minisgl.errors import CheckpointError, ConfigError
 from minisgl.utils import hub
-from minisgl.utils.hf import mending, resolve_checkpoint, weight_files
+from minisgl.utils.hf import fetched_adapters, mending, resolve_checkpoint, weight_files
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,11 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         resolve_checkpoint("")
     with pytest.raises(ConfigError, match="is a file"):
         resolve_checkpoint(str(tmp_path / "model.bin"))
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ConfigError, match=r"pipe\.gguf is no regular file; name a folder"):
+        resolve_checkpoint(str(tmp_path / "pipe.gguf"))
+    with pytest.raises(ConfigError, match=r"--lora sql: .*model\.bin is a file; an adapter is"):
+        fetched_adapters({"sql": str(tmp_path / "model.bin")}, "huggingface")
     for model in ("/no/such/folder", "./here", "a/b/c", "a b"):
         with pytest.raises(ConfigError, match=f"there is no folder {model}"):
             resolve_checkpoint(model)

@@ -90,7 +90,7 @@ def test_defaults_and_every_flag() -> None:
         ("--trust-remote-code", "code of a checkpoint is never run here: leave it out"),
         ("--temperature 0", "sampling settings are fields of a request"),
         ("a --model b", "MODEL is given twice: a and --model b"),
-        ("a b", "unrecognized arguments: b"),
+        ("a b c", "unrecognized arguments: b c; MODEL is a (of a GGUF file in parts, name one)"),
         ("--tensor-parallel 2", "unrecognized arguments: --tensor-parallel"),
     ],
 )

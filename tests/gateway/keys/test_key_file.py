@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_a_wrong_key_file(tmp_path: Path, text: str, says: str) -> None:
         KeyRing(None, str(key_file(tmp_path, text)))
     assert says in str(refused.value)
     assert SECRET not in str(refused.value)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    clock, pipe = Clock(), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pipe.write_text, FILE)
+        ring = KeyRing(None, str(pipe), clock)
+    os.utime(pipe, ns=(1, 1))
+    clock.now += 1
+    assert ring.find(SECRET), "to read it again would wait for another writer"
 
 
 @pytest.mark.parametrize("flags", [("--api-key", SECRET + " x"), ("--api-key-file", "/none")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from helpers.books import check_books
 from minisgl.core import Accepted, Plan, SamplingParams, StepResult, Token
 from minisgl.core.req import Req

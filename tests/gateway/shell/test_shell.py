@@ -193,7 +193,7 @@ def test_settings_retry_and_messages_of_several_lines(server: ScriptedServer) ->
     code, answers, rest = chat(
         server.url,
         '/set temperature 0.5\n/set stop ";"\none\n/retry\n/set temperature\n"""two\n three"""\n'
-        "/reset\n/retry\n/set top_p 7\n/set n 2\nquit\nno\n",
+        "/reset\n/retry\n/set top_p=7\n/set n 2\n/set echo true\nquit\nno\n",
         "--system", "be brief", "--set", "top_k=3",
     )  # fmt: skip
     assert (code, answers) == (1, "one .\none .\ntwo three .\n")
@@ -207,6 +207,7 @@ def test_settings_retry_and_messages_of_several_lines(server: ScriptedServer) ->
     assert "There is no question yet.\n" in rest
     assert "top_p must be above 0 and at most 1, got 7.0\n" in rest
     assert "there is no setting 'n'; the settings are temperature, " in rest
+    assert "there is no setting 'echo'" in rest, "a chat's prompt is on the screen already"
 
 
 def test_a_loaded_chat_without_a_system_prompt_has_none(tmp_path: Path) -> None:

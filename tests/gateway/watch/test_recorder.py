@@ -140,6 +140,8 @@ def test_a_recording_keeps_the_newest_part(tmp_path: Path, monkeypatch: pytest.M
 def test_files_that_cannot_be_written_or_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--record .*nowhere/flight: No such file"):
         Recorder(tmp_path / "nowhere" / "flight")
+    with pytest.raises(ConfigError, match=r"--record \.: Is a directory"):
+        Recorder(Path("."))
     with pytest.raises(ConfigError, match="cannot be read"):
         requests_of(tmp_path / "none")
     other: dict[str, Any] = {"timestamp": 1}
