@@ -1,7 +1,7 @@
 """Random scheduling runs against an oracle: each request ends once, with the right tokens.
 
 The fake device computes tokens from what it reads through the page table, so a page given away
-too early or shared wrongly shows as a wrong token.
+too early or shared wrongly shows as a wrong token. `scripts/properties.py steps` runs for longer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import pytest
 
 from helpers.random_runs import run_once
 
-NUM_SEEDS = 408
-SHARDS = 12
-FOUND = 34_155
-"""A run that left an empty leaf, one of 9,000: the upper part of a split edge had got all pages."""
+NUM_SEEDS = 104
+SHARDS = 4
+FOUND = (20_176, 20_334, 34_155)
+"""The first finds an end of an edge that is not pruned, the second a state that the same step
+writes: each is the only one of 408 that does. The last left an empty leaf, one of 9,000: the upper
+part of a split edge had got all pages."""
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -27,12 +29,12 @@ def test_random_runs(shard: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("shard", range(4))
+@pytest.mark.parametrize("shard", range(2))
 @pytest.mark.parametrize(
     "grouped", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_zoo"))]
 )
 def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
-    for seed in range(10_000 + shard, 10_200, 4):
+    for seed in range(10_000 + shard, 10_060, 2):
         try:
             run_once(random.Random(seed), fail=True, grouped=grouped)
         except AssertionError as error:
@@ -42,7 +44,7 @@ def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
 @pytest.mark.needs("minisgl_zoo")
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_runs_with_window_and_state_groups(shard: int) -> None:
-    for seed in (*range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS), *[FOUND] * (shard == 0)):
+    for seed in (*range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS), *FOUND[shard : shard + 1]):
         try:
             run_once(random.Random(seed), fail=False, grouped=True)
         except AssertionError as error:
@@ -54,7 +56,7 @@ def test_random_runs_with_window_and_state_groups(shard: int) -> None:
 @pytest.mark.parametrize("intervals", [(1, 2), (4, 1), (2, 3)])
 def test_random_runs_with_two_intervals_of_states(intervals: tuple[int, int], fail: bool) -> None:
     """A request resumes where both have a state, at a common multiple."""
-    for seed in range(30_000, 30_040):
+    for seed in range(30_000, 30_016):
         try:
             run_once(random.Random(seed), fail=fail, grouped=True, intervals=intervals)
         except AssertionError as error:
@@ -65,7 +67,7 @@ def test_random_runs_with_two_intervals_of_states(intervals: tuple[int, int], fa
     "grouped", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_zoo"))]
 )
 def test_random_runs_with_images_that_are_computed_whole(grouped: bool) -> None:
-    for seed in range(40_000, 40_060):
+    for seed in range(40_000, 40_030):
         try:
             fail, drafts = seed % 4 == 0, seed % 2 == 0
             run_once(random.Random(seed), fail=fail, grouped=grouped, drafts=drafts, images=True)
