@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -171,6 +172,11 @@ def one_round(server: Server, number: int, fault: str, result: Result) -> None:
     rng = random.Random(result.seed * 100_003 + number)
     where = f"round {number} ({fault})"
     num_starts = server.num_starts
+
+    def is_over() -> bool:
+        """Return whether the workers have started again, or the server has ended."""
+        return server.process.poll() is not None or server.num_starts > num_starts
+
     server.note_family()
     with full_disk(server.folder) if "full" in fault else contextlib.nullcontext():
         clients = [Client(server.url, index, rng) for index in range(NUM_CLIENTS)]
@@ -182,8 +188,10 @@ def one_round(server: Server, number: int, fault: str, result: Result) -> None:
         began = time.monotonic()
         # Whom nothing disturbs may need long on a busy machine: its tokens are computed.
         bound_s = HANG_S + LATE_S if fault in BREAKS else START_S
-        for client in clients:
-            client.join(max(began + bound_s - time.monotonic(), 0.01))
+        join(clients, began + bound_s)
+        if fault in BREAKS and any(client.is_alive() for client in clients):
+            wait_until(is_over)  # they go on in the new workers, whose start may take long
+            join(clients, time.monotonic() + bound_s)
         result.slowest_end_s = max(result.slowest_end_s, time.monotonic() - began)
         if problem:
             result.problems.append(f"{where}: {problem}")
@@ -199,21 +207,25 @@ def one_round(server: Server, number: int, fault: str, result: Result) -> None:
         if fault not in BREAKS and (bad := {client.end for client in clients} - {"done", ""}):
             result.problems.append(f"{where}: others were disturbed: {sorted(bad)}")
         if fault in BREAKS:
-            wait_for_effect(server, num_starts, where, result)
+            wait_for_effect(server, is_over, where, result)
     if server.process.poll() is None and not wait_until(server.is_idle):
         result.problems.append(f"{where}: not ready and idle again")
 
 
-def wait_for_effect(server: Server, num_starts: int, where: str, result: Result) -> None:
-    """Wait until the workers have started again, or the server has ended.
+def join(clients: Sequence[Client], deadline: float) -> None:
+    """Wait for the clients' ends."""
+    for client in clients:
+        client.join(max(deadline - time.monotonic(), 0.01))
+
+
+def wait_for_effect(
+    server: Server, is_over: Callable[[], bool], where: str, result: Result
+) -> None:
+    """Wait until it is over, for the workers or the server.
 
     Perhaps no request shows a stopped worker, such as a tokenizer after all texts are encoded. The
     server notices it after `HANG_S`, which must not be in the next round.
     """
-
-    def is_over() -> bool:
-        return server.process.poll() is not None or server.num_starts > num_starts
-
     if not wait_until(is_over):
         result.problems.append(f"{where}: the server noticed nothing")
         return
