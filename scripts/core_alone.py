@@ -28,22 +28,21 @@ sys.path[:] = [at for at in sys.path if at == here or not os.path.isdir(at + "/m
 
 
 def copy_core(folder: Path) -> None:
-    """Make a folder with the core's package alone."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "python/minisgl", folder / "minisgl", ignore=ignored)
+    """Make a folder with the core's package alone, and what is compiled of it."""
+    shutil.copytree(ROOT / "python/minisgl", folder / "minisgl")
     (folder / "sitecustomize.py").write_text(HIDDEN)
 
 
 def copy_tests(folder: Path) -> Path:
     """Make a folder with the core and its tests. Returns the folder of the packages."""
-    packages, ignored = folder / "python", shutil.ignore_patterns("__pycache__")
+    packages = folder / "python"
     copy_core(packages)
     bench = packages / "minisgl_bench"
-    shutil.copytree(ROOT / "python/minisgl_bench/fakes", bench / "fakes", ignore=ignored)
+    shutil.copytree(ROOT / "python/minisgl_bench/fakes", bench / "fakes")
     (bench / "__init__.py").touch()
     (bench / "manifest.py").write_text("ROWS: list = []\n")
     for part in ("docs", "tests/core", "tests/helpers", "tests/templates"):
-        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        shutil.copytree(ROOT / part, folder / part)
     for part in ("tests/conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / part, folder / part)
     return packages
