@@ -1,21 +1,20 @@
-"""Packed weights: the CPU's linear layers against torch's, for every instruction set."""
+"""Packed weights: the CPU's linear layers against torch's. Other instruction sets: test_panels."""
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3Config
 
+from helpers.gemms import draw, error, exact
 from helpers.model_harness import make_reference
 from minisgl.distributed import SingleRank
 from minisgl.kernel.cpu import CpuOps
-from minisgl.kernel.jit import CFLAGS, CSRC, load_library, own_flags
+from minisgl.kernel.jit import load_library
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.models.build import load_model
 from minisgl.quantization.packed import PackedWeight
@@ -25,30 +24,11 @@ SHAPES = [(64, 256), (48, 32), (37, 64), (160, 34), (5, 16)]
 """Outputs and inputs: whole panels in pairs, an odd number of panels, panels and rows, an odd
 number of steps, no panel."""
 NUM_ROWS = (1, 2, 13, 100)
-IS_X86 = platform.machine() == "x86_64"
 
 
 @pytest.fixture(scope="module")
 def fast() -> CpuOps:
     return CpuOps(load_library())
-
-
-def draw(outputs: int, inputs: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight, x and bias."""
-    weight = torch.randn(outputs, inputs) * inputs**-0.5
-    return weight.to(BF16), torch.randn(rows, inputs).to(BF16), torch.randn(outputs).to(BF16)
-
-
-def exact(x: Tensor, weight: Tensor, bias: Tensor | None, gate: Activation | None) -> Tensor:
-    y = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    if gate is None:
-        return y
-    gates, ups = y.chunk(2, -1)
-    return (F.silu(gates) if gate == "silu" else F.gelu(gates, approximate="tanh")) * ups
-
-
-def error(y: Tensor, expected: Tensor) -> float:
-    return float((y.double() - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
@@ -136,37 +116,3 @@ def test_a_tied_model_holds_its_table_once(fast: CpuOps, tmp_path: Path) -> None
         if isinstance(tensor, Tensor)
     }
     assert sum(tensors.values()) == packed.num_weight_bytes
-
-
-@pytest.mark.skipif(not IS_X86, reason="instruction sets of x86")
-@pytest.mark.parametrize("flag", ["-mno-avx512bf16", "-mno-avx512f", "-march=x86-64"])
-def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
-    import tvm_ffi
-    from tvm_ffi import cpp
-
-    class Library:
-        """The GEMMs are compiled with `flag`, the other functions for this machine."""
-
-        def __init__(self) -> None:
-            self._built = tvm_ffi.load_module(path)
-            self._rest = load_library()
-
-        def __getattr__(self, name: str) -> Any:
-            built = ("pack", "unpack", "packed_rows", "packed_linear")
-            return getattr(self._built if name in built else self._rest, name)
-
-    path = cpp.build(
-        "packed",
-        sources=[str(CSRC / "linear.cpp")],
-        extra_cflags=[*CFLAGS, *own_flags(), "-O1", flag],
-        extra_ldflags=["-pthread"],
-        build_directory=str(tmp_path),
-    )
-    ops = CpuOps(Library())
-    for rows in NUM_ROWS:
-        weight, x, bias = draw(160, 34, rows)
-        packed = weight.clone()
-        ops.pack(packed)
-        expected = exact(x, weight, bias, "silu")
-        theirs = error(Ops().linear(x, weight, bias, "silu"), expected)
-        assert error(ops.packed_linear(x, packed, bias, "silu"), expected) <= 1.2 * theirs

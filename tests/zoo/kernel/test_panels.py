@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers import gemms
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.jit import CFLAGS, CSRC, load_library, own_flags
 from minisgl.kernel.ops import Ops
@@ -181,23 +182,45 @@ def test_weights_that_the_kernels_do_not_take_are_dequantised(fast: CpuOps) -> N
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
-@pytest.mark.parametrize("flag", ["-mno-avx512vnni", "-mno-avx512f", "-march=x86-64"])
-def test_each_instruction_set(flag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags", [("-mno-avx512vnni", "-mno-avx512bf16"), ("-mno-avx512f",), ("-march=x86-64",)]
+)
+def test_each_instruction_set(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """These panels, and those of bfloat16. One file has both: most of it is headers."""
     import tvm_ffi
     from tvm_ffi import cpp
 
+    class Library:
+        """The GEMMs are compiled with `flags`, the other functions for this machine."""
+
+        def __init__(self) -> None:
+            self._built = tvm_ffi.load_module(path)
+            self._rest = load_library()
+
+        def __getattr__(self, name: str) -> Any:
+            built = ("pack", "unpack", "packed_rows", "packed_linear", "numbers_linear")
+            return getattr(self._built if name in built else self._rest, name)
+
+    both = tmp_path / "both.cpp"
+    both.write_text('#include "linear.cpp"\n#include "numbers.cpp"\n')
     path = cpp.build(
-        "numbers",
-        sources=[str(CSRC / "numbers.cpp")],
-        extra_cflags=[*CFLAGS, *own_flags(), "-O0", flag, "-mno-avx512vbmi"],
+        "both",
+        sources=[str(both)],
+        extra_cflags=[*CFLAGS, *own_flags(), "-O0", *flags, "-mno-avx512vbmi"],
         extra_ldflags=["-pthread"],
+        extra_include_paths=[str(CSRC)],
         build_directory=str(tmp_path),
     )
-
-    ops: Any = CpuOps(load_library())
-    ops.numbers_linear = tvm_ffi.load_module(path).numbers_linear
+    ops = CpuOps(Library())
     for case in ("int8 row", "int4 32 zero", "fp8 block", "mxfp4"):
         weight = make(case, ops)
         weight.init_buffers(CPU)
         for rows in (1, 7):
             check(weight, float32(case), rows)
+    for rows in (1, 2, 13, 100):
+        dense, x, bias = gemms.draw(160, 34, rows)
+        packed = dense.clone()
+        ops.pack(packed)
+        expected = gemms.exact(x, dense, bias, "silu")
+        theirs = gemms.error(Ops().linear(x, dense, bias, "silu"), expected)
+        assert gemms.error(ops.packed_linear(x, packed, bias, "silu"), expected) <= 1.2 * theirs
