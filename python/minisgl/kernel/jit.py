@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -171,7 +173,7 @@ def _compile_library(library: Library, flags: Sequence[str], folder: Path) -> Pa
 
     sources = [str(source) for source in sorted((CSRC / library.folder).glob("*.cpp"))]
     # One thread at a time, because all threads have one PATH.
-    with _BUILDING, _ninja_on_path(), _progress(folder, len(sources)):
+    with _BUILDING, _ninja_on_path(folder), _progress(folder, len(sources)):
         return Path(
             cpp.build(
                 library.name,
@@ -220,21 +222,26 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(names)}))
 
 
-@contextmanager
-def _ninja_on_path() -> Iterator[None]:
-    """Put our ninja on the PATH, from which tvm-ffi runs it. It may be in an environment that is
-    not activated."""
-    if shutil.which("ninja"):
-        yield
-        return
-    import ninja
+# It becomes ninja, which on Linux ends with the process that has started it (PR_SET_PDEATHSIG): a
+# worker that is killed leaves no compilers behind.
+NINJA = """import ctypes, os, sys; getattr(ctypes.CDLL(None), "prctl", max)(1, 15)
+os.execv(sys.argv[1], sys.argv[1:])"""
 
-    before = os.environ.get("PATH")
-    os.environ["PATH"] = os.pathsep.join(filter(None, (ninja.BIN_DIR, before)))
+
+@contextmanager
+def _ninja_on_path(folder: Path) -> Iterator[None]:
+    """Put a script in `folder`, which tvm-ffi runs as ninja, on the PATH. The real ninja may be in
+    an environment that is not activated."""
+    if not (real := shutil.which("ninja")):
+        import ninja
+
+        real = f"{ninja.BIN_DIR}/ninja"
+    words = shlex.join([sys.executable, "-ISc", NINJA, real])
+    (folder / "ninja").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    (folder / "ninja").chmod(0o700)
+    before = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{before}"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PATH"]
-        else:
-            os.environ["PATH"] = before
+        os.environ["PATH"] = before

@@ -63,10 +63,7 @@ def fetched_adapters(places: Mapping[str, str], source: Source) -> dict[str, str
     for name, place in places.items():
         folder = Path(os.path.expanduser(place))
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(
-                f"--lora {name}: {place} is a file; an adapter is a folder that PEFT's "
-                "save_pretrained made"
-            )
+            raise ConfigError(f"--lora {name}: {place} is a file; an adapter is PEFT's folder")
         if not folder.is_dir():
             from minisgl.utils.hub import downloaded
 

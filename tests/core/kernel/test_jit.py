@@ -6,11 +6,14 @@ import errno
 import logging
 import os
 import platform
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,6 +125,29 @@ def test_a_build_begins_while_others_do_something_else(
         assert answer.result(60) == 42
         building.join(60)
     assert caplog.text.count("compiling the C++ kernels") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_build_ends_with_the_process_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    real = tmp_path / "real" / "ninja"
+    real.write_text("#!/bin/sh\necho $$ $1\nexec sleep 60\n")
+    real.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{real.parent}:{os.environ['PATH']}")
+    code = "import subprocess; subprocess.run(['ninja', '-v'])"
+    with jit._ninja_on_path(tmp_path):
+        killed = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout
+    with killed, killed.stdout as said:
+        pid, flag = said.readline().split()
+        assert flag == "-v"
+        killed.kill()
+        assert said.read() == "", "its end closes the pipe"
+        killed.wait(10)
+    with suppress(ProcessLookupError):
+        os.kill(int(pid), signal.SIGKILL)
 
 
 def test_builds_of_two_threads_do_not_take_ninja_from_each_other(
