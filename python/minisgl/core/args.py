@@ -104,7 +104,7 @@ class EngineConfig:
     # fmt: off
     model: str | None = option(
         None, text("a folder or a model id"), "model",
-        "a checkpoint folder, or a model id such as Qwen/Qwen3-0.6B",
+        "a checkpoint folder, a .gguf file, or a model id such as Qwen/Qwen3-0.6B",
         unset="the built-in model, a small one that needs no download",
     )
     model_source: ModelSource = option(
