@@ -65,6 +65,18 @@ def test_a_base_model_completes_the_text(tab: Any, base: ScriptedServer) -> None
     assert prompt.text == "one twoone two . three"  # all texts are one
 
 
+def test_an_encoder_says_that_it_writes_nothing(tab: Any, base: ScriptedServer) -> None:
+    def embedder(route: Any) -> None:
+        models = (response := route.fetch()).json()
+        models["data"][0]["capabilities"] = ["embedding"]
+        route.fulfill(response=response, json=models)
+
+    tab.route("**/v1/models", embedder)
+    tab.goto(base.url)
+    tab.wait_for_selector("text=scripted embeds texts or scores pairs, over HTTP.")
+    assert not tab.query_selector_all("#suggestions button")
+
+
 def test_trying_again_helps_where_a_chat_was_refused(tab: Any, base: ScriptedServer) -> None:
     """The error is of a page that did not yet know that the model is a base model."""
     tab.goto(base.url)

@@ -231,8 +231,10 @@ function showMeter() {
 function showWelcome() {
   const isBuiltin = model === "minisgl-builtin";
   const base = isBase(chat.model);
-  const texts = isBuiltin ? BUILTIN : base ? TEXTS : SUGGESTIONS;
-  const about = base ? "is a base model: it goes on with your text." : "answers, on this server.";
+  const writes = chat.model.capabilities?.includes("completion") ?? true;
+  const texts = !writes ? [] : isBuiltin ? BUILTIN : base ? TEXTS : SUGGESTIONS;
+  const does = base ? "is a base model: it goes on with your text." : "answers, on this server.";
+  const about = writes ? does : "embeds texts or scores pairs, over HTTP. It writes no answers.";
   $("about").textContent = isBuiltin ? ABOUT_BUILTIN : `${model} ${about}`;
   $("invitation").textContent = base ? "How does your text begin?" : "What would you like to ask?";
   set($("add-pictures"), { hidden: !readsPictures(chat.model) });
