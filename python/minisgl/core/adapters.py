@@ -67,8 +67,8 @@ def _is_name(name: Any) -> bool:
 def adapter_of(name: str, adapters: Adapters, param: str) -> Adapter:
     """Return the adapter of this name. Raises ModelNotFound."""
     if name not in adapters:
-        known = " and ".join(map(repr, adapters)) or "there are none"
-        raise ModelNotFound(f"no adapter is called {brief(name)}; loaded are {known}", param=param)
+        known = ", ".join(map(repr, adapters)) or "none"
+        raise ModelNotFound(f"no adapter is called {brief(name)}; loaded: {known}", param=param)
     return adapters[name]
 
 

@@ -256,7 +256,7 @@ def test_an_adapter_with_nan_fails_its_requests_alone(
 
 
 def test_wrong_names_and_ranks_are_refused(setup: Setup, llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="no adapter is called 'b'; loaded are 'a0' and"):
+    with pytest.raises(ModelNotFound, match="no adapter is called 'b'; loaded: 'a0', "):
         llm.generate([PROMPTS[0]], GREEDY, lora="b")
     with pytest.raises(InvalidRequest, match="cache_salt"):
         llm.generate([PROMPTS[0]], GREEDY, lora="a0", cache_salt=7)  # type: ignore[arg-type] # it is wrong on purpose
