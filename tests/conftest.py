@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +87,7 @@ def sockets() -> Iterator[Path]:
         yield Path(folder)
 
 
+@cache
 def _is_here(name: str) -> bool:
     """Return whether a package is here, or a module of it."""
     package, _, module = name.partition(".")

@@ -47,6 +47,13 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.fixture(scope="module")
+def alone() -> Iterator[LLM]:
+    """One rank."""
+    with LLM(max_prefill_length=32, **OPTIONS) as alone:
+        yield alone
+
+
 def in_generate(llm: LLM, act: Callable[[], None]) -> None:
     """Act in a thread once this thread waits for a call."""
 
@@ -64,15 +71,13 @@ def rank_process(llm: LLM, rank: int) -> psutil.Process:
 
 
 @pytest.mark.needs("minisgl_zoo")
-def test_the_embeddings_of_one_rank(llm: LLM) -> None:
-    with LLM(max_prefill_length=32, **OPTIONS) as alone:
-        expected = alone.embed(PROMPTS, pooling="mean")
+def test_the_embeddings_of_one_rank(llm: LLM, alone: LLM) -> None:
+    expected = alone.embed(PROMPTS, pooling="mean")
     assert np.abs(llm.embed(PROMPTS, pooling="mean") - expected).max() < 1e-5
 
 
-def test_the_tokens_of_one_rank(llm: LLM) -> None:
-    with LLM(max_prefill_length=32, **OPTIONS) as alone:
-        expected = alone.generate(PROMPTS, GREEDY)
+def test_the_tokens_of_one_rank(llm: LLM, alone: LLM) -> None:
+    expected = alone.generate(PROMPTS, GREEDY)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     assert [output.text for output in outputs] == [output.text for output in expected]
@@ -81,7 +86,7 @@ def test_the_tokens_of_one_rank(llm: LLM) -> None:
     assert again.num_cached_tokens > 0
 
 
-def test_draws_of_many_rows_are_those_of_one_rank(llm: LLM) -> None:
+def test_draws_of_many_rows_are_those_of_one_rank(llm: LLM, alone: LLM) -> None:
     """Each rank samples a half of eight rows, whose settings differ."""
     settings = [
         SamplingParams(temperature=0.5 + row / 8, top_p=1 - row / 20, top_k=row * 3, seed=row,
@@ -90,14 +95,13 @@ def test_draws_of_many_rows_are_those_of_one_rank(llm: LLM) -> None:
     ]  # fmt: skip
     settings.append(SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
     prompts = [f"{row} and" for row in range(8)]
-    with LLM(**OPTIONS) as alone:
-        expected = alone.generate(prompts, settings)
+    expected = alone.generate(prompts, settings)
     outputs = llm.generate(prompts, settings)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
 
 
 @pytest.mark.needs("minisgl_zoo")
-def test_grammars_and_penalties_are_the_same_on_each_rank(llm: LLM) -> None:
+def test_grammars_and_penalties_are_the_same_on_each_rank(llm: LLM, alone: LLM) -> None:
     forms: list[dict[str, Any]] = [
         {"json": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 4}},
         {"regex": r"[a-z]{2,9}!"},
@@ -107,8 +111,7 @@ def test_grammars_and_penalties_are_the_same_on_each_rank(llm: LLM) -> None:
     settings.append(SamplingParams(seed=2, max_tokens=24, **penalties))
     settings.append(SamplingParams(seed=3, max_tokens=24, structured_outputs=forms[0], **penalties))
     settings.append(GREEDY)
-    with LLM(max_prefill_length=32, **OPTIONS) as alone:
-        expected = alone.generate(PROMPTS, settings)
+    expected = alone.generate(PROMPTS, settings)
     outputs = llm.generate(PROMPTS, settings)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     assert re.fullmatch("[a-z]{2,9}!", outputs[1].text)
