@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -23,6 +24,7 @@ from minisgl.distributed import DistributedCommunicator
 from minisgl.engine.connect import resolve_kv_dtype
 from minisgl.engine.device import Device
 from minisgl.errors import ConfigError
+from minisgl.kernel.cpu import FEW_ROWS, CpuOps
 from minisgl.kernel.ops import Ops
 from minisgl.layers.base import Adapt
 from minisgl.models import BaseLLMModel, ModelConfig, ModelSpec, PoolSpec, build_model
@@ -31,6 +33,10 @@ from minisgl.utils.logger import get_logger
 from minisgl.utils.text import counted, size_of
 
 logger = get_logger(__name__)
+
+TILE_CODE_BYTES: Final = 4 * (700 << 10)
+"""What torch keeps of the GEMMs of one number of rows on a CPU with AMX tiles: most blocks have
+matrices of four shapes, and 165 GEMMs took 120 MB (torch 2.13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +272,7 @@ def plan_engine_memory(
         memory_ratio=config.memory_ratio or device.default_memory_ratio,
         kv_limit_bytes=None if is_sized else device.kv_limit_bytes,
         weight_bytes=skeleton.num_weight_bytes + draft_bytes,
-        activation_bytes=_activation_bytes(config, device, skeleton.spec, dtype, chunk),
+        activation_bytes=_activation_bytes(config, device, ops, skeleton.spec, dtype, chunk),
         vision_bytes=_vision_bytes(config, dtype) if model.is_wrapped and comm.rank == 0 else 0,
         groups=skeleton.layout.groups,
         group_page_bytes=tuple(page_bytes),
@@ -327,14 +333,15 @@ def _vision_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
 
 
 def _activation_bytes(
-    config: EngineConfig, device: Device, spec: ModelSpec, dtype: torch.dtype, chunk: int
+    config: EngineConfig, device: Device, ops: Ops, spec: ModelSpec, dtype: torch.dtype, chunk: int
 ) -> int:
     """Return an upper bound of a step's activations: the tensors of the widest layer, and three
     times the float32 logits, because filters and noise copy them. If there are CUDA graphs, a step
-    in a graph and a step outside of graphs both count, because they use separate memory pools."""
+    in a graph and a step outside of graphs both count, because they use separate memory pools. On
+    a CPU with tiles also a matrix that is unpacked, and torch's code (`CpuOps.packed_linear`)."""
     model = spec.config
-    heads = max(layer.width for layer in spec.layers)
-    widest = 3 * model.hidden_size + max(spec.mlp_width, 3 * heads)
+    inner = max(spec.mlp_width, 3 * max(layer.width for layer in spec.layers))
+    widest = 3 * model.hidden_size + inner
     if model.mtp:  # the hidden states of all tokens, and the layer's own inputs
         widest += 4 * model.hidden_size
     rows = max_decode_rows(config, device)
@@ -342,5 +349,8 @@ def _activation_bytes(
     if config.cuda_graph_max_bs and device.max_graph_tokens:
         num_tokens += min(device.max_graph_tokens + rows, num_tokens)
         num_steps = 2
-    logit_bytes = 3 * rows * model.vocab_size * 4
-    return num_tokens * widest * dtype.itemsize + num_steps * logit_bytes
+    num_bytes = num_tokens * widest * dtype.itemsize + num_steps * 3 * rows * model.vocab_size * 4
+    if isinstance(ops, CpuOps) and ops.most_packed_rows == FEW_ROWS and ops.packs(dtype):
+        num_bytes += model.hidden_size * inner * dtype.itemsize
+        num_bytes += -(-num_tokens // FEW_ROWS) * TILE_CODE_BYTES
+    return num_bytes

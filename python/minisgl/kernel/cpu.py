@@ -25,7 +25,7 @@ GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 PANEL = 16  # csrc/panels.h packs so many outputs together
 FEW_ROWS = 64
 """On a processor with AMX tiles, torch computes GEMMs of more rows than this. Not those of logits:
-it has none with bfloat16 inputs and float32 outputs."""
+it has none with bfloat16 inputs and float32 outputs. The rows are padded to a multiple of this."""
 HUGE_BYTES = 2 << 20
 """x86_64 and aarch64 have huge pages of this size, at multiples of it (with pages of 4 KiB)."""
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
@@ -35,7 +35,8 @@ class CpuOps(Ops):
     name = "cpu"
 
     def __init__(self, compiled: Any) -> None:
-        """`compiled` is what `minisgl.kernel.jit.load_library` returned, or calls its functions."""
+        """`compiled` is what `minisgl.kernel.jit.load_library` returned, or calls its functions.
+        `calls` is for packages that use more of them."""
         self.calls = library = compiled
         self._copy_finite = library.copy_finite
         self._rms_norm = library.rms_norm
@@ -48,10 +49,6 @@ class CpuOps(Ops):
         self._pack, self._unpack = library.pack, library.unpack
         self._packed_rows, self._packed_linear = library.packed_rows, library.packed_linear
         self._plain_rows, self._plain_linear = library.plain_rows, library.plain_linear
-        self.numbers_linear = library.numbers_linear  # these five for `weights.panels` of the zoo
-        self.numbers_rows, self.scaled_experts = library.numbers_rows, library.scaled_experts
-        self.pack_entries, self.pack_nibbles = library.pack_entries, library.pack_nibbles
-        self.read_blocks = library.read_blocks  # for `minisgl_zoo.gguf.weight`
         # torch computes GEMMs of float32 weights with more rows than this as fast.
         self.most_plain_rows = 32 if "avx2" in cpu_flags() else 8
         self.most_packed_rows = FEW_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 30
@@ -140,7 +137,9 @@ class CpuOps(Ops):
         rows = x if x.dim() == 2 else x.reshape(-1, inputs)
         num_rows = rows.shape[0]  # `len` of a tensor takes ten times as long
         if num_rows > self.most_packed_rows:
-            y = F.linear(x, self.unpack(weight), bias)
+            # torch compiles a GEMM for each number of rows, and keeps it.
+            padded = F.pad(rows, (0, 0, 0, -num_rows % FEW_ROWS))
+            y = F.linear(padded, self.unpack(weight), bias)[:num_rows].view(*x.shape[:-1], outputs)
             return self.gated(y, gate) if gate else y
         fused = gate if outputs % (2 * PANEL) == 0 else None
         width = outputs // 2 if fused else outputs
@@ -165,7 +164,8 @@ class CpuOps(Ops):
     def apply_rope(
         self, q_TNH: Tensor, k_TKH: Tensor, cos_sin_PR: Tensor, positions_T: Tensor
     ) -> tuple[Tensor, Tensor]:
-        q_out, k_out = _empty_like(q_TNH), _empty_like(k_TKH)
+        # Contiguous: `torch.empty_like` would have the strides of views.
+        q_out, k_out = (torch.empty(x.shape, dtype=x.dtype) for x in (q_TNH, k_TKH))
         self._apply_rope(
             q_TNH, k_TKH, cos_sin_PR, positions_T.int(), q_out, k_out, torch.get_num_threads()
         )
@@ -216,11 +216,6 @@ class CpuOps(Ops):
             torch.get_num_threads(),
         )
         return ids_S
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """Return a new contiguous tensor; `torch.empty_like` would have the strides of a view."""
-    return torch.empty(x.shape, dtype=x.dtype)
 
 
 def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

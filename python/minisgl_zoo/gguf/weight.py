@@ -257,4 +257,4 @@ def _room(rows: Tensor, kind: str, name: Field) -> Tensor:
 
 def _read(ops: CpuOps, kind: int, field: int, rows: Tensor, made: Tensor) -> None:
     """Write a field of the rows to `made`."""
-    ops.read_blocks(rows, kind, field, made)
+    ops.calls.read_blocks(rows, kind, field, made)

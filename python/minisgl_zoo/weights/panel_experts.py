@@ -35,7 +35,7 @@ class PanelMoeBackend(TorchMoeBackend):
         else:
             code = GATES[activation]
         out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
-        ops.scaled_experts(
+        ops.calls.scaled_experts(
             x_TD, *up.tensors, *down.tensors, weights_TK, ids_TK,
             experts.gate_up_bias, experts.down_bias, code, alpha, limit, out_TD,
             down.inputs, experts.first, experts.count, torch.get_num_threads(),

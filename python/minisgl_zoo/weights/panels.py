@@ -84,13 +84,15 @@ class Panels:
         """Do `linear` for rows [M, I], which are contiguous, and write to `out`, whose rows may
         have gaps between them. gate: only if the outputs are pairs of whole panels. out: of the
         dtype of the rows; without a gate it may be float32."""
-        ops.numbers_linear(rows, *self.tensors, bias, GATES[gate], out, torch.get_num_threads())
+        ops.calls.numbers_linear(
+            rows, *self.tensors, bias, GATES[gate], out, torch.get_num_threads()
+        )
 
     def rows(self, ops: CpuOps, ids_T: Tensor) -> Tensor:
         """Return rows of a matrix of integers, in bfloat16."""
         out_TD = torch.empty(len(ids_T), self.inputs, dtype=torch.bfloat16)
         num_threads = torch.get_num_threads()
-        ops.numbers_rows(ids_T, *self.tensors, self.outputs, out_TD, num_threads)
+        ops.calls.numbers_rows(ids_T, *self.tensors, self.outputs, out_TD, num_threads)
         return out_TD
 
     @property
@@ -117,7 +119,7 @@ def _row_bytes(panels: Panels) -> int:
 
 def pack_rows(ops: CpuOps, values: Tensor) -> None:
     """Pack scales or zeros in place: [..., O, G] -> [..., P, G, 16]."""
-    ops.pack_entries(values, torch.get_num_threads())
+    ops.calls.pack_entries(values, torch.get_num_threads())
 
 
 def unpack_rows(values: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ def pack_bytes(ops: CpuOps, numbers: Tensor, kind: Kind) -> None:
     """Pack int8 or fp8 numbers [..., O, I], or int6 ones [..., O, I / 4 * 3], in place."""
     if kind in ("int8", "int6"):
         entry = torch.int16 if kind == "int8" else torch.int32
-        ops.pack_entries(numbers.view(entry), torch.get_num_threads())
+        ops.calls.pack_entries(numbers.view(entry), torch.get_num_threads())
         return
     for bytes_ in _pieces(numbers.view(torch.uint8)):
         outputs, inputs = bytes_.shape
@@ -171,7 +173,7 @@ def pack_nibbles(ops: CpuOps, packed: Tensor, *, offset: int) -> None:
     """Pack 4-bit numbers in place: uint8 [..., O, I / 2], the number of the even column in the low
     bits. offset: with 8, numbers from 0 to 15 become the two's complement of -8 to 7.
     """
-    ops.pack_nibbles(packed, offset, torch.get_num_threads())
+    ops.calls.pack_nibbles(packed, offset, torch.get_num_threads())
 
 
 def unpack_nibbles(packed: Tensor, *, offset: int) -> Tensor:

@@ -53,7 +53,7 @@ def test_the_kernel_reads_parts_of_rows(kind: str, fast: CpuOps) -> None:
 
     def read(rows: Tensor, field: Any, inputs: int) -> Tensor:
         made = torch.empty(len(rows), form.width(field, inputs), dtype=DTYPES[field])
-        fast.read_blocks(rows, number, list(DTYPES).index(field), made)
+        fast.calls.read_blocks(rows, number, list(DTYPES).index(field), made)
         return made.view(torch.uint8)
 
     for field in form.fields:
@@ -61,7 +61,7 @@ def test_the_kernel_reads_parts_of_rows(kind: str, fast: CpuOps) -> None:
         assert torch.equal(read(blocks[1::2], field, 768), whole[1::2]), field
         assert torch.equal(read(blocks[:, each:], field, 512), whole[:, -(-len(whole[0]) // 3) :])
     with pytest.raises(ValueError, match="another size than the field"):
-        fast.read_blocks(blocks[:, 1:], number, 0, torch.empty(48, 384, dtype=torch.uint8))
+        fast.calls.read_blocks(blocks[:, 1:], number, 0, torch.empty(48, 384, dtype=torch.uint8))
 
 
 def fill(weight: Weight, blocks: dict[str, Tensor]) -> None:
