@@ -219,14 +219,21 @@ def test_a_prompt_that_is_too_large_to_be_kept_ends(
     assert (read(small)[2], read(large)[2]) == ("", WorkerDied.__name__)
 
 
-def test_a_prompt_that_is_shown_comes_once(engines: Engines) -> None:
-    """Its text and some of its tokens came before any output, so it is scored again."""
+def half_shown(engines: Engines) -> tuple[Call, list[PromptToken], Any]:
+    """A prompt of three tokens, of which two were shown before its engine ended. Returns the call,
+    the tokens, and the message to the next engine."""
     tokens = [PromptToken(id=n, data=b"p", offset=n, logprob=-1.0) for n in range(3)]
     call = engines.submit(PROMPT, echo=True, prompt_logprobs=0)
     (first,) = engines.queue.sent
     engines.reply(accepted(0, first), text(0, "ppp", prompt=tokens[:2]))
     engines.pause()
     (again,) = engines.resume()
+    return call, tokens, again
+
+
+def test_a_prompt_that_is_shown_comes_once(engines: Engines) -> None:
+    """Its text and some of its tokens came before any output, so it is scored again."""
+    call, tokens, again = half_shown(engines)
     assert again.output == b""
     engines.reply(accepted(0, again), text(0, "ppp", prompt=tokens[:1]))
     engines.reply(text(0, "", prompt=tokens[1:2]), text(0, "a", 7, prompt=tokens[2:]))
@@ -236,12 +243,7 @@ def test_a_prompt_that_is_shown_comes_once(engines: Engines) -> None:
 
 
 def test_a_prompt_that_is_shown_again_may_come_with_the_first_token(engines: Engines) -> None:
-    tokens = [PromptToken(id=n, data=b"p", offset=n, logprob=-1.0) for n in range(3)]
-    call = engines.submit(PROMPT, echo=True, prompt_logprobs=0)
-    (first,) = engines.queue.sent
-    engines.reply(accepted(0, first), text(0, "ppp", prompt=tokens[:2]))
-    engines.pause()
-    (again,) = engines.resume()
+    call, tokens, again = half_shown(engines)
     engines.reply(accepted(0, again), text(0, "pppa", 7, prompt=tokens), ending(0, 1))
     assert [each for _, reply in call._pending for each in getattr(reply, "prompt", ())] == tokens
     assert read(call)[0] == "pppa"
