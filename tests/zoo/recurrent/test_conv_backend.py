@@ -1,7 +1,7 @@
 """The C++ backend of gated short convolutions against the reference: outputs and stored inputs.
 
-Planted once, and noticed: taps in the other order, a token's own place in each page, zeros instead of
-the first input, no bias.
+Planted once, and noticed: taps in the other order, a token's own place in each page, zeros instead
+of the first input, no bias.
 """
 
 from __future__ import annotations
