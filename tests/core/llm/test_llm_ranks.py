@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 
 from minisgl.errors import ConfigError, PromptTooLong, StartupFailed, WorkerDied
 from minisgl.llm import LLM, SamplingParams
+from minisgl.llm.session import Session
 from minisgl.message import AbortMsg, SchedulerMsg
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 96, "progress": False}
@@ -55,10 +57,12 @@ def alone() -> Iterator[LLM]:
 
 
 def in_generate(llm: LLM, act: Callable[[], None]) -> None:
-    """Act in a thread once this thread waits for a call."""
+    """Act in a thread once this thread waits for the answer of a call."""
 
     def work() -> None:
-        while not llm._session._calls or sys._current_frames()[this].f_code.co_name != "wait":
+        while Session._wait.__code__ not in (
+            frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[this])
+        ):
             time.sleep(0.01)
         act()
 
@@ -239,6 +243,7 @@ def test_a_daemonic_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCRIPT = """
 from minisgl.llm import LLM, SamplingParams
+from minisgl.llm.session import Session
 from minisgl.message import AbortMsg, SchedulerMsg
 import os
 print("once", flush=True)
