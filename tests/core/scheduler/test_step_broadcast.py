@@ -221,11 +221,9 @@ def test_plans_that_differ_between_checks_are_detected_a_turn_later() -> None:
     scheduler = Scheduler(dataclasses.replace(CONFIG, num_pages=22), clock=lambda: follower.now)
     with pytest.raises(EngineError, match=r"the ranks' plans differ: before step broadcast"):
         run(scheduler, follower, SourceInbox(follower), NoOutbox())
-    differ = [
-        digest(a) != digest(b) for a, b in zip(*(ran.plans for ran in executors), strict=False)
-    ]
-    assert differ.index(True) == len(executors[1].plans) - 1
-    assert len(executors[0].plans) > len(executors[1].plans)
+    theirs, ours = ([digest(plan) for plan in ran.plans] for ran in executors)
+    assert ours[:-1] == theirs[: len(ours) - 1]  # the last may be equal, if then it planned nothing
+    assert len(theirs) > len(ours)
 
 
 def test_a_plan_that_only_this_rank_has() -> None:
