@@ -287,7 +287,7 @@ def test_a_stream_with_an_adapter_goes_on_after_a_restart(served: Served) -> Non
     """So does one whose adapter was loaded at run time, and its name."""
     flags = ["--lora", f"first={served.folder / 'first'}", "--lora-folder", str(served.folder)]
     flags += ["--restart", "--dtype", "float32", "--num-pages", "128", "--drafts", "off"]
-    fields = {"model": "new", "prompt": TEXT, "max_tokens": 1500, "ignore_eos": True}
+    fields = {"model": "new", "prompt": TEXT, "max_tokens": 600, "ignore_eos": True}
     fields |= {"temperature": 0}
     with RunningServer(*flags) as server:
         url = f"{server.url}/v1/completions"

@@ -296,7 +296,7 @@ def test_a_story_goes_on_after_the_engine_is_killed(
     url, engine = server.url, server.pid("engine")
 
     def longer(route: Any) -> None:
-        more = {"ignore_eos": True, "max_tokens": 1500, "seed": 3}
+        more = {"ignore_eos": True, "max_tokens": 800, "seed": 3}
         route.continue_(post_data=json.dumps(json.loads(route.request.post_data) | more))
 
     tab.route("**/v1/chat/completions", longer)

@@ -176,16 +176,15 @@ class _Watched(Flight):
         return result
 
     def check(self, known: list[int], guesses: list[int]) -> None:
-        ids = list(known)
-        for guess in guesses:
-            if guess < 0:
-                return
-            logits = self.by.model(torch.tensor([ids])).logits[0, -1]
-            first, second = logits.topk(2).values
+        guesses = guesses[: guesses.index(-1)] if -1 in guesses else guesses
+        if not guesses:
+            return
+        logits = self.by.model(torch.tensor([[*known, *guesses[:-1]]])).logits[0]
+        for guess, row in zip(guesses, logits[len(known) - 1 :], strict=True):
+            first, second = row.topk(2).values
             if first - second < 1e-4:  # nearly a tie
                 return
-            assert guess == int(logits.argmax())
-            ids.append(guess)
+            assert guess == int(row.argmax())
             self.by.num_checked += 1
 
 
