@@ -22,15 +22,13 @@ class DeadlineExceeded(EngineError):
 
 
 class Draining(EngineError):
-    """The server finishes its open requests and accepts no new ones."""
+    """The server accepts no new requests, and ends those that are open."""
 
     code = "draining"
     status = 503
 
     def __init__(self) -> None:
-        super().__init__(
-            "the server is shutting down: it finishes open requests and accepts no new ones"
-        )
+        super().__init__("the server is shutting down, and accepts no new requests")
 
 
 def refusal(message: str, *, status: int, code: str, param: str | None = None) -> InvalidRequest:

@@ -24,6 +24,7 @@ from minisgl.server.api_server import create_app
 from minisgl.server.args import ServerArgs
 from minisgl.server.clients import Keys
 from minisgl.server.command import finish_open
+from minisgl.server.errors import Draining
 from minisgl.server.frontend import Frontend
 from minisgl.server.model import ServedModel
 from minisgl.server.observe import Observer, PromptWatcher
@@ -184,11 +185,11 @@ class Server:
             self._frontend.is_draining = True
             self._drain = asyncio.create_task(self._finish_open())
         else:
-            self._end(EngineError("the server is shutting down"))
+            self._end(Draining())
 
     async def _finish_open(self) -> None:
         await finish_open(lambda: self._frontend.num_open, self._drain_s)
-        self._end(EngineError("the server is shutting down"))
+        self._end(Draining())
 
     def _end(self, error: EngineError) -> None:
         error.status = 503

@@ -34,7 +34,9 @@ from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.respond import Output, Shape
 from minisgl_gateway.router.replica_state import RELAYED
 
-ENDS: Final = frozenset(("worker_died", "worker_hung", "engine_ended_twice", "engine_error"))
+ENDS: Final = frozenset(
+    ("worker_died", "worker_hung", "engine_ended_twice", "engine_error", "draining")
+)
 """The codes of errors that another server may not have."""
 
 

@@ -287,7 +287,7 @@ def test_sigterm_lets_running_requests_finish(launch: Any) -> None:
         refused = httpx.get(f"{server.url}/ready")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert httpx.get(f"{server.url}/health").status_code == 200
-        with pytest.raises(openai.InternalServerError, match="accepts no new ones") as late:
+        with pytest.raises(openai.InternalServerError, match="accepts no new requests") as late:
             client.completions.create(model="minisgl-builtin", prompt="b", max_tokens=1)
         assert late.value.response.headers["retry-after"] == "1"
         os.kill(server.pid("detokenizer"), signal.SIGCONT)

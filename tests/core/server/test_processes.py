@@ -233,8 +233,9 @@ def test_sigterm_ends_open_streams_and_all_processes(
         assert len(family) >= 5
         stream = endless_answer(client)
         other.process.terminate()
-        with pytest.raises(openai.APIError, match="shutting down"):
+        with pytest.raises(openai.APIError, match="shutting down") as cut:
             list(stream)
+        assert cut.value.code == "draining"
     assert other.ended() == 0
     assert_nothing_left(other, family)
     assert httpx.get(f"{server.url}/ready", timeout=60).status_code == 200

@@ -19,6 +19,7 @@ from minisgl.core import Accepted, Finished
 from minisgl.errors import EngineError, NonFiniteLogits, WorkerDied
 from minisgl.message import PromptToken, TextReply, TokenizeMsg, TokenText, ids_from_bytes
 from minisgl.message.frontend import PongMsg, UserReply
+from minisgl.server.errors import Draining
 from minisgl.server.web.respond import Shape
 from minisgl_gateway.router.streams import Stream
 from minisgl_gateway.watch.relayed import Relayed, _Router
@@ -167,8 +168,9 @@ def test_a_message_goes_on(stack: ExitStack) -> None:
     assert found[-2]["usage"]["output_tokens"] == NUM
 
 
-def test_ids_come_once(stack: ExitStack) -> None:
-    found = chunks(Pair(stack).ask("/generate", text="a"))
+@pytest.mark.parametrize("error", [DIED, Draining()])
+def test_ids_come_once(error: EngineError, stack: ExitStack) -> None:
+    found = chunks(Pair(stack).ask("/generate", text="a", error=error))
     assert [token for each in found for token in each["token_ids"]] == list(range(NUM))
 
 
