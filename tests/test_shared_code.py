@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -27,3 +28,9 @@ def test_no_test_imports_another() -> None:
         if (others := imported(path) & modules)
     }
     assert not found, f"move what they share to tests/helpers: {found}"
+
+
+def test_each_file_has_a_name_of_its_own() -> None:
+    """pytest does not collect a second file of one name, unless the first one was skipped."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert max(names.values()) == 1, names.most_common(5)

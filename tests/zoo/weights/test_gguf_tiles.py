@@ -1,5 +1,6 @@
-"""GGUF's matrices in a GPU's tiles: layout and weights, without a GPU. tests/gpu/test_tiles.py has
-the kernels.
+"""GGUF's matrices in a GPU's tiles: layout and weights, without a GPU.
+
+tests/gpu/test_gpu_tiles.py has the kernels.
 
 Planted once, and noticed: nibbles exchanged, a factor's sign, rows g and g + 8 exchanged, steps of
 another block.
