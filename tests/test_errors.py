@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import pkgutil
 from collections import Counter
 from multiprocessing import get_context
@@ -15,6 +17,7 @@ import minisgl
 import minisgl_gateway
 from minisgl.core import Failed
 from minisgl.errors import (
+    AdapterLost,
     EngineError,
     InvalidRequest,
     InvalidSampling,
@@ -27,6 +30,7 @@ from minisgl.errors import (
     WorkerHung,
 )
 from minisgl.llm.keywords import in_keywords
+from minisgl.server.errors import DeadlineExceeded
 
 ERRORS: tuple[RequestError | EngineError, ...] = (
     InvalidRequest("wrong", param="n"),
@@ -60,6 +64,17 @@ def test_an_error_keeps_its_class_and_fields_across_a_process() -> None:
         assert got.status == sent.status
         names = (*sent.fields, *(["param"] if isinstance(sent, RequestError) else []))
         assert [getattr(got, name) for name in names] == [getattr(sent, name) for name in names]
+
+
+def test_an_error_can_be_pickled_and_copied() -> None:
+    """A worker of a `multiprocessing.Pool` sends the errors of its `LLM` so. An error that cannot
+    be read there leaves the pool waiting for ever."""
+    lost = AdapterLost("gone", digest="d", folder="f")
+    named = InvalidRequest("wrong", param="n")
+    named.message = "prompt 1: wrong"
+    for error in (*ERRORS, lost, named, DeadlineExceeded(2.5)):
+        for got in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (type(got), str(got), vars(got)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize(("status", "kind"), [(415, InvalidRequest), (504, EngineError)])

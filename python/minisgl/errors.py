@@ -40,6 +40,10 @@ class MinisglError(Exception):
 
     fields: ClassVar[tuple[str, ...]] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let pickle and copy keep an error as it is: its class may take other arguments."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
+
 
 class ConfigError(MinisglError, ValueError):
     """The settings or the checkpoint cannot work. Raised before any process starts serving."""

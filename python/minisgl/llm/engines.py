@@ -11,11 +11,7 @@ from minisgl.engine.startup import start_engine
 from minisgl.llm.session import Session
 from minisgl.message import UserMsg
 from minisgl.runtime.args import RuntimeArgs
-from minisgl.runtime.scheduling import (
-    Grammars,
-    create_grammars,
-    scheduler_config,
-)
+from minisgl.runtime.scheduling import Grammars, create_grammars, scheduler_config
 from minisgl.scheduler import Scheduler, run
 from minisgl.tokenizer.tokenizer import load_tokenizer
 
@@ -35,10 +31,7 @@ class OwnEngine:
         try:
             config = scheduler_config(args, self.engine, eos_ids)
             self.context = config.max_seq_len
-            self.scheduler = Scheduler(
-                config,
-                create_masker=self._masker,
-            )
+            self.scheduler = Scheduler(config, create_masker=self._masker)
         except Exception:
             self.engine.close()
             raise

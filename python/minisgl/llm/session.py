@@ -122,7 +122,7 @@ class Session:
         self._calls: dict[int, Call] = {}  # by the uid of an open request
         self._outgoing: list[SchedulerMsg] = []
         self._num_requests = 0
-        self._is_running = False  # whether there is a thread
+        self._is_running = False  # whether a thread runs the loop
         self._is_closed = False
         self._pid = os.getpid()  # a fork lacks the thread, which may have the lock
         self.changed = threading.Condition()  # guards all of this; notified when a call is over
@@ -141,11 +141,11 @@ class Session:
             requests = [replace(each, uid=uid) for uid, each in enumerate(messages, first)]
             call = Call(requests, on_news, num_choices)
             self._num_requests += len(requests)
+            if requests and not self._is_running:
+                # First, because it may fail, and Ctrl-C may come while it waits for the thread.
+                threading.Thread(target=self._run, name="llm", daemon=True).start()
             self._calls.update((request.uid, call) for request in requests)
             self._put(requests)
-            if self._calls and not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name="llm", daemon=True).start()
         return call
 
     def abort(self, call: Call, error: BaseException) -> None:
@@ -200,9 +200,13 @@ class Session:
             )
 
     def _run(self) -> None:
-        """Run the loop while calls are open. An exception of the loop fails all of them and closes
-        the engine, whose state is unknown."""
+        """Run the loop while calls are open, unless another thread does. An exception of the loop
+        fails all of them and closes the engine, whose state is unknown."""
         error: BaseException | None = None
+        with self.changed:
+            if self._is_running or self._is_closed:
+                return
+            self._is_running = True
         while True:
             try:
                 self._engine.run(self)

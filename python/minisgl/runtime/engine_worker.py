@@ -66,13 +66,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus)
     try:
         settings = scheduler_config(args, engine, eos_ids)
         create = grammars.create if grammars else None
-        loop.use(
-            Scheduler(
-                settings,
-                clock=loop.now,
-                create_masker=create,
-            )
-        )
+        loop.use(Scheduler(settings, clock=loop.now, create_masker=create))
         if vocabulary:
             vocabulary.result()
         clock.lap("scheduler")

@@ -254,6 +254,33 @@ def test_a_second_interrupt_closes_an_engine_at_rest() -> None:
     llm.close()
 
 
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_call_whose_thread_fails_to_start_leaves_nothing_open(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    """`Thread.start` raises if there can be no thread, and may be interrupted while it waits for
+    the new one."""
+
+    class Failing(threading.Thread):
+        def start(self) -> None:
+            if starts:
+                super().start()
+            raise KeyboardInterrupt if starts else RuntimeError("can't start new thread")
+
+    wait_idle(llm)
+    requests = llm._engine.scheduler.requests
+    num_finished = requests.stats.num_finished
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Failing)
+        with pytest.raises(KeyboardInterrupt if starts else RuntimeError):
+            llm.generate("a", GREEDY)
+    wait_idle(llm)
+    assert not requests.by_uid
+    assert requests.stats.num_finished == num_finished
+    assert not llm._session._is_running  # else `close` would wait for ever
+    assert llm.generate("a", GREEDY)[0].num_output_tokens
+
+
 def test_choices(llm: LLM) -> None:
     hot = SamplingParams(temperature=1.5, max_tokens=8, seed=7, ignore_eos=True)
     choices = llm.generate(["Once", "Twice"], hot, n=3)
