@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from minisgl.errors import ConfigError, EngineError, WorkerDied, WorkerHung
+from minisgl.errors import EngineError, WorkerDied, WorkerHung
 from minisgl.server.args import ServerArgs
 from minisgl.server.frontend import Frontend
 from minisgl.server.server import Server
@@ -130,7 +130,7 @@ class RestartingServer(UpgradableServer):
             await asyncio.to_thread(self._replace_workers, str(error))
             if not self._http.should_exit:
                 self._queues = self._open_queues()
-        except (ConfigError, EngineError) as failed:
+        except Exception as failed:  # the system may have no room for a process or a socket
             if self._http.should_exit:  # `serve` has killed the new workers
                 return
             self._failure = EngineError(f"{error}; it did not start again: {failed}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 
 from helpers.engine_replies import Queue, accepted, ending, read, text
 from minisgl.core import Failed, SamplingParams
-from minisgl.errors import OutOfDeviceMemory, WorkerDied
+from minisgl.errors import EngineError, OutOfDeviceMemory, WorkerDied
 from minisgl.message import (
     AbortMsg,
     ChatPrompt,
@@ -24,7 +26,7 @@ from minisgl.server.call import Call, RequestReply
 from minisgl.server.clients import Origin
 from minisgl_gateway import resume
 from minisgl_gateway.keys.ring import KeyRing
-from minisgl_gateway.restart import Restarting
+from minisgl_gateway.restart import Restarting, RestartingServer
 from minisgl_gateway.resume import EndedTwice, ResumingFrontend
 
 DIED = WorkerDied("engine", -9)
@@ -294,3 +296,30 @@ def test_a_request_whose_step_found_no_memory_is_tried_again(engines: Engines) -
     engines.reply(msgspec.structs.replace(failed, uid=4))
     assert read(other)[2] == OutOfDeviceMemory.__name__
     assert engines.frontend.num_open == engines.frontend.observer.num_open == 0
+
+
+def test_a_restart_for_which_the_system_has_no_room_ends_the_server(engines: Engines) -> None:
+    """Requests would wait for ever for an engine that nobody starts."""
+
+    def start_workers() -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    call = engines.submit(PROMPT)
+    engines.pause()
+    workers = SimpleNamespace(end=lambda reason: None, reset=lambda: None)
+    server = object.__new__(RestartingServer)
+    vars(server).update(
+        _frontend=engines.frontend,
+        _http=SimpleNamespace(should_exit=False),
+        _workers=workers,
+        _start_workers=start_workers,
+    )
+
+    async def restart() -> None:
+        server._loop = asyncio.get_running_loop()
+        await server._bring_up(DIED)
+
+    asyncio.run(restart())
+    assert server._http.should_exit
+    with pytest.raises(EngineError, match=r"it did not start again: .*temporarily unavailable"):
+        asyncio.run(call.accepted())

@@ -132,10 +132,10 @@ class _Servers:
                 loop.remove_reader(server.sentinel)
             logger.error("%s (pid %d) has ended; starting it again", server.name, server.pid)
             server.wait_ended(0.0)
-            self.processes[index] = server = self._start(index)
             try:
+                self.processes[index] = server = self._start(index)
                 await asyncio.to_thread(server.wait_ready)
-            except StartupFailed as error:
+            except (StartupFailed, OSError) as error:  # the system may have no room for a process
                 logger.error("%s; trying again in %g s", error, pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)

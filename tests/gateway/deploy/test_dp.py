@@ -156,7 +156,8 @@ def test_servers_have_threads_folders_and_keys_of_their_own(
 def test_pauses_between_failed_starts_double_until_a_start_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    starts = iter([True, False, False, True, False, True, *[False] * 9])
+    failed, no_room = StartupFailed("no memory"), OSError("no room for a process")
+    starts = iter([None, None, failed, no_room, None, failed, None, no_room, *[failed] * 8])
     pauses: list[float] = []
     changes = 0
 
@@ -166,15 +167,22 @@ def test_pauses_between_failed_starts_double_until_a_start_succeeds(
         name, pid, url = "a server", 1, "http://127.0.0.1:1"
 
         def __init__(self, *args: Any) -> None:
+            self.error = next(starts)
+            if self.error is no_room:
+                raise no_room
             self.sentinel, end = os.pipe()
             os.close(end)
 
+        def __del__(self) -> None:
+            if self.error is not no_room:
+                os.close(self.sentinel)
+
         def wait_ready(self) -> None:
-            if not next(starts):
-                raise StartupFailed("no memory")
+            if self.error:
+                raise self.error
 
         def wait_ended(self, timeout_s: float) -> None:
-            os.close(self.sentinel)
+            pass
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
