@@ -126,8 +126,8 @@ def as_batch(
         namespace, adapter = llm._scope("", name)
         request = llm._encoder.request(encoded, params.with_seed(0), namespace, adapter=adapter)
         messages.append(request)
-    call = llm._session.submit(messages, lambda *_: None, 1)
-    llm._session.wait(call)
+    call = llm._session.call(messages, lambda *_: None, 1)
+    llm._session.complete(call)
     return call.outputs()
 
 

@@ -8,13 +8,7 @@ layers.
 """
 
 from minisgl.layers.attention import AttentionLayer
-from minisgl.layers.base import (
-    BaseOP,
-    BuildContext,
-    Identity,
-    OPList,
-    StateLessOP,
-)
+from minisgl.layers.base import BaseOP, BuildContext, Identity, OPList, StateLessOP
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.norm import RMSNorm, RMSNormFused

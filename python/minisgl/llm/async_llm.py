@@ -110,6 +110,7 @@ class AsyncLLM:
 
         reader = self._llm._read(prompt, params, scope, chat, on_news, is_chat)
         try:
+            reader.begin()
             while True:
                 has_news.clear()
                 delta, is_over = reader.news()

@@ -317,16 +317,15 @@ class LLM:
 
     def _run(self, records: Records, params: Params, n: int, scope: Scope) -> list[RequestOutput]:
         with self._bar("prompts") as bar:
-            call = self._submit(records, params, n, scope, bar.show)
+            call = self._call(records, params, n, scope, bar.show)
             bar.update(0, len(call.requests))
-            self._session.wait(call)
+            self._session.complete(call)
         return call.outputs()
 
-    def _submit(
+    def _call(
         self, records: Records, params: Params, n: int, scope: Scope, on_news: OnNews
     ) -> Call:
-        """Encode the prompts, and send their requests to the loop. Raises RequestError with the
-        index of a wrong prompt."""
+        """Encode the prompts. Raises RequestError with the index of a wrong prompt."""
         prompts, num_prompts = records
         if params is None:
             params = self.default_sampling_params
@@ -340,7 +339,7 @@ class LLM:
                     seeded = sampling.with_seed(choice)
                     request = self._encoder.request(encoded, seeded, namespace, adapter=adapter)
                     messages.append(request)
-        return self._session.submit(messages, on_news, n)
+        return self._session.call(messages, on_news, n)
 
     def _read(
         self,
@@ -351,8 +350,8 @@ class LLM:
         on_news: OnNews,
         is_chat: bool = False,
     ) -> Reader:
-        """Send one prompt to the loop: a text, ids or a conversation. is_chat: it must be a
-        conversation. Raises InvalidRequest."""
+        """Return what sends one prompt to the loop: a text, ids or a conversation. is_chat: it must
+        be a conversation. Raises InvalidRequest."""
         is_chat = is_chat or is_conversation(prompt)
         if not is_chat and chat != ({}, None, "auto"):
             name = next(iter(chat[0]), "tools")
@@ -363,7 +362,7 @@ class LLM:
                 f"a stream has one prompt, got {count}; call stream for each, or generate",
                 param="prompts",
             )
-        call = self._submit((records, 1), params, 1, scope, on_news)
+        call = self._call((records, 1), params, 1, scope, on_news)
         return Reader(self._session, call)
 
     def _scope(self, cache_salt: str, lora: str | None) -> Scope:

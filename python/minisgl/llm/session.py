@@ -115,54 +115,65 @@ class Session:
     """All open calls, and the thread that runs the loop for them. Mutable.
 
     The first refusal or failure of a call aborts its other requests.
+
+    Ctrl-C may come anywhere in the main thread. So that thread only appends to `_outgoing`, which
+    is one step, and the loop's thread does the rest. It takes `lock` instead of `changed`: Ctrl-C
+    in a condition's own code could leave the lock taken.
     """
 
     def __init__(self, engine: LLMEngine, detokenizer: Detokenizer) -> None:
         self._engine, self._detokenizer = engine, detokenizer
         self._calls: dict[int, Call] = {}  # by the uid of an open request
-        self._outgoing: list[SchedulerMsg] = []
+        self._outgoing: list[SchedulerMsg | Call] = []
         self._num_requests = 0
         self._is_running = False  # whether a thread runs the loop
         self._is_closed = False
         self._pid = os.getpid()  # a fork lacks the thread, which may have the lock
-        self.changed = threading.Condition()  # guards all of this; notified when a call is over
+        self.lock = threading.RLock()  # guards all of this
+        self.changed = threading.Condition(self.lock)  # notified when a call is over
 
-    def submit(self, messages: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> Call:
-        """Let the loop run these requests, each under a new uid. Raises ConfigError if closed, or
-        in a fork."""
+    def call(self, messages: Sequence[UserMsg], on_news: OnNews, num_choices: int) -> Call:
+        """Return a call of these requests, each under a new uid. Raises ConfigError in a fork."""
         if os.getpid() != self._pid:
             raise ConfigError(
                 "a forked process lacks the threads of this LLM; start it with spawn, and make one"
             )
-        with self.changed:
+        with self.lock:
+            first = self._num_requests
+            self._num_requests += len(messages)
+        requests = [replace(each, uid=uid) for uid, each in enumerate(messages, first)]
+        return Call(requests, on_news, num_choices)
+
+    def submit(self, call: Call) -> None:
+        """Let the loop run a call. Raises ConfigError if closed.
+
+        If this is interrupted, the loop has the whole call, which `abort` then ends, or nothing.
+        """
+        with self.lock:
             if self._is_closed:
                 raise ConfigError("this LLM is closed; make a new one")
-            first = self._num_requests
-            requests = [replace(each, uid=uid) for uid, each in enumerate(messages, first)]
-            call = Call(requests, on_news, num_choices)
-            self._num_requests += len(requests)
-            if requests and not self._is_running:
-                # First, because it may fail, and Ctrl-C may come while it waits for the thread.
+            if not self._is_running:
                 threading.Thread(target=self._run, name="llm", daemon=True).start()
-            self._calls.update((request.uid, call) for request in requests)
-            self._put(requests)
-        return call
+            self._put([call])
 
     def abort(self, call: Call, error: BaseException) -> None:
         """End the call with `error`, unless it has failed already. In a fork do nothing."""
         if os.getpid() != self._pid:
             return
-        with self.changed:
+        with self.lock:
             call.error = call.error or error
+            call.open.intersection_update(self._calls)  # what the loop has not taken never begins
             self._put([AbortMsg(uid=uid) for uid in sorted(call.open)])
 
-    def wait(self, call: Call) -> None:
-        """Wait until the call is over, and until the thread has ended if no call is open.
+    def complete(self, call: Call) -> None:
+        """Let the loop run a call. Wait until it is over, and until the thread has ended if no call
+        is open. Raises ConfigError if closed.
 
         Ctrl-C ends the call after the step that runs. A second one is raised at once, because a
         rank may hang, and closes the engine.
         """
         try:
+            self.submit(call)
             self._wait(call)
         except BaseException as error:
             try:
@@ -177,7 +188,7 @@ class Session:
         """End the open calls and release the engine. A second call does nothing."""
         if os.getpid() != self._pid:
             return
-        with self.changed:
+        with self.lock:
             if self._is_closed:
                 return  # after a second Ctrl-C the thread may hang
             self._shut()
@@ -185,7 +196,7 @@ class Session:
 
     def _shut(self) -> None:
         """Let the thread end the open calls and release the engine, or do so if there is none."""
-        with self.changed:
+        with self.lock:
             if self._is_closed:
                 return
             self._is_closed = True
@@ -194,16 +205,18 @@ class Session:
                 self._end(_closed())
 
     def _wait(self, call: Call) -> None:
-        with self.changed:
+        with self.lock:
             self.changed.wait_for(
-                lambda: call.is_over and (bool(self._calls) or not self._is_running)
+                lambda: (
+                    call.is_over and (bool(self._calls or self._outgoing) or not self._is_running)
+                )
             )
 
     def _run(self) -> None:
         """Run the loop while calls are open, unless another thread does. An exception of the loop
         fails all of them and closes the engine, whose state is unknown."""
         error: BaseException | None = None
-        with self.changed:
+        with self.lock:
             if self._is_running or self._is_closed:
                 return
             self._is_running = True
@@ -212,20 +225,21 @@ class Session:
                 self._engine.run(self)
             except BaseException as raised:
                 error = raised
-            with self.changed:
+            with self.lock:
                 if error or self._is_closed:
                     self._end(error or _closed())
-                if not self._calls:
+                if not (self._calls or self._outgoing):
                     self._is_running = False
                     self.changed.notify_all()
                     return
 
-    def _put(self, messages: Sequence[SchedulerMsg]) -> None:
+    def _put(self, messages: Sequence[SchedulerMsg | Call]) -> None:
         self._outgoing += messages
         self.changed.notify_all()
 
     def _end(self, error: BaseException) -> None:
         self._is_closed = True
+        self._take()
         for call in set(self._calls.values()):
             call.error = call.error or error
             call.open.clear()
@@ -236,23 +250,34 @@ class Session:
     # --- the loop's side -------------------------------------------------------------------------
 
     def take(self, timeout_s: float) -> Sequence[SchedulerMsg]:
-        with self.changed:
+        with self.lock:
             if timeout_s and self._calls:  # all requests wait for their grammars to be compiled
                 self.changed.wait_for(lambda: self._outgoing or self._is_closed, timeout_s)
-            if self._is_closed or not self._calls:
+            if self._is_closed or not (self._calls or self._outgoing):
                 return [ExitMsg()]
-            messages, self._outgoing = self._outgoing, []
-            return messages
+            return self._take()
+
+    def _take(self) -> list[SchedulerMsg]:
+        """Return the messages to the loop. The calls among them are in `_calls` from now on."""
+        messages: list[SchedulerMsg] = []
+        for sent in self._outgoing:
+            if not isinstance(sent, Call):
+                messages.append(sent)
+            elif sent.open:
+                self._calls.update(dict.fromkeys(sent.open, sent))
+                messages += sent.requests
+        self._outgoing = []
+        return messages
 
     def post(self, message: SchedulerMsg) -> None:
         """Send a message to the loop, from any thread."""
-        with self.changed:
+        with self.lock:
             self._put([message])
 
     def send(self, events: list[Event]) -> None:
         replies, stops = self._detokenizer.handle(events)
         news: dict[Call, int] = {}
-        with self.changed:
+        with self.lock:
             self._outgoing += stops
             for reply in replies:
                 call = self._calls[reply.uid]

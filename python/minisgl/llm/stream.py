@@ -25,10 +25,14 @@ class Reader:
         (self._uid,) = (request.uid for request in call.requests)
         self._read = (0, 0, 0)  # of each list of the answer
 
+    def begin(self) -> None:
+        """Send the request to the loop. Raises ConfigError. After any exception call `leave`."""
+        self._session.submit(self._call)
+
     def news(self) -> tuple[Delta | None, bool]:
         """Return what is new since the last call of this method, if anything, and whether the
         request is over."""
-        with self._session.changed:
+        with self._session.lock:
             return self._delta(), self._call.is_over
 
     def output(self) -> RequestOutput:
@@ -54,10 +58,11 @@ class Stream(Iterator[Delta | RequestOutput]):
     """The iterator that `LLM.stream` returns. Mutable."""
 
     def __init__(self, reader: Reader, news: queue.SimpleQueue[None]) -> None:
-        """news: gets an item when the reader has news. What fills it must not hold this object: a
-        stream that its user drops is deleted, which ends the request."""
+        """Begin the request. news: gets an item when the reader has news. What fills it must not
+        hold this object: a stream that its user drops is deleted, which ends the request."""
         self._reader, self._news = reader, news
         self._is_over = False
+        reader.begin()  # if it raises, this object is deleted
 
     def __next__(self) -> Delta | RequestOutput:
         try:

@@ -6,13 +6,7 @@ specification), C++ (`CpuMoeBackend`) and fused Triton kernels (`FusedMoeBackend
 Read next: `minisgl.moe.base`, then `minisgl.kernel.triton.moe`.
 """
 
-from minisgl.moe.base import (
-    BaseMoeBackend,
-    ClampedGate,
-    Experts,
-    SquaredRelu,
-    TorchMoeBackend,
-)
+from minisgl.moe.base import BaseMoeBackend, ClampedGate, Experts, SquaredRelu, TorchMoeBackend
 from minisgl.moe.registry import create_moe_backend
 
 __all__ = [

@@ -23,14 +23,7 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import LoopObserver, Seat, TextOf
 from minisgl.runtime.watched_loop import WatchedLoopMeter
 from minisgl.scheduler import Scheduler, run
-from minisgl.scheduler.io import (
-    FollowerOutbox,
-    Message,
-    NoOutbox,
-    Source,
-    SourceInbox,
-    ZmqOutbox,
-)
+from minisgl.scheduler.io import FollowerOutbox, Message, NoOutbox, Source, SourceInbox, ZmqOutbox
 from minisgl.scheduler.late_planning import LONG_STEP_S, LatePlanning
 from minisgl.scheduler.loop import WAIT, Inbox, Outbox
 from minisgl.scheduler.step_broadcast import CHECK_EVERY, Follower, Leader

@@ -61,8 +61,8 @@ def test_no_request_past_the_door_ends_the_loop(wrong: dict[str, Any], llm: LLM)
         message = crossed(msgspec.structs.replace(DRAW, **wrong))
     except msgspec.ValidationError:
         return
-    call = llm._session.submit([message], lambda *_: None, 1)
-    llm._session.wait(call)
+    call = llm._session.call([message], lambda *_: None, 1)
+    llm._session.complete(call)
     assert call.error is None or isinstance(call.error, MinisglError)
     assert len(llm.generate("a", DRAW)[0].token_ids) == 4
 

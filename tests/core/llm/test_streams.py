@@ -119,8 +119,8 @@ def test_threads_run_as_one_batch(llm: LLM) -> None:
         return launch(plan)
 
     def num_calls() -> int:
-        with llm._session.changed:
-            return len(set(llm._session._calls.values()))
+        with llm._session.lock:
+            return len({*llm._session._calls.values(), *llm._session._outgoing})
 
     llm._engine.engine.launch = counted
     sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
@@ -226,7 +226,7 @@ def test_an_interrupt_ends_one_call(llm: LLM) -> None:
     interrupted: list[bool] = []
     outputs: list[RequestOutput] = []
     sampling = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
-    changed, llm._session.changed = llm._session.changed, Interrupting()
+    changed, llm._session.changed = llm._session.changed, Interrupting(llm._session.lock)
     thread = threading.Thread(target=lambda: outputs.extend(llm.generate("Tell me", sampling)))
     thread.start()
     with pytest.raises(Interrupt):
@@ -279,6 +279,43 @@ def test_a_call_whose_thread_fails_to_start_leaves_nothing_open(
     assert requests.stats.num_finished == num_finished
     assert not llm._session._is_running  # else `close` would wait for ever
     assert llm.generate("a", GREEDY)[0].num_output_tokens
+
+
+def test_an_interrupt_while_a_call_is_submitted_leaves_nothing_open(llm: LLM) -> None:
+    class Interrupting(threading.Condition):
+        def notify_all(self) -> None:
+            if threading.current_thread() is threading.main_thread() and not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+            super().notify_all()
+
+    changed = llm._session.changed
+    for ask in (lambda: llm.generate("a", LONG), lambda: llm.stream("a", LONG)):
+        wait_idle(llm)
+        interrupted: list[bool] = []
+        llm._session.changed = Interrupting(llm._session.lock)
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+        gc.collect()  # the traceback had the stream
+        wait_idle(llm)
+        llm._session.changed = changed
+        assert not llm._session._calls
+        assert not llm._engine.scheduler.requests.by_uid
+
+
+def test_an_interrupt_cannot_leave_the_lock_taken(llm: LLM) -> None:
+    """Ctrl-C may come in Python code that takes or releases a lock: that of a condition."""
+
+    class Entered(threading.Condition):
+        def __enter__(self) -> bool:
+            raise AssertionError("Ctrl-C may come here")
+
+    wait_idle(llm)
+    changed, llm._session.changed = llm._session.changed, Entered(llm._session.lock)
+    assert llm.generate("a", GREEDY)[0].token_ids == joined(list(llm.stream("a", GREEDY))).token_ids
+    llm.stream("a", LONG).close()
+    wait_idle(llm)
+    llm._session.changed = changed
 
 
 def test_choices(llm: LLM) -> None:

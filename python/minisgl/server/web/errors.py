@@ -160,9 +160,5 @@ def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
     if error.status_code == 404:
         near = _nearby(request)
         hint = f"did you mean {near}?" if near else "/docs lists all paths"
-        return refusal(
-            f"there is nothing at {path}; {hint}",
-            status=404,
-            code="not_found",
-        )
+        return refusal(f"there is nothing at {path}; {hint}", status=404, code="not_found")
     return refusal(str(error.detail), status=error.status_code, code="http_error")
