@@ -103,6 +103,8 @@ class AsyncLLM:
         is_chat: bool = False,
     ) -> AsyncIterator[Delta | RequestOutput]:
         loop, has_news = asyncio.get_running_loop(), asyncio.Event()
+        for ended in [each for each in self._wakers if each.is_closed()]:
+            self._wakers.pop(ended, None)
         waker = self._wakers.setdefault(loop, _Waker(loop))
 
         def on_news(num_tokens: int, num_ended: int) -> None:

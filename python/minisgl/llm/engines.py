@@ -42,6 +42,8 @@ class OwnEngine:
         run(self.scheduler, self.engine, session, session, overlap=overlap)
 
     def close(self) -> None:
+        if grammars := vars(self).get("_grammars"):
+            grammars.close(waits=False)  # its thread may need a lock of who closes
         self.engine.close()
 
     @cached_property

@@ -108,8 +108,9 @@ class Grammars(Protocol):
         """Return the masker of a request, and let a thread compile its grammar. None if it has
         none."""
 
-    def close(self) -> None:
-        """Wait for the grammar that is being compiled. After that nothing is posted."""
+    def close(self, *, waits: bool = True) -> None:
+        """Compile no more. waits: until the grammar is compiled that is being compiled. After that
+        nothing is posted."""
 
 
 def create_grammars(

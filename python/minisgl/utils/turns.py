@@ -54,7 +54,7 @@ class TurnQueue(Generic[T]):
 
 class TurnThreads:
     """Threads that call functions, at most one of a key at a time. Mutable: it starts a thread with
-    each of the first functions. The threads end with the process."""
+    each of the first functions. Those that are not closed end with the process."""
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
         self._name = name
@@ -82,12 +82,13 @@ class TurnThreads:
         now = time.monotonic()
         return max((now - began for began in list(self._began.values())), default=0.0)
 
-    def close(self) -> None:
-        """Wait for the functions that run. The others are never called."""
+    def close(self, *, waits: bool = True) -> None:
+        """End the threads. waits: until the functions that run return. The others are never
+        called."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        for thread in self._threads:
+        for thread in self._threads if waits else ():
             thread.join()
 
     def _run(self) -> None:

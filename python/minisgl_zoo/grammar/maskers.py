@@ -84,9 +84,9 @@ class Grammars:
         failed = Failed.of(uid, error) if error else None
         self._post(AbortMsg(uid=uid, because=failed) if failed else CompiledMsg(uid=uid))
 
-    def close(self) -> None:
-        """Wait for the grammar that is being compiled. Later ones are never compiled."""
-        self._thread.close()
+    def close(self, *, waits: bool = True) -> None:
+        """As `minisgl.runtime.scheduling.Grammars`."""
+        self._thread.close(waits=waits)
 
     def _compiled(self, grammar: str, on_compiled: OnCompiled) -> _Matcher:
         error: RequestError | None = None

@@ -57,10 +57,10 @@ def alone() -> Iterator[LLM]:
 
 
 def in_generate(llm: LLM, act: Callable[[], None]) -> None:
-    """Act in a thread once this thread waits for the answer of a call."""
+    """Act in a thread once this thread waits for the answer of a call, which the loop has."""
 
     def work() -> None:
-        while Session._wait.__code__ not in (
+        while not llm._session._calls or Session._wait.__code__ not in (
             frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[this])
         ):
             time.sleep(0.01)

@@ -106,6 +106,12 @@ def wait_idle(llm: LLM) -> None:
         time.sleep(0.01)
 
 
+def num_calls(llm: LLM) -> int:
+    """Return the number of open calls, with those that the loop has not taken."""
+    with llm._session.lock:
+        return len({*llm._session._calls.values(), *llm._session._outgoing})
+
+
 def test_threads_run_as_one_batch(llm: LLM) -> None:
     """Four calls at once share steps: they take fewer than the sum of what each takes."""
     steps, num_expected = 0, 1
@@ -114,13 +120,9 @@ def test_threads_run_as_one_batch(llm: LLM) -> None:
     def counted(plan: object) -> object:
         nonlocal steps
         steps += 1
-        while steps == 1 and num_calls() < num_expected:
+        while steps == 1 and num_calls(llm) < num_expected:
             time.sleep(0.001)
         return launch(plan)
-
-    def num_calls() -> int:
-        with llm._session.lock:
-            return len({*llm._session._calls.values(), *llm._session._outgoing})
 
     llm._engine.engine.launch = counted
     sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
@@ -180,13 +182,33 @@ def test_close_ends_open_calls() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    while len(set(llm._session._calls.values())) < 2:
+    while num_calls(llm) < 2:
         time.sleep(0.001)
     llm.close()
     thread.join(60)
     with pytest.raises(ConfigError, match="closed"):
         list(stream)
     assert [type(error) for error in failures] == [ConfigError]
+
+
+def test_close_ends_the_thread_of_grammars() -> None:
+    """Also while it compiles, although who closes has the lock that its last word needs."""
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "grammar"]
+
+    before = threads()
+    llm = LLM(progress=False, num_pages=64)
+    llm.generate("a", SamplingParams(structured_outputs={"regex": "ab"}))
+    (mine,) = set(threads()) - set(before)
+    began, may_end = threading.Event(), threading.Event()
+    llm._engine._grammars._thread.submit(None, lambda: (began.set(), may_end.wait()))
+    began.wait(60)
+    llm.close()
+    assert mine.is_alive()
+    may_end.set()
+    mine.join(60)
+    assert not mine.is_alive()
 
 
 def test_an_error_of_the_loop_reaches_every_call() -> None:
@@ -370,6 +392,14 @@ def test_async_chats_take_one_conversation(
 
     with pytest.raises(InvalidRequest, match=message):
         asyncio.run(main())
+
+
+def test_event_loops_that_have_ended_are_not_kept(async_llm: AsyncLLM) -> None:
+    async def ask() -> str:
+        return joined([part async for part in async_llm.generate("Hi", GREEDY)]).text
+
+    assert asyncio.run(ask()) == asyncio.run(ask())
+    assert len(async_llm._wakers) == 1
 
 
 def test_cancelling_ends_the_request(async_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
