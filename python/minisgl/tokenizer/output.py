@@ -243,5 +243,9 @@ def cut(event: Finished | Failed, output: Output) -> Finished:
             num_output_tokens=output.num_tokens,
         )
     return msgspec.structs.replace(
-        event, reason="stop", stop_match=output.stop_match, num_output_tokens=output.num_tokens
+        event,
+        reason="stop",
+        stop_match=output.stop_match,
+        num_output_tokens=output.num_tokens,
+        num_accepted=min(event.num_accepted, output.num_tokens),
     )

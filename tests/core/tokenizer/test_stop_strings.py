@@ -50,13 +50,15 @@ class TestStopStrings:
         """Two ends at once: the stop string is what the client sees, with its own counts."""
         detokenizer = Detokenizer(tokenizer)
         ids = self._ids(tokenizer, "Hello world, hello")
-        events = [acceptance(1, stop=("Hello",)), *tokens_of(1, ids), ending(1, len(ids), reason)]
+        last = replace(ending(1, len(ids), reason), num_drafted=9, num_accepted=len(ids))
+        events = [acceptance(1, stop=("Hello",)), *tokens_of(1, ids), last]
         replies, stops = detokenizer.handle(events)
         assert [type(reply) for reply in replies] == [Accepted, TextReply, Finished]
         end = replies[-1]
         assert isinstance(end, Finished)
         assert (text_of(replies), end.reason, end.stop_match) == ("", "stop", "Hello")
         assert end.num_output_tokens == len(ids_of(replies)) == stops[0].num_tokens
+        assert end.num_accepted <= end.num_output_tokens < len(ids)  # drafts behind the cut
         # The scheduler does not know the request any more: nothing answers this StopMsg.
         assert detokenizer.num_running == 0
 
