@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from minisgl.errors import PromptTooLong
 from minisgl.server.strict import Json
 from minisgl.server.web.errors import ErrorBody
 
@@ -36,13 +38,31 @@ _KINDS: Final = {
 }
 """Anthropic's types of errors, by this server's codes. Other codes get a type by HTTP status."""
 
+_TOO_LONG: Final = (
+    (
+        re.compile(r"([\d,]+) tokens?, (?:but the .+ holds|and a request may have) ([\d,]+)"),
+        "prompt is too long: {} tokens > {}",
+    ),
+    (
+        re.compile(r"([\d,]+) tokens? and max_tokens asks for (\d+) more, .+ holds (\d+)"),
+        "input length and `max_tokens` exceed context limit: {} + {} > {}",
+    ),
+)
+"""Our words for what does not fit, and Anthropic's, by which Claude Code compacts the chat or asks
+for fewer tokens. OpenAI's forms have ours alone: opencode compacts without an end if told so."""
+
 
 def anthropic_error(body: ErrorBody) -> ErrorEvent:
-    error = body.error
+    error, message = body.error, body.error.message
     kind = "api_error" if error.type == "server_error" else error.type
     kind = _KINDS.get(error.code, kind)
+    for ours, words in _TOO_LONG if error.code == PromptTooLong.code else ():
+        if found := ours.search(message):
+            counts = [number.replace(",", "") for number in found.groups()]
+            message = f"{words.format(*counts)} ({message})"
+            break
     return ErrorEvent(
-        error=AnthropicError(type=kind, message=error.message, param=error.param, code=error.code)
+        error=AnthropicError(type=kind, message=message, param=error.param, code=error.code)
     )
 
 

@@ -18,7 +18,7 @@ from minisgl_gateway.error_forms import ErrorEvent
 from minisgl_gateway.in_process import in_process
 from minisgl_gateway.pictures import readable
 
-_NAMES: Final = {
+NAMES: Final = {
     "prompt": "messages",
     "response_format.json_schema": "output_config.format",
     "stop": "stop_sequences",
@@ -38,7 +38,7 @@ def router(chat: Chat) -> APIRouter:
 
     def chat_of(asked: CountRequest, model: Model) -> tuple[ChatRequest, list[Omission]]:
         # "high" is Anthropic's default effort, so it is left out without a warning.
-        request, left_out = fitting(asked.chat, model, _NAMES, default_effort="high")
+        request, left_out = fitting(asked.chat, model, NAMES, default_effort="high")
         request, of_blocks = readable(request, asked.left_out, model.abilities.reads_images)
         return request, [*of_blocks, *left_out]
 
@@ -51,7 +51,7 @@ def router(chat: Chat) -> APIRouter:
         asked = await body.read(request, MessagesRequest)
         model = await chat.model(request, asked.model)
         wanted, left_out = chat_of(asked, model)
-        whole = Asked(chat=wanted, names=_NAMES, left_out=left_out)
+        whole = Asked(chat=wanted, names=NAMES, left_out=left_out)
         return await chat.answer(request, whole, MessageForm(model.name, asked))
 
     @routes.post(

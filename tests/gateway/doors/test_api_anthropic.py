@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,10 +11,18 @@ import anthropic
 import httpx
 import pytest
 
+from helpers.scheduling import add, make
 from helpers.scripted_server import MODEL, ScriptedServer
-from minisgl.core import Accepted, Finished
-from minisgl.message import ChatPrompt, TextReply, TokenizeMsg
+from minisgl.builtin import model_path
+from minisgl.core import Accepted, Failed, Finished
+from minisgl.errors import PromptTooLong
+from minisgl.message import ChatPrompt, TextPrompt, TextReply, TokenizeMsg
 from minisgl.message.frontend import UserReply
+from minisgl.server.errors import rename
+from minisgl.server.web.errors import error_body
+from minisgl.tokenizer import PromptEncoder, load_tokenizer
+from minisgl_gateway.anthropic.routes import NAMES
+from minisgl_gateway.error_forms import anthropic_error
 
 PATH = "/v1/messages"
 IMAGE = {"type": "base64", "media_type": "image/png", "data": "aGk="}
@@ -241,6 +250,36 @@ def test_refusals_in_anthropics_form(
     assert isinstance(body, dict)
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "says"),
+    [
+        (60, None, r"^prompt is too long: 60 tokens > 60 \(the field messages has 60 tokens, but"),
+        (50, 11, r"^input length and `max_tokens` exceed context limit: 50 \+ 11 > 60 \(.*at most"),
+    ],
+)
+def test_claude_code_knows_refusals_by_their_words(
+    num_prompt: int, max_tokens: int | None, says: str
+) -> None:
+    """It compacts the chat, or asks again for the tokens that are left."""
+    refused = add(make(max_seq_len=60), 0, [1] * num_prompt, max_tokens=max_tokens)
+    assert isinstance(refused, Failed)
+    assert re.search(says, said(refused.to_error()))
+
+
+def test_claude_code_knows_that_a_prompt_is_far_too_long() -> None:
+    encoder = PromptEncoder(tokenizer=load_tokenizer(model_path()), folder=model_path())
+    with pytest.raises(PromptTooLong) as raised:
+        encoder.encode(TextPrompt(text="a b " * 9000), 2048)
+    assert re.search(r"^prompt is too long: \d+ tokens > 2048 \(", said(raised.value))
+
+
+def said(error: Exception) -> str:
+    """Return the message that Anthropic's form has for an error of a worker."""
+    assert isinstance(error, PromptTooLong)
+    rename(error, NAMES)
+    return anthropic_error(error_body(error)[1]).error.message
 
 
 def test_other_errors_in_anthropics_form(claude: anthropic.Anthropic, http: httpx.Client) -> None:
