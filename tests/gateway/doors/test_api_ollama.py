@@ -72,6 +72,14 @@ def test_a_stream_is_the_default_and_is_lines_of_json(http: httpx.Client) -> Non
     assert set(lines[0]) == {"model", "created_at", "message", "done"}
 
 
+def test_bytes_are_read_as_json(http: httpx.Client) -> None:
+    """As LiteLLM sends them from asyncio. A form, which any web page can send, is refused."""
+    body = json.dumps({"model": MODEL, "messages": user("one"), "stream": False})
+    kinds = ("application/octet-stream", "application/x-www-form-urlencoded", "text/plain")
+    answers = [http.post("/api/chat", content=body, headers={"content-type": t}) for t in kinds]
+    assert [answer.status_code for answer in answers] == [200, 415, 415]
+
+
 def test_messages(llama: ollama.Client, server: ScriptedServer) -> None:
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     llama.chat(

@@ -39,13 +39,14 @@ R = TypeVar("R", bound=Json)
 async def read(request: Request, kind: type[R], *, may_lack_type: bool = False) -> R:
     """Return the body as a `kind`, each field of which is honoured or neutral.
 
-    may_lack_type: accept a request without Content-Type, as some of Ollama's clients send it. No
-    other type is accepted: a web page of another site may send text or a form without a question.
+    may_lack_type: accept a request without Content-Type, or with that of bytes, as some of Ollama's
+    clients send it. No other is accepted: a page of another site may send text or a form without a
+    question.
     Raises InvalidRequest.
     """
     content_type = request.headers.get("content-type", "")
     is_json = content_type.partition(";")[0].strip().lower() == "application/json"
-    if not is_json and not (may_lack_type and not content_type):
+    if not is_json and not (may_lack_type and content_type in ("", "application/octet-stream")):
         got = brief(content_type) if content_type else "none"
         raise refusal(
             f"the content type must be application/json, got {got}: add the header "
