@@ -55,7 +55,7 @@ class SinkBlock(GraniteBlock):
 
 
 class MambaBlock(GraniteBlock):
-    attention_type = partial(Mamba2, module="mamba")
+    attention_type = staticmethod(partial(Mamba2, module="mamba"))
 
 
 def granite(config: ModelConfig, moe: Callable[[ModelConfig], MoeSpec] | None = None) -> ModelSpec:

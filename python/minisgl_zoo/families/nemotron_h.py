@@ -150,7 +150,7 @@ class MambaAttentionBlock(Block):
 
 
 class MambaBlock(MambaAttentionBlock):
-    attention_type = partial(Mamba2, module="mixer")
+    attention_type = staticmethod(partial(Mamba2, module="mixer"))
 
 
 class SquaredReluExpert(SharedExpert):
