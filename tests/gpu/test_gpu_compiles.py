@@ -41,7 +41,7 @@ EXPERTS = {
 PADDED, UNPADDED, UNMEASURED = (256, 256, 0), (0, 64, 0), (0, 64, 512)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "sizes", [PADDED, UNPADDED, UNMEASURED], ids=["graphs", "no graphs", "nothing measured"]
 )

@@ -73,7 +73,7 @@ CONFIGS: tuple[tuple[dict[str, Any], KVCacheDType], ...] = (
 )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
     shared_bytes = shared_bytes_of(__file__, target, tmp_path)

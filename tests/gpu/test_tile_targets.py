@@ -44,7 +44,7 @@ def compiled(name: str, numbers: tuple[tuple[str, int], ...], target: int, folde
 
 
 @pytest.mark.skipif(NVCC is None, reason="there is no nvcc")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
     assert TARGETS[target] * 1024 >= SHARED_BYTES
