@@ -30,7 +30,8 @@ NAMED: Final = frozenset(
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "uniqueItems": (False,),
     "not": (False,),
-    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "propertyNames"), (True, {})),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), (True, {})),
+    "propertyNames": (True, {}, {"type": "string"}),  # the last is what zod writes of a record
     **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
 }
 """Values with which keywords that llguidance does not implement allow everything."""

@@ -66,6 +66,7 @@ ENFORCED: dict[str, Any] = {
     "neutral values": {"type": ["array", "object"], "uniqueItems": False, "propertyNames": {},
                        "unevaluatedItems": True, "dependentRequired": {}, "not": False,
                        "minContains": 3, "then": N},
+    "names are texts": {**D, "propertyNames": {"type": "string"}, "additionalProperties": N},
     "items": {"type": "array", "items": N},
     "items false": {"type": "array", "items": False},
     "prefixItems": {"type": "array", "prefixItems": [N, S], "items": False},
