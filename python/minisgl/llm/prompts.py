@@ -191,7 +191,7 @@ def _as_part(part: Any) -> Any:
             raise InvalidRequest(f"the image {image}: {error.strerror}", param="messages") from None
     elif hasattr(image, "save"):  # of PIL
         file = io.BytesIO()
-        image.save(file, "PNG")
+        image.convert("RGB").save(file, "PNG")  # which has no CMYK, for one
         data = file.getvalue()
     else:
         raise InvalidRequest(
