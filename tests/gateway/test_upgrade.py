@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import psutil
 import pytest
 
 from helpers.endless import endless_flags
@@ -124,9 +125,12 @@ def test_a_stream_and_a_connection_go_on(endless: Path, launch: Any) -> None:
     os.kill(int(started[1]), signal.SIGCONT)
     assert "has the port; open requests: 1" in next(lines)
     assert next(lines) == "requests that go on in the new server: 1\n"
+    (pid, *_) = re.findall(r"the engine is ready after .*\(pid (\d+)\)", server.output["err"])
+    psutil.Process(int(pid)).wait(60)  # it does not go on with the story, too
     num = story.num
     while story.num < num + 20 and story.is_alive():
         story.join(0.05)
+    assert story.is_alive()
     story.is_ended = True
     story.join(150)
     assert next(lines) == "the old server has ended\n"

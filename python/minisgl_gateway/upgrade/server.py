@@ -178,6 +178,8 @@ class UpgradableServer(Server):
         if num_open or is_alone:
             num_moved = self._move(link, theirs)
             say(f"requests that go on in the new server: {num_moved}")
+            if num_moved:  # else the old engine computes them to their ends, too
+                await asyncio.to_thread(self._workers.end)
             await self._wait(lambda: self._frontend.num_open)
         if self._handing:
             await self._wait(lambda: self._num_left, LAST_S)
