@@ -30,7 +30,7 @@ class OwnEngine:
         self.engine = start_engine(args, progress=progress, measure_steps=args.draft_names != "off")
         try:
             config = scheduler_config(args, self.engine, eos_ids)
-            self.context = config.max_seq_len
+            self.context = min(config.max_seq_len, config.num_pool_tokens)
             self.scheduler = Scheduler(config, create_masker=self._masker)
         except Exception:
             self.engine.close()

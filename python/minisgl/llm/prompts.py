@@ -49,9 +49,9 @@ def chat_records(
 ) -> Records:
     """Return the prompts of `LLM.chat`. Raises InvalidRequest."""
     batch = as_conversations(messages)
-    if not isinstance(template_args, Mapping):
+    if not isinstance(template_args, Mapping) or "messages" in template_args:
         raise InvalidRequest(
-            f"chat_template_kwargs must be a dict, got {brief(template_args)}",
+            f"chat_template_kwargs must be a dict without messages, got {brief(template_args)}",
             param="chat_template_kwargs",
         )
     fields: dict[str, Any] = {}

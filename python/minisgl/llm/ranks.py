@@ -45,7 +45,8 @@ class OwnRanks:
         try:
             self._workers.start_engine(args)
             self._workers.wait_ready()
-            self.context = int(self._workers.info["max_seq_len"])
+            info = self._workers.info
+            self.context = int(min(info["max_seq_len"], info["num_pages"] * info["page_size"]))
         except BaseException:
             self.close()
             raise

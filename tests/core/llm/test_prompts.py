@@ -108,9 +108,10 @@ def test_calls_in_openai_form(calls: Any) -> None:
 
 def test_variables_of_the_template_are_a_dict() -> None:
     turn = {"role": "user", "content": "a"}
-    wrong: Any = ["enable_thinking"]
-    with pytest.raises(InvalidRequest, match="chat_template_kwargs must be a dict, got"):
-        chat_records([turn], wrong, None, "auto")
+    wrong: Any
+    for wrong in (["enable_thinking"], {"messages": []}):
+        with pytest.raises(InvalidRequest, match="chat_template_kwargs must be a dict without"):
+            chat_records([turn], wrong, None, "auto")
 
 
 def test_ids_are_checked_as_one_array() -> None:

@@ -189,6 +189,13 @@ def test_a_prompt_may_fill_the_context(llm: LLM, folder: Path) -> None:
         llm.embed([ids[:33]])
 
 
+def test_a_text_is_cut_to_the_pool_if_that_is_smaller_than_the_context() -> None:
+    with LLM(dtype="float32", num_pages=6, progress=False) as llm:
+        ids = [7] * 95
+        cut = llm.embed([ids * 2], truncate_prompt_tokens=-1)
+        assert np.abs(cut - llm.embed([ids])).max() < 1e-6
+
+
 def test_pages_are_free_at_once_and_weigh_nothing(llm: LLM) -> None:
     engine, cache = llm._engine.engine, llm._engine.scheduler.requests.cache
     assert (engine.memory.kv_bytes, engine.max_prefill_tokens) == (0, 256)
