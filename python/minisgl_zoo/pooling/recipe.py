@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, repeat
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,7 +103,8 @@ class Recipe:
                 f"this checkpoint has no prompt {brief(prompt_name)}{known}", param="prompt_name"
             )
         most = len(self.dense[-1].weight_OI) if self.dense else self.size
-        if dimensions is not None and not 1 <= dimensions <= most:
+        is_whole = dimensions is None or isinstance(dimensions, Integral)
+        if not is_whole or (dimensions is not None and not 1 <= dimensions <= most):
             raise InvalidRequest(
                 f"dimensions must be 1 to {most}, got {brief(dimensions)}", param="dimensions"
             )
@@ -130,6 +132,13 @@ class Recipe:
         max_tokens: int | None = None,
         context: int | None = None,
     ) -> Pooling[list[float]]:
+        if isinstance(documents, str) or not all(
+            isinstance(text, str) for text in (*queries, *documents)
+        ):
+            raise InvalidRequest(
+                f"queries and documents must be lists of texts, got {brief(documents)}",
+                param="documents",
+            )
         if len(queries) not in (1, len(documents)):
             raise InvalidRequest(
                 f"there must be one query, or one for each of {counted(len(documents), 'document')}"

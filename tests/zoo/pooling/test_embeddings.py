@@ -151,6 +151,10 @@ def test_an_embedder_ranks_by_cosine(tmp_path: Path) -> None:
         scores = llm.score(TEXTS[0], TEXTS)
         with pytest.raises(InvalidRequest, match="instruction is for rerankers"):
             llm.score("q", ["d"], instruction="i")
+        wrong: Any
+        for wrong in ("document", [5], [["d"]]):
+            with pytest.raises(InvalidRequest, match="queries and documents must be lists of text"):
+                llm.score("q", wrong)
     [query] = embeddings_of(folder, [QUERY + TEXTS[0]], "lasttoken")
     assert scores == pytest.approx(embeddings_of(folder, TEXTS, "lasttoken") @ query, abs=1e-5)
 
@@ -213,6 +217,10 @@ def test_what_cannot_be_embedded_is_refused_by_name(tmp_path: Path) -> None:
     with llm_of(folder) as llm:
         with pytest.raises(InvalidRequest, match="no prompt 'passage'; it has query, document"):
             llm.embed("a", prompt_name="passage")
+        wrong: Any
+        for wrong in (0, "8", 1.5, 10**9):
+            with pytest.raises(InvalidRequest, match="dimensions must be 1 to "):
+                llm.embed("a", dimensions=wrong)
         with pytest.raises(InvalidRequest, match="prompt 1: the prompt is empty"):
             llm.embed(["a", ""])
         with pytest.raises(PromptTooLong, match="prompt 1: the prompt has"):
