@@ -533,6 +533,9 @@ def test_a_handed_connection_is_accepted() -> None:
             assert its_address == address
             taken.sendall(b"hello")
             assert client.recv(9) == b"hello"
+            ours.send(b"c")  # what comes if no descriptor is free here
+            with pytest.raises(OSError, match="Too many open files"):
+                handed.accept()
             ours.close()
             with pytest.raises(EOFError):
                 handed.accept()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from typing import Any
 
@@ -13,10 +15,13 @@ class Handed(socket.socket):
     """A socket on which the old server sends connections: it accepts as a listening one does."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return a connection and its address. Raises EOFError when the old server has gone."""
+        """Return a connection and its address. Raises EOFError when the old server has gone, and
+        OSError as a listening socket does: a connection for which no descriptor is free is lost."""
         data, descriptors, _, _ = socket.recv_fds(self, 1, 1)
         if not data:
             raise EOFError
+        if not descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         connection = socket.socket(fileno=descriptors[0])
         return connection, connection.getpeername()
 
