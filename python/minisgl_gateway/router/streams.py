@@ -191,14 +191,20 @@ async def pieces(
     second, its_answer = other
     logger.info("replica %s goes on for %s (%s)", second.name, replica.name, error)
     second.num_open += 1
+    outcome = "left"
     try:
         async for data in its_answer:
             stream.failure = b""
             yield stream.read(data) + stream.failure, not its_answer.is_complete
-        second.ends["answered"] += 1
+        outcome = "answered"
+    except ReplicaFailed as failed:
+        outcome = "failed"
+        fleet.failed(second, failed)
+        raise ReplicaFailed(f"{error}; {second.name} went on, and failed, too: {failed}") from None
     finally:
         its_answer.close()
         second.num_open -= 1
+        second.ends[outcome] += 1
 
 
 async def _other(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -21,7 +24,8 @@ from minisgl.message import PromptToken, TextReply, TokenizeMsg, TokenText, ids_
 from minisgl.message.frontend import PongMsg, UserReply
 from minisgl.server.errors import Draining
 from minisgl.server.web.respond import Shape
-from minisgl_gateway.router.streams import Stream
+from minisgl_gateway.router.streams import Stream, pieces
+from minisgl_gateway.router.upstream import ReplicaFailed
 from minisgl_gateway.watch.relayed import Relayed, _Router
 
 DIED = WorkerDied("engine", -9)
@@ -211,6 +215,7 @@ def test_a_client_that_leaves_the_second_replica_ends_its_request(stack: ExitSta
         assert pair.second.is_there.wait(60)
         assert answer.status_code == 200
     assert pair.second.server.wait_aborted(1) == [0]
+    until(lambda: router.fleet.replicas[1].ends["left"] == 1)
 
 
 def test_an_error_of_the_request_ends_it(stack: ExitStack) -> None:
@@ -260,6 +265,45 @@ def test_parts_without_ids_are_sent() -> None:
     noted = _Router(Relayed(path="/v1/chat/completions", seed=1)).shape(Parts())
     reply = TextReply(uid=0, text="", token_ids=[], parts=[("content", "}")])
     assert noted.text(0, reply).startswith(b"[('content', '}')]")
+
+
+def test_a_second_replica_that_fails_is_named_and_counted() -> None:
+    class Cut:
+        status, is_complete = 200, False
+
+        def __init__(self, why: str) -> None:
+            self._why = why
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"data: {}\n\n: minisgl [0,[5]]\n\n"
+            raise ReplicaFailed(self._why)
+
+        def close(self) -> None:
+            pass
+
+    async def ask(replica: Any) -> Any:
+        return Cut("gone as well")
+
+    async def read() -> None:
+        async for _ in pieces(cast(Any, Cut("gone")), request, fleet, first):
+            pass
+
+    view = SimpleNamespace(state=SimpleNamespace(digest="same"))
+    failed: list[tuple[str, str]] = []
+    first: Any = SimpleNamespace(name="A", view=view)
+    second: Any = SimpleNamespace(name="B", view=view, num_open=0, ends=Counter())
+    fleet: Any = SimpleNamespace(
+        replicas=[first, second],
+        choose=lambda without: (second, 0),
+        failed=lambda replica, error: failed.append((replica.name, str(error))),
+    )
+    stream = Stream("/generate")
+    stream.digest = "same"
+    request: Any = SimpleNamespace(stream=stream, ask=ask)
+    with pytest.raises(ReplicaFailed, match="gone; B went on, and failed, too: gone as well"):
+        asyncio.run(read())
+    assert failed == [("A", "gone"), ("B", "gone as well")]
+    assert (second.num_open, second.ends) == (0, {"failed": 1})
 
 
 def test_a_stream_goes_on_once() -> None:
