@@ -49,7 +49,7 @@ _TOO_LONG: Final = (
     ),
 )
 """Our words for what does not fit, and Anthropic's, by which Claude Code compacts the chat or asks
-for fewer tokens. OpenAI's forms have ours alone: opencode compacts without an end if told so."""
+for fewer tokens. Clients of OpenAI's forms know it by `code`."""
 
 
 def anthropic_error(body: ErrorBody) -> ErrorEvent:
