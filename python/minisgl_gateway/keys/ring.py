@@ -118,11 +118,9 @@ class Key:
                 code="not_permitted",
             )
 
-    def use(self) -> KeyUse | None:
-        """Return the key's limits and use, for a router; None if it has no limits."""
+    def use(self) -> KeyUse:
+        """Return the key's limits, perhaps none, and its use, for a router."""
         requests, tokens = self._limits.per_minute
-        if requests is None and tokens is None:
-            return None
         return KeyUse(
             name=self.name,
             digest=self.digest.hex(),

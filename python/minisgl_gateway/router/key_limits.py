@@ -21,7 +21,7 @@ from minisgl_gateway.router.replica_state import KeyUse
 
 
 class KeyLimits:
-    """The known keys that have limits. Mutable."""
+    """The keys whose limits, perhaps none, a server has reported. Mutable."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -50,16 +50,16 @@ class KeyLimits:
             self._keys[use.digest].reported(requests, tokens, now)
 
     def check(self, text: str) -> _Key | None:
-        """Return the key with this text; None if it has no known limits. Raises RateLimited if it
-        has used up one of them."""
+        """Return the key with this text; None if it is not known. Raises RateLimited if it has used
+        up one of its limits."""
         key = self._keys.get(digest_of(text).hex())
         if key:
             key.limits.check(key.name, self._clock())
         return key
 
     def admit(self, text: str) -> Passed | None:
-        """Count a request of the key with this text, and return it. Returns None if the key has no
-        known limits. Raises RateLimited."""
+        """Count a request of the key with this text, and return it. Returns None if the key is not
+        known. Raises RateLimited."""
         key = self.check(text)
         return Passed(key, self._clock) if key else None
 

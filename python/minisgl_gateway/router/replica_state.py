@@ -12,7 +12,7 @@ of others have names or numbers in each event, or no place for a comment."""
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key with limits, and its use of one server since the server's start.
+    """An API key, its limits, and its use of one server since the server's start.
 
     digest: SHA-256 of the key's text, hexadecimal. num_tokens: of prompts and answers.
     """
@@ -37,10 +37,11 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     row_s: by how much one more running request lengthens a step.
     num_finished, num_output_tokens: requests that ended, and all output tokens, since the start.
     hashes: of prefixes in the cache (`minisgl_gateway.router.prefix_hashes`), little-endian uint64.
-    model, max_model_len: of the server. keys: the API keys with limits that were used; None if the
-    server has no keys. open: of the request ids that the router asked about (`?open=ID,ID`), those
-    that the server has and has not answered whole. The API server sets these four. digest: of the
-    weights, the version and the settings: servers with the same one give the same answers.
+    model, max_model_len: of the server. keys: the API keys that were used, those without limits,
+    too, because they may have had some; None if the server has no keys. open: of the request ids
+    that the router asked about (`?open=ID,ID`), those that the server has and has not answered
+    whole. The API server sets these four. digest: of the weights, the version and the settings:
+    servers with the same one give the same answers.
     """
 
     page_size: int
@@ -68,7 +69,7 @@ class PromptHashes(msgspec.Struct, frozen=True, kw_only=True):
     header `X-Minisgl-Prefix`.
 
     num_tokens: of all prompts of the request. hashes: of the first prompt's prefixes of 1, 2, 3,
-    ... whole pages, little-endian uint64. key: the client's API key, if it has limits.
+    ... whole pages, little-endian uint64. key: the client's API key, if it has one.
     """
 
     num_tokens: int

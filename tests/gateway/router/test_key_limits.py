@@ -112,6 +112,23 @@ def test_requests_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None
         asks.completions.create(model=MODEL, prompt="a b")  # a key without limits
 
 
+def test_a_limit_that_the_key_file_drops_ends_at_the_router(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        path = tmp_path / "keys.toml"
+        router, _, _ = _limited(stack, path, "requests_per_minute = 1")
+        headers = {"authorization": "Bearer client"}
+        body = {"model": MODEL, "prompt": "a b"}
+
+        def status() -> int:
+            answer = httpx.post(f"{router.url}/v1/completions", json=body, headers=headers)
+            return answer.status_code
+
+        assert [status(), status()] == [200, 429]
+        path.write_text(path.read_text().replace("requests_per_minute = 1", ""))
+        until(lambda: status() == 200)
+        assert [status(), status()] == [200, 200]
+
+
 def test_tokens_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None:
     with ExitStack() as stack:
         router, servers, rings = _limited(stack, tmp_path / "keys.toml", "tokens_per_minute = 20")
