@@ -66,7 +66,7 @@ def _is_name(name: Any) -> bool:
 
 def adapter_of(name: str, adapters: Adapters, param: str) -> Adapter:
     """Return the adapter of this name. Raises ModelNotFound."""
-    if name not in adapters:
+    if not isinstance(name, str) or name not in adapters:
         known = ", ".join(map(repr, adapters)) or "none"
         raise ModelNotFound(f"no adapter is called {brief(name)}; loaded: {known}", param=param)
     return adapters[name]

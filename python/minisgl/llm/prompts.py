@@ -23,7 +23,7 @@ from minisgl.core import SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import MAX_NAMESPACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from minisgl.utils.text import brief
+from minisgl.utils.text import brief, is_unicode
 
 MAX_ID = 2**31 - 1
 
@@ -73,7 +73,8 @@ def chat_records(
 
 def check_salt(cache_salt: Any) -> None:
     """Raise InvalidRequest for a wrong `cache_salt`."""
-    if not isinstance(cache_salt, str) or len(cache_salt) > MAX_NAMESPACE:
+    is_text = isinstance(cache_salt, str) and is_unicode(cache_salt)
+    if not is_text or len(cache_salt) > MAX_NAMESPACE:
         raise InvalidRequest(
             f"cache_salt must be a string of at most {MAX_NAMESPACE} characters, got "
             f"{brief(cache_salt)}",
@@ -179,11 +180,9 @@ def _checked(turn: Mapping[str, Any], index: int) -> dict[str, Any]:
 def _as_part(part: Any) -> Any:
     """Return {"type": "image", "image": ...} in the form of chat completions. Raises
     InvalidRequest."""
-    match part:
-        case {"type": "image", "image": image}:
-            pass
-        case _:
-            return part
+    if not isinstance(part, Mapping) or part.get("type") != "image" or "image" not in part:
+        return part
+    image = part["image"]
     if isinstance(image, str | PathLike):
         try:
             data = Path(image).read_bytes()

@@ -11,6 +11,7 @@ starts, and `LLM` when it gets its first grammar.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -55,7 +56,8 @@ class Grammars:
         self._eos_ids = sorted(id for id in eos_ids if id < vocab_size)
         self._post = post
         self._vocabulary: llguidance.LLTokenizer | InvalidSampling | None = None
-        self._thread = TurnThreads("grammar")
+        self._thread = thread = TurnThreads("grammar")
+        weakref.finalize(self, thread.close, waits=False).atexit = False  # it may not be closed
 
     def prepare(self) -> Future[object]:
         """Read the vocabulary in the thread. The future is done after that, even if it failed."""

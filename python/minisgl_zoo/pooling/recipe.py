@@ -9,7 +9,7 @@ sentence-transformers 6.2 writes; llama.cpp's enumeration of poolings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import cycle, repeat
 from numbers import Integral
@@ -97,14 +97,13 @@ class Recipe:
                 "has no embeddings; serve an embedder for these",
                 param="model",
             )
-        if prompt_name is not None and prompt_name not in self.prompts:
+        if prompt_name not in (None, *self.prompts):
             known = f"; it has {', '.join(self.prompts)}" if self.prompts else ""
             raise InvalidRequest(
                 f"this checkpoint has no prompt {brief(prompt_name)}{known}", param="prompt_name"
             )
         most = len(self.dense[-1].weight_OI) if self.dense else self.size
-        is_whole = dimensions is None or isinstance(dimensions, Integral)
-        if not is_whole or (dimensions is not None and not 1 <= dimensions <= most):
+        if dimensions is not None and not (_is_whole(dimensions) and 1 <= dimensions <= most):
             raise InvalidRequest(
                 f"dimensions must be 1 to {most}, got {brief(dimensions)}", param="dimensions"
             )
@@ -132,12 +131,11 @@ class Recipe:
         max_tokens: int | None = None,
         context: int | None = None,
     ) -> Pooling[list[float]]:
-        if isinstance(documents, str) or not all(
-            isinstance(text, str) for text in (*queries, *documents)
-        ):
+        _check_texts(queries, "query")
+        _check_texts(documents, "documents")
+        if not isinstance(instruction, str | None):
             raise InvalidRequest(
-                f"queries and documents must be lists of texts, got {brief(documents)}",
-                param="documents",
+                f"instruction must be a text, got {brief(instruction)}", param="instruction"
             )
         if len(queries) not in (1, len(documents)):
             raise InvalidRequest(
@@ -190,7 +188,12 @@ class Recipe:
 
     def _most(self, max_tokens: int | None, context: int | None) -> int | None:
         """Return the most tokens of a text; None is no limit, -1 what a model of this context
-        takes."""
+        takes. Raises InvalidSampling."""
+        if max_tokens is not None and not _is_whole(max_tokens):
+            raise InvalidSampling(
+                f"truncate_prompt_tokens must be a whole number, got {brief(max_tokens)}",
+                param="truncate_prompt_tokens",
+            )
         if max_tokens == -1:  # a decoder has one left for the output that an answer would have
             max_tokens = context - (not self.is_encoder) if context else None
         if max_tokens is not None and self.longest is not None:
@@ -211,6 +214,17 @@ class Recipe:
         for layer in self.dense:
             x_ND = layer(x_ND)
         return x_ND
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _check_texts(texts: Any, param: str) -> None:
+    """Raise InvalidRequest unless `texts` is a list of texts, or an array of them."""
+    is_list = isinstance(texts, Collection) and not isinstance(texts, str | Mapping | Set)
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{param} must be a list of texts, got {brief(texts)}", param=param)
 
 
 def read_recipe(folder: Path) -> Recipe:

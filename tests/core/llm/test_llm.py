@@ -231,6 +231,8 @@ def test_only_calls_with_one_cache_salt_share_a_prefix(llm: LLM) -> None:
     assert len({output.text for output in outputs}) == 1
     with pytest.raises(InvalidRequest, match="at most 256 characters"):
         llm.generate(prompt, GREEDY, cache_salt="x" * 257)
+    with pytest.raises(InvalidRequest, match="cache_salt must be a string"):
+        llm.generate(prompt, GREEDY, cache_salt="\ud800")  # no rank could get it
 
 
 def test_the_second_turn_is_cached(llm: LLM) -> None:

@@ -77,6 +77,15 @@ def test_a_message_says_that_a_grammar_is_compiled_or_why_not() -> None:
     assert "nowhere" in failed.because.message
 
 
+def test_the_thread_ends_when_nobody_holds_the_grammars() -> None:
+    made = Grammars(lambda: load_tokenizer(model_path()), 1408, {2})
+    made.masker(GRAMMAR).mask([])
+    [thread] = made._thread._threads
+    del made
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_with_an_unreadable_tokenizer_only_grammars_fail(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make(tmp_path, "metaspace"))
     for message in messages(tokenizer, [GRAMMAR, GRAMMAR]):

@@ -45,6 +45,27 @@ def test_a_text_is_cut_to_what_the_engine_takes(is_encoder: bool, most: int) -> 
     assert asked.sampling.truncate_prompt_tokens == most
 
 
+def test_wrong_types_are_refused_by_name() -> None:
+    recipe = Recipe(folder=Path(), size=4, is_embedder=True, longest=9, prompts={"query": "q: "})
+    wrong: Any
+    for wrong in (5, None, "text", iter(["text"]), {"text": 1}, [1]):
+        with pytest.raises(InvalidRequest, match="query must be a list of texts"):
+            recipe.rank(wrong, ["d"])
+        with pytest.raises(InvalidRequest, match="documents must be a list of texts"):
+            recipe.rank(["q"], wrong)
+    with pytest.raises(InvalidRequest, match="instruction must be a text, got 5"):
+        recipe.rank(["q"], ["d"], instruction=5)  # type: ignore[arg-type] # what is tested
+    texts = [TextPrompt(text="a")]
+    for name, refused in (
+        ("max_tokens", [1.5, "x", True]),
+        ("prompt_name", [5, []]),
+        ("dimensions", [True, 1.0]),
+    ):
+        for wrong in refused:
+            with pytest.raises((InvalidRequest, InvalidSampling), match=r"must be|has no prompt"):
+                recipe.embed(texts, **{name: wrong})
+
+
 @pytest.mark.parametrize(
     ("family", "architecture", "config", "mode"),
     [
@@ -153,7 +174,7 @@ def test_an_embedder_ranks_by_cosine(tmp_path: Path) -> None:
             llm.score("q", ["d"], instruction="i")
         wrong: Any
         for wrong in ("document", [5], [["d"]]):
-            with pytest.raises(InvalidRequest, match="queries and documents must be lists of text"):
+            with pytest.raises(InvalidRequest, match="documents must be a list of texts"):
                 llm.score("q", wrong)
     [query] = embeddings_of(folder, [QUERY + TEXTS[0]], "lasttoken")
     assert scores == pytest.approx(embeddings_of(folder, TEXTS, "lasttoken") @ query, abs=1e-5)
