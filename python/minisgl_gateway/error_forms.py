@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import msgspec
+
 from minisgl.errors import PromptTooLong
 from minisgl.server.strict import Json
 from minisgl.server.web.errors import ErrorBody
@@ -15,6 +17,7 @@ class AnthropicError(Json, frozen=True, kw_only=True):
     message: str
     param: str | None
     code: str
+    details: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorEvent(Json, tag_field="type", tag="error", frozen=True, kw_only=True):
@@ -52,6 +55,11 @@ _TOO_LONG: Final = (
 for fewer tokens. Clients of OpenAI's forms know it by `code`."""
 
 
+_DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request"}}
+"""Anthropic's details of a refusal, by its field. With these the tool runners of its clients, which
+ask for a thread first, send the whole conversation instead."""
+
+
 def anthropic_error(body: ErrorBody) -> ErrorEvent:
     error, message = body.error, body.error.message
     kind = "api_error" if error.type == "server_error" else error.type
@@ -61,8 +69,11 @@ def anthropic_error(body: ErrorBody) -> ErrorEvent:
             counts = [number.replace(",", "") for number in found.groups()]
             message = f"{words.format(*counts)} ({message})"
             break
+    details = _DETAILS.get(error.param or "", msgspec.UNSET)
     return ErrorEvent(
-        error=AnthropicError(type=kind, message=message, param=error.param, code=error.code)
+        error=AnthropicError(
+            type=kind, message=message, param=error.param, code=error.code, details=details
+        )
     )
 
 

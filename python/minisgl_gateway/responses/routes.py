@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from fastapi import APIRouter, Request, Response
 
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.messages import Message, ToolCall, ToolFunction
 from minisgl.server.errors import refusal
 from minisgl.server.site import operation
@@ -82,6 +83,10 @@ def router(chat: Chat) -> APIRouter:
     @routes.get("/v1/responses/{id}", **operation(None, ResponseObject))
     async def retrieve(id: str, request: Request) -> Response:
         """A kept answer."""
+        if request.query_params.get("stream", "false") != "false":
+            raise InvalidRequest(
+                "stream is supported only as false: a kept answer is whole", param="stream"
+            )
         return body.response(store.get(id, chat.owner(request)).answer)
 
     @routes.delete("/v1/responses/{id}", **operation(None, Deleted))

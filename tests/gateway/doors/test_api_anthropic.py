@@ -353,6 +353,24 @@ def test_thinking_text_and_calls_are_blocks(claude: anthropic.Anthropic) -> None
     assert len(set(ids)) == 2
 
 
+def test_a_tool_runner_goes_on_without_a_thread(claude: anthropic.Anthropic) -> None:
+    """The client asks for one first, which is refused in the words by which it does without."""
+
+    @anthropic.beta_tool
+    def f(a: int) -> str:
+        """Add one."""
+        return f"it is {a + 1}"
+
+    first = '!part:call:f !part:arguments:{"a":4}'
+    runner = claude.beta.messages.tool_runner(
+        model=MODEL, max_tokens=100, tools=[f], messages=[{"role": "user", "content": first}]
+    )
+    assert [message.content[0].type for message in runner] == ["tool_use", "text"]
+    (text,) = runner.until_done().content
+    assert text.type == "text"
+    assert text.text == "it is 5 ."
+
+
 def test_arguments_that_are_not_an_object(claude: anthropic.Anthropic) -> None:
     answer = claude.messages.create(
         **asked(turn("!part:call:f !part:arguments:{oops"), tools=[TOOL])

@@ -30,6 +30,8 @@ def test_a_conversation_by_id(client: openai.OpenAI, server: ScriptedServer) -> 
         ("user", "three"),
     ]
     assert client.responses.retrieve(first.id) == first
+    with pytest.raises(openai.BadRequestError, match="stream is supported only as false"):
+        client.responses.retrieve(first.id, stream=True)
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError, match="no response"):
         client.responses.retrieve(first.id)
