@@ -61,6 +61,8 @@ def constraint(
     plan: AnswerPlan, form: AnswerForm, sampling: SamplingParams, tokenizer: Tokenizer
 ) -> str:
     """Return the text of the grammar: reasoning, then tool calls, structured content, or any text.
+    Where an answer may but need not call tools, it is calls or structured content. An answer that
+    must call has no text, so none that could have a form.
 
     Raises InvalidSampling if it cannot be compiled, or if two options exclude each other.
     """
@@ -75,7 +77,7 @@ def constraint(
             param="allowed_token_ids",
         )
     if must_call:
-        for name in ("structured_outputs", "ignore_eos", "min_tokens", "allowed_token_ids"):
+        for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
             if getattr(sampling, name):
                 raise InvalidSampling(
                     f"{name} cannot be combined with a tool_choice that requires a call", param=name
@@ -88,21 +90,19 @@ def constraint(
     elif form.reasoning:
         begin, end = REASONING[form.reasoning]
         lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
-    if must_call:
+    bodies, may_call = [], must_call or bool(content and plan.tools)
+    if may_call:
         schemas = {f"tools.{tool}.parameters": schema for tool, schema in plan.tools}
         check_schemas(schemas)
         names = (tool for tool, _ in plan.tools)
         tools = zip(names, (closed(schema, path) for path, schema in schemas.items()), strict=True)
-        body = _calls(grammar, replace(plan, tools=tuple(tools)), form.calls)
-    elif content:
+        bodies.append(_calls(grammar, replace(plan, tools=tuple(tools)), form.calls))
+    if content and not must_call:
         body = grammar.sub(answer_grammar(content))
-        if messages:
-            body = f"{grammar.literal(messages.answer)} {body}"
-    else:
-        body = "<[*]>*"
-    text = grammar.finish(f"{lead} {body}")
+        bodies.append(f"{grammar.literal(messages.answer)} {body}" if messages else body)
+    text = grammar.finish(f"{lead} ({' | '.join(bodies) or '<[*]>*'})")
     if reason := problem(text):
-        param = "tools" if must_call else "structured_outputs"
+        param = "tools" if may_call else "structured_outputs"
         raise InvalidSampling(f"{param} cannot be used: {reason}", param=param)
     return text
 
@@ -121,7 +121,7 @@ def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: str) -> str:
     """Return Lark for one call, or for one or more if parallel calls are allowed and `choice` names
     no tool."""
     tools = plan.tools
-    is_one = not plan.is_parallel or plan.choice != "required"
+    is_one = not plan.is_parallel or plan.choice not in ("auto", "required")
     if messages := message_format(name):  # one call: another would be in a message of its own
         if messages.argument:
             return calls.tagged_call(

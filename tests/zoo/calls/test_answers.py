@@ -285,6 +285,40 @@ def matches(grammar: str, text: str) -> bool:
     return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
 
 
+@pytest.mark.parametrize(
+    ("form", "call", "before"),
+    [
+        (
+            AnswerForm(calls="hermes"),
+            '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+            "",
+        ),
+        (AnswerForm(calls="mistral"), "[TOOL_CALLS]now[ARGS]{}", ""),
+        (AnswerForm(calls="llama3"), '{"name": "now", "parameters": {}}', ""),
+        (
+            AnswerForm(calls="harmony", reasoning="harmony"),
+            "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
+            "<|channel|>final<|message|>",
+        ),
+    ],
+    ids=["hermes", "mistral", "llama3", "harmony"],
+)
+def test_a_form_leaves_the_choice_to_call(form: AnswerForm, call: str, before: str) -> None:
+    """Agents whose last answer has a schema offer their tools beside it; one that must call has no
+    text, so no form."""
+    sampling = SamplingParams(structured_outputs={"json": WEATHER})
+    said = before + '{"city": "Bonn", "days": 3}'
+    for choice in ("auto", "required"):
+        plan = AnswerPlan(form=form, tools=TOOLS, choice=choice)
+        grammar, _ = plan.resolve(sampling, without_marks())
+        assert matches(grammar, call)
+        assert matches(grammar, said) == (choice == "auto")
+        assert not matches(grammar, call.replace("now", "later"))
+        assert not matches(grammar, f"{before}It is sunny.")
+    grammar, _ = AnswerPlan(form=form).resolve(sampling, without_marks())
+    assert not matches(grammar, call)
+
+
 def arguments(to: Any, defs: Any = None, **others: Any) -> dict[str, Any]:
     return {
         "type": "object",
