@@ -79,6 +79,8 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {  # an alias: its value, another one,
     "repeat_penalty": (1.5, 2.0, "a"),
     "json_schema": (FORM, {"type": "string"}, 5),
     "grammar": ('start: "a"', 'start: "b"', 5),
+    "ebnf": ('root ::= "a"', 'root ::= "b"', 5),
+    "regex": ("[a-c]", "[a-d]", 5),
     "prompt": ("one", "two", 5),
 }
 
@@ -110,6 +112,32 @@ def test_an_alias_means_our_field(
     error = refused(http.post(path, json=base | {alias.theirs: wrong}))
     assert error["param"] is not None
     assert error["param"].startswith(alias.theirs)
+
+
+def test_one_form_by_two_names(http: httpx.Client, server: ScriptedServer) -> None:
+    """guidance names it by vLLM's old field and its new one. Two forms that differ are refused."""
+    same = {"guided_grammar": "a", "structured_outputs": {"grammar": "a"}}
+    fields = {**same, "guided_decoding_backend": "guidance"}
+    assert http.post(CHAT, json=chat("one") | fields).status_code == 200
+    assert server.received[-1].sampling.structured_outputs == {"grammar": "a"}
+    error = refused(http.post(CHAT, json=chat("one") | fields | {"guided_grammar": "b"}))
+    assert error["message"].endswith("an answer has one form")
+    error = refused(http.post(CHAT, json=chat("one") | {"grammar": "a", "ebnf": "b"}))
+    assert error["message"].startswith("ebnf and guided_grammar mean the same and differ")
+
+
+def test_a_part_may_repeat_its_message(http: httpx.Client, server: ScriptedServer) -> None:
+    """OpenAI's agents for Node send an earlier answer back so."""
+    said = http.post(CHAT, json=chat("one")).json()["choices"][0]["message"]
+    repeated = {"tool_calls": [], "reasoning_content": "hm", "annotations": []}
+    part = {"type": "text", "text": said.pop("content"), **said, **repeated}
+    turns = [{"role": "assistant", "content": [part]}, {"role": "user", "content": "two"}]
+    assert http.post(CHAT, json={"messages": turns}).status_code == 200
+    prompt = server.received[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [each["text"] for each in prompt.messages[0]["content"]] == ["one ."]
+    error = refused(http.post(CHAT, json={"messages": [turns[0] | {"content": [part | {"a": 1}]}]}))
+    assert error["param"] == "messages[0].content[0].a"
 
 
 def test_a_prompt_to_tokenize_is_a_text(http: httpx.Client, server: ScriptedServer) -> None:

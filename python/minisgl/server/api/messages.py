@@ -21,12 +21,22 @@ tools have about ten levels."""
 
 _OF_CLIENTS: Final = "Changes nothing: OpenAI's clients add it to the answers that they parse."
 _TWICE: Final = "Changes nothing: reasoning_content has it."
+_REPEATED: Final = "Changes nothing: OpenAI's agents for Node repeat the message's fields in parts."
+_Marks = Annotated[dict[str, Any] | None, ignored("Changes nothing: prefixes need no marks.")]
 
 
-class TextPart(Json, tag_field="type", tag="text", frozen=True, kw_only=True, omit_defaults=True):
+class _Part(Json, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
+    cache_control: _Marks = None
+
+
+class TextPart(_Part, tag="text", frozen=True, kw_only=True):
     text: str
-    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
-    cache_control: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
+    prompt_cache_breakpoint: _Marks = None
+    role: Annotated[str | None, ignored(_REPEATED)] = None
+    refusal: Annotated[str | None, ignored(_REPEATED)] = None
+    annotations: Annotated[list[Any] | None, ignored(_REPEATED)] = None
+    tool_calls: Annotated[list[Any] | None, ignored(_REPEATED)] = None
+    reasoning_content: Annotated[str | None, ignored(_REPEATED)] = None
 
 
 class ImageURL(Json, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,11 +46,8 @@ class ImageURL(Json, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
 
-class ImagePart(
-    Json, tag_field="type", tag="image_url", frozen=True, kw_only=True, omit_defaults=True
-):
+class ImagePart(_Part, tag="image_url", frozen=True, kw_only=True):
     image_url: ImageURL
-    cache_control: Annotated[dict[str, Any] | None, ignored("Changes nothing.")] = None
 
 
 class Prediction(Json, tag_field="type", tag="content", frozen=True, kw_only=True):
@@ -53,9 +60,12 @@ class Prediction(Json, tag_field="type", tag="content", frozen=True, kw_only=Tru
         return "".join(part.text for part in self.content)
 
 
-class ToolFunction(Json, frozen=True, kw_only=True):
+class CalledFunction(Json, frozen=True, kw_only=True):
     name: str
     arguments: str
+
+
+class ToolFunction(CalledFunction, frozen=True, kw_only=True):
     parsed_arguments: Annotated[Any, ignored(_OF_CLIENTS)] = None
 
 
@@ -157,9 +167,7 @@ class Function(Json, frozen=True, kw_only=True, omit_defaults=True):
 
 class Tool(Json, tag_field="type", tag="function", frozen=True, kw_only=True, omit_defaults=True):
     function: Function
-    cache_control: Annotated[
-        dict[str, Any] | None, ignored("Changes nothing: equal prefixes are found without marks.")
-    ] = None
+    cache_control: _Marks = None
 
     def for_template(self, path: str) -> dict[str, Any]:
         """Return the tool for `ChatPrompt`. Raises InvalidRequest if its schema is too deep."""
@@ -202,11 +210,6 @@ class AllowedChoice(Json, tag_field="type", tag="allowed_tools", frozen=True, kw
 
 
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool | AllowedChoice
-
-
-class CalledFunction(Json, frozen=True, kw_only=True):
-    name: str
-    arguments: str
 
 
 class AnswerCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True):

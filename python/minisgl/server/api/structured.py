@@ -18,9 +18,7 @@ class JsonSchema(Json, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | bool | None = None
-    strict: Annotated[bool | None, ignored("Changes nothing: the answer follows the schema.")] = (
-        None
-    )
+    strict: Annotated[bool | None, ignored("Changes nothing: the schema is followed.")] = None
 
 
 class ResponseFormat(Json, frozen=True, kw_only=True):
@@ -41,7 +39,7 @@ class StructuredOutputs(Json, frozen=True, kw_only=True):
 
 
 class StructuredFields(Json, frozen=True, kw_only=True):
-    """The fields of the form. A request has at most one."""
+    """The fields of the form. A request has at most one form."""
 
     response_format: Annotated[
         ResponseFormat | None, Meta(description="The form of the answer's text.")
@@ -57,19 +55,19 @@ class StructuredFields(Json, frozen=True, kw_only=True):
         dict[str, Any] | bool | str | None,
         Meta(description="The same as guided_json, llama.cpp's name."),
     ] = None
-    grammar: Annotated[
-        str | None, Meta(description="The same as guided_grammar, llama.cpp's name.")
+    grammar: Annotated[str | None, Meta(description="guided_grammar, llama.cpp's name.")] = None
+    regex: Annotated[str | None, Meta(description="guided_regex, SGLang's name.")] = None
+    ebnf: Annotated[str | None, Meta(description="guided_grammar, SGLang's name.")] = None
+    guided_decoding_backend: Annotated[
+        str | None, only("auto", "guidance", why="there is one, llguidance")
     ] = None
-    guided_decoding_backend: Annotated[str | None, only(why="there is one, llguidance")] = None
-    guided_whitespace_pattern: Annotated[
-        str | None, only(why="write the whitespace into a regex or grammar")
-    ] = None
+    guided_whitespace_pattern: Annotated[str | None, only(why="write it into a regex")] = None
 
     def structured(self) -> tuple[dict[str, Any] | None, dict[str, str]]:
         """Return the value of `SamplingParams.structured_outputs`, or None, and the request's names
         of its fields, by their names there.
 
-        Raises InvalidRequest if the request has more than one form, or one without its value.
+        Raises InvalidRequest if the request has two forms that differ, or one without its value.
         """
         found: list[tuple[dict[str, Any], dict[str, str]]] = []
         if self.response_format is not None and self.response_format.type != "text":
@@ -81,7 +79,7 @@ class StructuredFields(Json, frozen=True, kw_only=True):
             name = f"guided_{kind}"
             if (value := getattr(self, name)) is not None:
                 found.append(({kind: value}, {f"structured_outputs.{kind}": name, _OPTION: name}))
-        if len(found) > 1:
+        if any(option != found[0][0] for option, _ in found):
             raise InvalidRequest(
                 "give one of response_format, structured_outputs and the fields guided_*: an "
                 "answer has one form",
@@ -130,6 +128,8 @@ ALIASES: Final = (
     Alias("repeat_penalty", "repetition_penalty"),
     Alias("json_schema", "guided_json"),
     Alias("grammar", "guided_grammar"),
+    Alias("regex", "guided_regex"),
+    Alias("ebnf", "guided_grammar"),
     Alias("prompt", "text", str),
     Alias("prompt", "input_ids", list),
     Alias("prompt", "messages", str, lambda text: [{"role": "user", "content": text}]),
@@ -137,7 +137,8 @@ ALIASES: Final = (
 """A request for an answer has `theirs` as a field. The first entry counts whose `ours` it has, too,
 and whose kind the value is.
 
-Sources of the names: llama.cpp's tools/server/README.md, the clients of the original mini-sglang.
+Sources of the names: llama.cpp's tools/server/README.md, SGLang's page on structured outputs, the
+clients of the original mini-sglang.
 """
 
 
@@ -150,16 +151,15 @@ def renamed(asked: R) -> R:
     changed: dict[str, Any] = {}
     for theirs, ours, kind, form in ALIASES:
         value = getattr(asked, theirs, None)
-        if value is None or theirs in changed or not {theirs, ours} <= fields.keys():
-            continue
-        if not isinstance(value, kind):
+        is_new = theirs not in changed and {theirs, ours} <= fields.keys()
+        if value is None or not is_new or not isinstance(value, kind):
             continue
         try:
             value = msgspec.convert(form(value), fields[ours])
         except msgspec.ValidationError as error:
             raise field_error(str(error), fields[ours], theirs) from None
         changed[theirs] = None
-        given = getattr(asked, ours)
+        given = changed.get(ours, getattr(asked, ours))
         if given not in (None, [], value):  # a chat without messages has an empty list
             raise InvalidRequest(
                 f"{theirs} and {ours} mean the same and differ: give one of them", param=theirs
