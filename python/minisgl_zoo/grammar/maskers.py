@@ -55,7 +55,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = sorted(id for id in eos_ids if id < vocab_size)
         self._post = post
-        self._vocabulary: llguidance.LLTokenizer | InvalidSampling | None = None
+        self._vocabulary: llguidance.LLTokenizer | str | None = None
         self._thread = thread = TurnThreads("grammar")
         weakref.finalize(self, thread.close, waits=False).atexit = False  # it may not be closed
 
@@ -94,8 +94,8 @@ class Grammars:
         error: RequestError | None = None
         try:
             vocabulary = self._read_vocabulary()
-            if isinstance(vocabulary, InvalidSampling):
-                raise vocabulary
+            if isinstance(vocabulary, str):
+                raise InvalidSampling(vocabulary, param="structured_outputs")
             return _Matcher(vocabulary, grammar, self._vocab_size)
         except BaseException as raised:  # even a panic of the library must not end the engine
             error = raised if isinstance(raised, RequestError) else _failure(raised)
@@ -103,7 +103,9 @@ class Grammars:
         finally:
             on_compiled(error)
 
-    def _read_vocabulary(self) -> llguidance.LLTokenizer | InvalidSampling:
+    def _read_vocabulary(self) -> llguidance.LLTokenizer | str:
+        """Return the vocabulary; a sentence if it cannot be read. An exception that is kept would
+        keep the frames, and so the grammars, of all that raise it."""
         if self._vocabulary is None:
             # An answer continues a text, so no space is added before its first token.
             text = self._tokenizer().to_json().replace(_PREFIX_SPACE, _PREFIX_SPACE[:-4] + "false")
@@ -114,11 +116,10 @@ class Grammars:
                 except ValueError:  # the tokenizer has tokens that the model does not know
                     self._vocabulary = llguidance.LLTokenizer(text, None, self._eos_ids)
             except Exception as error:
-                self._vocabulary = InvalidSampling(
+                self._vocabulary = (
                     f"llguidance cannot read this checkpoint's tokenizer ({_line(error)}), so no "
                     "answer can be made to follow a schema, regex, grammar or tool; ask for it in "
-                    "the prompt",
-                    param="structured_outputs",
+                    "the prompt"
                 )
         return self._vocabulary
 

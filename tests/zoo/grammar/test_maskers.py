@@ -93,6 +93,12 @@ def test_with_an_unreadable_tokenizer_only_grammars_fail(tmp_path: Path) -> None
         assert message.because
         assert message.because.status == 400
         assert "cannot read this checkpoint's tokenizer" in message.because.message
-    masker = Grammars(lambda: tokenizer, tokenizer.vocab_size, {2}).masker(GRAMMAR)
-    with pytest.raises(InvalidSampling, match="cannot read this checkpoint's tokenizer"):
-        masker.mask([])
+    made = Grammars(lambda: tokenizer, tokenizer.vocab_size, {2})
+    depths = []
+    for _ in range(3):
+        with pytest.raises(
+            InvalidSampling, match="cannot read this checkpoint's tokenizer"
+        ) as refused:
+            made.masker(GRAMMAR).mask([])
+        depths.append(len(refused.traceback))
+    assert depths[0] == depths[2], "a refusal keeps nothing of those before it"
