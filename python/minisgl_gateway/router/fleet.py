@@ -168,13 +168,11 @@ class Fleet:
     def _found(self, replica: Replica, state: ReplicaState, asked_at: float) -> None:
         if replica not in self.replicas:
             return  # `change` has removed it meanwhile
-        if self.up:
-            if state.model != self.model:
-                reason = f"it serves {state.model!r}, and the others serve {self.model!r}"
-                self.lost(replica, reason)
-                return
-        else:
-            self.model = state.model
+        if any(each is not replica for each in self.up) and state.model != self.model:
+            reason = f"it serves {state.model!r}, and the others serve {self.model!r}"
+            self.lost(replica, reason)
+            return
+        self.model = state.model
         if replica.down is not None:
             logger.info("replica %s is up", replica.name)
         replica.down = None

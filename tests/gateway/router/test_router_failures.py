@@ -329,6 +329,23 @@ def test_a_server_of_another_model_gets_no_requests() -> None:
     breaking.close()
 
 
+def test_a_server_alone_may_serve_another_model_from_now_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An upgraded server is up all the time, under another name of its model."""
+    models = iter(["old", "new"])
+
+    async def state_of(*_: object) -> ReplicaState:
+        return msgspec.json.decode(state_with(model=next(models)), type=ReplicaState)
+
+    watched = fleet.Fleet(["http://127.0.0.1:9"])
+    monkeypatch.setattr(watched, "_state", state_of)
+    (replica,) = watched.replicas
+    for model in ("old", "new"):
+        asyncio.run(watched.ask(replica))
+        assert (replica.down, watched.model) == (None, model)
+
+
 async def _late_answer() -> tuple[int, str]:
     watched = fleet.Fleet(["http://127.0.0.1:9"])
     (gone,) = watched.replicas
