@@ -23,6 +23,7 @@ from minisgl.core.answer import Abilities, Part
 from minisgl.server.api.answers import Timings, TokenLogprob, Usage
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
+from minisgl.server.api.messages import ImagePart
 from minisgl.server.web.errors import ErrorBody
 from minisgl.server.web.respond import event
 from minisgl_gateway.card import ModelCard
@@ -46,6 +47,19 @@ class Asked:
     names: Mapping[str, str]
     text: str | None = None
     left_out: Sequence[Omission] = ()
+
+    @property
+    def all_names(self) -> dict[str, str]:
+        """`names`, and images[N] for the request's picture N, counted from 0: its place in the
+        messages is not the one that it has in the vendor's request."""
+        places = [
+            f"messages[{index}].content[{at}]"
+            for index, message in enumerate(self.chat.messages)
+            for at, part in enumerate(message.content if isinstance(message.content, list) else ())
+            if isinstance(part, ImagePart)
+        ]
+        urls = {f"{place}.image_url.url": f"images[{n}]" for n, place in enumerate(places)}
+        return {**urls, **{place: f"images[{n}]" for n, place in enumerate(places)}, **self.names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class InProcess(Chat):
             sampling,
             asked.chat,
             shape=_FormShape(form, has_logprobs=bool(asked.chat.logprobs)),
-            names={**asked.names, **names},
+            names={**asked.all_names, **names},
             warning=self._omissions.warning(asked.left_out),
         )
 

@@ -135,7 +135,7 @@ class UpstreamChat(Chat):
 
     async def answer(self, request: Request, asked: Asked, form: Form) -> Response:
         model = await self.model(request, asked.chat.model)
-        names = {**asked.names, "messages": asked.names["prompt"]}
+        names = {**asked.all_names, "messages": asked.names["prompt"]}
         path, fields, left_out = self._fields(asked, model)
         if asked.chat.stream:
             options = {"include_usage": True}

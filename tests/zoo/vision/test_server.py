@@ -94,6 +94,11 @@ def source(url: str, data: str) -> dict[str, str]:
     return {"type": "url", "url": url}
 
 
+def _message(answer: httpx.Response) -> str:
+    error = answer.json()["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_a_bad_picture_is_a_400_at_each_door(server: RunningServer, door: str) -> None:
     urls = {"http://169.254.169.254/": "data: URL|base64", "file:///etc/passwd": "data: URL|base64"}
@@ -107,6 +112,9 @@ def test_a_bad_picture_is_a_400_at_each_door(server: RunningServer, door: str) -
         assert time.perf_counter() - start < 10  # the machine may be busy
         assert answer.status_code == 400
         assert re.search(why, answer.text)
+        said, ours = _message(answer), "messages[0].content[1]"
+        begin = ours if door == "/v1/chat/completions" else "images[0]"
+        assert said.replace(f"{ours}.image_url.url", ours).startswith(f"{begin} ")
     assert httpx.post(server.url + door, json={}).status_code == 401
 
 
