@@ -292,7 +292,14 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         if word.startswith("!part:"):
             _, kind, text = word.split(":", 2)
             shown = text if kind == "content" else ""
-            yield TextReply(uid=uid, text=shown, token_ids=[1], parts=[(kind, text)])
+            yield TextReply(
+                uid=uid,
+                text=shown,
+                token_ids=[1],
+                parts=[(kind, text)],
+                logprobs=[-0.5] if message.sampling.logprobs else None,
+                tokens=token_texts(message, text),
+            )
             num_reasoning += kind == "reasoning"
             continue
         while word == "!forever":
@@ -307,6 +314,10 @@ def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply
         )
     reason = "length" if len(words) > limit else "stop"
     is_split = any(word.startswith("!part:") for word in words)
+    if reason == "stop" and not stop_match and is_split and message.sampling.logprobs:
+        num_output += 1
+        end = token_texts(message, "")  # an end of sequence
+        yield TextReply(uid=uid, text="", token_ids=[0], logprobs=[0.0], tokens=end)
     if reason == "stop" and not stop_match and not is_split:
         logprobs = [0.0] if message.sampling.logprobs else None
         tokens = token_texts(message, ".")

@@ -75,6 +75,8 @@ class ResponseForm(Form):
     def whole(
         self, parts: Sequence[Part], logprobs: list[TokenLogprob], end: End
     ) -> ResponseObject:
+        if len(logprobs) == end.usage.completion_tokens:  # of all tokens, reasoning comes first
+            logprobs = logprobs[end.num_reasoning :]
         self.text(parts, logprobs)
         return self._ended(end)[0]
 
@@ -109,9 +111,11 @@ class ResponseForm(Form):
         return self._event(ResponseFailed, response=answer)
 
     def text(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> bytes:
-        """Append parts to the items. The first part with content gets `logprobs`."""
+        """Append parts to the items. The first part with content gets `logprobs`; without parts,
+        the message does whose text has just ended, or that of an answer without text."""
         events = []
-        for kind, text in parts or ([_NO_TEXT] if logprobs else []):
+        is_of_text = not self._items or isinstance(self._items[-1], OutputMessage)
+        for kind, text in parts or ([_NO_TEXT] if logprobs and is_of_text else []):
             item = self._items[-1] if self._is_open else None
             if kind == "call" or not isinstance(item, _ITEMS[kind]):
                 events.append(self._begin(kind, text))

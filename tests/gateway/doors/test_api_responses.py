@@ -86,6 +86,28 @@ def test_a_stream_adds_up_to_the_whole_response(client: openai.OpenAI, most: int
             assert stream.get_final_response().output_text == whole.output_text
 
 
+@pytest.mark.parametrize(
+    ("parts", "kinds", "num_logprobs"),
+    [
+        ("call:f arguments:{}", ["function_call"], 0),
+        ("reasoning:hm reasoning:so content:yes", ["reasoning", "message"], 2),
+        ("reasoning:hm", ["reasoning"], 0),
+    ],
+)
+def test_log_probabilities_are_those_of_the_text(
+    client: openai.OpenAI, parts: str, kinds: list[str], num_logprobs: int
+) -> None:
+    """An end of sequence behind a call is no message, and reasoning is no part of a message."""
+    words = " ".join(f"!part:{part}" for part in parts.split())
+    request: dict[str, Any] = {"model": MODEL, "input": words}
+    request |= {"include": ["message.output_text.logprobs"]}
+    *_, last = client.responses.create(**request, stream=True)
+    for answer in (last.response, client.responses.create(**request)):
+        assert [item.type for item in answer.output] == kinds
+        shown = [item.content[0].logprobs for item in answer.output if item.type == "message"]
+        assert sum(map(len, shown)) == num_logprobs
+
+
 def test_input_items_become_messages_of_a_chat(
     client: openai.OpenAI, server: ScriptedServer
 ) -> None:
