@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
-from minisgl.server.api.messages import Message, ToolCall, ToolFunction
+from minisgl.server.api.messages import Message, ToolCall, ToolChoice, ToolFunction
 from minisgl.server.api.schema import Timeout, TopK
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.strict import Json, ignored, only
@@ -126,7 +126,12 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
         float | str | None, ignored("Changes nothing: the model stays loaded.")
     ] = None
 
-    def _chat(self, messages: list[Message], tools: list[Any] | None = None) -> ChatRequest:
+    def _chat(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None = None,
+        tool_choice: ToolChoice | None = None,
+    ) -> ChatRequest:
         options = self.options or OllamaOptions()
         options.refuse_unsupported("options.")
         num_predict = options.num_predict
@@ -134,6 +139,7 @@ class _OllamaRequest(Json, frozen=True, kw_only=True):
         chat = ChatRequest(
             messages=messages,
             tools=tools_of(tools or ()),
+            tool_choice=tool_choice,
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
@@ -167,12 +173,13 @@ class OllamaChatRequest(_OllamaRequest, frozen=True, kw_only=True):
 
     messages: list[OllamaMessage] = msgspec.field(default_factory=list)
     tools: list[Any] | None = None
+    tool_choice: ToolChoice | None = None
 
     @property
     def chat(self) -> ChatRequest:
         """The same request to chat completions. Raises InvalidRequest."""
         messages = [message.message(i) for i, message in enumerate(self.messages)]
-        return self._chat(messages, self.tools)
+        return self._chat(messages, self.tools, self.tool_choice)
 
 
 class OllamaGenerateRequest(_OllamaRequest, frozen=True, kw_only=True):

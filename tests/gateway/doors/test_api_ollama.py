@@ -129,6 +129,18 @@ def test_thinking_and_tools(llama: ollama.Client, server: ScriptedServer) -> Non
     assert (told.thinking, told.response) == ("hm", "so")
 
 
+def test_a_choice_of_tools(server: ScriptedServer) -> None:
+    """Ollama has none; its provider for the AI SDK sends one with all tools."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    named = {"type": "function", "function": {"name": "f"}}
+    asked: dict[str, Any] = {"model": MODEL, "messages": user("one"), "tools": [tool]}
+    for given, choice in (("auto", "auto"), ("required", "required"), (named, "f")):
+        httpx.post(f"{server.url}/api/chat", json=asked | {"tool_choice": given})
+        assert received(server).tool_choice == choice
+    httpx.post(f"{server.url}/api/chat", json=asked | {"tool_choice": "none"})
+    assert received(server).tools == []
+
+
 def test_generate(llama: ollama.Client, server: ScriptedServer) -> None:
     assert llama.generate(MODEL, "one two", system="be brief").response == "one two ."
     assert [m["role"] for m in received(server).messages] == ["system", "user"]
