@@ -190,7 +190,8 @@ def _as_part(part: Any) -> Any:
             raise InvalidRequest(f"the image {image}: {error.strerror}", param="messages") from None
     elif hasattr(image, "save"):  # of PIL
         file = io.BytesIO()
-        image.convert("RGB").save(file, "PNG")  # which has no CMYK, for one
+        kept = image if image.mode == "I;16" else image.convert("RGB")  # PNG has no CMYK, for one
+        kept.save(file, "PNG")
         data = file.getvalue()
     else:
         raise InvalidRequest(

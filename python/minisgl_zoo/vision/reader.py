@@ -106,14 +106,20 @@ def decoded(data: bytes) -> Any:
         with warnings.catch_warnings(action="ignore"):
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             check_size(*image.size)
-            if getattr(image, "is_animated", False):
+            # A phone's JPEG may have further pictures behind it (MPO), such as one for HDR.
+            if getattr(image, "is_animated", False) and image.format != "MPO":
                 raise Refusal("it is animated; send one of its frames")
             image.load()
-            return ImageOps.exif_transpose(image).convert("RGB")
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I"):  # grey values of 16 bits, which RGB would cut at 255
+                upright = upright.convert("I").point(lambda value: value / 256).convert("L")
+            return upright.convert("RGB")
     except UnidentifiedImageError:
         names = ", ".join(FORMATS)
         raise Refusal(f"it is none of {names}, or its first bytes are damaged") from None
-    except (OSError, SyntaxError, ValueError, EOFError, OverflowError) as error:
+    except (Refusal, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises any kind, a TypeError for damaged EXIF data
         raise Refusal(f"it cannot be decoded ({error}); is it whole?") from None
 
 

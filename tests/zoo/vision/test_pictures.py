@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import transformers
@@ -19,6 +20,7 @@ from PIL import Image
 from helpers.pictures import PICTURES, Sample, data_url, image_part, picture, png, text_part
 from minisgl.core.image import LOWEST, Media
 from minisgl.errors import ConfigError, InvalidRequest, PromptTooLong
+from minisgl.llm.prompts import chat_records
 from minisgl.message import ChatPrompt, ids_from_bytes
 from minisgl.message.frontend import EncodeMsg
 from minisgl.tokenizer import load_tokenizer
@@ -30,6 +32,7 @@ from minisgl_zoo.vision import family, sources
 from minisgl_zoo.vision.family import family_of
 from minisgl_zoo.vision.lately import Lately
 from minisgl_zoo.vision.prompt import MAX_IMAGES
+from minisgl_zoo.vision.reader import decoded
 from minisgl_zoo.vision.tower import most_whole
 
 
@@ -76,6 +79,41 @@ BAD = {
     "no data": (png(20, 20), "is it whole"),
     "false data": (png(20, 20, b"12345678"), "cannot be decoded"),
 }
+
+
+def test_the_first_picture_of_a_phones_file_is_read() -> None:
+    """Such a JPEG has a second picture behind it, for HDR or depth. It is no animation."""
+    file, first = io.BytesIO(), Image.new("RGB", (64, 48), (200, 10, 12))
+    first.save(file, "MPO", save_all=True, append_images=[Image.new("RGB", (32, 24))])
+    shown = decoded(file.getvalue())
+    assert (shown.size, shown.getpixel((9, 9))) == ((64, 48), (200, 10, 12))
+
+
+def test_grey_values_of_16_bits_keep_their_shades() -> None:
+    grey = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    part: Any = {"type": "image", "image": Image.fromarray(grey)}
+    [chat], _ = chat_records([{"role": "user", "content": [part]}], {}, None, "auto")
+    assert isinstance(chat, ChatPrompt)
+    sent = chat.messages[0]["content"][0]["image_url"]["url"].partition(",")[2]
+    shown = np.asarray(decoded(base64.b64decode(sent)))
+    assert (shown == (grey >> 8)[..., None]).all()
+
+
+def test_a_picture_with_damaged_exif_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow raises a TypeError for some. It ended the process that reads pictures."""
+
+    def fail(image: Image.Image) -> None:
+        raise TypeError("the fill character must be a text")
+
+    monkeypatch.setattr("PIL.ImageOps.exif_transpose", fail)
+    with pytest.raises(family.Refusal, match="cannot be decoded"):
+        decoded(png_of(picture(20, 20)))
+
+
+def png_of(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def chat_of(*parts: Any, role: str = "user") -> ChatPrompt:
