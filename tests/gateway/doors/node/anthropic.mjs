@@ -50,6 +50,12 @@ const answered = await client.messages.create({
   ],
 });
 
+const run = ({ city }) => `sunny in ${city}`;
+const runner = client.beta.messages.toolRunner({ ...any, tools: [{ ...tools[0], run }], max_iterations: 2 });
+const turns = [];
+for await (const message of runner) turns.push(message.stop_reason);
+assert.deepEqual(turns, ["tool_use", "tool_use"]);
+
 const wrong = await client.messages.create({ ...asked, max_tokens: 0 }).catch((error) => error);
 assert.ok(wrong instanceof Anthropic.BadRequestError);
 assert.equal(wrong.error.error.type, "invalid_request_error");
