@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from minisgl.errors import InvalidRequest
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.api.left_out import Omission
 from minisgl.server.api.messages import (
@@ -249,6 +250,9 @@ class CountRequest(Json, frozen=True, kw_only=True):
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: Annotated[
+        OutputFormat | None, Meta(description="The older name of output_config.format.")
+    ] = None
     context_management: Annotated[
         dict[str, Any] | None,
         only({}, {"edits": []}, _KEEP_THINKING, why="the client edits its messages itself"),
@@ -295,7 +299,13 @@ class CountRequest(Json, frozen=True, kw_only=True):
         ]
         must_call = choice.type in ("any", "tool")
         output = self.output_config or OutputConfig()
-        schema = JsonSchema(schema=output.format.schema) if output.format else None
+        form = output.format or self.output_format
+        if self.output_format not in (None, form):
+            raise InvalidRequest(
+                "output_format and output_config.format mean the same and differ: give one of them",
+                param="output_format",
+            )
+        schema = JsonSchema(schema=form.schema) if form else None
         chat = ChatRequest(
             model=self.model,
             messages=messages,

@@ -213,6 +213,11 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
     output: Any = {"format": {"type": "json_schema", "schema": schema}}
     claude.messages.create(**asked(turn("a"), output_config=output))
     assert server.received[-1].sampling.structured_outputs == {"json": '{"type":"object"}'}
+    older: Any = {"output_format": {"type": "json_schema", "schema": {"type": "array"}}}
+    claude.messages.create(**asked(turn("a")), extra_body=older)
+    assert server.received[-1].sampling.structured_outputs == {"json": '{"type":"array"}'}
+    with pytest.raises(anthropic.BadRequestError, match="mean the same and differ"):
+        claude.messages.create(**asked(turn("a"), output_config=output), extra_body=older)
     output["effort"] = "low"
     with server.templated("{{ reasoning_effort }}"):
         claude.messages.create(**asked(turn("a"), output_config=output))
