@@ -210,7 +210,7 @@ class _Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self.status, self.headers = 0, list[tuple[bytes, bytes]]()
-        self._has_head = self.is_complete = self._is_chunked = False
+        self._has_head = self.is_complete = self._is_chunked = self._has_length = False
         self._ready: list[bytes] = []
         self._chunk: list[bytes] = []
         self._num_ready = self._num_held = 0
@@ -268,6 +268,8 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._has_head and not (exc or self._is_chunked or self._has_length):
+            self.is_complete = True  # such a body ends with its connection (RFC 9112, section 6.3)
         why = f" ({exc})" if exc else ""
         self._ended = self._ended or f"the connection ended{why}"
         self._wake_reader()
@@ -291,6 +293,7 @@ class _Connection(asyncio.Protocol):
         self.headers.append((name.lower(), value))
         if name.lower() == b"transfer-encoding":
             self._is_chunked = True
+        self._has_length |= name.lower() == b"content-length"
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()

@@ -6,10 +6,10 @@ Answers are read leniently, because servers add fields of their own.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from minisgl.core.answer import Part
 from minisgl.errors import EngineError, RequestError
@@ -122,7 +122,7 @@ class _Function(Struct):
 
 
 class _Call(Struct):
-    index: int | None = None
+    index: Annotated[int, Meta(ge=0)] | None = None
     function: _Function | None = None
 
 
@@ -140,7 +140,7 @@ class _Top(Struct):
 
 
 class _Token(_Top):
-    top_logprobs: list[_Top] = []
+    top_logprobs: list[_Top] | None = None
 
 
 class _Logprobs(Struct):
@@ -291,7 +291,7 @@ def _timings(value: Any) -> Timings | UnsetType:
 
 
 def _token(token: _Token) -> TokenLogprob:
-    others = [TopLogprob(**_top(each)) for each in token.top_logprobs]
+    others = [TopLogprob(**_top(each)) for each in token.top_logprobs or ()]
     return TokenLogprob(**_top(token), top_logprobs=others)
 
 
@@ -305,7 +305,7 @@ def error_of(status: int, body: bytes) -> UpstreamRefusal | UpstreamError:
     try:
         whole = msgspec.json.decode(body)
         return _error(status, whole.get("error", whole) if isinstance(whole, dict) else whole)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _error(status, body[:300].decode(errors="replace"))
 
 
@@ -319,5 +319,6 @@ def _error(status: int, value: Any) -> UpstreamRefusal | UpstreamError:
         told = _Error(message=text[:300] or f"the upstream answers with HTTP status {status}")
     refused = UpstreamRefusal(told.message, param=told.param)
     error = refused if 400 <= status < 500 else UpstreamError(told.message)
-    error.status, error.code = status if status >= 400 else 502, str(told.code or "upstream_error")
+    error.status = status if 400 <= status < 600 else 502
+    error.code = str(told.code or "upstream_error")
     return error

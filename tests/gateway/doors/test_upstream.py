@@ -6,10 +6,12 @@ import itertools
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import anthropic
@@ -302,6 +304,7 @@ def test_a_plain_servers_stream_becomes_each_vendors() -> None:
         ((STREAM[1], 'data: {"error": "no memory"}\n\n'), "no memory"),
         ((STREAM[1], "data: <html>\n\n"), "not one of chat completions"),
         ((chunk(call(0, name="f")), chunk(call(1, name="g")), chunk(call(0))), "mixes the pieces"),
+        ((chunk(call(-1, arguments="{}")),), "not one of chat completions"),
     ],
 )
 def test_a_stream_that_fails_ends_with_the_error(lines: tuple[str, ...], message: str) -> None:
@@ -337,6 +340,54 @@ def answered(answer: Response, *, stream: bool, silent_s: float = 60.0) -> tuple
         told = httpx.post(gateway.url + MESSAGES, json=body)
     *_, last = told.text.strip().split("\n")
     return told.status_code, json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
+NO_LIST = b"HTTP/1.1 404 X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def of_bytes(answer: bytes, *, stream: bool) -> tuple[int, str]:
+    """Return what a client of Messages gets for an upstream's answer, byte for byte as given."""
+
+    def serve() -> None:
+        with suppress(OSError):  # at the end of the test
+            while True:
+                client, _ = listening.accept()
+                with client:
+                    is_list = client.recv(2**16).startswith(b"GET")
+                    client.sendall(NO_LIST if is_list else answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        with gateway_before(f"http://127.0.0.1:{listening.getsockname()[1]}") as gateway:
+            body = {"model": "m", "max_tokens": 5, "messages": said("a"), "stream": stream}
+            found = httpx.post(gateway.url + MESSAGES, json=body, timeout=20)
+        listening.shutdown(socket.SHUT_RDWR)
+    return found.status_code, found.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_without_a_length_ends_with_its_connection(stream: bool) -> None:
+    """As servers of HTTP/1.0 write it, such as Flask's own."""
+    message = {"message": {"content": "hi"}, "finish_reason": "stop"}
+    body = "".join(STREAM) if stream else json.dumps({"choices": [message]})
+    kind = "text/event-stream" if stream else "application/json"
+    head = f"HTTP/1.0 200 OK\r\ncontent-type: {kind}\r\n\r\n"
+    status, text = of_bytes((head + body).encode(), stream=stream)
+    assert (status, '"stop_reason":"' in text, '"error"' in text) == (200, True, False), text
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "why"),
+    [
+        (b"HTTP/1.1 999 X\r\ncontent-length: 4\r\n\r\nbusy", 502, "busy"),
+        (b"HTTP/1.1 400 X\r\ncontent-length: 90000\r\n\r\n" + b"[" * 90000, 400, "[["),
+        (b"HTTP/1.1 200 X\r\n\r\n{", 502, "not one of chat completions"),
+    ],
+    ids=["status", "depth", "json"],
+)
+def test_an_odd_answer_is_an_error(answer: bytes, status: int, why: str) -> None:
+    told = of_bytes(answer, stream=False)
+    assert (told[0], why in told[1]) == (status, True), told
 
 
 def test_an_answer_that_is_too_large_is_a_502(monkeypatch: pytest.MonkeyPatch) -> None:
