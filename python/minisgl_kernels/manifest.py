@@ -24,6 +24,7 @@ ROWS: Final = [
     Row("attention", "fa2", "minisgl_kernels.flash_attn2:FlashAttention2Backend"),
     Row("moe", "plain", "minisgl_kernels.moe:create_backend", when=_TRITON),
     Row("moe", "packed", "minisgl_kernels.packed_moe:create_backend", when=_TRITON),
+    Row("moe", "tiles", "minisgl_kernels.tile_moe:create_backend", when=_TRITON),
     Row("runners", "recorded", "minisgl_kernels.recorded_steps:create_runner", when={"ops": "cpu"}),
     Row("all_reduce", "compile", "minisgl_kernels.all_reduce:all_reduce_cubin"),
     Row("all_reduce", "connect", "minisgl_kernels.peer:connect_peers"),

@@ -1,19 +1,20 @@
 """Products by packed weights of GGUF files on a GPU: the host side of `tiles_*.cu`.
 
-Up to 8 rows: a warp reads its tiles as fast as it can (`tiles_few`). Up to `MAX_DECODED` rows, and
-all logits: rows of x in shared memory (`tiles_many`). More rows: the weight is dequantised for this
-product, and cuBLAS multiplies by it.
+Up to 8 rows, and pairs of tokens and experts: a warp reads its tiles as fast as it can
+(`tiles_few`). Up to `MAX_DECODED` rows, and all logits: rows of x in shared memory (`tiles_many`).
+More rows: the weight is dequantised for this product, and cuBLAS multiplies by it.
 
 Kernels are compiled by NVRTC at their first use, for each format, activation and number of columns,
 and cached on disk. They need compute capability 8.0 and bfloat16.
 
-Axes: M rows, D inputs, F outputs, T tokens.
+Axes: M rows, D inputs, F outputs, T tokens, K experts of a token, L experts of this rank.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -24,7 +25,7 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl_kernels import CSRC
 from minisgl_kernels.cubin import load_cubin
 from minisgl_kernels.hopper import Kernels
-from minisgl_zoo.gguf.tiles import INPUTS, OUTPUTS, TileForm, Tiles
+from minisgl_zoo.gguf.tiles import INPUTS, OUTPUTS, Pairs, TileForm, Tiles
 
 Macros = tuple[tuple[str, int], ...]
 
@@ -46,6 +47,8 @@ LEAST_STEPS, MOST_SHARES = 8, 8
 """tiles_many: the fewest steps of a block and the most blocks, if several share the inputs."""
 GATES: Final = {None: 0, "silu": 1, "gelu_tanh": 2}
 """The macro GATE."""
+EXPERTS: Final = {"EXPERTS": 1, "TILES": 2, "WARPS": 4, "BATCH": 2, "RESIDENT": 4}
+"""Macros of tiles_few for pairs of experts."""
 SHARED_BYTES: Final = 64 << 10
 """The most that a block takes: what `MANY` needs, and less than any GPU from 8.0 on allows."""
 
@@ -58,10 +61,16 @@ class _Task(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in (
                 *("numbers", "factors", "scales", "x", "sums", "bias", "out", "ids", "partial"),
-                "done",
+                *("done", "counts", "pairs", "weights"),
             )
         ),
-        *((name, ctypes.c_int32) for name in ("rows", "outputs", "inputs", "stride", "is_float")),
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                *("rows", "outputs", "inputs", "stride", "is_float", "experts", "first", "most"),
+                "share",
+            )
+        ),
     )
 
 
@@ -69,7 +78,8 @@ def macros(form: TileForm, gate: Activation | None = None, **others: int) -> Mac
     """Return the macros of a kernel. others: its own."""
     numbers = {
         "BITS": form.bits, "GROUP": form.group, "BLOCK": form.block, "STEPS": int(form.has_step),
-        "MIDDLE": form.middle, "TABLE": int(form.is_table), "GATE": GATES[gate], **others,
+        "MIDDLE": form.middle, "TABLE": int(form.is_table), "GATE": GATES[gate], "EXPERTS": 0,
+        **others,
     }  # fmt: skip
     return tuple(numbers.items())
 
@@ -130,10 +140,19 @@ class TileGemms:
         return None
 
     def dense(self) -> Tensor:
-        return self._values(self._tiles.outputs)
+        return self._values(self._tiles)
+
+    def dense_rows(self, rows: range) -> Tensor:
+        of_rows, tiles = slice(rows.start // OUTPUTS, rows.stop // OUTPUTS), self._tiles
+        numbers, factors, scales = (
+            each[of_rows] for each in (tiles.numbers, tiles.factors, tiles.scales)
+        )
+        return self._values(
+            replace(tiles, numbers=numbers, factors=factors, scales=scales, outputs=len(rows))
+        )
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        return self._values(len(ids_T), ids_T.int().contiguous())
+        return self._values(self._tiles, ids_T.int().contiguous())
 
     def linear(self, x_MD: Tensor, bias: Tensor | None, gate: Activation | None) -> Tensor:
         outputs = self._tiles.outputs
@@ -158,6 +177,25 @@ class TileGemms:
                 return self._ops.logits(x_SD, self.dense())
         return out_SF
 
+    def experts(
+        self, x: Tensor, pairs: Pairs, scales: Tensor | None, out: Tensor, gate: Activation | None
+    ) -> bool:
+        kernel = _kernels("tiles_few").get(macros(self._tiles.form, gate, **EXPERTS))
+        if kernel is None:
+            return False
+        num_pairs, outputs = out.shape
+        task = self._task(
+            self._tiles, out, 0, x=x, ids=pairs.ids_TK, counts=pairs.counts_L,
+            pairs=pairs.rows_LT, weights=scales,
+        )  # fmt: skip
+        task.outputs = task.stride = outputs
+        task.experts, task.first = len(pairs.held), pairs.held.start
+        task.most, task.share = len(pairs.ids_TK), num_pairs // len(x)
+        blocks = outputs // OUTPUTS if gate else -(-outputs // (EXPERTS["TILES"] * OUTPUTS))
+        if num_pairs:
+            _launch("tiles_few", kernel, blocks * pairs.most_parts(MAX_FEW), task, EXPERTS["WARPS"])
+        return True
+
     def _multiply(
         self, x_MD: Tensor, bias: Tensor | None, gate: Activation | None, out_MF: Tensor
     ) -> bool:
@@ -166,7 +204,7 @@ class TileGemms:
         if not len(x_MD):
             return True
         x_MD = x_MD.contiguous()
-        task = self._task(out_MF, len(x_MD), x=x_MD, bias=bias)
+        task = self._task(self._tiles, out_MF, len(x_MD), x=x_MD, bias=bias)
         task.outputs, task.stride = out_MF.shape[1], out_MF.stride(0)
         task.is_float = out_MF.dtype == torch.float32
         if len(x_MD) <= MAX_FEW:
@@ -195,7 +233,7 @@ class TileGemms:
         x = torch.empty((inputs // 32, of_block, 32), dtype=x_MD.dtype, device=x_MD.device)
         groups = inputs // form.group if form.has_step else 0
         sums = torch.empty((groups, of_block), dtype=torch.float32, device=x_MD.device)
-        arranging = self._task(x, rows, x=x_MD, partial=sums)
+        arranging = self._task(self._tiles, x, rows, x=x_MD, partial=sums)
         arranging.outputs = of_block // 8
         units = inputs // 32 * arranging.outputs
         _launch("tiles_lanes", lanes, -(-units // WARPS), arranging, WARPS)
@@ -214,19 +252,18 @@ class TileGemms:
         _launch("tiles_many", kernel, parts * shares, task, warps, shared_bytes)
         return True
 
-    def _values(self, count: int, ids_T: Tensor | None = None) -> Tensor:
-        """Return the values of all outputs, or of `ids`."""
-        tiles = self._tiles
+    def _values(self, tiles: Tiles, ids_T: Tensor | None = None) -> Tensor:
+        """Return the values of all outputs of these tiles, or of `ids`."""
+        count = tiles.outputs if ids_T is None else len(ids_T)
         out = torch.empty((count, tiles.inputs), dtype=torch.bfloat16, device=tiles.numbers.device)
         units = count // OUTPUTS if ids_T is None else count
-        task = self._task(out, units, ids=ids_T)
+        task = self._task(tiles, out, units, ids=ids_T)
         blocks = -(-units * (tiles.inputs // INPUTS) // WARPS)
         if blocks:
             _launch("tiles_dense", self._dense, blocks, task, WARPS)
         return out
 
-    def _task(self, out: Tensor, rows: int, **tensors: Tensor | None) -> _Task:
-        tiles = self._tiles
+    def _task(self, tiles: Tiles, out: Tensor, rows: int, **tensors: Tensor | None) -> _Task:
         task = _Task(rows=rows, inputs=tiles.inputs)
         _fill(task, numbers=tiles.numbers, factors=tiles.factors, scales=tiles.scales, out=out)
         _fill(task, **tensors)

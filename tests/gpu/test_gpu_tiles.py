@@ -168,13 +168,12 @@ def test_a_weight_of_three_formats(device: torch.device) -> None:
 
 def test_what_is_dequantised(device: torch.device) -> None:
     types = FileTypes(types={"0": "Q4_K", "1": "Q8_0"})
-    for dtype, shape, stacked, why in (
-        (torch.float16, (48, 512), None, "only in bfloat16"),
-        (BF16, (48, 512), 1, "experts"),
-        (BF16, (24, 512), None, "no multiple of 16 outputs"),
+    for dtype, shape, why in (
+        (torch.float16, (48, 512), "only in bfloat16"),
+        (BF16, (24, 512), "no multiple of 16 outputs"),
     ):
         parts = [Part.whole("0.weight", *shape)]
-        build = WeightBuild(ops=TunedOps(), dtype=dtype, parts=parts, stacked=stacked)
+        build = WeightBuild(ops=TunedOps(), dtype=dtype, parts=parts)
         assert why in (types.why_dequantised(build) or "")
         assert isinstance(types(build), PlainWeight)
     parts = [Part.whole("1.weight", 48, 96)]

@@ -16,7 +16,14 @@ pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.gpu_targets import TARGETS
 from minisgl_kernels import CSRC
-from minisgl_kernels.tiles import MANY, SHARED_BYTES, WARPS, few_config, macros
+from minisgl_kernels.tiles import (
+    EXPERTS,
+    MANY,
+    SHARED_BYTES,
+    WARPS,
+    few_config,
+    macros,
+)
 from minisgl_zoo.gguf.tiles import TILE_FORMS
 
 NVCC = shutil.which("nvcc")
@@ -55,6 +62,8 @@ def test_kernels_compile_and_fit(target: int, tmp_path: Path) -> None:
             ("tiles_lanes", macros(form, WARPS=WARPS)),
             ("tiles_few", macros(form, **few_config(1, None, CORES))),
             ("tiles_few", macros(form, "gelu_tanh", **few_config(1, "gelu_tanh", CORES))),
+            ("tiles_few", macros(form, "silu", **EXPERTS)),
+            ("tiles_few", macros(form, **EXPERTS)),
             ("tiles_many", macros(form, "silu", **MANY[0])),
             ("tiles_many", macros(form, **MANY[-1])),
         ]

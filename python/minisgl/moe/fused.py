@@ -113,7 +113,7 @@ def gate_of(experts: Experts) -> Gate:
 
 
 def _empty_counts(x_TD: Tensor, experts: Experts) -> Tensor:
-    return torch.empty(len(experts.down_LDF), dtype=torch.int32, device=x_TD.device)
+    return torch.empty(experts.count, dtype=torch.int32, device=x_TD.device)
 
 
 def load_tiles(hidden: int, inner: int, device: torch.device) -> Tuned:

@@ -24,7 +24,7 @@ def create_moe_backend(
     dtype: the dtype of the activations for which the backend is chosen; it also computes others.
     """
     is_plain, is_cpu = issubclass(weight, PlainWeight), isinstance(ops, CpuOps)
-    name = "plain" if is_plain else "panels" if is_cpu else "packed"
+    name = "plain" if is_plain else "panels" if is_cpu else weight.moe_backend
     if create := plugins.find("moe", name, ops=ops.name):
         backend: BaseMoeBackend = create(ops, dtype)
         return backend

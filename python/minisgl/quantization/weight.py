@@ -45,7 +45,12 @@ class WeightBuild:
 
 class Weight(TensorOwner, ABC):
     """A matrix [O, I], perhaps of several checkpoint matrices merged along O; or a stack [L, O,
-    I]."""
+    I].
+
+    moe_backend: the row of table `moe` (`minisgl.plugins`) for experts in this format on a GPU.
+    """
+
+    moe_backend: ClassVar[str] = "packed"
 
     def __init__(self, build: WeightBuild) -> None:
         super().__init__()

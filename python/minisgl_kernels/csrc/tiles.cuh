@@ -18,12 +18,16 @@ struct Task {
   const float* sums;           // of x, of many rows
   const unsigned short* bias;  // or null
   void* out;
-  const int* ids;              // the outputs whose values are asked for, or null for all
+  const int* ids;              // the outputs whose values are asked for, or null for all; EXPERTS: pairs' experts
   float* partial;              // sums of the blocks that share inputs
   int* done;                   // such blocks that have ended, of each part of out
+  // EXPERTS, see tiles_few.cu.
+  const int *counts, *pairs;
+  const float* weights;
   int rows, outputs, inputs;
   int stride;                  // of a row of out
   int is_float;                // whether out is float32
+  int experts, first, most, share;
 };
 
 constexpr int SPAN = 4;  // steps of a block of 256 inputs

@@ -5,6 +5,7 @@ They are loaded as the file's blocks, and become tiles (`minisgl_zoo.gguf.tiles`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -32,10 +33,12 @@ def products_of(ops: Ops) -> type[TileProducts] | None:
 
 
 class TileWeight(NormFirst):
-    """Matrices of one format. blocks: the file's, until they are tiles."""
+    """Matrices of one format, merged or in a stack. blocks: the file's, until they are tiles.
+    products: the matrices of a stack are one below the other. shape: [O, I] or [L, O, I]."""
 
     blocks: Tensor
-    _products: TileProducts
+    products: TileProducts
+    moe_backend = "tiles"
 
     def __init__(self, build: WeightBuild, kinds: Sequence[str]) -> None:
         """kinds: llama.cpp's name of each part's format, which is the same."""
@@ -43,39 +46,41 @@ class TileWeight(NormFirst):
         self.kind, self.form = kinds[0], TILE_FORMS[kinds[0]]
         self.declare(
             "blocks", torch.uint8, *[blocks_of(part, self.kind) for part in build.parts],
-            rows=build.rows,
+            rows=build.rows, stacked=build.stacked,
         )  # fmt: skip
-        self.outputs, row_bytes = self.blocks.shape
+        *stacked, self.outputs, row_bytes = self.blocks.shape
         self._inputs = row_bytes // TYPE_OF[self.kind].num_bytes * self.form.block
+        self.shape = (*stacked, self.outputs, self._inputs)
 
     @property
     def num_buffer_bytes(self) -> int:
         """What tiles take more than blocks."""
-        return self.form.num_bytes(self.outputs, self._inputs) - self.blocks.nbytes
+        return self.form.num_bytes(math.prod(self.shape[:-1]), self._inputs) - self.blocks.nbytes
 
     def init_buffers(self, device: torch.device) -> None:
         products = products_of(self.ops)
         assert products, "made without kernels"
-        self._products = products(self.ops, pack_tiles(self.kind, self.blocks))
+        tiles = pack_tiles(self.kind, self.blocks.view(-1, self.blocks.shape[-1]))
+        self.products = products(self.ops, tiles)
         self.blocks = self.blocks.new_empty(0)
 
     def dense(self) -> Tensor:
-        return self._products.dense()
+        return self.products.dense().view(self.shape)
 
     def linear(
         self, x: Tensor, bias: Tensor | None = None, gate: Activation | None = None
     ) -> Tensor:
-        y = self._products.linear(x.reshape(-1, self._inputs), bias, gate)
+        y = self.products.linear(x.reshape(-1, self._inputs), bias, gate)
         return y.view(*x.shape[:-1], -1)
 
     def linear_into(self, x_MD: Tensor, bias: Tensor | None, out_MF: Tensor) -> None:
-        self._products.linear_into(x_MD, bias, out_MF)
+        self.products.linear_into(x_MD, bias, out_MF)
 
     def logits(self, x_SD: Tensor) -> Tensor:
-        return self._products.logits(x_SD)
+        return self.products.logits(x_SD)
 
     def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
-        return rows_of_share(self._products.rows, ids_T, share)
+        return rows_of_share(self.products.rows, ids_T, share)
 
 
 def blocks_of(part: Part, kind: str) -> Part:

@@ -10,7 +10,7 @@ number's bits are in a word. Numbers i and i + 1 are 16 bits apart, so that one 
 both out as a pair.
 
 Axes: O outputs, I inputs, N blocks of a row, B bytes of a block; T tiles of 16 outputs, S steps of
-64 inputs.
+64 inputs. Of products: M rows, F outputs, D inputs, T tokens, K experts of each, L experts here.
 """
 
 from __future__ import annotations
@@ -108,6 +108,28 @@ class Tiles:
     inputs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of a token and one of its experts.
+
+    ids_TK: int32, their experts. held: those of this rank. counts_L, rows_LT: int32, how many pairs
+    each expert has, and which. Without them pairs are not grouped by expert.
+    """
+
+    ids_TK: Tensor
+    held: range
+    counts_L: Tensor | None = None
+    rows_LT: Tensor | None = None
+
+    def most_parts(self, size: int) -> int:
+        """The most parts of up to `size` pairs of one expert, or of one pair."""
+        num_tokens, num_pairs = len(self.ids_TK), self.ids_TK.numel()
+        if self.counts_L is None:
+            return num_pairs
+        busy = min(len(self.held), num_pairs)  # experts; the last part of each may be short
+        return min(num_pairs // size + busy, busy * -(-num_tokens // size))
+
+
 class TileProducts(Protocol):
     """The products by one matrix: the row "tiles" of the table `ops`."""
 
@@ -120,6 +142,9 @@ class TileProducts(Protocol):
     def dense(self) -> Tensor:
         """Return the values in bfloat16."""
 
+    def dense_rows(self, rows: range) -> Tensor:
+        """Return the values of some outputs, whose bounds are multiples of `OUTPUTS`."""
+
     def rows(self, ids_T: Tensor) -> Tensor:
         """See `Ops.embed`."""
 
@@ -131,6 +156,16 @@ class TileProducts(Protocol):
 
     def logits(self, x_SD: Tensor) -> Tensor:
         """See `Ops.logits`."""
+
+    def experts(
+        self, x: Tensor, pairs: Pairs, scales: Tensor | None, out: Tensor, gate: Activation | None
+    ) -> bool:
+        """Write the product of each pair by its expert's matrix, gated and times its scale, to a
+        row of out [T * K, F]. The matrices of all experts are one below the other. Rows of other
+        ranks' pairs are not written. Returns whether there is a kernel.
+
+        x has a row for each pair, or for each token.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,6 @@ class FileTypes:
         products, forms = products_of(build.ops), _forms(build.ops)
         if products is not None:
             why = products.why_not(build.dtype)
-            if build.stacked is not None:
-                why = why or "a GPU has no kernels for experts of GGUF's formats"
         elif not build.ops.packs(build.dtype):
             why = "only a CPU or a GPU multiplies packed weights, and only in bfloat16"
         else:

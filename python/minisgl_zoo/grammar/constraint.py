@@ -118,10 +118,10 @@ def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:
 
 
 def _calls(grammar: AnswerGrammar, plan: AnswerPlan, name: str) -> str:
-    """Return Lark for one call, or for one or more if the model may choose, or if `choice` names no
-    tool and parallel calls are allowed."""
+    """Return Lark for one call, or for one or more if parallel calls are allowed and `choice` names
+    no tool."""
     tools = plan.tools
-    is_one = plan.choice != "auto" and not (plan.is_parallel and plan.choice == "required")
+    is_one = not plan.is_parallel or plan.choice not in ("auto", "required")
     if messages := message_format(name):  # one call: another would be in a message of its own
         if messages.argument:
             return calls.tagged_call(

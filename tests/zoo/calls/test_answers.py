@@ -313,8 +313,6 @@ def test_a_form_leaves_the_choice_to_call(form: AnswerForm, call: str, before: s
         grammar, _ = plan.resolve(sampling, without_marks())
         assert matches(grammar, call)
         assert matches(grammar, said) == (choice == "auto")
-        if form.calls == "hermes":  # as without a form, whatever parallel_tool_calls says
-            assert matches(grammar, f"{call}\n{call}") == (choice == "auto")
         assert not matches(grammar, call.replace("now", "later"))
         assert not matches(grammar, f"{before}It is sunny.")
     grammar, _ = AnswerPlan(form=form).resolve(sampling, without_marks())

@@ -24,7 +24,7 @@ from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 from minisgl_zoo.gguf import tiles as tiles_module
 from minisgl_zoo.gguf.header import TYPE_OF
 from minisgl_zoo.gguf.tile_weight import BLOCKS, TileWeight
-from minisgl_zoo.gguf.tiles import TILE_FORMS, Tiles, pack_tiles
+from minisgl_zoo.gguf.tiles import TILE_FORMS, Pairs, Tiles, pack_tiles
 from minisgl_zoo.gguf.weight import FileTypes, MergedWeight
 
 BF16 = torch.bfloat16
@@ -80,6 +80,14 @@ class Products:
 
     def logits(self, x_SD: Tensor) -> Tensor:
         return F.linear(x_SD.float(), self._values)
+
+    def dense_rows(self, rows: range) -> Tensor:
+        return self.dense()[rows.start : rows.stop]
+
+    def experts(
+        self, x: Tensor, pairs: Pairs, scales: Tensor | None, out: Tensor, gate: Activation | None
+    ) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -162,6 +170,37 @@ def test_a_share_of_the_inputs(gpu: type[Products]) -> None:
     assert torch.equal(values_of(tiles, range(3), range(90)), values[:3, 256:346])
 
 
+def test_a_stack_of_experts(gpu: type[Products]) -> None:
+    drawn = {f"m.experts.{i}.{j}.weight": draw("Q4_K", 2 * i + j, (16, 512))
+             for i in range(3) for j in range(2)}  # fmt: skip
+    types = FileTypes(types={"m.experts.0": "Q4_K", "m.experts.1": "Q4_K"})
+    parts = [Part.whole(name, 16, 512) for name in drawn]
+    build = WeightBuild(ops=Ops(), dtype=BF16, parts=parts, stacked=3)
+    weight = types(build)
+    assert isinstance(weight, TileWeight)
+    assert weight.blocks.shape == (3, 32, 2 * TYPE_OF["Q4_K"].num_bytes)
+    assert weight.num_weight_bytes == TILE_FORMS["Q4_K"].num_bytes(96, 512)
+    values = torch.cat([each for _, each in drawn.values()])
+    gpu.values = {(96, 4): values}
+    next(weight.parameters()).set(torch.cat([each for each, _ in drawn.values()]).view(3, 32, -1))
+    weight.init_buffers(torch.device("cpu"))
+    assert torch.equal(weight.dense(), values.to(BF16).view(3, 32, 512))
+    several = FileTypes(types={"m.experts.0": "Q4_K", "m.experts.1": "Q6_K"})
+    assert several.why_dequantised(build) == "experts of several forms"
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_parts_of_pairs(tokens: int) -> None:
+    """At least as many as experts need, however tokens choose; a token has an expert once."""
+    ids = torch.stack([torch.randperm(16)[:4] for _ in range(tokens)]).int()
+    for chosen in (ids, ids[:1].expand(tokens, 4)):
+        counts = torch.bincount(chosen.flatten(), minlength=16)[2:12]
+        needed = int((-(-counts // 8)).sum())
+        most = Pairs(chosen, range(2, 12), counts.int(), chosen).most_parts(8)
+        assert needed <= most <= min(tokens * 4, 10 * -(-tokens // 8))
+    assert Pairs(ids, range(2, 12)).most_parts(8) == tokens * 4
+
+
 def test_what_is_dequantised(gpu: type[Products]) -> None:
     types = FileTypes(types={"0": "Q4_K", "1": "Q8_0", "2": "IQ2_XS"})
 
@@ -172,7 +211,8 @@ def test_what_is_dequantised(gpu: type[Products]) -> None:
         return types.why_dequantised(build)
 
     assert why("0", (32, 512)) is None
-    assert "experts" in (why("0", (32, 512), stacked=2) or "")
+    assert why("0", (32, 512), stacked=2) is None
+    assert why("0", (48, 512), stacked=2) == "no multiple of 16 outputs"
     assert why("0", (24, 512)) == "no multiple of 16 outputs"
     assert why("1", (32, 96)) == "no multiple of 64 inputs"
     assert why("2", (32, 512)) == "IQ2_XS has no packed form"
