@@ -41,6 +41,7 @@ class Task(ctypes.Structure):
         ("x_stride", ctypes.c_int32),
         *((name, ctypes.c_int64) for name in ("scale", "zero", "outer", "bias", "x_scales")),
         *((name, ctypes.c_float) for name in ("alpha", "limit")),
+        *((name, ctypes.c_int64) for name in ("partial", "done")),
     )
 
 
@@ -57,26 +58,36 @@ def make_task(
     )  # fmt: skip
 
 
-def beside_bytes(most: int) -> int:
-    """Return the shared memory beside the stages: `TilePairs` of two tiles of `most` pairs, outputs
-    that two warpgroups transpose, barriers."""
-    return 2 * (most * 8 + 20) + 2 * most * 128 + 160
+def beside_bytes(most: int, *, has_pairs: bool = True) -> int:
+    """Return the shared memory beside the stages: `TilePairs` of two tiles of `most` pairs or rows,
+    outputs that two warpgroups transpose, barriers."""
+    return 2 * (8 * (most if has_pairs else 1) + 28) + 2 * most * 128 + 160
 
 
-def shared_bytes(stage_bytes: int, most: int, num_experts: int) -> int:
+def shared_bytes(stage_bytes: int, most: int, num_experts: int, *, has_pairs: bool = True) -> int:
     """Return the shared memory of a block. stage_bytes: of all stages, which are aligned. most:
-    pairs of a tile."""
-    return stage_bytes + beside_bytes(most) + 8 * num_experts + 1024
+    pairs or rows of a tile."""
+    return stage_bytes + beside_bytes(most, has_pairs=has_pairs) + 8 * num_experts + 1024
 
 
 def launch(
-    kernels: Kernels[Any], kernel: int, weight_map: bytes, task: Task, shared_bytes: int
+    kernels: Kernels[Any],
+    kernel: int,
+    weight_map: bytes,
+    task: Task,
+    shared_bytes: int,
+    *,
+    num_blocks: int | None = None,
+    x_map: bytes = b"",
 ) -> None:
-    """Launch a kernel of `grouped_tiles.cuh` with a block on each multiprocessor."""
+    """Launch a kernel of `grouped_tiles.cuh`. num_blocks: None is one on each multiprocessor.
+    x_map: with STREAM."""
     map_of_weights = ctypes.create_string_buffer(weight_map, 128)
+    map_of_x = ctypes.create_string_buffer(x_map, 128)
     kernels.launch(
-        kernel, kernels.num_cores, NUM_THREADS, shared_bytes,
+        kernel, num_blocks or kernels.num_cores, NUM_THREADS, shared_bytes,
         ctypes.addressof(map_of_weights), ctypes.addressof(task),
+        *((ctypes.addressof(map_of_x),) if x_map else ()),
     )  # fmt: skip
 
 
@@ -85,7 +96,7 @@ def kernel_cubin(kind: tuple[torch.dtype, Activation | None]) -> bytes:
     JitUnavailable."""
     dtype, gate = kind
     numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": beside_bytes(MOST), "PACKED": 0}
-    numbers.update(INPUTS=INPUTS, ROW_BYTES=2 * INPUTS, X_SCALES=0)
+    numbers.update(INPUTS=INPUTS, ROW_BYTES=2 * INPUTS, X_SCALES=0, STREAM=0)
     numbers.update(GATED=gate is not None, GELU=gate == "gelu_tanh")
     columns = range(STEP, MOST + 1, STEP)
     return load_gemm("grouped", dtype, columns, numbers, ("grouped_tiles.cuh",))

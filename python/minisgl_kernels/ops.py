@@ -14,6 +14,7 @@ from minisgl.kernel.cuda import CudaOps
 from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton import sample
 from minisgl_kernels.hopper import on_hopper
+from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.packed_skinny import PackedSkinny
 from minisgl_kernels.skinny import SkinnyGemms
 from minisgl_kernels.triton import gemv, threshold
@@ -21,12 +22,15 @@ from minisgl_kernels.triton import gemv, threshold
 
 class TunedOps(CudaOps):
     def __init__(
-        self, skinny: SkinnyGemms | None = None, packed_skinny: PackedSkinny | None = None
+        self,
+        skinny: SkinnyGemms | None = None,
+        packed_skinny: PackedSkinny | None = None,
+        packed_grouped: PackedGrouped | None = None,
     ) -> None:
-        """skinny: for GEMMs of more than two rows; None leaves them to cuBLAS. packed_skinny: the
-        same for packed weights; None leaves them to Triton."""
+        """skinny: for GEMMs of more than two rows; None leaves them to cuBLAS. packed_skinny,
+        packed_grouped: for packed weights, by few rows and by more; None leaves them to Triton."""
         self._skinny = skinny
-        self.packed_skinny = packed_skinny
+        self.packed_skinny, self.packed_grouped = packed_skinny, packed_grouped
 
     def linear(
         self,
@@ -77,4 +81,5 @@ def create_ops() -> TunedOps:
     return TunedOps(
         on_hopper(SkinnyGemms, "cuBLAS computes skinny GEMMs"),
         on_hopper(PackedSkinny, "Triton computes skinny GEMMs by packed weights"),
+        on_hopper(PackedGrouped, "Triton computes GEMMs of more rows by packed weights"),
     )

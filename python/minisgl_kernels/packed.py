@@ -1,9 +1,11 @@
 """Chooses the GPU kernel of a GEMM by a packed weight, by the number of rows.
 
 Up to 8 rows (4 of fp8): on Hopper our skinny GEMM (`packed_skinny`). Otherwise, one row: a GEMV
-that holds the weights in registers. Some rows (`MAX_FP8`, `MAX_DECODED`): a GEMM that decodes tiles
-of the weights. More: fp8 weights that cuBLAS takes are multiplied on fp8 tensor cores, by it or, in
-few rows, by `fp8_gemm`, with activations rounded to fp8; other weights are dequantised for this
+that holds the weights in registers. Up to `MAX_STREAM` rows, not of fp8: on Hopper a GEMM that
+decodes beside the matrix instructions (`packed_grouped`). Some rows (`MAX_FP8`, `MAX_DECODED`): a
+GEMM that decodes tiles of the weights. More: fp8 weights that cuBLAS takes are multiplied on fp8
+tensor cores, by it or, in few rows, by `fp8_gemm`, with activations rounded to fp8; other weights
+are dequantised for this
 GEMM.
 
 Axes: M rows, D inputs, F outputs.
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation, Ops
+from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.packed_skinny import PackedSkinny
 from minisgl_kernels.triton import fp8, packed_gemv
 from minisgl_kernels.triton.fp8_gemm import choose_stream, stream_gemm
@@ -28,6 +31,9 @@ MAX_FP8, MAX_DECODED = 16, 128
 an H200 the four GEMMs of a layer of 14B take 146 us with 16 rows in either format, and 228 (fp8)
 and 217 (int4) with 64; on fp8 tensor cores 162 with 128. With 256 rows decoding int4 takes 327 us
 for gate and up alone, dequantising and cuBLAS 279 (README.md)."""
+MAX_STREAM = 768
+"""Rows up to which our GEMM for Hopper decodes. The four GEMMs of a layer of 14B in int4 take it
+921 us with 768 rows and 1,227 with 1,024; dequantising and cuBLAS 945 and 1,204 (README.md)."""
 TILE_N, MAX_M, MAX_SPLIT = 64, 64, 16
 MIN_STEPS = 8
 """The fewest steps of a program, if several share the inputs."""
@@ -53,6 +59,7 @@ class PackedGemms:
     def __init__(self, ops: Ops, weight: Packed, dtype: torch.dtype) -> None:
         self._ops, self._weight, self._dtype = ops, weight, dtype
         self._skinny: PackedSkinny | None = getattr(ops, "packed_skinny", None)
+        self._grouped: PackedGrouped | None = getattr(ops, "packed_grouped", None)
         device = weight.numbers.device
         self._num_cores = 132
         if device.type == "cuda":
@@ -61,6 +68,9 @@ class PackedGemms:
         self._is_fp8 = device.type == "cuda" and fp8.takes(weight, dtype)
         tiles = -(-weight.shape[-2] // TILE_N) * -(-MAX_DECODED // MAX_M)
         self._done = torch.zeros(tiles, dtype=torch.int32, device=device)
+        self._stack: Packed | None = None
+        if self._grouped and not self._is_fp8:
+            self._stack = self._grouped.prepare(weight)
 
     @staticmethod
     def reads(weight: Packed) -> bool:
@@ -79,6 +89,10 @@ class PackedGemms:
         rows = len(x_MD)
         if done := self._few(x_MD, None, None, 0.0, bias, gate):
             return done[0].view(*x.shape[:-1], -1)
+        if self._grouped and self._stack and 0 < rows <= MAX_STREAM:
+            y = self._grouped.linear(x_MD, self._stack, bias, gate)
+            if y is not None:
+                return y.view(*x.shape[:-1], -1)
         if 0 < rows <= (MAX_FP8 if self._is_fp8 else MAX_DECODED):
             outputs, inputs = self._weight.shape
             tile = choose_tile(rows, outputs, inputs, self._weight.group, self._num_cores)

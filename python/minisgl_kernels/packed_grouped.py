@@ -1,17 +1,20 @@
-"""Grouped GEMMs of experts by weights of 4 or 8 bits on Hopper: the host side of
+"""GEMMs by weights of 4 or 8 bits on Hopper, grouped by experts or of one matrix: the host side of
 `csrc/packed_grouped.cu`.
 
 Each format and activation has a kernel, which NVRTC compiles at its first use, in 12 to 18 s, and
 which is cached on disk.
 
-Axes: L experts of this rank, T tokens, D inputs, F outputs, G = 2F, gate then up.
+Axes: L experts of this rank, T tokens, M rows, D inputs, F outputs, G = 2F, gate then up.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from minisgl.kernel.ops import Activation
 from minisgl.kernel.triton.moe import Gate, place
 from minisgl_kernels.grouped import (
     BOX,
@@ -28,20 +31,23 @@ from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
 from minisgl_kernels.triton.arrange import PERIOD, arrange
 from minisgl_zoo.weights.quantised import Packed
 
-MOST = 112
-"""Pairs of a tile. Their sums and two batches of weights are in registers."""
+MOST, MOST_ROWS = 112, 128
+"""Pairs of a tile, and rows of a tile of one matrix. Their sums and two batches of weights are in
+registers, of which there are more where one thread fetches."""
 STAGES = {True: 4, False: 6}
 """By whether numbers have 4 bits: the turns that are fetched ahead fill shared memory."""
 X_UNIT = 2.0**60
 """What x is multiplied by for weights that are floats: their decoded numbers are tiny."""
+LEAST_PARTS = 4
+"""The fewest parts of 128 inputs of a block, if several share the inputs of one matrix."""
 Macros = tuple[tuple[str, int], ...]
 HEADERS = ("decode.cuh", "gate.cuh", "grouped_tiles.cuh")
 
 
 def kernel_cubin(macros: Macros) -> bytes:
     """Return the compiled kernel. Raises JitUnavailable. macros: of `macros_of`."""
-    columns = range(STEP, MOST + 1, STEP)
     numbers = dict(macros)
+    columns = range(STEP, numbers["MOST"] + 1, STEP)
     del numbers["BFLOAT16"]  # load_gemm defines it
     return load_gemm(
         "packed_grouped", torch.bfloat16, columns, numbers, HEADERS, from_registers=True
@@ -53,9 +59,9 @@ def inputs_of(weight: Packed) -> int:
     return CHUNK_BYTES * (2 if weight.is_4_bit else 1)
 
 
-def stage_bytes(weight: Packed) -> int:
-    """Return the shared memory of all stages."""
-    return STAGES[weight.is_4_bit] * (2 * BOX * CHUNK_BYTES + MOST * inputs_of(weight) * 2)
+def stage_bytes(weight: Packed, most: int = MOST) -> int:
+    """Return the shared memory of all stages. most: pairs or rows of a tile."""
+    return STAGES[weight.is_4_bit] * (2 * BOX * CHUNK_BYTES + most * inputs_of(weight) * 2)
 
 
 def takes(weight: Packed) -> bool:
@@ -68,21 +74,36 @@ def takes(weight: Packed) -> bool:
         return False
     if weight.scale is None or weight.kind == "fp4":
         return True
+    is_narrow = weight.kind == "int4" and weight.group in (32, 64)
+    if is_narrow and weight.scale.dtype == torch.bfloat16:
+        return True
     return outputs % weight.rows == 0 and weight.group % turn == 0
 
 
-def macros_of(weight: Packed, gate: Gate | None) -> Macros:
-    """Return the macros of a kernel for this format."""
+def as_stack(weight: Packed) -> Packed:
+    """Return a matrix as a stack of one."""
+    numbers, *parts = (
+        None if each is None else each[None]
+        for each in (weight.numbers, weight.scale, weight.zero, weight.outer)
+    )
+    assert numbers is not None
+    return replace(weight, numbers=numbers, scale=parts[0], zero=parts[1], outer=parts[2])
+
+
+def macros_of(weight: Packed, gate: Gate | None, *, is_stack: bool = True) -> Macros:
+    """Return the macros of a kernel for this format. is_stack: of experts, not of one matrix."""
+    most = MOST if is_stack else MOST_ROWS
     return tuple({
         **format_macros(weight, gate),
         "GATED": int(gate is not None),
         "PACKED": 1,
-        "MOST": MOST,
+        "MOST": most,
         "STAGES": STAGES[weight.is_4_bit],
-        "BESIDE": beside_bytes(MOST),
+        "BESIDE": beside_bytes(most, has_pairs=is_stack),
         "INPUTS": inputs_of(weight),
         "ROW_BYTES": CHUNK_BYTES,
         "X_SCALES": 0,
+        "STREAM": int(not is_stack),
     }.items())  # fmt: skip
 
 
@@ -92,8 +113,10 @@ class PackedGrouped:
     def __init__(self) -> None:
         """Raises JitUnavailable where nothing can be compiled, RuntimeError without a device."""
         self._kernels = Kernels(
-            "grouped_product", kernel_cubin, "experts' GEMMs by packed weights are Triton's"
+            "grouped_product", kernel_cubin, "GEMMs of many rows by packed weights are Triton's"
         )
+        self._partial: Tensor | None = None
+        self._done: Tensor | None = None
 
     def experts(
         self,
@@ -134,7 +157,53 @@ class PackedGrouped:
         self._launch(task, down, down_macros)
         return out
 
-    def _launch(self, task: Task, weight: Packed, macros: Macros) -> None:
+    def prepare(self, weight: Packed) -> Packed | None:
+        """Return the stack of a matrix for `linear`, or None if no kernel reads it. Begins to
+        compile the kernels of its format, and takes memory for the sums that blocks exchange."""
+        stack = as_stack(weight)
+        if not takes(stack):
+            return None
+        if self._partial is None or self._done is None:
+            num_blocks, device = self._kernels.num_cores, weight.numbers.device
+            self._partial = torch.empty((num_blocks, MOST_ROWS * 256), device=device)
+            self._done = torch.zeros(num_blocks, dtype=torch.int32, device=device)
+        for gate in (None, Gate()):
+            self._kernels.begin_compiling(macros_of(stack, gate, is_stack=False))
+        return stack
+
+    def linear(
+        self, x_MD: Tensor, weight: Packed, bias: Tensor | None, activation: Activation | None
+    ) -> Tensor | None:
+        """See `Ops.linear`. weight: of `prepare`. None if another kernel should compute it."""
+        _, outputs, _ = weight.shape
+        gate = Gate(is_gelu=activation == "gelu_tanh") if activation else None
+        macros = macros_of(weight, gate, is_stack=False)
+        if x_MD.dtype != torch.bfloat16 or (gate and outputs % 32):
+            return None
+        if self._kernels.get(macros) is None:
+            return None
+        assert self._partial is not None
+        assert self._done is not None
+        x = arrange(x_MD, inputs_of(weight), X_UNIT if weight.kind.startswith("fp") else 1.0)
+        rows, width = len(x_MD), outputs // 2 if gate else outputs
+        out_MF = x_MD.new_empty((rows, width))
+        tiles = -(-rows // MOST_ROWS)  # of the rows of x
+        tile_rows = -(-rows // (tiles * STEP)) * STEP
+        task = Task(
+            out=out_MF.data_ptr(), experts=1, stride=rows, share=tile_rows, inputs=x.shape[1],
+            outputs=width, width=width, partial=self._partial.data_ptr(),
+            done=self._done.data_ptr(), bias=0 if bias is None else bias.data_ptr(),
+        )  # fmt: skip
+        x_map = bytes(self._kernels.library.tensor_map(x.data_ptr(), *x.shape, tile_rows, 2))
+        parts = tiles * -(-outputs // (2 * BOX)) * (x.shape[1] // PERIOD)
+        num_blocks = max(min(self._kernels.num_cores, parts // LEAST_PARTS), 1)
+        self._launch(task, weight, macros, num_blocks=num_blocks, x_map=x_map)
+        return out_MF
+
+    def _launch(
+        self, task: Task, weight: Packed, macros: Macros, *,
+        num_blocks: int | None = None, x_map: bytes = b"",
+    ) -> None:  # fmt: skip
         kernel = self._kernels.get(macros)
         assert kernel is not None
         if weight.scale is not None:
@@ -146,5 +215,7 @@ class PackedGrouped:
         weight_map = self._kernels.weight_map(
             weight.numbers.data_ptr(), num_experts * outputs, row_bytes, BOX, itemsize=1
         )
-        needed = shared_bytes(stage_bytes(weight), MOST, num_experts)
-        launch(self._kernels, kernel, weight_map, task, needed)
+        most = MOST_ROWS if x_map else MOST
+        stages = stage_bytes(weight, most)
+        needed = shared_bytes(stages, most, num_experts, has_pairs=not x_map)
+        launch(self._kernels, kernel, weight_map, task, needed, num_blocks=num_blocks, x_map=x_map)

@@ -83,9 +83,8 @@ class PackedMoeBackend(BaseMoeBackend):
 def create_backend(ops: Ops, dtype: torch.dtype) -> PackedMoeBackend:
     """Return the backend of `ops` on the current GPU."""
     otherwise = "Triton computes the experts' GEMMs by packed weights"
-    return PackedMoeBackend(
-        ops, on_hopper(Fp8Grouped, otherwise), on_hopper(PackedGrouped, otherwise)
-    )
+    grouped: PackedGrouped | None = getattr(ops, "packed_grouped", None)
+    return PackedMoeBackend(ops, on_hopper(Fp8Grouped, otherwise), grouped)
 
 
 def choose_tile(weight: Packed, mean: float) -> TileConfig:

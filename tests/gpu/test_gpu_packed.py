@@ -18,6 +18,7 @@ from minisgl.quantization.weight import WeightBuild
 from minisgl_kernels.hopper import on_hopper
 from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed import PackedGemms
+from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.packed_skinny import MAX_FP8_ROWS, PackedSkinny, takes
 from minisgl_kernels.triton import packed_gemv
 from minisgl_kernels.triton.arrange import arrange
@@ -31,8 +32,10 @@ from minisgl_zoo.weights.scaled import Scaled
 
 @pytest.fixture
 def ops(device: torch.device) -> TunedOps:
-    skinny = None if INTERPRET else on_hopper(PackedSkinny, "no skinny GEMMs")
-    return TunedOps(packed_skinny=skinny)
+    if INTERPRET:
+        return TunedOps()
+    skinny, grouped = on_hopper(PackedSkinny, "no skinny GEMMs"), on_hopper(PackedGrouped, "none")
+    return TunedOps(packed_skinny=skinny, packed_grouped=grouped)
 
 
 @pytest.mark.parametrize("form", FORMS)

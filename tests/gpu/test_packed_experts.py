@@ -95,9 +95,8 @@ def test_experts_with_biases_and_other_activations(
     check_experts("MXFP4", tokens, ops, device, activation=activation, **biases)
 
 
-GROUPED_FORMS = ("fp8 rows", "fp8 blocks", "fp8 groups", "int8 rows", "int8 groups", "int4",
-                 "int4 rows", "int4 zeros of 128", "MXFP4", "NVFP4")  # fmt: skip
-"""Those that `PackedGrouped` reads. It leaves groups of 32 integers, and uint8, to Triton."""
+GROUPED_FORMS = tuple(form for form in FORMS if not form.startswith("uint8"))
+"""Those that `PackedGrouped` reads. It leaves uint8 to Triton."""
 
 
 @pytest.fixture(scope="module")

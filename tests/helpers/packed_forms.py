@@ -24,6 +24,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "int4": {"kind": "int4", "group": 128},
     "int4 rows": {"kind": "int4"},
     "int4 zeros": {"kind": "int4", "group": 32, "zero": True},
+    "int4 zeros of 64": {"kind": "int4", "group": 64, "zero": True},
     "int4 zeros of 128": {"kind": "int4", "group": 128, "zero": True},
     "MXFP4": {"kind": "fp4", "group": 32},
     "NVFP4": {"kind": "fp4", "group": 16, "outer": True},

@@ -30,7 +30,8 @@ def test_what_is_handed_over_is_laid_out_as_the_kernel_reads_it() -> None:
     names = ("x", "out", "counts", "rows", "scales", "experts", "groups", "x_stride", "scale")
     assert [getattr(Task, name).offset for name in names] == [0, 8, 16, 24, 32, 40, 64, 68, 72]
     assert [getattr(Task, name).offset for name in ("bias", "x_scales", "limit")] == [96, 104, 116]
-    assert ctypes.sizeof(Task) == 120
+    assert [getattr(Task, name).offset for name in ("partial", "done")] == [120, 128]
+    assert ctypes.sizeof(Task) == 136
     assert MOST % STEP == 0
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
+from helpers.hopper_kernels import uncompiled
 from minisgl.kernel.triton.moe import Gate
-from minisgl_kernels import fp8_grouped
+from minisgl_kernels import fp8_grouped, packed_grouped
 from minisgl_kernels.fp8_grouped import FEWEST_TOKENS, Fp8Grouped
-from minisgl_kernels.grouped import MAX_EXPERTS, shared_bytes
-from minisgl_kernels.hopper import SHARED_BYTES
-from minisgl_kernels.packed_grouped import MOST, STAGES, stage_bytes, takes
+from minisgl_kernels.grouped import MAX_EXPERTS, Task, shared_bytes
+from minisgl_kernels.hopper import SHARED_BYTES, Kernels
+from minisgl_kernels.packed_grouped import MOST, STAGES, PackedGrouped, stage_bytes, takes
 from minisgl_zoo.weights.quantised import Packed
 
 BITS = {torch.int32: 4, torch.float8_e4m3fn: 8, torch.int8: 8, torch.uint8: 8}
@@ -37,7 +40,7 @@ def packed(
     ("weight", "is_taken"),
     [
         (packed("int4", torch.int32, group=128, middle=8), True),
-        (packed("int4", torch.int32, group=64, middle=8), False),  # two groups in a batch
+        (packed("int4", torch.int32, group=64, middle=8), False),  # its scales are no bfloat16
         (packed("int4", torch.int32, inputs=224, group=128), True),
         (packed("int4", torch.int32, inputs=232, group=128), False),  # rows of 116 bytes
         (packed("fp4", torch.int32, group=32), True),
@@ -102,3 +105,48 @@ def test_stages_of_fp8_fit_in_shared_memory() -> None:
     assert each % 1024 == 0
     needed = shared_bytes(fp8_grouped.STAGE_BYTES, fp8_grouped.MOST, MAX_EXPERTS)
     assert needed + fp8_grouped.SCALE_BYTES <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile_rows", "num_blocks"),
+    [(1, 16, 50), (17, 32, 50), (128, 128, 50), (129, 80, 100), (300, 112, 132), (768, 128, 132)],
+)
+def test_how_blocks_share_one_matrix(
+    rows: int, tile_rows: int, num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 5 x 40 parts for each tile of rows; at least four for each block."""
+    tasks: list[Task] = []
+    launched: list[int] = []
+    maps: list[tuple[int, ...]] = []
+
+    def launch(kernel: int, blocks: int, *others: Any) -> None:
+        parameters = ctypes.cast(others[3], ctypes.POINTER(ctypes.c_int64 * 3)).contents
+        tasks.append(Task.from_buffer_copy(ctypes.string_at(parameters[1], ctypes.sizeof(Task))))
+        launched.append(blocks)
+        assert others[1] <= SHARED_BYTES
+
+    def tensor_map(*numbers: int) -> bytes:
+        maps.append(numbers[1:])
+        return bytes(128)
+
+    grouped = PackedGrouped.__new__(PackedGrouped)
+    grouped._kernels = uncompiled("", Mock(kernel_launch=launch, tensor_map=tensor_map))
+    grouped._partial = grouped._done = None
+    monkeypatch.setattr(Kernels, "make", lambda self, kind: 7)
+    monkeypatch.setattr(Kernels, "begin_compiling", Mock())
+    monkeypatch.setattr(torch.cuda, "current_stream", Mock(return_value=Mock(cuda_stream=0)))
+    monkeypatch.setattr(
+        packed_grouped, "arrange", lambda x, turn, unit: F.pad(x, (0, -x.shape[1] % 128))
+    )
+    numbers = torch.zeros(1152, 632, dtype=torch.int32)  # 5,056 inputs
+    scale = torch.ones(1152, 79, dtype=torch.bfloat16)
+    stack = grouped.prepare(Packed(kind="int4", numbers=numbers, group=64, scale=scale, middle=8))
+    assert stack is not None
+    y = grouped.linear(torch.zeros(rows, 5056).bfloat16(), stack, None, "silu")
+    assert y is not None
+    assert y.shape == (rows, 576)
+    (task,) = tasks
+    assert launched == [num_blocks]
+    assert sorted(maps) == sorted([(1152, 2528, 128, 1), (rows, 5120, tile_rows, 2)])
+    assert (task.stride, task.share, task.inputs, task.outputs) == (rows, tile_rows, 5120, 576)
+    assert (task.x, task.counts, task.rows, task.scales) == (0, 0, 0, 0)

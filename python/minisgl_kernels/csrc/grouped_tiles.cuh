@@ -6,6 +6,12 @@
 //              another activation
 //   otherwise  out[pair, F] = scale[pair] * sum
 //
+// STREAM: there is one matrix, and a pair is one of the `stride` rows of x; no pair has a scale. As many
+// blocks as run at once share the tiles evenly, so a block may have some inputs of a tile only, in
+// parts of PART. Where it does not begin a tile, it leaves its sums of it in `partial` for the block
+// that does, which adds them up in the order of the blocks. How tiles are shared depends on the weights
+// alone up to MOST rows. One thread fetches: rows of x are bulk copies, too.
+//
 // A tile is up to MOST pairs of one expert by 256 rows of its weights, or 128 of each half. Its pairs
 // are the columns of the matrix instructions, which exist for every multiple of 8. So the pairs of an
 // expert are divided into tiles of about the same width, and the last has at most 15 unused columns.
@@ -20,7 +26,7 @@
 //
 // Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED, INPUTS (64
 // or 128), PACKED, ROW_BYTES (of a row of weights in a turn), X_SCALES (x has a scale for each turn of
-// a row) and BFLOAT16 defined.
+// a row), STREAM and BFLOAT16 defined.
 
 constexpr int BOX = 128;           // rows of w that one copy brings
 constexpr int W_BYTES = 2 * BOX * ROW_BYTES;
@@ -30,6 +36,7 @@ constexpr int MATRICES = INPUTS / X_INPUTS;
 constexpr int STAGE_BYTES = W_BYTES + MATRICES * X_BYTES;
 constexpr int COLUMNS = PACKED ? ROW_BYTES : INPUTS;  // of the tensor map, in a turn
 constexpr int STEP = 16;           // pairs: widths of tiles are multiples of it
+constexpr int PART = 128;          // inputs
 constexpr int OUTPUTS = GATED ? BOX : 2 * BOX;  // of a tile
 constexpr int FETCHERS = 128;      // threads
 constexpr int FETCHED = MOST / STEP;  // rows of x of a fetching thread
@@ -43,7 +50,8 @@ struct Task {
   const int* counts;    // pairs of each expert
   const int* rows;      // [experts, stride]: its pairs
   const float* scales;  // of each pair
-  int experts, stride, share, inputs, outputs;  // share: pairs that have a row of x together
+  // share: pairs that have a row of x together; with STREAM, rows of x that a copy brings
+  int experts, stride, share, inputs, outputs;
   int width;            // of a row of out, at least `outputs`
   // Of packed weights: scales [experts, F / ROWS, groups] and so on, see packed_grouped.cu.
   int groups;
@@ -53,17 +61,23 @@ struct Task {
   const unsigned short* bias;
   const float* x_scales;  // [turns, x_stride]
   float alpha, limit;
+  // STREAM. partial: of each block, [MOST, threads that multiply].
+  float* partial;
+  int* done;  // of each block, whether its sums are there
 };
 
 struct Tile {
   int expert, first, count, width, block;  // `count` pairs from `first` on; `width` with padding
+  int input, until;  // the inputs that this block has
 };
 
 // A tile and its pairs, which the fetching warpgroup writes for the others.
 struct TilePairs {
   Tile tile;
-  int pairs[MOST];
-  float scales[MOST];
+  int pairs[STREAM ? 1 : MOST];
+  float scales[STREAM ? 1 : MOST];
+
+  __device__ int pair(int column) const { return STREAM ? tile.first + column : pairs[column]; }
 };
 
 // The shared memory of a block beside the stages. There are two TilePairs, used alternately.
@@ -91,6 +105,12 @@ __device__ int ceil_div(int x, int y) { return (x + y - 1) / y; }
 // Finds tile number `tile`. The tiles of the same pairs, one for each block of outputs, have
 // consecutive numbers.
 __device__ Tile find(const Task& task, const Shared& shared, int tile, int blocks) {
+  if constexpr (STREAM) {
+    const int columns = ceil_div(task.stride, MOST);
+    const int width = ceil_div(ceil_div(task.stride, columns), STEP) * STEP;
+    const int first = tile % columns * width, count = min(task.stride - first, width);
+    return {0, first, count, ceil_div(count, STEP) * STEP, tile / columns, 0, task.inputs};
+  }
   const int *ends = shared.ends(), *counts = ends + task.experts;
   const int of_pairs = tile / blocks;
   int low = 0, high = task.experts - 1;
@@ -102,8 +122,39 @@ __device__ Tile find(const Task& task, const Shared& shared, int tile, int block
   const int before = low ? ends[low - 1] : 0, count = counts[low];
   const int width = ceil_div(ceil_div(count, ends[low] - before), STEP) * STEP;
   const int first = (of_pairs - before) * width, left = count - first;
-  if (left >= width) return {low, first, width, width, tile % blocks};
-  return {low, first, left, ceil_div(left, STEP) * STEP, tile % blocks};
+  const int pairs = left >= width ? width : left;
+  return {low, first, pairs, ceil_div(pairs, STEP) * STEP, tile % blocks, 0, task.inputs};
+}
+
+// The tiles of a block, one after the other; with STREAM, its parts of them.
+struct Share {
+  int at, end, parts;  // parts: of a tile
+
+  __device__ Share(const Task& task, int tiles, int block) : parts(task.inputs / PART) {
+    const long long all = (long long)tiles * parts;
+    at = STREAM ? all * block / gridDim.x : block;
+    end = STREAM ? all * (block + 1) / gridDim.x : tiles;
+  }
+
+  __device__ bool has_more() const { return at < end; }
+
+  // The parts of a tile that are at hand.
+  __device__ int count() const { return min(parts - at % parts, end - at); }
+
+  __device__ Tile tile(const Task& task, const Shared& shared, int blocks) const {
+    if constexpr (!STREAM) return find(task, shared, at, blocks);
+    Tile tile = find(task, shared, at / parts, blocks);
+    tile.input = at % parts * PART;
+    tile.until = tile.input + count() * PART;
+    return tile;
+  }
+
+  __device__ void advance() { at += STREAM ? count() : gridDim.x; }
+};
+
+// The tiles of all blocks.
+__device__ int count_all(const Task& task, const Shared& shared, int blocks) {
+  return (STREAM ? ceil_div(task.stride, MOST) : shared.ends()[task.experts - 1]) * blocks;
 }
 
 // Fills `ends` and the counts. The first warp calls it.
@@ -159,19 +210,19 @@ __device__ void load_pairs(int (&pairs)[PAIRS], const Task& task, const Tile& ti
 }
 
 __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsigned stages,
-                      int tiles, int blocks) {
+                      Share share, int blocks) {
   const int thread = threadIdx.x - 256, chunk = thread % 8;
   const unsigned to = W_BYTES + thread / 8 * 128 + ((chunk ^ thread / 8 % 8) << 4);
   Stage at{0, 1};  // stages are empty at first
   Tile next;
   int pairs[PAIRS];
-  auto look_ahead = [&](int tile) {
-    if (tile >= tiles) return;
-    next = find(task, shared, tile, blocks);
+  auto look_ahead = [&] {
+    if (!share.has_more()) return;
+    next = share.tile(task, shared, blocks);
     load_pairs(pairs, task, next, thread);
   };
-  look_ahead(blockIdx.x);
-  for (int number = 0, tile = blockIdx.x; tile < tiles; ++number) {
+  look_ahead();
+  for (int number = 0; share.has_more(); ++number) {
     const Tile here = next;
     TilePairs& tile_pairs = shared.tile_pairs[number & 1];
     wait(shared_address(&shared.read[number & 1]), ~(number >> 1) & 1);
@@ -196,8 +247,8 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
     if (X_SCALES && thread < here.width) {
       x_scale = task.x_scales + tile_pairs.pairs[thread] / task.share;
     }
-    tile += gridDim.x;
-    look_ahead(tile);
+    share.advance();
+    look_ahead();
     const int first = here.expert * task.outputs * (GATED ? 2 : 1) + here.block * OUTPUTS;
     const int second = first + (GATED ? task.outputs : BOX);
     for (int input = 0; input < task.inputs; input += INPUTS, at.advance()) {
@@ -225,6 +276,33 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
       arrive_with_copies(full);
 #pragma unroll
       for (int i = 0; i < FETCHED; ++i) rows[i] += INPUTS;
+    }
+  }
+}
+
+// STREAM: one thread does what `fetch` does.
+__device__ void fetch_rows(const TensorMap& w, const TensorMap& x, const Task& task, Shared& shared,
+                           unsigned stages, Share share, int blocks) {
+  Stage at{0, 1};
+  const unsigned x_bytes = task.share * X_INPUTS * 2;
+  for (int number = 0; share.has_more(); ++number, share.advance()) {
+    const Tile here = share.tile(task, shared, blocks);
+    wait(shared_address(&shared.read[number & 1]), ~(number >> 1) & 1);
+    shared.tile_pairs[number & 1].tile = here;
+    arrive(shared_address(&shared.written[number & 1]));
+    const int first = here.block * OUTPUTS, second = first + (GATED ? task.outputs : BOX);
+    for (int input = here.input; input < here.until; input += INPUTS, at.advance()) {
+      const unsigned full = shared_address(&shared.full[at.index]);
+      const unsigned stage = stages + at.index * STAGE_BYTES;
+      wait(shared_address(&shared.empty[at.index]), at.parity);
+      expect(full, W_BYTES + MATRICES * x_bytes);
+      const int column = input / INPUTS * COLUMNS;
+      copy(stage, w, column, first, full);
+      copy(stage + W_BYTES / 2, w, column, second, full);
+#pragma unroll
+      for (int m = 0; m < MATRICES; ++m) {
+        copy(stage + W_BYTES + m * X_BYTES, x, input + m * X_INPUTS, here.first, full);
+      }
     }
   }
 }
@@ -271,7 +349,7 @@ __device__ void store(const Task& task, Shared& shared, const TilePairs& tile_pa
                  : "r"(transposed + column * 128 + ((chunk ^ column % 8) << 4))
                  : "memory");
     if (first < task.width && column < tile_pairs.tile.count) {
-      auto* at = task.out + (long long)tile_pairs.pairs[column] * task.width + first;
+      auto* at = task.out + (long long)tile_pairs.pair(column) * task.width + first;
       asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
                    "r"(x[2]), "r"(x[3])
                    : "memory");
@@ -300,13 +378,17 @@ __device__ __forceinline__ void multiply_tile_of(const Task& task, Shared& share
 
 // Grid: at most as many blocks as run at once. inputs: a multiple of INPUTS; outputs: of 8.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    grouped_product(const __grid_constant__ TensorMap w, const Task task) {
+    grouped_product(const __grid_constant__ TensorMap w, const Task task
+#if STREAM
+                    , const __grid_constant__ TensorMap x
+#endif
+    ) {
   extern __shared__ unsigned char memory[];
   const unsigned base = shared_address(memory), stages = (base + 1023) & ~1023u;
   Shared& shared = *reinterpret_cast<Shared*>(memory + (stages - base) + STAGES * STAGE_BYTES);
   if (threadIdx.x == 256) {
     for (int stage = 0; stage < STAGES; ++stage) {
-      make_barrier(shared_address(&shared.full[stage]), FETCHERS + 1);
+      make_barrier(shared_address(&shared.full[stage]), STREAM ? 1 : FETCHERS + 1);
       make_barrier(shared_address(&shared.empty[stage]), EMPTIED);
     }
     for (int i = 0; i < 2; ++i) {
@@ -316,18 +398,22 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     show_barriers();
   }
   wait_for_kernel_before();
-  if (threadIdx.x < 32) count_tiles(task, shared);
+  if (!STREAM && threadIdx.x < 32) count_tiles(task, shared);
   __syncthreads();
 
   const int blocks = ceil_div(task.outputs, OUTPUTS);
-  const int tiles = shared.ends()[task.experts - 1] * blocks;
+  Share share(task, count_all(task, shared, blocks), blockIdx.x);
   if (uniform(threadIdx.x >= 256)) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    fetch(w, task, shared, stages, tiles, blocks);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(STREAM ? 24 : 56));
+#if STREAM
+    if (threadIdx.x == 256) fetch_rows(w, x, task, shared, stages, share, blocks);
+#else
+    fetch(w, task, shared, stages, share, blocks);
+#endif
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(STREAM ? 240 : 224));
     Stage at{0, 0};
-    for (int number = 0, tile = blockIdx.x; uniform(tile < tiles); ++number, tile += gridDim.x) {
+    for (int number = 0; uniform(share.has_more()); ++number, share.advance()) {
       wait(shared_address(&shared.written[number & 1]), number >> 1 & 1);
       multiply_tile_of<STEP>(task, shared, stages, at, shared.tile_pairs[number & 1]);
       if (threadIdx.x % 32 == 0) arrive(shared_address(&shared.read[number & 1]));

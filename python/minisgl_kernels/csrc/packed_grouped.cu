@@ -4,10 +4,13 @@
 // A thread has 4 rows of weights, 2 of each half of a tile. A batch is 4 steps of 16 inputs: a thread
 // decodes 8 or 16 bytes of each row, then its warpgroup begins the matrix instructions. The order of
 // inputs is free, so x comes with its columns in the order in which decoding yields the weights'
-// (`input_at`). The outputs of GATED are the next GEMM's x, so they are written in that order, too.
+// (`input_at`). The outputs of GATED are the next GEMM's x, so they are written in that order, too, but
+// not with STREAM.
 //
 // Sums of weights whose groups have scales (SCALED) are kept in units of the group's scale. When the
-// group changes, they are multiplied by the ratio of the two.
+// group changes, they are multiplied by the ratio of the two. Groups of int4 that are smaller than a
+// period (NARROW) meet in one matrix instruction, so numbers are multiplied by their scale first, and
+// rounded as if they were dequantised.
 //
 // x and the outputs of GATED are multiplied by X_UNIT, and decoding multiplies floats by a power of
 // two as well: so all products stay normal numbers.
@@ -16,9 +19,10 @@
 // GATE defined.
 
 constexpr bool FLOATS = KIND == FP4 || KIND == FP8;
-constexpr bool SCALED = GROUP > 0 && !FACTORED;
 constexpr int STEPS = 4;               // matrix instructions of a batch
 constexpr int PERIOD = 128;            // inputs: two batches
+constexpr bool NARROW = KIND == INT4 && GROUP > 0 && GROUP < PERIOD;
+constexpr bool SCALED = GROUP > 0 && !FACTORED && !NARROW;
 constexpr int PIECE = INPUTS / 4;      // inputs of a thread's 16 bytes in a turn
 constexpr int PERIODS = SCALED && GROUP > PERIOD ? GROUP / PERIOD : 1;  // of a group
 // Scales of a row that a thread uses in a period.
@@ -30,6 +34,7 @@ constexpr float LEAST_SCALE = 0x1p-80f;  // stands for 0, whose ratio to the nex
 static_assert(INPUTS == (IS_BYTE ? 64 : 128) && ROW_BYTES == 64, "a piece has 16 bytes");
 static_assert(!SCALED || GROUP % (IS_BYTE ? 64 : 128) == 0, "a batch has one group");
 static_assert(!FACTORED || GROUP == 32 || GROUP == 16, "groups of fp4");
+static_assert(!NARROW || (SCALE == BF16 && GROUP % PIECE == 0), "a thread's piece has one group");
 
 // The input, and the row of weights whose output it is, that has place `place` in x.
 __device__ int input_at(int place) {
@@ -56,7 +61,7 @@ struct Rows {
     const int total = task.outputs * (GATED ? 2 : 1);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = GATED ? input_at(place + i % 2 * 8) : place + i % 2 * 8;
+      const int row = GATED && !STREAM ? input_at(place + i % 2 * 8) : place + i % 2 * 8;
       if (i < 2) in_box[i] = row;
       local[i] = tile.block * OUTPUTS + row + (GATED ? 0 : i / 2 * BOX);
       const int there = local[i] < task.outputs ? local[i] : task.outputs - 1;
@@ -74,7 +79,8 @@ __device__ u32 scale_bits(const Task& task, long long index) {
 
 __device__ void load_scales(Scales& scales, const Task& task, const Rows& rows, int period) {
   if constexpr (GROUP == 0) return;
-  const int first = FACTORED ? (period * 4 + threadIdx.x % 4) * PARTS : period * PARTS / PERIODS;
+  const int piece = period * 4 + threadIdx.x % 4;
+  const int first = FACTORED ? piece * PARTS : NARROW ? piece * PIECE / GROUP : period * PARTS / PERIODS;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -110,11 +116,13 @@ __device__ u32 factor_or_zero(const Scales& scales, int row, int part) {
   return 0;
 }
 
-// Two numbers of a word, without their zero.
+// Two numbers of a word, without their zero; of NARROW times their scale.
 template <int I>
-__device__ u32 centred(u32 word, u32 factor) {
+__device__ u32 centred(u32 word, u32 factor, u32 scale) {
   const u32 pair = decode<I>(word, factor);
-  return KIND == INT4 ? fma_2(pair, 0x3f803f80u, factor) : pair;
+  if constexpr (KIND != INT4) return pair;
+  const u32 own = fma_2(pair, 0x3f803f80u, factor);
+  return NARROW ? fma_2(own, scale * 0x00010001u, 0x80008000u) : own;
 }
 
 // A batch's operands of the matrix instructions, for both halves.
@@ -122,12 +130,13 @@ using Operands = u32[2][STEPS][4];
 
 // Decodes row `ROW`, 0 or 1, of a half from step K on.
 template <int ROW, int K = 0>
-__device__ void decode_row(u32 (&a)[STEPS][4], const u32 (&words)[IS_BYTE ? 4 : 2], u32 factor) {
+__device__ void decode_row(u32 (&a)[STEPS][4], const u32 (&words)[IS_BYTE ? 4 : 2], u32 factor,
+                           u32 scale) {
   if constexpr (K < STEPS) {
     constexpr int WORD = IS_BYTE ? K : K / 2, I = IS_BYTE ? 0 : K % 2 * 2;
-    a[K][ROW] = centred<I>(words[WORD], factor);
-    a[K][ROW + 2] = centred<I + 1>(words[WORD], factor);
-    decode_row<ROW, K + 1>(a, words, factor);
+    a[K][ROW] = centred<I>(words[WORD], factor, scale);
+    a[K][ROW + 2] = centred<I + 1>(words[WORD], factor, scale);
+    decode_row<ROW, K + 1>(a, words, factor, scale);
   }
 }
 
@@ -140,8 +149,9 @@ __device__ __forceinline__ void decode_batch(Operands& a, const Rows& rows, cons
     u32 words[IS_BYTE ? 4 : 2], more[IS_BYTE ? 4 : 2];
     load_words(words, stage + half * W_BYTES / 2, rows.in_box[0], second);
     load_words(more, stage + half * W_BYTES / 2, rows.in_box[1], second);
-    decode_row<0>(a[half], words, factor_or_zero(scales, half * 2, part));
-    decode_row<1>(a[half], more, factor_or_zero(scales, half * 2 + 1, part));
+    const int row = half * 2;
+    decode_row<0>(a[half], words, factor_or_zero(scales, row, part), scales.bits[row][0]);
+    decode_row<1>(a[half], more, factor_or_zero(scales, row + 1, part), scales.bits[row + 1][0]);
   }
 }
 
@@ -164,18 +174,62 @@ __device__ __forceinline__ void rescale(float (&sums)[2][COUNT], float (&units)[
   }
 }
 
+// Waits for the other threads that multiply.
+__device__ void meet_multipliers() { asm volatile("bar.sync 4, 256;" ::: "memory"); }
+
+// STREAM: completes the sums of a tile whose inputs several blocks share. Returns whether this block has
+// them all.
+template <int COUNT>
+__device__ bool complete(float (&sums)[2][COUNT], const Task& task, const Shared& shared, const Tile& tile) {
+  if (tile.input == 0 && tile.until == task.inputs) return true;
+  auto partial_of = [&](int block) {
+    return task.partial + (long long)block * MOST * 256 + threadIdx.x;
+  };
+  if (tile.input > 0) {
+    float* to = partial_of(blockIdx.x);
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) __stcg(to + i * 256, sums[i / COUNT][i % COUNT]);
+    __threadfence();
+    meet_multipliers();
+    if (threadIdx.x == 0) {
+      asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(task.done + blockIdx.x), "r"(1) : "memory");
+    }
+    return false;
+  }
+  const int blocks = ceil_div(task.outputs, OUTPUTS), tiles = count_all(task, shared, blocks);
+  const Share own(task, tiles, blockIdx.x);
+  const int tile_end = ceil_div(own.end, own.parts) * own.parts;  // the tile is the last of this block
+  int other = blockIdx.x;
+  do {
+    ++other;
+    int is_there;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(is_there) : "l"(task.done + other) : "memory");
+    } while (!is_there);
+    const float* from = partial_of(other);
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) sums[i / COUNT][i % COUNT] += __ldcg(from + i * 256);
+  } while (Share(task, tiles, other).end < tile_end);
+  meet_multipliers();
+  if (threadIdx.x == 0) {
+    for (int each = blockIdx.x + 1; each <= other; ++each) task.done[each] = 0;
+  }
+  return true;
+}
+
 template <int N>
 __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
                                               Stage& at, const TilePairs& tile_pairs) {
   const int group = threadIdx.x / 128;
-  const Rows rows(task, tile_pairs.tile);
+  const Tile& tile = tile_pairs.tile;
+  const Rows rows(task, tile);
   float sums[2][N / 2];  // of both halves
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) sums[0][i] = sums[1][i] = 0;
   float units[4] = {1, 1, 1, 1};
   Scales scales, next;  // of the batches that are decoded now, and of the period after them
-  load_scales(next, task, rows, 0);
-  const int periods = task.inputs / PERIOD;
+  const int first = tile.input / PERIOD, periods = tile.until / PERIOD;
+  load_scales(next, task, rows, first);
   int stage = at.index;  // of the batch whose matrix instructions run
 
   // Decodes the next batch. The scales that it loads are used a period later: the fence, which waits
@@ -183,7 +237,7 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
   auto decode_next = [&](Operands& a, int period, bool second) {
     if (IS_BYTE || !second) {
       wait(shared_address(&shared.full[at.index]), at.parity);
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // x's rows were not bulk copies
+      if (!STREAM) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // for x's rows
     }
     if (!second) {
       scales = next;
@@ -211,9 +265,9 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
   };
 
   Operands even, odd;
-  decode_next(even, 0, false);
-  for (int period = 0; period < periods; ++period) {
-    if (SCALED && period % PERIODS == 0) rescale(sums, units, scales, 0);
+  decode_next(even, first, false);
+  for (int period = first; period < periods; ++period) {
+    if (SCALED && (period % PERIODS == 0 || period == first)) rescale(sums, units, scales, 0);
     begin(even, false);
     decode_next(odd, period, true);
     end(IS_BYTE);
@@ -227,7 +281,14 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
     units[i] *= UNIT;
     if (OUTER) units[i] *= task.outer[rows.number[i]];
   }
-  const int output = tile_pairs.tile.block * OUTPUTS + group * 64;
+  if constexpr (STREAM) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sums[i % 2][i / 2] *= units[i % 2 * 2 + i / 4 % 2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) units[i] = 1;
+    if (!complete(sums, task, shared, tile)) return;
+  }
+  const int output = tile.block * OUTPUTS + group * 64;
   if constexpr (GATED) {
     float biases[4] = {};
     if (task.bias != nullptr) {
@@ -240,7 +301,7 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
       auto output_of = [&](int j) {
         const float gate = sums[0][j] * units[row] + biases[row];
         const float up = sums[1][j] * units[2 + row] + biases[2 + row];
-        return gated(gate, up, task.alpha, task.limit) * X_UNIT;
+        return gated(gate, up, task.alpha, task.limit) * (STREAM ? 1 : X_UNIT);
       };
       return round(output_of(i), output_of(i + 1));
     });
@@ -248,9 +309,13 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       store<N>(task, shared, tile_pairs, output + half * BOX, [&](int i, int column) {
-        const float scale = units[half * 2 + i / 2 % 2];
-        return round(sums[half][i] * scale * tile_pairs.scales[column],
-                     sums[half][i + 1] * scale * tile_pairs.scales[column + 1]);
+        const int row = half * 2 + i / 2 % 2;
+        if constexpr (STREAM) {
+          const float bias = task.bias == nullptr ? 0 : number(task.bias[rows.number[row]]);
+          return round(sums[half][i] + bias, sums[half][i + 1] + bias);
+        }
+        return round(sums[half][i] * units[row] * tile_pairs.scales[column],
+                     sums[half][i + 1] * units[row] * tile_pairs.scales[column + 1]);
       });
     }
   }
