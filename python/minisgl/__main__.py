@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 
+SERVERS = ("serve", "route", "gateway")
+"""The commands that Ctrl-C ends as it should; it interrupts the others."""
+
 
 def main() -> int:
     """Run the command of `sys.argv`. Returns the exit code."""
@@ -19,8 +22,9 @@ def main() -> int:
 
         open_closed_streams()
         return run_command(sys.argv[1:], began)
-    except KeyboardInterrupt:  # while modules are imported; a server handles later ones itself
-        return 0
+    except KeyboardInterrupt:  # while modules are imported; commands handle later ones themselves
+        command = (*sys.argv[1:2], "serve")[0]
+        return 0 if command in SERVERS or command.startswith("-") else 130
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 
 from helpers.endless import NUM_TOKENS, endless_flags
 from helpers.shells import minisgl
+from minisgl.__main__ import main
 from minisgl.cli import run_command
 
 POOL = ("--num-pages", "64")
@@ -139,3 +140,18 @@ def test_the_printed_commands_work_in_any_folder(tmp_path: Path) -> None:
         assert server.wait(60) == 0
         server.stdout.close()
         log.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [([], 0), (["--port", "0"], 0), (["serve"], 0), (["run", "hi"], 130), (["selfcheck"], 130)],
+)
+def test_ctrl_c_within_the_imports_is_no_success(
+    argv: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minisgl.cli.run_command", interrupted)
+    monkeypatch.setattr(sys, "argv", ["minisgl", *argv])
+    assert main() == code
