@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -92,11 +94,13 @@ def constraint(
         lead = grammar.reasoning(begin, end, is_open=form.is_open, budget=plan.thinking_budget)
     bodies, may_call = [], must_call or bool(content and plan.tools)
     if may_call:
-        schemas = {f"tools.{tool}.parameters": schema for tool, schema in plan.tools}
-        check_schemas(schemas)
-        names = (tool for tool, _ in plan.tools)
-        tools = zip(names, (closed(schema, path) for path, schema in schemas.items()), strict=True)
-        bodies.append(_calls(grammar, replace(plan, tools=tuple(tools)), form.calls))
+        try:
+            tools = _closed(plan.tools)
+        except InvalidSampling:
+            if must_call:
+                raise
+            tools = _closed([(tool, _loose(schema)) for tool, schema in plan.tools])
+        bodies.append(_calls(grammar, replace(plan, tools=tools), form.calls))
     if content and not must_call:
         body = grammar.sub(answer_grammar(content))
         bodies.append(f"{grammar.literal(messages.answer)} {body}" if messages else body)
@@ -105,6 +109,27 @@ def constraint(
         param = "tools" if may_call else "structured_outputs"
         raise InvalidSampling(f"{param} cannot be used: {reason}", param=param)
     return text
+
+
+def _closed(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Return the tools with closed schemas. Raises InvalidSampling for one that is not enforced."""
+    schemas = {f"tools.{tool}.parameters": schema for tool, schema in tools}
+    check_schemas(schemas)
+    names = (tool for tool, _ in tools)
+    return tuple(
+        zip(names, (closed(schema, path) for path, schema in schemas.items()), strict=True)
+    )
+
+
+def _loose(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of the names and types of the arguments. Without a form, a model that may but
+    need not call writes arguments freely, so a schema that is not enforced is no reason to refuse
+    them."""
+    kept: dict[str, Any] = {key: schema[key] for key in ("type", "required") if key in schema}
+    for name, part in schema.get("properties", {}).items():
+        types = {"type": part["type"]} if isinstance(part, dict) and "type" in part else {}
+        kept.setdefault("properties", {})[name] = types
+    return kept
 
 
 def added_token_id(tokenizer: Tokenizer, text: str) -> int | None:

@@ -319,6 +319,26 @@ def test_a_form_leaves_the_choice_to_call(form: AnswerForm, call: str, before: s
     assert not matches(grammar, call)
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("hermes", '<tool_call>{"name": "go", "arguments": {"to": ["a", "a"]}}</tool_call>'),
+        ("qwen3_coder", "<function=go>\n<parameter=to>\n[1]\n</parameter>\n</function>"),
+    ],
+)
+def test_beside_a_form_tools_may_have_any_schema(name: str, call: str) -> None:
+    """As without one: a model that need not call writes its arguments freely."""
+    listed = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"to": listed, "at": {}}, "required": ["to"]}
+    plan = AnswerPlan(form=AnswerForm(calls=name), tools=(("go", schema),))
+    grammar, _ = plan.resolve(SamplingParams(structured_outputs={"json": WEATHER}), without_marks())
+    if name == "qwen3_coder":
+        call = f"<tool_call>\n{call}\n</tool_call>"
+    assert matches(grammar, call)
+    assert not matches(grammar, call.replace('"to"', '"from"').replace("=to>", "=from>"))
+    assert matches(grammar, '{"city": "Bonn", "days": 3}')
+
+
 def arguments(to: Any, defs: Any = None, **others: Any) -> dict[str, Any]:
     return {
         "type": "object",
