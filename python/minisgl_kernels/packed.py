@@ -5,8 +5,7 @@ that holds the weights in registers. Up to `MAX_STREAM` rows, not of fp8: on Hop
 decodes beside the matrix instructions (`packed_grouped`). Some rows (`MAX_FP8`, `MAX_DECODED`): a
 GEMM that decodes tiles of the weights. More: fp8 weights that cuBLAS takes are multiplied on fp8
 tensor cores, by it or, in few rows, by `fp8_gemm`, with activations rounded to fp8; other weights
-are dequantised for this
-GEMM.
+are dequantised for this GEMM.
 
 Axes: M rows, D inputs, F outputs.
 """

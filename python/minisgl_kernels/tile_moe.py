@@ -18,7 +18,7 @@ from torch import Tensor
 from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.triton import moe
 from minisgl.moe.base import Experts
-from minisgl.moe.fused import gate_of
+from minisgl.moe.fused import FusedMoeBackend, gate_of
 from minisgl.quantization import PlainWeight, Weight
 from minisgl_kernels.grouped import GroupedGemms
 from minisgl_kernels.hopper import on_hopper
@@ -47,9 +47,11 @@ class TileMoeBackend(TunedMoeBackend):
         if ids_TK.numel() <= MOST_PAIRS * experts.total:
             held = range(experts.first, experts.first + experts.count)
             pairs = Pairs(ids_TK, held)
-            if len(x_TD) > UNGROUPED:
+            if len(x_TD) > UNGROUPED or isinstance(experts.down, PlainWeight):
                 pairs = Pairs(ids_TK, held, counts_L, moe.place(ids_TK, counts_L, experts.first))
             act = _up(x_TD, pairs, experts)
+            if act is not None and isinstance(experts.down, PlainWeight):
+                return self._plain_down(act, weights_TK, pairs, experts)
             out = None if act is None else _product(experts.down, act, pairs, weights_TK)
             if out is not None:
                 return moe.total(
@@ -57,6 +59,19 @@ class TileMoeBackend(TunedMoeBackend):
                 )
             counts_L.zero_()
         return self._dequantised(x_TD, weights_TK, ids_TK, experts, counts_L)
+
+    def _plain_down(
+        self, act: Tensor, weights_TK: Tensor, pairs: Pairs, experts: Experts
+    ) -> Tensor:
+        """Return the sums of each token's pairs. A rank's share of down is dequantised where it
+        cuts blocks."""
+        assert pairs.counts_L is not None
+        assert pairs.rows_LT is not None
+        down_LDF, ids_TK = experts.down_LDF, pairs.ids_TK
+        out = act.new_empty((len(act), down_LDF.shape[1]))
+        _, down = FusedMoeBackend._gemms(self, act, experts, ids_TK.numel() / experts.total)
+        down(act, down_LDF, pairs.counts_L, pairs.rows_LT, weights_TK, out)
+        return moe.total(out, weights_TK, ids_TK, experts.first, experts.count)
 
     def _dequantised(
         self,
