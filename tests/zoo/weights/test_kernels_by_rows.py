@@ -14,7 +14,7 @@ from minisgl.kernel.ops import Ops
 from minisgl.plugins import Row
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
-from minisgl_zoo.weights.quantised import Packed, log_kernels
+from minisgl_zoo.weights.quantised import Packed, exact_16_bit, log_kernels
 from minisgl_zoo.weights.scaled import Scaled, ScaledWeight
 
 OUT, IN = 16, 64
@@ -80,3 +80,15 @@ def test_without_kernels_weights_are_dequantised_and_the_log_says_so(
     with caplog.at_level("INFO"):
         log_kernels(weight, ["int8"])
     assert "weights in int8 are dequantised in each GEMM" in caplog.text
+
+
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
+def test_scales_are_16_bits_where_that_changes_none(held: torch.dtype) -> None:
+    both = torch.tensor([0.5, 0.01171875, -3.0]).to(held)
+    assert exact_16_bit(both).dtype == torch.bfloat16
+    large = torch.tensor([2.0**100]).to(held)
+    assert exact_16_bit(large).dtype == torch.bfloat16
+    assert torch.equal(exact_16_bit(large).float(), large.float())
+    fine = torch.tensor([1 + 2.0**-10])
+    assert exact_16_bit(fine).dtype == torch.float16
+    assert exact_16_bit(torch.tensor([1 + 2.0**-20])).dtype == torch.float32
