@@ -91,7 +91,8 @@ class Fleet:
         for replica in [each for each in self.replicas if each.url not in urls]:
             self.lost(replica, "it is no replica any more")
             self.replicas.remove(replica)
-            self._watches.pop(replica).cancel()
+            if watch := self._watches.pop(replica, None):  # none yet while `start` asks
+                watch.cancel()
             replica.upstream.close()
         known = {each.url for each in self.replicas}
         added = [Replica(url) for url in urls if url not in known]

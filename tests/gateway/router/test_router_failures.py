@@ -346,6 +346,18 @@ def test_a_server_alone_may_serve_another_model_from_now_on(
         assert (replica.down, watched.model) == (None, model)
 
 
+def test_a_replica_can_be_replaced_before_all_have_answered_for_the_first_time() -> None:
+    """With --dp a server may end while the router still asks another one."""
+    watched = fleet.Fleet(["http://127.0.0.1:9"])
+
+    async def replaced() -> list[str]:
+        await watched.change(["http://127.0.0.1:1"])
+        watched.close()
+        return [replica.url for replica in watched.replicas]
+
+    assert asyncio.run(replaced()) == ["http://127.0.0.1:1"]
+
+
 async def _late_answer() -> tuple[int, str]:
     watched = fleet.Fleet(["http://127.0.0.1:9"])
     (gone,) = watched.replicas
