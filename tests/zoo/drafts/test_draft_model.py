@@ -108,19 +108,19 @@ def both(pair: Pair) -> Iterator[tuple[Engine, Engine]]:
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-@pytest.mark.parametrize("overlap", [True, False])
-def test_answers_are_the_same(both: tuple[Engine, Engine], name: str, overlap: bool) -> None:
+def test_answers_are_the_same(both: tuple[Engine, Engine], name: str) -> None:
     off, on = both
     requests = [(prompt, replace(SAMPLING[name], max_tokens=40)) for prompt in PROMPTS]
     turns = [0, 1, 2, 6]
     expected = drive(off, requests, turns=turns, scheduler=scheduler_of(off))
-    scheduler = scheduler_of(on)
-    assert drive(on, requests, turns=turns, scheduler=scheduler, overlap=overlap) == expected
-    again = scheduler_of(on, max_prefill_tokens=16)  # in chunks
-    assert drive(on, requests, scheduler=again, overlap=overlap) == expected
-    assert drive(on, requests, scheduler=again, first_uid=4) == expected  # prefix hits
-    assert again.stats.num_cached_tokens > (0 if name == "scored" else 100) - 1
-    assert scheduler.stats.num_drafted > 20
+    for overlap in (True, False):
+        scheduler = scheduler_of(on)
+        assert drive(on, requests, turns=turns, scheduler=scheduler, overlap=overlap) == expected
+        again = scheduler_of(on, max_prefill_tokens=16)  # in chunks
+        assert drive(on, requests, scheduler=again, overlap=overlap) == expected
+        assert drive(on, requests, scheduler=again, first_uid=4) == expected  # prefix hits
+        assert again.stats.num_cached_tokens > (0 if name == "scored" else 100) - 1
+        assert scheduler.stats.num_drafted > 20
 
 
 def test_guesses_with_the_noise_of_the_tokens_are_right(

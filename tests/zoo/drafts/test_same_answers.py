@@ -28,9 +28,10 @@ def eager() -> Iterator[LLM]:
 @pytest.mark.parametrize("name", PARAMS)
 def test_answers_are_the_same(off: LLM, eager: LLM, name: str) -> None:
     before = replace(stats_of(eager))
+    calls = (PROMPTS, *([prompt] for prompt in PROMPTS))
+    answers = [off.generate(prompts, PARAMS[name]) for prompts in calls]
     for _ in range(2):  # the second time the prefix tree has the answer
-        for prompts in (PROMPTS, *([prompt] for prompt in PROMPTS)):
-            expected = off.generate(prompts, PARAMS[name])
+        for prompts, expected in zip(calls, answers, strict=True):
             outputs = eager.generate(prompts, PARAMS[name])
             assert seen(outputs) == seen(expected)
             for one, other in zip(outputs, expected, strict=True):
