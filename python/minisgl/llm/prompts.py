@@ -190,8 +190,8 @@ def _as_part(part: Any) -> Any:
             raise InvalidRequest(f"the image {image}: {error.strerror}", param="messages") from None
     elif hasattr(image, "save"):  # of PIL
         file = io.BytesIO()
-        kept = image if image.mode == "I;16" else image.convert("RGB")  # PNG has no CMYK, for one
-        kept.save(file, "PNG")
+        # PNG has no CMYK, for one; RGB has no grey values of 16 bits.
+        (image if image.mode == "I;16" else image.convert("RGB")).save(file, "PNG")
         data = file.getvalue()
     else:
         raise InvalidRequest(

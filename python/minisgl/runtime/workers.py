@@ -124,15 +124,11 @@ class Workers:
             self._start("tokenizer", partial(text, 0, True))
 
     def _start(self, name: str, body: Callable[[WorkerStatus], None]) -> None:
-        self.processes.append(
-            start_worker(
-                name,
-                body,
-                log_level=self._log_level,
-                folder=self.endpoints.folder,
-                tells=self._on_line is not None,
-            )
+        tells = self._on_line is not None
+        worker = start_worker(
+            name, body, log_level=self._log_level, folder=self.endpoints.folder, tells=tells
         )
+        self.processes.append(worker)
 
     def wait_while(self, thread: threading.Thread) -> None:
         """Wait until `thread` has ended. Raises StartupFailed as soon as a worker has ended."""

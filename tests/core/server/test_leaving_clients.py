@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from typing import Any
@@ -72,3 +73,18 @@ def test_a_finished_request_is_not_aborted(client: openai.OpenAI, server: Script
     client.chat.completions.create(**chat("one"))
     list(client.chat.completions.create(**chat("one"), stream=True))
     assert len(server.wait_aborted(before + 1, timeout_s=0.1)) == before
+
+
+def test_a_client_with_a_request_behind_aborts_the_one_that_is_answered(
+    server: ScriptedServer,
+) -> None:
+    """uvicorn tells only the last request of a connection that its client has left."""
+    num_aborted = len(server.aborted)
+    body = json.dumps({"prompt": "!forever", "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    behind = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    port = int(server.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body + behind)
+        assert client.recv(1000)
+    assert len(server.wait_aborted(num_aborted + 1, timeout_s=5)) == num_aborted + 1

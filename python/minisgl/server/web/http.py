@@ -67,11 +67,13 @@ class _Protocol(HttpToolsProtocol):
 
     Mutable: it counts the bytes since a head or a piece of a body was complete, and its timers
     close the connection of a client that stalls. starting: the task that makes its transport.
+    _answering: the request whose answer is under way, with others behind it (pipelining).
     """
 
     starting: asyncio.Task[None]
     _num_pending = 0
     _is_reading = False
+    _answering: Any = None
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
@@ -95,11 +97,9 @@ class _Protocol(HttpToolsProtocol):
             self.starting.cancel()
 
     def release(self) -> socket.socket | None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if self._is_reading or is_answering or not self.starting.done():
-            return None
         transport = self.transport
-        if transport.is_closing() or transport.get_write_buffer_size():
+        is_busy = self._is_reading or self._answering or not self.starting.done()
+        if is_busy or transport.is_closing() or transport.get_write_buffer_size():
             return None
         released: socket.socket = transport.get_extra_info("socket").dup()
         transport.abort()  # it closes this process's copy only
@@ -115,6 +115,9 @@ class _Protocol(HttpToolsProtocol):
                 timer.cancel()
         self._connections.remove(self)
         super().connection_lost(exc)
+        if self._answering:  # uvicorn tells only the last request that came
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_AHEAD:
@@ -156,7 +159,7 @@ class _Protocol(HttpToolsProtocol):
             return
         if self._num_pending > MAX_HEAD_BYTES:
             self._refuse(_too_large())
-        elif self.cycle is None or self.cycle.response_complete:
+        elif not self._answering:
             # This is no head (but a blank line, or the rest of a body that was refused), and yet
             # it has ended uvicorn's wait for the next request.
             self._await_head()
@@ -177,6 +180,7 @@ class _Protocol(HttpToolsProtocol):
         elif self.expect_100_continue:
             self.app = partial(_closed_unless_read, self.app)
         super().on_headers_complete()
+        self._answering = self._answering or self.cycle
         if self._connections.closes:
             self.cycle.keep_alive = False
 
@@ -187,9 +191,9 @@ class _Protocol(HttpToolsProtocol):
             self._connections.serve(self)
 
     def on_response_complete(self) -> None:
-        has_next = bool(self.pipeline)
+        self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
-        if not has_next:
+        if not self._answering:
             self._connections.wait(self)
 
     def on_body(self, body: bytes) -> None:
