@@ -115,11 +115,14 @@ class Kernels(Generic[Kind]):
         self._prefer_shared, self._shared_bytes = prefer_shared, shared_bytes
         self._overlaps = torch.cuda.get_device_capability()[0] >= 9
         self._made: dict[Kind, int | None] = {}
+        self._begun: set[Kind] = set()
         self._weight_maps: dict[tuple[int, ...], bytes] = {}
 
     def begin_compiling(self, kind: Kind) -> None:
-        """Compile a kernel in the background, unless it is cached."""
-        build_in_thread(lambda: self._cubin(kind))
+        """Compile a kernel in the background, once, unless it is cached."""
+        if kind not in self._begun:
+            self._begun.add(kind)
+            build_in_thread(lambda: self._cubin(kind))
 
     def make(self, kind: Kind) -> int:
         """Compile and load a kernel. Raises JitUnavailable and RuntimeError."""

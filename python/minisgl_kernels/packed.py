@@ -68,7 +68,7 @@ class PackedGemms:
         tiles = -(-weight.shape[-2] // TILE_N) * -(-MAX_DECODED // MAX_M)
         self._done = torch.zeros(tiles, dtype=torch.int32, device=device)
         self._stack: Packed | None = None
-        if self._grouped and not self._is_fp8:
+        if self._grouped and not self._is_fp8 and dtype == torch.bfloat16:
             self._stack = self._grouped.prepare(weight)
 
     @staticmethod

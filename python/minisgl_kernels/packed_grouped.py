@@ -74,7 +74,7 @@ def takes(weight: Packed) -> bool:
         return False
     if weight.scale is None or weight.kind == "fp4":
         return True
-    is_narrow = weight.kind == "int4" and weight.group in (32, 64)
+    is_narrow = weight.kind == "int4" and weight.group in (32, 64) and weight.rows == 1
     if is_narrow and weight.scale.dtype == torch.bfloat16:
         return True
     return outputs % weight.rows == 0 and weight.group % turn == 0

@@ -103,6 +103,7 @@ class TileMoeBackend(TunedMoeBackend):
             counts, rows = counts_L[part], rows_LT[part]
             up(x_TD, some.gate_up_LGD, counts, rows, None, act)
             down(act, some.down_LDF, counts, rows, weights_TK, out)
+            del some  # before the next are made
         return moe.total(out, weights_TK, ids_TK, experts.first, experts.count)
 
 

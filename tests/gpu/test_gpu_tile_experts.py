@@ -81,7 +81,7 @@ def inputs(tokens: int, hidden: int, device: torch.device) -> tuple[torch.Tensor
 def stack(kind: str, shape: tuple[int, int], parts: int, device: torch.device) -> tuple[Any, Any]:
     """Return a stack as the loader fills it, and its values. parts: of each expert's matrix."""
     names = [f"m.experts.{expert}.{part}" for expert in range(HELD) for part in range(parts)]
-    types = FileTypes(types={f"m.experts.{part}": kind for part in range(parts)})
+    types = FileTypes(types={f"m.experts.{part}": kind for part in (*range(parts), "other")})
     rows = shape[0] // parts
     build = WeightBuild(
         ops=TunedOps(), dtype=BF16, stacked=HELD,

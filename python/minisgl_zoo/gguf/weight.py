@@ -96,7 +96,21 @@ class FileTypes:
             form = FORMS[self._kind(run[0])]
             if not takes(outputs, run[0].shape[1], form.group, build.dtype, form.kind):
                 return "no multiple of 16 outputs"
+        if build.stacked is not None and products is not None and not self._joins(build.parts):
+            return "the experts' gate and up are dequantised"
         return None
+
+    def _joins(self, parts: Sequence[Part]) -> bool:
+        """Whether the other matrices of these experts stay packed, too, if `parts` are of one of
+        them: a GPU's kernels read all, or gate and up."""
+        modules = {self.module_of(part.module) for part in parts}
+        prefix = min(modules).rpartition(".")[0]
+        others = {
+            TILE_FORMS.get(kind)
+            for module, kind in self.types.items()
+            if module.rpartition(".")[0] == prefix and module not in modules
+        }
+        return len(modules) > 1 or (len(others) == 1 and None not in others)
 
     def type_of(self, part: Part) -> str | None:
         """The name of the format of the part's matrix; None if it is not quantised."""

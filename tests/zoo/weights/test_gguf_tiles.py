@@ -189,6 +189,32 @@ def test_a_stack_of_experts(gpu: type[Products]) -> None:
     assert several.why_dequantised(build) == "experts of several forms"
 
 
+@pytest.mark.parametrize(
+    ("gate", "up", "stays"),
+    [("Q4_K", "Q4_K", True), ("Q4_K", "Q6_K", False), ("IQ3_XXS", "IQ3_XXS", False)],
+)
+def test_down_is_dequantised_if_gate_and_up_are(
+    gpu: type[Products], gate: str, up: str, stays: bool
+) -> None:
+    """Else each step would dequantise all of it."""
+    kinds = {"gate_proj": gate, "up_proj": up, "down_proj": "Q6_K"}
+    types = {f"model.layers.0.mlp.experts.{name}": kind for name, kind in kinds.items()}
+    types["model.layers.1.mlp.experts.gate_proj"] = "IQ1_S"
+
+    def why(names: tuple[str, ...], types: dict[str, str]) -> str | None:
+        parts = [
+            Part.whole(f"model.layers.0.mlp.experts.{index}.{name}.weight", 32, 512)
+            for index in range(2)
+            for name in names
+        ]
+        build = WeightBuild(ops=Ops(), dtype=BF16, parts=parts, stacked=2)
+        return FileTypes(types=types).why_dequantised(build)
+
+    assert (why(("gate_proj", "up_proj"), types) is None) == stays
+    assert (why(("down_proj",), types) is None) == stays
+    assert why(("down_proj",), {"model.layers.0.mlp.experts.down_proj": "Q6_K"})
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 40])
 def test_parts_of_pairs(tokens: int) -> None:
     """At least as many as experts need, however tokens choose; a token has an expert once."""
@@ -211,7 +237,6 @@ def test_what_is_dequantised(gpu: type[Products]) -> None:
         return types.why_dequantised(build)
 
     assert why("0", (32, 512)) is None
-    assert why("0", (32, 512), stacked=2) is None
     assert why("0", (48, 512), stacked=2) == "no multiple of 16 outputs"
     assert why("0", (24, 512)) == "no multiple of 16 outputs"
     assert why("1", (32, 96)) == "no multiple of 64 inputs"
