@@ -82,12 +82,8 @@ def takes(weight: Packed) -> bool:
 
 def as_stack(weight: Packed) -> Packed:
     """Return a matrix as a stack of one."""
-    numbers, *parts = (
-        None if each is None else each[None]
-        for each in (weight.numbers, weight.scale, weight.zero, weight.outer)
-    )
-    assert numbers is not None
-    return replace(weight, numbers=numbers, scale=parts[0], zero=parts[1], outer=parts[2])
+    tensors = {name: getattr(weight, name) for name in ("numbers", "scale", "zero", "outer")}
+    return replace(weight, **{name: x[None] for name, x in tensors.items() if x is not None})
 
 
 def macros_of(weight: Packed, gate: Gate | None, *, is_stack: bool = True) -> Macros:

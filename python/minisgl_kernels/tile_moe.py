@@ -36,6 +36,8 @@ DENSE_NUMBERS: Final = 1 << 27
 
 
 class TileMoeBackend(TunedMoeBackend):
+    """Computes experts whose gate and up are tiles."""
+
     def _routed(
         self,
         x_TD: Tensor,
@@ -69,6 +71,7 @@ class TileMoeBackend(TunedMoeBackend):
         assert pairs.rows_LT is not None
         down_LDF, ids_TK = experts.down_LDF, pairs.ids_TK
         out = act.new_empty((len(act), down_LDF.shape[1]))
+        # Triton's: the choice for Hopper asks for plain gate and up, too.
         _, down = FusedMoeBackend._gemms(self, act, experts, ids_TK.numel() / experts.total)
         down(act, down_LDF, pairs.counts_L, pairs.rows_LT, weights_TK, out)
         return moe.total(out, weights_TK, ids_TK, experts.first, experts.count)

@@ -96,11 +96,11 @@ class FileTypes:
             form = FORMS[self._kind(run[0])]
             if not takes(outputs, run[0].shape[1], form.group, build.dtype, form.kind):
                 return "no multiple of 16 outputs"
-        if build.stacked is not None and products is not None and not self._joins(build.parts):
+        if build.stacked is not None and products is not None and not self._all_stay(build.parts):
             return "the experts' gate and up are dequantised"
         return None
 
-    def _joins(self, parts: Sequence[Part]) -> bool:
+    def _all_stay(self, parts: Sequence[Part]) -> bool:
         """Whether the other matrices of these experts stay packed, too, if `parts` are of one of
         them: a GPU's kernels read all, or gate and up."""
         modules = {self.module_of(part.module) for part in parts}
