@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,14 @@ import pytest
 
 from helpers.adapters import RandomAdapter
 from helpers.routing import Setup
-from helpers.running_server import RunningServer
+from helpers.running_server import RunningServer, assert_nothing_left
 from helpers.scripted_server import STATE, ScriptedServer
 from minisgl.core import SamplingParams
 from minisgl.core.adapters import Adapter
-from minisgl.errors import InvalidRequest
+from minisgl.errors import CheckpointError, ConfigError, InvalidRequest
 from minisgl.llm import LLM
+from minisgl.server.flags import parse_args
+from minisgl.server.model import find_model
 from minisgl_gateway import lora
 from minisgl_gateway.lora import LoadRequest
 
@@ -283,26 +286,46 @@ def test_a_router_gets_other_hashes_for_an_adapter(served: Served) -> None:
     assert hashes("first") == hashes("first")
 
 
-def test_a_stream_with_an_adapter_goes_on_after_a_restart(served: Served) -> None:
-    """So does one whose adapter was loaded at run time, and its name."""
+def test_streams_go_on_after_a_restart(served: Served) -> None:
+    """A chat, and a text with an adapter that was loaded at run time, whose name stays. Then a
+    signal during the next restart ends the server."""
     flags = ["--lora", f"first={served.folder / 'first'}", "--lora-folder", str(served.folder)]
     flags += ["--restart", "--dtype", "float32", "--num-pages", "128", "--drafts", "off"]
-    fields = {"model": "new", "prompt": TEXT, "max_tokens": 600, "ignore_eos": True}
-    fields |= {"temperature": 0}
-    with RunningServer(*flags) as server:
-        url = f"{server.url}/v1/completions"
+    common = {"max_tokens": 500, "ignore_eos": True}
+    text = {**common, "model": "new", "prompt": TEXT, "temperature": 0}
+    turns = [{"role": "user", "content": "Tell me a story."}]
+    chat = {**common, "model": BASE, "messages": turns, "seed": 3}
+    with (
+        RunningServer(*flags) as server,
+        httpx.Client(base_url=f"{server.url}/v1", timeout=150) as http,
+    ):
         load = {"lora_name": "new", "lora_path": "second"}
-        assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=load).status_code == 200
-        expected = httpx.post(url, json=fields, timeout=150).json()["choices"][0]["text"]
-        with httpx.stream("POST", url, json=fields | {"stream": True}, timeout=150) as stream:
-            lines, engine = stream.iter_lines(), server.pid("engine")
-            text = read_event(next(lines))
-            os.kill(engine, signal.SIGKILL)
-            text += "".join(read_event(line) for line in lines)
-        assert text == expected
-        assert "started again after" in server.output["err"], "it was killed in the stream"
-        again = httpx.post(url, json=fields | {"max_tokens": 9}, timeout=150)
-        assert expected.startswith(again.json()["choices"][0]["text"])
+        assert http.post("/load_lora_adapter", json=load).status_code == 200
+        with ThreadPoolExecutor(2) as threads:
+            posts = [("/completions", text), ("/chat/completions", chat)]
+            whole = threads.map(lambda post: http.post(post[0], json=post[1]).json(), posts)
+            written, said = (answer["choices"][0] for answer in whole)
+        with (
+            http.stream("POST", "/completions", json=text | {"stream": True}) as texts,
+            http.stream("POST", "/chat/completions", json=chat | {"stream": True}) as chats,
+        ):
+            streams = [stream.iter_lines() for stream in (texts, chats)]
+            begun = [read_event(next(lines)) for lines in streams]
+            os.kill(server.pid("engine"), signal.SIGKILL)
+            ends = ["".join(map(read_event, lines)) for lines in streams]
+        assert begun[0] + ends[0] == written["text"]
+        assert begun[1] + ends[1] == said["message"]["content"]
+        assert "open requests that go on: 2" in server.output["err"], "it was killed in the streams"
+        assert "started again after" in server.output["err"]
+        again = http.post("/completions", json=text | {"max_tokens": 9})
+        assert written["text"].startswith(again.json()["choices"][0]["text"])
+        pids = re.findall(r"the engine is ready .* \(pid (\d+)\)", server.output["err"])
+        os.kill(int(pids[-1]), signal.SIGKILL)
+        server.wait_for("(?s)starting it again.*(starting it again)", "err")
+        family = server.family()
+        server.process.terminate()
+        assert server.ended() == 0, "a signal during a restart"
+        assert_nothing_left(server, family)
 
 
 def read_event(line: str) -> str:
@@ -310,7 +333,10 @@ def read_event(line: str) -> str:
     if not line.startswith("data: {"):
         return ""
     choices = json.loads(line.removeprefix("data: "))["choices"]
-    return "".join(str(choice["text"]) for choice in choices)
+    return "".join(
+        str(choice.get("text") or choice.get("delta", {}).get("content") or "")
+        for choice in choices
+    )
 
 
 def test_a_router_passes_an_adapter_on_to_the_server_that_is_named(two: Setup) -> None:
@@ -333,18 +359,23 @@ def test_without_a_folder_nothing_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--lora", "first"], "NAME=PATH_OR_ID"),
-        (["--lora", "a=DIR/none"], "none"),
-        (["--lora", "a=DIR/dora"], "use_dora"),
-        (["--lora", f"{BASE}=DIR/first"], "the model's name"),
-        (["--lora", "a=DIR/foreign"], "another model's adapter"),
-        (["--lora-folder", "DIR/none"], "is no folder"),
-        (["--lora-folder", "DIR", "--drafts", "mtp"], "without adapters"),
-        (["--lora", "a=DIR/first", "--lora", "a=DIR/second"], "each name once"),
+        ("--lora first", "NAME=PATH_OR_ID"),
+        ("--lora a=DIR/none", "none"),
+        ("--lora a=DIR/dora", "use_dora"),
+        (f"--lora {BASE}=DIR/first", "the model's name"),
+        ("--lora-folder DIR/none", "is no folder"),
+        ("--lora-folder DIR --drafts mtp", "without adapters"),
+        ("--lora a=DIR/first --lora a=DIR/second", "each name once"),
     ],
 )
-def test_wrong_flags_end_the_start(served: Served, flags: list[str], says: str) -> None:
-    given = [flag.replace("DIR", str(served.folder)) for flag in flags]
-    server = RunningServer(*given)
-    assert server.ended(150) != 0
-    assert says in server.output["err"]
+def test_wrong_flags_are_refused_before_a_process_starts(
+    served: Served, flags: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((ConfigError, CheckpointError, SystemExit)) as refused:
+        find_model(parse_args(flags.replace("DIR", str(served.folder)).split()))
+    assert says in f"{refused.value} {capsys.readouterr().err}"
+
+
+def test_another_models_adapter_ends_the_start(served: Served) -> None:
+    with pytest.raises(ConfigError, match="another model's adapter"):
+        LLM(lora={"a": served.folder / "foreign"}, num_pages=64, progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from minisgl.message import (
 )
 from minisgl.server.call import Call, RequestReply
 from minisgl.server.clients import Origin
+from minisgl.utils.zmq import Endpoints
 from minisgl_gateway import resume
 from minisgl_gateway.keys.ring import KeyRing
 from minisgl_gateway.restart import Restarting, RestartingServer
@@ -298,21 +300,31 @@ def test_a_request_whose_step_found_no_memory_is_tried_again(engines: Engines) -
     assert engines.frontend.num_open == engines.frontend.observer.num_open == 0
 
 
-def test_a_restart_for_which_the_system_has_no_room_ends_the_server(engines: Engines) -> None:
+@pytest.mark.parametrize("lacks", ["processes", "folder of the sockets"])
+def test_a_restart_for_which_the_system_has_no_room_ends_the_server(
+    engines: Engines, lacks: str, tmp_path: Path
+) -> None:
     """Requests would wait for ever for an engine that nobody starts."""
 
     def start_workers() -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+        if lacks == "processes":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
 
     call = engines.submit(PROMPT)
     engines.pause()
-    workers = SimpleNamespace(end=lambda reason: None, reset=lambda: None)
+    workers = SimpleNamespace(
+        end=lambda reason: None,
+        reset=lambda: None,
+        wait_ready=lambda: None,
+        endpoints=Endpoints(folder=str(tmp_path / "gone")),
+    )
     server = object.__new__(RestartingServer)
     vars(server).update(
         _frontend=engines.frontend,
         _http=SimpleNamespace(should_exit=False),
         _workers=workers,
         _start_workers=start_workers,
+        _num_tokenizers=1,
     )
 
     async def restart() -> None:
@@ -321,5 +333,6 @@ def test_a_restart_for_which_the_system_has_no_room_ends_the_server(engines: Eng
 
     asyncio.run(restart())
     assert server._http.should_exit
-    with pytest.raises(EngineError, match=r"it did not start again: .*temporarily unavailable"):
+    says = "temporarily unavailable" if lacks == "processes" else "gone/api: No such file"
+    with pytest.raises(EngineError, match=rf"it did not start again: .*{says}"):
         asyncio.run(call.accepted())

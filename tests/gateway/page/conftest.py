@@ -1,10 +1,10 @@
-"""A browser for each module and a fresh profile for each test; a page with an error fails its
-test."""
+"""A browser for the tests of this folder; a page with an error fails its test."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +12,57 @@ import pytest
 
 from helpers.browser import CHROMIUM, chromium
 from helpers.scripted_server import ScriptedServer
+from minisgl.server.web.respond import HOLD_ON
+
+HERE = Path(__file__).parent
+_browser = ExitStack()
+_tabs: list[Any] = []
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium, open for one module only: it runs an event loop in this thread, which tests of
-    other modules do not expect."""
-    pytest.importorskip("playwright", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed (apt-get install chromium)")
-    with chromium() as browser:
-        yield browser
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Close the browser behind the last test here: it runs an event loop in this thread, which
+    other tests do not expect."""
+    result = yield
+    if nextitem is None or nextitem.path.parent != HERE:
+        _tabs.clear()
+        _browser.close()
+    return result
 
 
 @pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    """A tab of a new profile. An exception, or a refusal by the page's policy, fails the test."""
-    context = browser.new_context(viewport={"width": 1240, "height": 800})
-    context.set_default_timeout(60_000)
-    tab = context.new_page()
+def tab() -> Iterator[Any]:
+    """The browser's only tab, as in a new profile: its process and the compiled scripts are kept,
+    half of a visit's CPU time. An exception, or a refusal by the page's policy, fails the test."""
+    pytest.importorskip("playwright", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed (apt-get install chromium)")
+    if not _tabs:
+        context = _browser.enter_context(chromium()).new_context()
+        context.set_default_timeout(60_000)
+        _tabs.append(context.new_page())
+    (tab,) = _tabs
+    tab.set_viewport_size({"width": 1240, "height": 800})
+    tab.emulate_media(color_scheme="light", reduced_motion="no-preference")
     wrong: list[str] = []
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.on(
-        "console",
-        lambda message: (
-            wrong.append(message.text) if "Content Security Policy" in message.text else None
-        ),
-    )
+
+    def hear(message: Any) -> None:
+        if "Content Security Policy" in message.text:
+            wrong.append(message.text)
+
+    def fail(error: Any) -> None:
+        wrong.append(str(error))
+
+    tab.on("pageerror", fail)
+    tab.on("console", hear)
     yield tab
-    context.close()
+    tab.unroute_all()
+    tab.goto("about:blank")
+    tab.remove_listener("pageerror", fail)
+    tab.remove_listener("console", hear)
+    session = tab.context.new_cdp_session(tab)
+    session.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+    session.detach()
     assert not wrong
 
 
@@ -52,14 +74,15 @@ def scripted() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def answered(tab: Any) -> Callable[..., None]:
-    """Let the browser itself answer chat completions: each part is a delta of a stream."""
+    """Let the browser itself answer chat completions: each part is a delta of a stream. Behind the
+    first comes what a server says while its engine starts again."""
 
     def answer(*parts: dict[str, Any] | str) -> None:
         deltas = [{"content": part} if isinstance(part, str) else part for part in parts]
         choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
         choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
         events = [f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices]
-        body = "".join([*events, "data: [DONE]\n\n"])
+        body = "".join([*events[:1], HOLD_ON.decode(), *events[1:], "data: [DONE]\n\n"])
         tab.route(
             "**/v1/chat/completions",
             lambda route: route.fulfill(body=body, content_type="text/event-stream"),

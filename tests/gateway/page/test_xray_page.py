@@ -221,19 +221,25 @@ def test_a_recording_opens_and_is_replayed(
     assert not any(word in file.read_text() for word in ("What is", "token prefixes"))
 
 
-def test_texts_of_the_tree_are_shown_where_the_operator_asks(
-    tab: Any, launch: Callable[..., RunningServer]
+def test_texts_of_the_tree_are_shown_where_frames_have_them(
+    tab: Any, builtin: RunningServer, load: None
 ) -> None:
-    server = launch("--xray-text")
-    prompt = "What is a radix cache, and what does it keep for whom? " * 3
-    body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True}
-    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
-    tab.goto(f"{server.url}/#xray")
+    """A server's frames, but with a tree of two nodes, and their texts."""
+    with closing(frames_of(builtin.url)) as more:
+        frame = next(frame for frame in more if frame["tree"] is not None)
+    frame |= {"tree": [[-1, 12, 0], [0, 3, 1]], "num_nodes": 2}
+    frame["texts"] = ["What is a radix cache, and what", " a radix tree keeps"]
+    body = f"data: {json.dumps(frame)}\n\n"
+    tab.route(
+        "**/xray/events*",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    tab.goto(f"{builtin.url}/#xray")
     tab.wait_for_selector(".panel:has-text('Prefix tree') .quiet:has-text('prefix')")
     tree = tab.locator("[aria-label^='The prefix tree']")
     tree.hover(position={"x": 20, "y": 5})
     tab.wait_for_selector(".node-text:has-text('What is a radix cache, and what')")
-    assert re.match(r"\d+ pages?, no request holds it: ", tab.text_content(".node-text"))
+    assert re.match(r"12 pages, no request holds it: ", tab.text_content(".node-text"))
     tab.mouse.move(1, 1)
     tab.wait_for_selector(".node-text", state="hidden")
     tree.press("ArrowRight")

@@ -1,28 +1,17 @@
-"""The energy of CPUs, read from files like those of Linux, and a server's reports of it."""
+"""The energy of CPUs, read from files like those of Linux."""
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from helpers.power_zones import make_zone
 from helpers.running_server import RunningServer
 from minisgl_gateway.watch.energy import PowerMeter, nvml_meter, rapl_meter
-
-
-def make_zone(folder: Path, name: str, label: str, microjoules: int) -> Path:
-    zone = folder / name
-    zone.mkdir()
-    (zone / "name").write_text(f"{label}\n")
-    (zone / "energy_uj").write_text(f"{microjoules}\n")
-    (zone / "max_energy_range_uj").write_text("1000000\n")
-    return zone
 
 
 def test_rapl_is_the_sum_of_the_packages_and_goes_on_after_their_range(tmp_path: Path) -> None:
@@ -99,47 +88,6 @@ def test_power_is_unknown_after_the_meter_has_failed(caplog: pytest.LogCaptureFi
 
     assert PowerMeter(joules).watts() is None
     assert "no energy_j from now on: the driver is gone" in caplog.text
-
-
-@pytest.fixture
-def powered(launch: Any, tmp_path: Path) -> Iterator[RunningServer]:
-    """A server whose CPU counter grows by a watt."""
-    zone = make_zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    (zone / "max_energy_range_uj").write_text("1000000000000\n")
-    ended, began = threading.Event(), time.monotonic()
-
-    def grow() -> None:
-        while not ended.wait(0.002):
-            new = zone / "new"
-            new.write_text(f"{round((time.monotonic() - began) * 1e6)}\n")
-            new.replace(zone / "energy_uj")
-
-    thread = threading.Thread(target=grow)
-    thread.start()
-    yield launch("--log-requests", MINISGL_POWERCAP=str(tmp_path))
-    ended.set()
-    thread.join()
-
-
-def test_a_server_reports_device_time_and_energy(powered: RunningServer) -> None:
-    body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True}
-    energy = device_s = 0.0
-    deadline = time.monotonic() + 120
-    with httpx.Client(base_url=powered.url, timeout=150) as http:
-        while not energy:  # a busy machine may hold up the thread of the counter for an answer
-            assert time.monotonic() < deadline
-            timings = http.post("/v1/completions", json=body).raise_for_status().json()["timings"]
-            assert 0 < timings["device_s"] <= 1.01 * (timings["prefill_s"] + timings["decode_s"])
-            energy += timings["energy_j"]
-            device_s += timings["device_s"]
-        metrics = http.get("/metrics").text
-    told = {
-        name: float(value)
-        for name, value in re.findall(r"^minisgl_(\w+)_total ([\d.]+)$", metrics, re.M)
-    }
-    assert told["energy_joules"] == pytest.approx(energy, abs=1e-4)
-    assert told["device_seconds"] == pytest.approx(device_s, abs=1e-4)
-    assert "energy_j=" in powered.wait_for(r"(request id=.*)", "err")
 
 
 def test_a_server_without_a_counter_has_no_such_fields(builtin: RunningServer) -> None:

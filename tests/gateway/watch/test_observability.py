@@ -1,4 +1,4 @@
-"""Metrics, timings, logs, profiles and step logs of one real server."""
+"""Metrics, timings, energy, logs, profiles, step logs and the tree's texts of one real server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from helpers.power_zones import growing_zone
 from helpers.running_server import RunningServer
 
 NUM_PAGES = 64
-FLAGS = f"--num-pages {NUM_PAGES} --max-prefill-length 256 --log-format json --log-requests"
+FLAGS = (
+    f"--num-pages {NUM_PAGES} --max-prefill-length 256 --log-format json --log-requests --xray-text"
+)
 DOCS = Path(__file__).parents[3] / "docs"
 
 
@@ -33,7 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
     files = ["--log-steps", str(folder / "steps"), "--profile-dir", str(folder / "profiles")]
-    with RunningServer(*FLAGS.split(), *files) as server:
+    zones = folder / "zones"
+    zones.mkdir()
+    with (
+        growing_zone(zones),
+        RunningServer(*FLAGS.split(), *files, MINISGL_POWERCAP=str(zones)) as server,
+    ):
         yield server
 
 
@@ -156,6 +164,34 @@ def test_timings_add_up_to_what_the_client_measures(client: openai.OpenAI) -> No
         assert phases < seconds
     assert max(shares) > 0.8, shares
     assert (timings["num_chunks"], timings["num_retractions"]) == (1, 0)
+
+
+def test_device_time_and_energy(http: httpx.Client, server: RunningServer) -> None:
+    names = ("minisgl_energy_joules_total", "minisgl_device_seconds_total")
+    before = scrape(http)
+    energy = device_s = 0.0
+    deadline = time.monotonic() + 120
+    while not energy:  # a busy machine may hold up the thread of the counter for an answer
+        assert time.monotonic() < deadline
+        timings = ask(http, "Hello", 200, request_id="powered")["timings"]
+        assert 0 < timings["device_s"] <= 1.01 * (timings["prefill_s"] + timings["decode_s"])
+        energy += timings["energy_j"]
+        device_s += timings["device_s"]
+    after = scrape(http)
+    gained = [after[name] - before[name] for name in names]
+    assert gained == [pytest.approx(energy, abs=1e-4), pytest.approx(device_s, abs=1e-4)]
+    server.wait_for('("id": "powered")', "err")
+    assert all("energy_j" in line for line in log_of(server) if line.get("id") == "powered")
+
+
+def test_frames_have_the_texts_of_the_tree_where_the_operator_asks(http: httpx.Client) -> None:
+    ask(http, "What is a radix cache, and what does it keep for whom? " * 3, 40)
+    with http.stream("GET", "/xray/events") as frames:
+        for line in frames.iter_lines():
+            frame = json.loads(line.removeprefix("data: ") or "{}") if "data:" in line else {}
+            if frame.get("tree"):
+                break
+    assert any(text.startswith("What is a radix cache") for text in frame["texts"])
 
 
 def test_a_request_in_the_log(http: httpx.Client, server: RunningServer) -> None:
