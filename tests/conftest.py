@@ -63,10 +63,11 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def builtin() -> "Iterator[RunningServer]":
     """A server with the built-in model, for all tests that only send requests: its start takes 3 s
     of CPU time. Its prefix cache is not empty, because other tests use it, too. It finds no counter
-    of energy."""
+    of energy, no active environment, and proxies that answer nothing."""
     from helpers.running_server import RunningServer
 
-    with RunningServer(MINISGL_POWERCAP="/none") as server:
+    proxies = {"http_proxy": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}
+    with RunningServer(MINISGL_POWERCAP="/none", VIRTUAL_ENV="", **proxies) as server:
         assert server.url
         yield server
 

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.engine_replies import Queue, accepted, ending, read, text
 from minisgl.core import Failed, SamplingParams
-from minisgl.errors import EngineError, OutOfDeviceMemory, WorkerDied
+from minisgl.errors import EngineError, OutOfDeviceMemory, StartupFailed, WorkerDied
 from minisgl.message import (
     AbortMsg,
     ChatPrompt,
@@ -300,9 +300,16 @@ def test_a_request_whose_step_found_no_memory_is_tried_again(engines: Engines) -
     assert engines.frontend.num_open == engines.frontend.observer.num_open == 0
 
 
-@pytest.mark.parametrize("lacks", ["processes", "folder of the sockets"])
-def test_a_restart_for_which_the_system_has_no_room_ends_the_server(
-    engines: Engines, lacks: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ("processes", "temporarily unavailable"),
+        ("weights", "damaged"),
+        ("folder of the sockets", "gone/api: No such file"),
+    ],
+)
+def test_a_restart_that_fails_ends_the_server(
+    engines: Engines, lacks: str, says: str, tmp_path: Path
 ) -> None:
     """Requests would wait for ever for an engine that nobody starts."""
 
@@ -310,13 +317,17 @@ def test_a_restart_for_which_the_system_has_no_room_ends_the_server(
         if lacks == "processes":
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
+    def wait_ready() -> None:
+        if lacks == "weights":
+            raise StartupFailed("the engine: model.safetensors is damaged")
+
     call = engines.submit(PROMPT)
     engines.pause()
     workers = SimpleNamespace(
         end=lambda reason: None,
         reset=lambda: None,
-        wait_ready=lambda: None,
-        endpoints=Endpoints(folder=str(tmp_path / "gone")),
+        wait_ready=wait_ready,
+        endpoints=Endpoints(folder=tmp_path / "gone"),
     )
     server = object.__new__(RestartingServer)
     vars(server).update(
@@ -333,6 +344,5 @@ def test_a_restart_for_which_the_system_has_no_room_ends_the_server(
 
     asyncio.run(restart())
     assert server._http.should_exit
-    says = "temporarily unavailable" if lacks == "processes" else "gone/api: No such file"
     with pytest.raises(EngineError, match=rf"it did not start again: .*{says}"):
         asyncio.run(call.accepted())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ import openai
 import pytest
 
 from helpers.api_requests import CHAT, GENERATE, TEXT, chat, events, refused
-from helpers.running_server import POOL, RunningServer
+from helpers.running_server import RunningServer
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.message import ChatPrompt, TextPrompt, TokenPrompt, TokenText, ids_from_bytes
 from minisgl.server.api.answers import TextLogprobs
@@ -158,36 +157,6 @@ def test_n_predict_of_llama_cpp_may_be_without_limit(
 
 
 TURN = [{"role": "user", "content": "hi"}]
-BEYOND: dict[str, tuple[str, dict[str, Any]]] = {  # a path: our max_tokens, a request
-    CHAT: ("max_tokens", {"messages": TURN}),
-    TEXT: ("max_tokens", {"prompt": "hi"}),
-    GENERATE: ("max_tokens", {"text": "hi"}),
-    "/v1/responses": ("max_output_tokens", {"input": "hi"}),
-    "/v1/messages": ("max_tokens", {"messages": TURN}),
-    "/api/chat": ("options.num_predict", {"messages": TURN, "model": "minisgl-builtin"}),
-}
-ALWAYS_CLAMP = ("/v1/messages", "/api/chat")
-
-
-def test_max_tokens_beyond_the_context_is_lowered_in_every_api(
-    launch: Callable[..., RunningServer], builtin: RunningServer
-) -> None:
-    server = launch("--max-tokens-policy", "clamp", *POOL)
-    with httpx.Client(base_url=server.url) as clamps, httpx.Client(base_url=builtin.url) as refuses:
-        for path, (name, body) in BEYOND.items():
-            for many, is_lowered in ((32_000, True), (3, False)):
-                *outer, inner = name.split(".")
-                limit: dict[str, Any] = {inner: many}
-                asked = body | ({outer[0]: limit} if outer else limit)
-                for stream in (False, True):
-                    with clamps.stream("POST", path, json=asked | {"stream": stream}) as answer:
-                        assert answer.status_code == 200, (path, answer.read())
-                        warning = answer.headers.get("x-minisgl-warning", "")
-                    words, _, number = warning.rpartition(" ")
-                    assert words == (f"{name} lowered to" if is_lowered else ""), path
-                    assert not is_lowered or 900 < int(number) < 1024, warning
-                if is_lowered and path not in ALWAYS_CLAMP:
-                    assert "max_" in refused(refuses.post(path, json=asked))["param"]
 
 
 def test_prompt_token_ids_stand_beside_token_ids(builtin: RunningServer) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.endless import NUM_TOKENS, endless_flags
+from helpers.running_server import RunningServer
 from helpers.shells import minisgl
 from minisgl.__main__ import main
 from minisgl.cli import run_command
@@ -97,49 +98,26 @@ def test_a_missing_folder_is_named(line: str) -> None:
     assert "there is no folder ./none" in done.stderr
 
 
-def test_the_printed_commands_work_in_any_folder(tmp_path: Path) -> None:
-    """And with a proxy that answers nothing."""
+def test_the_printed_commands_work_in_any_folder(builtin: RunningServer) -> None:
+    """And with a proxy that answers nothing, which the server has, too."""
     proxies = {"http_proxy": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}
     env = {**os.environ, **proxies}
     env.pop("VIRTUAL_ENV", None)
-    log = (tmp_path / "log").open("w")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "minisgl", "--port", "0", *POOL],
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        cwd=Path(sys.prefix).parent,
-        env=env,
-    )
-    assert server.stdout
-    try:
-        lines = []
-        while not lines or "Every endpoint" not in lines[-1]:
-            lines.append(server.stdout.readline())
-            assert lines[-1], (tmp_path / "log").read_text()
-        curl, chat, snippet = re.findall(r"(?ms)^  (\S.*?)\n(?=\n)", "".join(lines))
-        for command, says in (
-            (curl, '"content"'),
-            (chat, "3 + 4 = 7."),
-            (snippet, "12 + 30 = 42."),
-        ):
-            done = subprocess.run(
-                ["bash", "-c", re.sub("(?m)^  ", "", command)],
-                input="What is 3 + 4?\n" if command is chat else "",
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-                cwd="/",
-                env=env,
-            )
-            assert done.returncode == 0, (command, done.stderr)
-            assert says in done.stdout
-    finally:
-        server.terminate()
-        assert server.wait(60) == 0
-        server.stdout.close()
-        log.close()
+    builtin.wait_for("(Every endpoint)")
+    curl, chat, snippet = re.findall(r"(?ms)^  (\S.*?)\n(?=\n)", builtin.output["out"])
+    for command, says in ((curl, '"content"'), (chat, "3 + 4 = 7."), (snippet, "12 + 30 = 42.")):
+        done = subprocess.run(
+            ["bash", "-c", re.sub("(?m)^  ", "", command)],
+            input="What is 3 + 4?\n" if command is chat else "",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd="/",
+            env=env,
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        assert says in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Metrics, timings, energy, logs, profiles, step logs and the tree's texts of one real server."""
+"""Metrics, timings, energy, logs, profiles, step logs and the tree's texts of one real server, and
+its policy of `max_tokens`."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from helpers.api_requests import CHAT, GENERATE, TEXT, refused
 from helpers.power_zones import growing_zone
 from helpers.running_server import RunningServer
 
 NUM_PAGES = 64
 FLAGS = (
     f"--num-pages {NUM_PAGES} --max-prefill-length 256 --log-format json --log-requests --xray-text"
+    " --max-tokens-policy clamp"
 )
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -298,3 +301,35 @@ def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
     documented = (DOCS / "observability.md").read_text()
     families = {re.sub("_(bucket|count|sum)$", "", n) for n in there if n.startswith("minisgl_")}
     assert [name for name in sorted(families) if f"`{name}" not in documented] == []
+
+
+TURN = [{"role": "user", "content": "hi"}]
+BEYOND: dict[str, tuple[str, dict[str, Any]]] = {  # a path: our max_tokens, a request
+    CHAT: ("max_tokens", {"messages": TURN}),
+    TEXT: ("max_tokens", {"prompt": "hi"}),
+    GENERATE: ("max_tokens", {"text": "hi"}),
+    "/v1/responses": ("max_output_tokens", {"input": "hi"}),
+    "/v1/messages": ("max_tokens", {"messages": TURN}),
+    "/api/chat": ("options.num_predict", {"messages": TURN, "model": "minisgl-builtin"}),
+}
+ALWAYS_CLAMP = ("/v1/messages", "/api/chat")
+
+
+def test_max_tokens_beyond_the_context_is_lowered_in_every_api(
+    http: httpx.Client, builtin: RunningServer
+) -> None:
+    with httpx.Client(base_url=builtin.url) as refuses:
+        for path, (name, body) in BEYOND.items():
+            for many, is_lowered in ((32_000, True), (3, False)):
+                *outer, inner = name.split(".")
+                limit: dict[str, Any] = {inner: many}
+                asked = body | ({outer[0]: limit} if outer else limit)
+                for stream in (False, True):
+                    with http.stream("POST", path, json=asked | {"stream": stream}) as answer:
+                        assert answer.status_code == 200, (path, answer.read())
+                        warning = answer.headers.get("x-minisgl-warning", "")
+                    words, _, number = warning.rpartition(" ")
+                    assert words == (f"{name} lowered to" if is_lowered else ""), path
+                    assert not is_lowered or 900 < int(number) < 1024, warning
+                if is_lowered and path not in ALWAYS_CLAMP:
+                    assert "max_" in refused(refuses.post(path, json=asked))["param"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,15 +21,14 @@ from minisgl.core import SamplingParams
 from minisgl.errors import InvalidRequest
 from minisgl.llm import LLM
 
-OPTIONS = ("--dtype", "float32", "--num-pages", "512", "--page-size", "4", "--restart")
+OPTIONS = ("--dtype", "float32", "--num-pages", "512", "--page-size", "4")
 KEY = {"x-api-key": "none"}  # what the clients of these tests send
 
 
 @pytest.fixture(scope="module")
 def server(mistral3: Sample) -> Iterator[RunningServer]:
     key = KEY["x-api-key"]
-    flags = (*OPTIONS, "--drafts", "off")  # an answer is to be interrupted
-    with RunningServer("--model", str(mistral3.folder), *flags, "--api-key", key) as server:
+    with RunningServer("--model", str(mistral3.folder), *OPTIONS, "--api-key", key) as server:
         server.url  # noqa: B018 (waits until it serves)
         yield server
 
@@ -203,37 +200,6 @@ def test_ollama_sends_pictures(server: RunningServer) -> None:
     whole = client.generate(model="model", prompt="look", images=[data], options={"num_predict": 3})
     assert (whole.prompt_eval_count or 0) > 35
     assert "vision" in (client.show("model").capabilities or ())
-
-
-def test_a_chat_about_pictures_goes_on_after_a_restart(server: RunningServer) -> None:
-    """In the same words. An answer that was complete before the engine ended is asked for again."""
-    options: dict[str, Any] = {"model": "model", "max_tokens": 700, "seed": 3, "stream": True}
-    options["extra_body"] = {"ignore_eos": True}
-
-    def answer(kills: bool = False) -> tuple[str, Any]:
-        words, timings = "", None
-        for chunk in server.client().chat.completions.create(
-            messages=chat(*PICTURES[:2]),  # type: ignore[arg-type] (plain dicts)
-            **options,
-        ):
-            words += "".join(choice.delta.content or "" for choice in chunk.choices)
-            timings = (chunk.model_extra or {}).get("timings") or timings
-            if kills and words:
-                os.kill(last_pid(server), signal.SIGKILL)
-                kills = False
-        return words, timings
-
-    words, _ = answer()
-    for _ in range(3):
-        again, timings = answer(kills=True)
-        assert again == words
-        if timings.get("resumed"):
-            return
-    raise AssertionError("each answer was complete before its engine was killed")
-
-
-def last_pid(server: RunningServer) -> int:
-    return int(re.findall(r"the engine is ready .* \(pid (\d+)\)", server.output["err"])[-1])
 
 
 def test_python_sends_pictures_and_paths(mistral3: Sample, tmp_path: Path) -> None:
