@@ -16,8 +16,9 @@ def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[li
     """Yield the engines of all ranks, started side by side."""
 
     def start(rank: int) -> Engine:
-        settings = {
+        settings: dict[str, Any] = {
             "device": "cpu",
+            "page_size": 4,
             "dtype": "float32",
             "num_pages": 96,
             "max_running_requests": 8,
@@ -25,8 +26,8 @@ def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[li
         }
         return Engine(
             EngineConfig(
-                model=str(folder), page_size=4, tp=size, rank=rank,
-                store=f"file://{store}", **(settings | options),
+                model=str(folder), tp=size, rank=rank, store=f"file://{store}",
+                **(settings | options),
             )
         )  # fmt: skip
 

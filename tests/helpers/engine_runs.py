@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, Qwen3Config
 from helpers.books import check_books
 from helpers.model_harness import make_reference
 from minisgl.core import Finished, SamplingParams, Token
+from minisgl.core.adapters import Adapter
 from minisgl.engine import Engine, EngineConfig
 from minisgl.message import SchedulerMsg, UserMsg, ids_to_bytes
 from minisgl.scheduler import Scheduler, SchedulerConfig, run
@@ -60,13 +61,20 @@ def drive(
     scheduler: Scheduler | None = None,
     first_uid: int = 0,
     outbox: ListOutbox | None = None,
+    adapter: Adapter | None = None,
     **options: Any,
 ) -> list[list[int]]:
     """Return the tokens of each request. turns[i]: the loop's turn at which request i arrives."""
     scheduler = scheduler or make_scheduler(engine, **options)
     arrivals: list[list[SchedulerMsg]] = [[] for _ in range(max(turns or [0]) + 1)]
     for index, (prompt, sampling) in enumerate(requests):
-        message = UserMsg(uid=first_uid + index, ids=ids_to_bytes(prompt), sampling=sampling)
+        message = UserMsg(
+            uid=first_uid + index,
+            ids=ids_to_bytes(prompt),
+            sampling=sampling,
+            adapter=adapter,
+            namespace=adapter.namespace("") if adapter else "",
+        )
         arrivals[turns[index] if turns else 0].append(message)
     outbox = outbox or ListOutbox()
     inbox = ListInbox(arrivals, more=lambda: [] if scheduler.runnable else None)
@@ -74,7 +82,7 @@ def drive(
     check_books(scheduler)
     uids = range(first_uid, first_uid + len(requests))
     ended = [event.uid for event in outbox.events if isinstance(event, Finished)]
-    assert sorted(ended) == list(uids)
+    assert sorted(ended) == list(uids), outbox.events
     return [[e.id for e in outbox.events if isinstance(e, Token) and e.uid == uid] for uid in uids]
 
 

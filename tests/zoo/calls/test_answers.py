@@ -145,7 +145,7 @@ def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tok
     plan = AnswerPlan(form=form, tools=tools, choice=choice)
     grammar, encoded = plan.resolve(SamplingParams(), tokenizer)
     ended = 0
-    for seed in range(6):
+    for seed in range(4):
         output = draw(tokenizer, grammar, seed)
         if output[-1] != EOS:
             continue
@@ -162,7 +162,7 @@ def test_required_calls(name: str, choice: str, has_tokens: bool, tokenizer: Tok
             jsonschema.validate(arguments, dict(TOOLS)[call.name])
         if choice != "required":
             assert len(found.calls) == 1
-    assert ended >= 3 or not has_tokens  # a random text without marks seldom ends
+    assert ended >= 2 or not has_tokens  # a random text without marks seldom ends
 
 
 def test_pairs_follow_the_schema(tokenizer: Tokenizer) -> None:

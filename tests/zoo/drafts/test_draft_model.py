@@ -110,17 +110,16 @@ def both(pair: Pair) -> Iterator[tuple[Engine, Engine]]:
 @pytest.mark.parametrize("name", SAMPLING)
 def test_answers_are_the_same(both: tuple[Engine, Engine], name: str) -> None:
     off, on = both
-    requests = [(prompt, replace(SAMPLING[name], max_tokens=40)) for prompt in PROMPTS]
+    requests = [(prompt, replace(SAMPLING[name], max_tokens=30)) for prompt in PROMPTS]
     turns = [0, 1, 2, 6]
     expected = drive(off, requests, turns=turns, scheduler=scheduler_of(off))
-    for overlap in (True, False):
-        scheduler = scheduler_of(on)
-        assert drive(on, requests, turns=turns, scheduler=scheduler, overlap=overlap) == expected
-        again = scheduler_of(on, max_prefill_tokens=16)  # in chunks
-        assert drive(on, requests, scheduler=again, overlap=overlap) == expected
-        assert drive(on, requests, scheduler=again, first_uid=4) == expected  # prefix hits
-        assert again.stats.num_cached_tokens > (0 if name == "scored" else 100) - 1
-        assert scheduler.stats.num_drafted > 20
+    scheduler = scheduler_of(on)
+    assert drive(on, requests, turns=turns, scheduler=scheduler) == expected
+    again = scheduler_of(on, max_prefill_tokens=16)  # in chunks
+    assert drive(on, requests, scheduler=again, overlap=False) == expected
+    assert drive(on, requests, scheduler=again, first_uid=4) == expected  # prefix hits
+    assert again.stats.num_cached_tokens > (0 if name == "scored" else 100) - 1
+    assert scheduler.stats.num_drafted > 20
 
 
 def test_guesses_with_the_noise_of_the_tokens_are_right(
@@ -189,9 +188,12 @@ class _Watched(Flight):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attn", ["auto", "torch"])
-def test_guesses_are_the_draft_models_own(pair: Pair, attn: str) -> None:
+@pytest.mark.parametrize(("attn", "kind"), [("auto", "near"), ("torch", "near"), ("auto", "other")])
+def test_guesses_are_the_draft_models_own(
+    attn: str, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Behind chunks, prefix hits, decodes and drafts."""
+    pair = save_pair(tmp_path_factory.mktemp(kind), kind)
     engine = engine_of(pair, attn=attn)
     scheduler = scheduler_of(engine, max_prefill_tokens=16)
     for first_uid in (0, 4):
@@ -281,7 +283,8 @@ def test_others_go_on_behind_an_aborted_request(both: tuple[Engine, Engine]) -> 
         assert got == expected[uid]
 
 
-def test_two_ranks_guess_as_one_does(pair: Pair, tmp_path: Path) -> None:
+def test_two_ranks_guess_as_one_does(tmp_path: Path) -> None:
+    pair = save_pair(tmp_path, "near")
     requests = [(prompt, SAMPLING[name]) for prompt in PROMPTS for name in ("greedy", "hot")]
     off = engine_of(pair, draft_model=None)
     expected = drive(off, requests, scheduler=scheduler_of(off))
@@ -301,12 +304,13 @@ def test_two_ranks_guess_as_one_does(pair: Pair, tmp_path: Path) -> None:
     assert counts[0][0] > 20
 
 
-def test_a_hybrid_has_a_draft_model(pair: Pair, tmp_path: Path) -> None:
+def test_a_hybrid_has_a_draft_model(tmp_path: Path) -> None:
+    pair = save_pair(tmp_path / "pair", "other")
     kind, values = HYBRIDS["qwen3.5"]
     config = kind(**{**SIZES, **values, "num_hidden_layers": 4, "vocab_size": VOCAB})
     served = make_reference(config)
-    served.save_pretrained(tmp_path)
-    hybrid = changed(pair, served=tmp_path)
+    served.save_pretrained(tmp_path / "hybrid")
+    hybrid = changed(pair, served=tmp_path / "hybrid")
     requests = [(prompt, greedy(30)) for prompt in PROMPTS]
     off = engine_of(hybrid, draft_model=None, page_size=16, max_seq_len=256)
     expected = drive(off, requests, scheduler=scheduler_of(off))
@@ -400,7 +404,7 @@ def test_the_built_in_model_drafts_for_itself() -> None:
     """Its guesses see no penalties, biases or masks."""
     with LLM(**OPTIONS) as off, LLM(draft_model=model_path(), **OPTIONS) as on:
         stats = stats_of(on)
-        for name in ("greedy", "seeded", "stop", "logprobs", "penalties", "words", "schema"):
+        for name in ("seeded", "logprobs", "penalties", "words", "schema"):
             expected = off.generate(TEXTS, PARAMS[name])
             assert seen(on.generate(TEXTS, PARAMS[name])) == seen(expected)
             if name == "logprobs":

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import helpers.fresh_memory
+from helpers import fresh_memory
 from helpers.family_cases import CASES, SIZES
 from helpers.hybrid_cases import HYBRID_CASES
 from helpers.model_harness import make_reference
@@ -26,11 +26,11 @@ FILLED = {
 }
 
 
-def serve(folder: Path, env: dict[str, str]) -> dict[str, Any]:
+def serve_filled(folder: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, helpers.fresh_memory.__file__, *RUNS],
+        [sys.executable, fresh_memory.__file__, *RUNS],
         cwd=folder,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive", **env},
+        env={**os.environ, "OMP_WAIT_POLICY": "passive", **FILLED},
         capture_output=True,
         text=True,
         timeout=150,
@@ -46,5 +46,8 @@ def test_no_kernel_reads_memory_that_nothing_has_written(tmp_path: Path) -> None
         config_class, changes, _, _ = cases[name]
         sizes = {**SIZES, "max_position_embeddings": 256, **changes}
         make_reference(config_class(**sizes)).save_pretrained(tmp_path / name)
-    plain, filled = serve(tmp_path, {}), serve(tmp_path, FILLED)
+    plain = {
+        name: [list(each) for each in fresh_memory.tokens_of(tmp_path / name)] for name in RUNS
+    }
+    filled = serve_filled(tmp_path)
     assert {name for name in RUNS if plain[name] != filled[name]} == set()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.adapters import GREEDY, RandomAdapter, greedy_ids, with_tokenizer
+from helpers.engine_ranks import engines
+from helpers.engine_runs import drive, make_scheduler
 from helpers.family_cases import save_case
+from helpers.model_harness import VOCAB
+from minisgl.core.adapters import read_adapters
 from minisgl.llm import LLM
 
 FAMILIES = [
@@ -68,15 +74,15 @@ def test_two_ranks_have_their_parts_of_reordered_and_cut_layers(name: str, tmp_p
     adapter = RandomAdapter.of(tmp_path / "adapter", reference, seed=1, rank=5)
     with adapter.merged(reference):
         expected = [greedy_ids(reference, prompt) for prompt in PROMPTS]
-    with LLM(
-        with_tokenizer(tmp_path / "model"),
-        dtype="float32",
-        lora={"a": adapter.folder},
-        tp=2,
-        page_size=max(page_size, 4),
-        num_pages=64,
-        max_running_requests=8,
-        progress=False,
-    ) as llm:
-        outputs = llm.generate(PROMPTS, GREEDY, lora="a")
-    assert [output.token_ids for output in outputs] == expected
+    given = {"a": str(adapter.folder)}
+    options: dict[str, Any] = {"lora": given, "max_loras": 1, "page_size": max(page_size, 4)}
+    requests = [(prompt, GREEDY) for prompt in PROMPTS]
+    (named,) = read_adapters(given).values()
+    with engines(tmp_path / "model", tmp_path / "store", 2, **options) as ranks:
+        schedulers = [make_scheduler(rank, num_slots=1, vocab_size=VOCAB) for rank in ranks]
+        with ThreadPoolExecutor(2) as pool:
+            runs = [
+                pool.submit(drive, rank, requests, scheduler=each, adapter=named)
+                for rank, each in zip(ranks, schedulers, strict=True)
+            ]
+            assert [each.result() for each in runs] == [expected] * 2

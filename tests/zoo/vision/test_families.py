@@ -23,12 +23,12 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 
 
 @pytest.mark.parametrize(("family", "chunk"), CHUNKS)
-def test_one_to_four_pictures_in_chunks(
+def test_one_and_four_pictures_in_chunks(
     family: str, chunk: int, request: pytest.FixtureRequest
 ) -> None:
     sample: Sample = request.getfixturevalue(family)
     engine = start(sample, max_prefill_length=chunk)
-    for count in (1, 2, 3, 4):
+    for count in (1, 4):
         [answer] = Eyes(sample, engine).ask([chat(*PICTURES[:count])], prompt_logprobs=NUM_TOP)
         check(sample, answer, PICTURES[:count])
     engine.close()
