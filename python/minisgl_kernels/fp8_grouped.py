@@ -40,7 +40,7 @@ def kernel_cubin(gate: int | None) -> bytes:
     """Return the compiled kernel. gate: of `gate_number`; None for outputs without one. Raises
     JitUnavailable."""
     numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": beside_bytes(MOST) + SCALE_BYTES}
-    numbers.update(INPUTS=INPUTS, ROW_BYTES=BLOCK, PACKED=0, X_SCALES=1, STREAM=0)
+    numbers.update(INPUTS=INPUTS, ROW_BYTES=BLOCK, PACKED=0, TILED=0, X_SCALES=1, STREAM=0)
     numbers.update(GATED=gate is not None, GATE=gate or 0)
     headers = ("gate.cuh", "grouped_tiles.cuh")
     columns = range(STEP, MOST + 1, STEP)

@@ -95,7 +95,8 @@ def kernel_cubin(kind: tuple[torch.dtype, Activation | None]) -> bytes:
     """kind: dtype, and the activation of a gate; None for outputs without one. Raises
     JitUnavailable."""
     dtype, gate = kind
-    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": beside_bytes(MOST), "PACKED": 0}
+    numbers = {"MOST": MOST, "STAGES": STAGES, "BESIDE": beside_bytes(MOST)}
+    numbers.update(PACKED=0, TILED=0)
     numbers.update(INPUTS=INPUTS, ROW_BYTES=2 * INPUTS, X_SCALES=0, STREAM=0)
     numbers.update(GATED=gate is not None, GELU=gate == "gelu_tanh")
     columns = range(STEP, MOST + 1, STEP)

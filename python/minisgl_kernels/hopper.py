@@ -164,11 +164,12 @@ class Kernels(Generic[Kind]):
         )  # fmt: skip
 
     def weight_map(
-        self, address: int, rows: int, columns: int, box: int, itemsize: int = 2
-    ) -> bytes:
-        """Return the tensor map of [rows, columns] at an address, of numbers of 1 or 2 bytes. A
+        self, address: int, rows: int, columns: int, box: int, itemsize: int = 2,
+        box_columns: int = INPUTS,
+    ) -> bytes:  # fmt: skip
+        """Return the tensor map of [rows, columns] at an address, of numbers of 1, 2 or 8 bytes. A
         copy takes `box` rows."""
-        key = (address, rows, columns, box, itemsize)
+        key = (address, rows, columns, box, itemsize, box_columns)
         if key not in self._weight_maps:
             self._weight_maps[key] = bytes(self.library.tensor_map(*key))
         return self._weight_maps[key]

@@ -17,6 +17,7 @@ from minisgl_kernels.hopper import on_hopper
 from minisgl_kernels.packed_grouped import PackedGrouped
 from minisgl_kernels.packed_skinny import PackedSkinny
 from minisgl_kernels.skinny import SkinnyGemms
+from minisgl_kernels.tile_grouped import TileGrouped
 from minisgl_kernels.triton import gemv, threshold
 
 
@@ -26,11 +27,14 @@ class TunedOps(CudaOps):
         skinny: SkinnyGemms | None = None,
         packed_skinny: PackedSkinny | None = None,
         packed_grouped: PackedGrouped | None = None,
+        tile_grouped: TileGrouped | None = None,
     ) -> None:
         """skinny: for GEMMs of more than two rows; None leaves them to cuBLAS. packed_skinny,
-        packed_grouped: for packed weights, by few rows and by more; None leaves them to Triton."""
+        packed_grouped: for packed weights, by few rows and by more; None leaves them to Triton.
+        tile_grouped: for weights of GGUF files by more rows than 8."""
         self._skinny = skinny
         self.packed_skinny, self.packed_grouped = packed_skinny, packed_grouped
+        self.tile_grouped = tile_grouped
 
     def linear(
         self,
@@ -82,4 +86,5 @@ def create_ops() -> TunedOps:
         on_hopper(SkinnyGemms, "cuBLAS computes skinny GEMMs"),
         on_hopper(PackedSkinny, "Triton computes skinny GEMMs by packed weights"),
         on_hopper(PackedGrouped, "Triton computes GEMMs of more rows by packed weights"),
+        on_hopper(TileGrouped, "weights of GGUF files are dequantised for GEMMs of more rows"),
     )

@@ -1,5 +1,5 @@
 """GEMMs by weights of 4 or 8 bits on Hopper, grouped by experts or of one matrix: the host side of
-`csrc/packed_grouped.cu`.
+`csrc/packed_grouped.cu`, for packed weights.
 
 Each format and activation has a kernel, which NVRTC compiles at its first use, in 12 to 18 s, and
 which is cached on disk.
@@ -28,20 +28,18 @@ from minisgl_kernels.grouped import (
 )
 from minisgl_kernels.hopper import Kernels, load_gemm
 from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
+from minisgl_kernels.stream import MOST_ROWS, Stream
 from minisgl_kernels.triton.arrange import PERIOD, arrange
 from minisgl_zoo.weights.quantised import Packed
 
-MOST, MOST_ROWS = 112, 128
-"""Pairs of a tile, and rows of a tile of one matrix. Their sums and two batches of weights are in
-registers, of which there are more where one thread fetches."""
+MOST = 112
+"""Pairs of a tile. Their sums and two batches of weights are in registers."""
 STAGES = {True: 4, False: 6}
 """By whether numbers have 4 bits: the turns that are fetched ahead fill shared memory."""
 X_UNIT = 2.0**60
 """What x is multiplied by for weights that are floats: their decoded numbers are tiny."""
-LEAST_PARTS = 4
-"""The fewest parts of 128 inputs of a block, if several share the inputs of one matrix."""
 Macros = tuple[tuple[str, int], ...]
-HEADERS = ("decode.cuh", "gate.cuh", "grouped_tiles.cuh")
+HEADERS = ("decode.cuh", "gate.cuh", "grouped_tiles.cuh", "packed_rows.cuh")
 
 
 def kernel_cubin(macros: Macros) -> bytes:
@@ -93,6 +91,7 @@ def macros_of(weight: Packed, gate: Gate | None, *, is_stack: bool = True) -> Ma
         **format_macros(weight, gate),
         "GATED": int(gate is not None),
         "PACKED": 1,
+        "TILED": 0,
         "MOST": most,
         "STAGES": STAGES[weight.is_4_bit],
         "BESIDE": beside_bytes(most, has_pairs=is_stack),
@@ -111,8 +110,7 @@ class PackedGrouped:
         self._kernels = Kernels(
             "grouped_product", kernel_cubin, "GEMMs of many rows by packed weights are Triton's"
         )
-        self._partial: Tensor | None = None
-        self._done: Tensor | None = None
+        self._stream = Stream(self._kernels)
 
     def experts(
         self,
@@ -159,10 +157,7 @@ class PackedGrouped:
         stack = as_stack(weight)
         if not takes(stack):
             return None
-        if self._partial is None or self._done is None:
-            num_blocks, device = self._kernels.num_cores, weight.numbers.device
-            self._partial = torch.empty((num_blocks, MOST_ROWS * 256), device=device)
-            self._done = torch.zeros(num_blocks, dtype=torch.int32, device=device)
+        self._stream.take_memory(weight.numbers.device)
         for gate in (None, Gate()):
             self._kernels.begin_compiling(macros_of(stack, gate, is_stack=False))
         return stack
@@ -176,42 +171,31 @@ class PackedGrouped:
         macros = macros_of(weight, gate, is_stack=False)
         if x_MD.dtype != torch.bfloat16 or (gate and outputs % 32):
             return None
-        if self._kernels.get(macros) is None:
+        kernel = self._kernels.get(macros)
+        if kernel is None:
             return None
-        assert self._partial is not None
-        assert self._done is not None
         x = arrange(x_MD, inputs_of(weight), X_UNIT if weight.kind.startswith("fp") else 1.0)
-        rows, width = len(x_MD), outputs // 2 if gate else outputs
-        out_MF = x_MD.new_empty((rows, width))
-        tiles = -(-rows // MOST_ROWS)  # of the rows of x
-        tile_rows = -(-rows // (tiles * STEP)) * STEP
-        task = Task(
-            out=out_MF.data_ptr(), experts=1, stride=rows, share=tile_rows, inputs=x.shape[1],
-            outputs=width, width=width, partial=self._partial.data_ptr(),
-            done=self._done.data_ptr(), bias=0 if bias is None else bias.data_ptr(),
-        )  # fmt: skip
-        x_map = bytes(self._kernels.library.tensor_map(x.data_ptr(), *x.shape, tile_rows, 2))
-        parts = tiles * -(-outputs // (2 * BOX)) * (x.shape[1] // PERIOD)
-        num_blocks = max(min(self._kernels.num_cores, parts // LEAST_PARTS), 1)
-        self._launch(task, weight, macros, num_blocks=num_blocks, x_map=x_map)
+        out_MF = x_MD.new_empty((len(x_MD), outputs // 2 if gate else outputs))
+        task = self._stream.task(x, out_MF, bias)
+        weight_map = self._fill(task, weight)
+        self._stream.launch(kernel, weight_map, task, x, outputs, stage_bytes(weight, MOST_ROWS))
         return out_MF
 
-    def _launch(
-        self, task: Task, weight: Packed, macros: Macros, *,
-        num_blocks: int | None = None, x_map: bytes = b"",
-    ) -> None:  # fmt: skip
+    def _launch(self, task: Task, weight: Packed, macros: Macros) -> None:
         kernel = self._kernels.get(macros)
         assert kernel is not None
+        weight_map = self._fill(task, weight)
+        needed = shared_bytes(stage_bytes(weight), MOST, task.experts)
+        launch(self._kernels, kernel, weight_map, task, needed)
+
+    def _fill(self, task: Task, weight: Packed) -> bytes:
+        """Write what the task says of the weight. Returns the tensor map of its numbers."""
         if weight.scale is not None:
             task.scale, task.groups = weight.scale.data_ptr(), weight.scale.shape[-1]
         task.zero = 0 if weight.zero is None else weight.zero.data_ptr()
         task.outer = 0 if weight.outer is None else weight.outer.data_ptr()
         num_experts, outputs, inputs = weight.shape
         row_bytes = inputs * CHUNK_BYTES // inputs_of(weight)
-        weight_map = self._kernels.weight_map(
+        return self._kernels.weight_map(
             weight.numbers.data_ptr(), num_experts * outputs, row_bytes, BOX, itemsize=1
         )
-        most = MOST_ROWS if x_map else MOST
-        stages = stage_bytes(weight, most)
-        needed = shared_bytes(stages, most, num_experts, has_pairs=not x_map)
-        launch(self._kernels, kernel, weight_map, task, needed, num_blocks=num_blocks, x_map=x_map)

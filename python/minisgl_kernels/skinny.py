@@ -215,7 +215,7 @@ class SkinnyGemms:
         weight_map = self._kernels.weight_map(
             weight.data_ptr(), len(weight), inputs, config.width // 2
         )
-        x_map = bytes(library.tensor_map(x_MD.data_ptr(), rows, inputs, _in_8s(rows), 2))
+        x_map = bytes(library.tensor_map(x_MD.data_ptr(), rows, inputs, _in_8s(rows), 2, INPUTS))
         maps = ctypes.create_string_buffer(x_map + weight_map, 256)
         address = 0 if bias is None else bias.data_ptr()
         product = _Product(out_MF.data_ptr(), address, rows, outputs)

@@ -25,6 +25,7 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl_kernels import CSRC
 from minisgl_kernels.cubin import load_cubin
 from minisgl_kernels.hopper import Kernels
+from minisgl_kernels.tile_grouped import GATES, TileGrouped, form_macros
 from minisgl_zoo.gguf.tiles import INPUTS, OUTPUTS, Pairs, TileForm, Tiles
 
 Macros = tuple[tuple[str, int], ...]
@@ -33,6 +34,10 @@ MAX_FEW, MAX_DECODED = 8, 64
 """The most rows of tiles_few and of tiles_many. On one H100 the products of a layer of 8B in Q4_K_M
 take 62 us with one row, 66 with 8, 107 with 16, 249 with 64 and 451 with 128, dequantised with 128
 rows 376; in bfloat16 145, 155, 156, 161 and 181 (README.md)."""
+STREAM_ROWS: Final = range(17, 193)
+"""The rows for which Hopper has another GEMM (`tile_grouped`). On one H200 the products of a layer
+of 8B in Q4_K take 151, 242 and 260 us with 32, 64 and 128 rows by tiles_many or dequantised, and
+114, 138 and 195 by it; with 16 rows 99 and 106, with 256 of Q6_K 303 and 314 (README.md)."""
 WARPS: Final = 8
 """Of a block of tiles_dense and tiles_lanes."""
 MANY: Final = (
@@ -45,8 +50,6 @@ SETS: Final = 2
 """tiles_many: sets of warps that share the inputs of a block."""
 LEAST_STEPS, MOST_SHARES = 8, 8
 """tiles_many: the fewest steps of a block and the most blocks, if several share the inputs."""
-GATES: Final = {None: 0, "silu": 1, "gelu_tanh": 2}
-"""The macro GATE."""
 EXPERTS: Final = {"EXPERTS": 1, "TILES": 2, "WARPS": 4, "BATCH": 2, "RESIDENT": 4}
 """Macros of tiles_few for pairs of experts."""
 SHARED_BYTES: Final = 64 << 10
@@ -76,12 +79,7 @@ class _Task(ctypes.Structure):
 
 def macros(form: TileForm, gate: Activation | None = None, **others: int) -> Macros:
     """Return the macros of a kernel. others: its own."""
-    numbers = {
-        "BITS": form.bits, "GROUP": form.group, "BLOCK": form.block, "STEPS": int(form.has_step),
-        "MIDDLE": form.middle, "TABLE": int(form.is_table), "GATE": GATES[gate], "EXPERTS": 0,
-        **others,
-    }  # fmt: skip
-    return tuple(numbers.items())
+    return tuple({**form_macros(form), "GATE": GATES[gate], "EXPERTS": 0, **others}.items())
 
 
 def few_config(tiles: int, gate: Activation | None, num_cores: int) -> dict[str, int]:
@@ -99,7 +97,7 @@ def few_config(tiles: int, gate: Activation | None, num_cores: int) -> dict[str,
 def kernel_cubin(numbers: Macros, name: str, arch: str) -> bytes:
     """Return a compiled kernel. Raises JitUnavailable."""
     defines = ["BFLOAT16=1", *(f"{macro}={value}" for macro, value in numbers)]
-    return load_cubin(CSRC, name, arch, defines, ("hopper.cuh", "tiles.cuh"))
+    return load_cubin(CSRC, name, arch, defines, ("hopper.cuh", "tile_numbers.cuh", "tiles.cuh"))
 
 
 @functools.cache
@@ -123,6 +121,9 @@ class TileGemms:
         kernels, numbers = _kernels("tiles_dense"), macros(tiles.form, WARPS=WARPS)
         self._dense = kernels.get(numbers) or kernels.make(numbers)
         self._num_cores = kernels.num_cores
+        self._grouped: TileGrouped | None = getattr(ops, "tile_grouped", None)
+        if self._grouped:
+            self._grouped.prepare(tiles)
         device = tiles.numbers.device
         self._done = torch.zeros(self._num_cores, dtype=torch.int32, device=device)
 
@@ -160,12 +161,12 @@ class TileGemms:
             return self._ops.gated(self.linear(x_MD, bias, None), gate)
         width = outputs // 2 if gate else outputs
         out_MF = torch.empty((len(x_MD), width), dtype=x_MD.dtype, device=x_MD.device)
-        if len(x_MD) <= MAX_DECODED and self._multiply(x_MD, bias, gate, out_MF):
+        if self._product(x_MD, bias, gate, out_MF):
             return out_MF
         return self._ops.linear(x_MD, self.dense(), bias, gate)
 
     def linear_into(self, x_MD: Tensor, bias: Tensor | None, out_MF: Tensor) -> None:
-        if len(x_MD) <= MAX_DECODED and self._multiply(x_MD, bias, None, out_MF):
+        if self._product(x_MD, bias, None, out_MF):
             return
         out_MF.copy_(self._ops.linear(x_MD, self.dense(), bias))
 
@@ -195,6 +196,20 @@ class TileGemms:
         if num_pairs:
             _launch("tiles_few", kernel, blocks * pairs.most_parts(MAX_FEW), task, EXPERTS["WARPS"])
         return True
+
+    def _product(
+        self, x_MD: Tensor, bias: Tensor | None, gate: Activation | None, out_MF: Tensor
+    ) -> bool:
+        """Do `_multiply`, or the same with rounded values. Returns whether there is a kernel for so
+        many rows."""
+        rows = len(x_MD)
+        if (
+            self._grouped
+            and rows in STREAM_ROWS
+            and self._grouped.linear(x_MD, self._tiles, bias, gate, out_MF)
+        ):
+            return True
+        return rows <= MAX_DECODED and self._multiply(x_MD, bias, gate, out_MF)
 
     def _multiply(
         self, x_MD: Tensor, bias: Tensor | None, gate: Activation | None, out_MF: Tensor

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minisgl_kernels import CSRC
 from minisgl_kernels.cubin import load_cubin
-from minisgl_kernels.hopper import TYPES, Kernels, multiply_source
+from minisgl_kernels.hopper import INPUTS, TYPES, Kernels, multiply_source
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import LayerPool
@@ -84,7 +84,7 @@ class WideAttention:
         num_pages, page_size, num_kv_heads, _ = pool.k.shape
         box, num_rows = min(page_size, TILE), rows.shape[1]
         q_map = self._kernels.library.tensor_map(
-            q_TNH.data_ptr(), num_tensor_tokens, num_heads * DIM, TILE, 2
+            q_TNH.data_ptr(), num_tensor_tokens, num_heads * DIM, TILE, 2, INPUTS
         )
         k_map, v_map = (
             self._kernels.weight_map(

@@ -14,7 +14,8 @@ from minisgl.kernel.ops import Activation, Ops
 from minisgl_kernels.hopper import on_hopper
 from minisgl_kernels.ops import TunedOps
 from minisgl_kernels.packed import PackedGemms
-from minisgl_kernels.packed_grouped import MOST_ROWS, PackedGrouped
+from minisgl_kernels.packed_grouped import PackedGrouped
+from minisgl_kernels.stream import MOST_ROWS
 from minisgl_zoo.weights.quantised import Packed
 
 READ = tuple(form for form in FORMS if not form.startswith(("uint8", "fp8")))
@@ -45,8 +46,8 @@ def product(
 ) -> torch.Tensor:  # fmt: skip
     y = grouped.linear(x, weight, bias, gate)
     assert y is not None
-    assert grouped._done is not None
-    assert not grouped._done.any()
+    assert grouped._stream.done is not None
+    assert not grouped._stream.done.any()
     return y
 
 

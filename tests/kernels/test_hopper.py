@@ -102,10 +102,11 @@ def test_weights_are_described_once_for_each_size_of_a_copy() -> None:
     library = Mock(tensor_map=lambda *numbers: bytes(numbers))
     kernels = uncompiled("", library)
     first = kernels.weight_map(1, 2, 3, 4)
-    assert first == bytes((1, 2, 3, 4, 2))
+    assert first == bytes((1, 2, 3, 4, 2, 64))
     assert kernels.weight_map(1, 2, 3, 4) is first
-    assert kernels.weight_map(1, 2, 3, 8) == bytes((1, 2, 3, 8, 2))
-    assert kernels.weight_map(1, 2, 3, 4, itemsize=1) == bytes((1, 2, 3, 4, 1))
+    assert kernels.weight_map(1, 2, 3, 8) == bytes((1, 2, 3, 8, 2, 64))
+    assert kernels.weight_map(1, 2, 3, 4, itemsize=1) == bytes((1, 2, 3, 4, 1, 64))
+    assert kernels.weight_map(1, 2, 3, 4, 8, 192) == bytes((1, 2, 3, 4, 8, 192))
 
 
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0)])

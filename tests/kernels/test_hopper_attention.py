@@ -109,8 +109,8 @@ def test_each_tile_of_a_head_has_a_block(
     library = kernels._kernels.library
     assert library.kernel_launch.call_args.args[1] == (130 // 64 + 3) * 6
     assert [call.args for call in library.tensor_map.call_args_list] == [
-        (q.data_ptr(), 130, 6 * 512, 64, 2),
-        *((kv.data_ptr(), 5 * page_size, 2 * 512, box, 2) for kv in (pool.k, pool.v)),
+        (q.data_ptr(), 130, 6 * 512, 64, 2, 64),
+        *((kv.data_ptr(), 5 * page_size, 2 * 512, box, 2, 64) for kv in (pool.k, pool.v)),
     ]  # fmt: skip
 
 

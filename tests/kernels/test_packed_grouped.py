@@ -20,6 +20,7 @@ from minisgl_kernels.fp8_grouped import FEWEST_TOKENS, Fp8Grouped
 from minisgl_kernels.grouped import MAX_EXPERTS, Task, shared_bytes
 from minisgl_kernels.hopper import SHARED_BYTES, Kernels
 from minisgl_kernels.packed_grouped import MOST, STAGES, PackedGrouped, stage_bytes, takes
+from minisgl_kernels.stream import Stream
 from minisgl_zoo.weights.quantised import Packed
 
 BITS = {torch.int32: 4, torch.float8_e4m3fn: 8, torch.int8: 8, torch.uint8: 8}
@@ -131,7 +132,7 @@ def test_how_blocks_share_one_matrix(
 
     grouped = PackedGrouped.__new__(PackedGrouped)
     grouped._kernels = uncompiled("", Mock(kernel_launch=launch, tensor_map=tensor_map))
-    grouped._partial = grouped._done = None
+    grouped._stream = Stream(grouped._kernels)
     monkeypatch.setattr(Kernels, "make", lambda self, kind: 7)
     monkeypatch.setattr(Kernels, "begin_compiling", Mock())
     monkeypatch.setattr(torch.cuda, "current_stream", Mock(return_value=Mock(cuda_stream=0)))
@@ -147,6 +148,6 @@ def test_how_blocks_share_one_matrix(
     assert y.shape == (rows, 576)
     (task,) = tasks
     assert launched == [num_blocks]
-    assert sorted(maps) == sorted([(1152, 2528, 128, 1), (rows, 5120, tile_rows, 2)])
+    assert sorted(maps) == sorted([(1152, 2528, 128, 1, 64), (rows, 5120, tile_rows, 2, 64)])
     assert (task.stride, task.share, task.inputs, task.outputs) == (rows, tile_rows, 5120, 576)
     assert (task.x, task.counts, task.rows, task.scales) == (0, 0, 0, 0)

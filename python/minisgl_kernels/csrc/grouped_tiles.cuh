@@ -6,6 +6,8 @@
 //              another activation
 //   otherwise  out[pair, F] = scale[pair] * sum
 //
+// TILED: the weights are tiles of 16 rows by 64 inputs, one behind the other (tile_numbers.cuh).
+//
 // STREAM: there is one matrix, and a pair is one of the `stride` rows of x; no pair has a scale. As many
 // blocks as run at once share the tiles evenly, so a block may have some inputs of a tile only, in
 // parts of PART. Where it does not begin a tile, it leaves its sums of it in `partial` for the block
@@ -25,8 +27,8 @@
 // Inputs and matrices of x are counted in units of 16 bits: in fp8, a unit is two inputs.
 //
 // Compiled by NVRTC, without headers, behind hopper.cuh, with MOST, STAGES, BESIDE, GATED, INPUTS (64
-// or 128), PACKED, ROW_BYTES (of a row of weights in a turn), X_SCALES (x has a scale for each turn of
-// a row), STREAM and BFLOAT16 defined.
+// or 128), PACKED, TILED, ROW_BYTES (of a row of weights in a turn), X_SCALES (x has a scale for each turn
+// of a row), STREAM and BFLOAT16 defined.
 
 constexpr int BOX = 128;           // rows of w that one copy brings
 constexpr int W_BYTES = 2 * BOX * ROW_BYTES;
@@ -34,9 +36,14 @@ constexpr int X_INPUTS = 64;       // of a matrix of x in a stage: 128 bytes, th
 constexpr int X_BYTES = MOST * X_INPUTS * 2;
 constexpr int MATRICES = INPUTS / X_INPUTS;
 constexpr int STAGE_BYTES = W_BYTES + MATRICES * X_BYTES;
-constexpr int COLUMNS = PACKED ? ROW_BYTES : INPUTS;  // of the tensor map, in a turn
+constexpr int MAP_ROWS = TILED ? 16 : 1;  // of the weights, in a row of their tensor map
+constexpr int COLUMNS = TILED ? ROW_BYTES * MAP_ROWS / 8 : PACKED ? ROW_BYTES : INPUTS;  // of it, in a turn
 constexpr int STEP = 16;           // pairs: widths of tiles are multiples of it
 constexpr int PART = 128;          // inputs
+// Of weights that are decoded into registers (packed_grouped.cu):
+constexpr int BATCH = 4;           // matrix instructions, of 16 inputs each
+constexpr int PERIOD = PART;       // inputs: two batches
+using Operands = unsigned[2][BATCH][4];  // of a batch, for both halves of a tile
 constexpr int OUTPUTS = GATED ? BOX : 2 * BOX;  // of a tile
 constexpr int FETCHERS = 128;      // threads
 constexpr int FETCHED = MOST / STEP;  // rows of x of a fetching thread
@@ -53,7 +60,8 @@ struct Task {
   // share: pairs that have a row of x together; with STREAM, rows of x that a copy brings
   int experts, stride, share, inputs, outputs;
   int width;            // of a row of out, at least `outputs`
-  // Of packed weights: scales [experts, F / ROWS, groups] and so on, see packed_grouped.cu.
+  // Of packed weights: scales [experts, F / ROWS, groups] and so on, see packed_rows.cuh; or the steps of
+  // 64 inputs of TILED, and what tile_rows.cuh says.
   int groups;
   int x_stride;  // of x_scales
   const unsigned char *scale, *zero;
@@ -184,6 +192,16 @@ __device__ void copy_4_bytes(unsigned to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Begins to copy a turn's weights: BOX rows from `first` on, and as many from `second` on. The barrier
+// expects them and `others` bytes. One thread calls it.
+__device__ void copy_weights(unsigned to, const TensorMap& w, int input, int first, int second,
+                             unsigned barrier, unsigned others) {
+  expect(barrier, W_BYTES + others);
+  const int column = input / INPUTS * COLUMNS;
+  copy(to, w, column, first / MAP_ROWS, barrier);
+  copy(to + W_BYTES / 2, w, column, second / MAP_ROWS, barrier);
+}
+
 // Arrives at the barrier when all copies that this thread has begun have ended.
 __device__ void arrive_with_copies(unsigned barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -255,12 +273,7 @@ __device__ void fetch(const TensorMap& w, const Task& task, Shared& shared, unsi
       const unsigned full = shared_address(&shared.full[at.index]);
       const unsigned stage = stages + at.index * STAGE_BYTES;
       wait(shared_address(&shared.empty[at.index]), at.parity);
-      if (thread == 0) {
-        expect(full, W_BYTES);
-        const int column = input / INPUTS * COLUMNS;
-        copy(stage, w, column, first, full);
-        copy(stage + W_BYTES / 2, w, column, second, full);
-      }
+      if (thread == 0) copy_weights(stage, w, input, first, second, full, 0);
 #pragma unroll
       for (int i = 0; i < FETCHED; ++i) {
         if (i * STEP >= here.width) continue;
@@ -295,10 +308,7 @@ __device__ void fetch_rows(const TensorMap& w, const TensorMap& x, const Task& t
       const unsigned full = shared_address(&shared.full[at.index]);
       const unsigned stage = stages + at.index * STAGE_BYTES;
       wait(shared_address(&shared.empty[at.index]), at.parity);
-      expect(full, W_BYTES + MATRICES * x_bytes);
-      const int column = input / INPUTS * COLUMNS;
-      copy(stage, w, column, first, full);
-      copy(stage + W_BYTES / 2, w, column, second, full);
+      copy_weights(stage, w, input, first, second, full, MATRICES * x_bytes);
 #pragma unroll
       for (int m = 0; m < MATRICES; ++m) {
         copy(stage + W_BYTES + m * X_BYTES, x, input + m * X_INPUTS, here.first, full);
@@ -348,7 +358,7 @@ __device__ void store(const Task& task, Shared& shared, const TilePairs& tile_pa
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(transposed + column * 128 + ((chunk ^ column % 8) << 4))
                  : "memory");
-    if (first < task.width && column < tile_pairs.tile.count) {
+    if (first < (STREAM ? task.outputs : task.width) && column < tile_pairs.tile.count) {
       auto* at = task.out + (long long)tile_pairs.pair(column) * task.width + first;
       asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x[0]), "r"(x[1]),
                    "r"(x[2]), "r"(x[3])
@@ -356,6 +366,49 @@ __device__ void store(const Task& task, Shared& shared, const TilePairs& tile_pa
     }
   }
   meet_warpgroup();
+}
+
+// Waits for the other threads that multiply.
+__device__ void meet_multipliers() { asm volatile("bar.sync 4, 256;" ::: "memory"); }
+
+// STREAM: completes the sums of a tile whose inputs several blocks share. Returns whether this block has
+// them all.
+template <int COUNT>
+__device__ bool complete(float (&sums)[2][COUNT], const Task& task, const Shared& shared, const Tile& tile) {
+  if (tile.input == 0 && tile.until == task.inputs) return true;
+  auto partial_of = [&](int block) {
+    return task.partial + (long long)block * MOST * 256 + threadIdx.x;
+  };
+  if (tile.input > 0) {
+    float* to = partial_of(blockIdx.x);
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) __stcg(to + i * 256, sums[i / COUNT][i % COUNT]);
+    __threadfence();
+    meet_multipliers();
+    if (threadIdx.x == 0) {
+      asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(task.done + blockIdx.x), "r"(1) : "memory");
+    }
+    return false;
+  }
+  const int blocks = ceil_div(task.outputs, OUTPUTS), tiles = count_all(task, shared, blocks);
+  const Share own(task, tiles, blockIdx.x);
+  const int tile_end = ceil_div(own.end, own.parts) * own.parts;  // the tile is the last of this block
+  int other = blockIdx.x;
+  do {
+    ++other;
+    int is_there;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(is_there) : "l"(task.done + other) : "memory");
+    } while (!is_there);
+    const float* from = partial_of(other);
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) sums[i / COUNT][i % COUNT] += __ldcg(from + i * 256);
+  } while (Share(task, tiles, other).end < tile_end);
+  meet_multipliers();
+  if (threadIdx.x == 0) {
+    for (int each = blockIdx.x + 1; each <= other; ++each) task.done[each] = 0;
+  }
+  return true;
 }
 
 // Computes the sums of a tile of at most N pairs and stores its outputs.

@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   Numbers numbers;
   numbers.load(task.numbers + (id / 16 * steps + step) * TILE_BYTES, lane);
   Scales scales;
-  scales.load(task, id / 16, step, step / SPAN, steps, g);
+  scales.load(task.factors, task.scales, id / 16, step, step / SPAN, steps, g);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (task.ids != nullptr && id % 16 != r * 8 + g) continue;

@@ -21,7 +21,7 @@ struct Batch {
     for (int i = 0; i < BATCH; ++i) {
       const int at = IS_K || step + i < steps ? step + i : step;
       numbers[i].load(task.numbers + (tile * steps + at) * TILE_BYTES, lane);
-      scales[i].load(task, tile, at, step / SPAN, steps, lane / 4);
+      scales[i].load(task.factors, task.scales, tile, at, step / SPAN, steps, lane / 4);
     }
   }
 };

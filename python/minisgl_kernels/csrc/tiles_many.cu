@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int i = 0; i < TILES; ++i) {
       const long long tile = tile_of(i);
       next[i].load(task.numbers + (tile * steps + step) * TILE_BYTES, lane);
-      next_scales[i].load(task, tile, step, step / SPAN, steps, g);
+      next_scales[i].load(task.factors, task.scales, tile, step, step / SPAN, steps, g);
     }
   };
   if (turns > 0) load(0);

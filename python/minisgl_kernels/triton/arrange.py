@@ -1,7 +1,7 @@
 """Reorders the columns of x as the grouped GEMMs by packed weights need them.
 
 A matrix instruction multiplies the inputs in the order in which a thread decodes its weights, see
-`csrc/packed_grouped.cu`.
+`csrc/packed_rows.cuh` and `csrc/tile_rows.cuh`.
 
 Axes: M rows, D columns, P columns with padding.
 """
@@ -22,7 +22,8 @@ PERIOD = 128
 def arrange(x_MD: Tensor, turn: int, unit: float) -> Tensor:
     """Return x [M, P], times `unit`. P is D, rounded up to `PERIOD`; padding is 0.
 
-    turn: the inputs of 64 bytes of weights: 128 if they have 4 bits, 64 if 8.
+    turn: the inputs of 64 bytes of weights: 128 if they have 4 bits, 64 if 8; 16 for the tiles of
+    GGUF files.
     """
     rows, columns = x_MD.shape
     padded = -(-columns // PERIOD) * PERIOD
@@ -42,7 +43,9 @@ def _arrange(
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     step, half, piece, far = place % TURN // 16, place // 8 % 2, place // 2 % 4, place % 2
-    if TURN == 64:
+    if TURN == 16:
+        inside = piece * 4 + half * 2 + far
+    elif TURN == 64:
         inside = piece * 16 + step * 4 + half + far * 2
     else:
         inside = piece * 32 + step // 2 * 8 + step % 2 * 2 + half + far * 4

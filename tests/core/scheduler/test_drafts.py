@@ -22,11 +22,13 @@ from minisgl.scheduler import drafting as drafting_module
 from minisgl.scheduler.drafting import Draft
 from minisgl.scheduler.masks import LateMasks
 
-RECURRENT_SEEDS = range(41_000, 41_003)
+SHARDS = 2
+RECURRENT_SEEDS = range(41_000, 41_005)
 
 
-def test_random_runs_with_drafts() -> None:
-    for seed in range(40_000, 40_030):
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_runs_with_drafts(shard: int) -> None:
+    for seed in range(40_000 + shard, 40_060, SHARDS):
         for fail in (False, True):
             try:
                 run_once(random.Random(seed), fail=fail, drafts=True)

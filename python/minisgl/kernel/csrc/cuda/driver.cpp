@@ -159,20 +159,22 @@ void kernel_prefer_shared(int64_t function) {
   driver().check(result, "cuFuncSetAttribute");
 }
 
-// Returns the tensor map of a contiguous matrix of numbers of 1 or 2 bytes. The bulk copy engine copies
-// boxes of `box_rows` rows and 64 columns to shared memory in the swizzle of their width; elements
-// outside of the matrix are 0.
-Bytes tensor_map(int64_t address, int64_t rows, int64_t columns, int64_t box_rows, int64_t item_bytes) {
-  constexpr int kUint8 = 0, kUint16 = 1, kNoInterleave = 0, kPromoteTo256B = 3, kZeros = 0;
-  constexpr int kSwizzle64B = 2, kSwizzle128B = 3;
+// Returns the tensor map of a contiguous matrix of numbers of 1, 2 or 8 bytes. The bulk copy engine
+// copies boxes of `box_rows` rows and `box_columns` columns to shared memory, those of 64 and 128 bytes
+// in the swizzle of their width; elements outside of the matrix are 0.
+Bytes tensor_map(int64_t address, int64_t rows, int64_t columns, int64_t box_rows, int64_t item_bytes,
+                 int64_t box_columns) {
+  constexpr int kUint8 = 0, kUint16 = 1, kUint64 = 4, kNoInterleave = 0, kPromoteTo256B = 3, kZeros = 0;
+  constexpr int kNoSwizzle = 0, kSwizzle64B = 2, kSwizzle128B = 3;
+  const int64_t width = item_bytes * box_columns;
   const uint64_t sizes[] = {uint64_t(columns), uint64_t(rows)};
   const uint64_t strides[] = {uint64_t(item_bytes * columns)};
-  const unsigned box[] = {64, unsigned(box_rows)}, steps[] = {1, 1};
+  const unsigned box[] = {unsigned(box_columns), unsigned(box_rows)}, steps[] = {1, 1};
   TensorMap map;
-  int result = driver().encode_tiled(&map, item_bytes == 1 ? kUint8 : kUint16, 2,
-                                     pointer<void>(address), sizes, strides, box, steps,
-                                     kNoInterleave, item_bytes == 1 ? kSwizzle64B : kSwizzle128B,
-                                     kPromoteTo256B, kZeros);
+  const int type = item_bytes == 1 ? kUint8 : item_bytes == 2 ? kUint16 : kUint64;
+  const int swizzle = width == 64 ? kSwizzle64B : width == 128 ? kSwizzle128B : kNoSwizzle;
+  int result = driver().encode_tiled(&map, type, 2, pointer<void>(address), sizes, strides, box, steps,
+                                     kNoInterleave, swizzle, kPromoteTo256B, kZeros);
   driver().check(result, "cuTensorMapEncodeTiled");
   return Bytes(map.bytes, sizeof(map.bytes));
 }
