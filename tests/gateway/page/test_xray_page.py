@@ -29,8 +29,8 @@ STEP_NAMES = 13
 
 
 @pytest.fixture
-def load(builtin: RunningServer) -> Any:
-    """Requests with a common prefix, one after the other in four threads."""
+def load(builtin: RunningServer) -> Iterator[threading.Event]:
+    """Requests with a common prefix, one after the other in four threads, until the event."""
     ended = threading.Event()
 
     def work(number: int) -> None:
@@ -47,7 +47,7 @@ def load(builtin: RunningServer) -> Any:
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    yield
+    yield ended
     ended.set()
     for thread in threads:
         thread.join()
@@ -64,7 +64,7 @@ def frames_of(url: str) -> Iterator[dict[str, Any]]:
                     yield frame
 
 
-def test_frames_have_what_the_engine_does(builtin: RunningServer, load: None) -> None:
+def test_frames_have_what_the_engine_does(builtin: RunningServer, load: threading.Event) -> None:
     frames: list[dict[str, Any]] = []
     is_shared = False
     with closing(frames_of(builtin.url)) as more:
@@ -94,7 +94,7 @@ def test_frames_have_what_the_engine_does(builtin: RunningServer, load: None) ->
 
 
 def test_the_page_shows_it_and_goes_back(
-    tab: Any, builtin: RunningServer, load: None, images: Path
+    tab: Any, builtin: RunningServer, load: threading.Event, images: Path
 ) -> None:
     tab.goto(f"{builtin.url}/#xray")
     tab.wait_for_selector(".numbers dd:not(:text-is('–')) >> nth=0")
@@ -113,6 +113,7 @@ def test_the_page_shows_it_and_goes_back(
         time.sleep(0.2)
         tab.screenshot(path=images / "xray.png")
     tab.click("text=Pause")
+    load.set()
     shown = tab.text_content(".numbers")
     time.sleep(0.6)
     assert tab.text_content(".numbers") == shown
@@ -221,20 +222,25 @@ def test_a_recording_opens_and_is_replayed(
     assert not any(word in file.read_text() for word in ("What is", "token prefixes"))
 
 
+FRAME = {
+    "now_s": 0.1, "steps": [[0, 0.0, 0.02, 100, 200, 300, 20000, 200, 100, 50, 0, 1, [0, 1]]],
+    "num_skipped": 0, "requests": [], "num_requests": 0, "num_waiting": 0, "num_running": 0,
+    "page_size": 16, "num_pages": 64, "num_used_pages": 15, "num_cached_pages": 15,
+    "pages_per_cell": 1, "page_map": [0, 64], "tree": [[-1, 12, 0], [0, 3, 1]], "num_nodes": 2,
+    "texts": ["What is a radix cache, and what", " a radix tree keeps"], "num_retractions": 0,
+    "num_prompt_tokens": 50, "num_cached_tokens": 32,
+}  # fmt: skip
+
+
 def test_texts_of_the_tree_are_shown_where_frames_have_them(
-    tab: Any, builtin: RunningServer, load: None
+    tab: Any, scripted: ScriptedServer
 ) -> None:
-    """A server's frames, but with a tree of two nodes, and their texts."""
-    with closing(frames_of(builtin.url)) as more:
-        frame = next(frame for frame in more if frame["tree"] is not None)
-    frame |= {"tree": [[-1, 12, 0], [0, 3, 1]], "num_nodes": 2}
-    frame["texts"] = ["What is a radix cache, and what", " a radix tree keeps"]
-    body = f"data: {json.dumps(frame)}\n\n"
+    body = f"data: {json.dumps(FRAME)}\n\n"
     tab.route(
         "**/xray/events*",
         lambda route: route.fulfill(body=body, content_type="text/event-stream"),
     )
-    tab.goto(f"{builtin.url}/#xray")
+    tab.goto(f"{scripted.url}/#xray")
     tab.wait_for_selector(".panel:has-text('Prefix tree') .quiet:has-text('prefix')")
     tree = tab.locator("[aria-label^='The prefix tree']")
     tree.hover(position={"x": 20, "y": 5})

@@ -107,7 +107,15 @@ def both(pair: Pair) -> Iterator[tuple[Engine, Engine]]:
     on.close()
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+# Guesses that are all right, or all wrong, meet fewer kinds of requests.
+ASKED = [
+    *(("near", name) for name in SAMPLING),
+    *(("right", name) for name in ("greedy", "filtered", "scored")),
+    *(("other", name) for name in ("greedy", "penalties", "logprobs")),
+]
+
+
+@pytest.mark.parametrize(("pair", "name"), ASKED, indirect=["pair"], scope="module")
 def test_answers_are_the_same(both: tuple[Engine, Engine], name: str) -> None:
     off, on = both
     requests = [(prompt, replace(SAMPLING[name], max_tokens=30)) for prompt in PROMPTS]
@@ -405,11 +413,11 @@ def test_the_built_in_model_drafts_for_itself() -> None:
     with LLM(**OPTIONS) as off, LLM(draft_model=model_path(), **OPTIONS) as on:
         stats = stats_of(on)
         for name in ("seeded", "logprobs", "penalties", "words", "schema"):
-            expected = off.generate(TEXTS, PARAMS[name])
-            assert seen(on.generate(TEXTS, PARAMS[name])) == seen(expected)
+            expected = off.generate(TEXTS[:2], PARAMS[name])
+            assert seen(on.generate(TEXTS[:2], PARAMS[name])) == seen(expected)
             if name == "logprobs":
                 assert stats.drafted_by.keys() == {"draft"}
-                assert stats.num_accepted > 0.9 * stats.num_drafted > 90
+                assert stats.num_accepted > 0.9 * stats.num_drafted > 45
                 assert stats.num_steps < 0.3 * stats.num_output_tokens
 
 

@@ -90,6 +90,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
 }
 KINDS: tuple[Kind, ...] = ("fp8", "int8", "int4")
+ROWS = ("llama", "qwen3-moe", "lfm3")
+"""Each row of int8 has a scale, wherever a part begins: plain layers, experts and gates."""
 
 
 def dequantised(kind: str, weight: Tensor, name: str = "") -> Tensor:
@@ -135,8 +137,10 @@ def save(config: PreTrainedConfig, kind: str, folder: Path, num_ranks: int = 1) 
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in CONFIGS for kind in KINDS if kind != "int8" or name in ROWS],
+)
 def test_logits_are_those_of_dequantised_weights(name: str, kind: Kind, tmp_path: Path) -> None:
     save(CONFIGS[name], kind, tmp_path)
     expected, tokens = run(tmp_path / "float32")
