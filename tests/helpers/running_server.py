@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +132,13 @@ def assert_nothing_left(server: RunningServer, family: list[psutil.Process]) -> 
     assert not alive
     assert list(server.sockets.iterdir()) == []
     assert "Traceback" not in server.output["err"], server.output["err"]
+
+
+@contextlib.contextmanager
+def hangups(handler: signal.Handlers) -> Iterator[None]:
+    """Set what a server that starts in this block does on SIGHUP."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

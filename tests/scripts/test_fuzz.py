@@ -53,7 +53,7 @@ def changed(draw: st.DrawFn, target: str) -> bytes:
 
 
 @pytest.mark.parametrize("target", FAST)
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_changes_of_the_corpus(target: str, targets: dict[str, Any], data: st.DataObject) -> None:
     targets[target].run(data.draw(changed(target)))

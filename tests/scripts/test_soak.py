@@ -19,7 +19,7 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_overload_breaks_nothing(soak: SimpleNamespace) -> None:
-    result = soak.run(seconds=5, seed=1, num_neighbours=0)
+    result = soak.run(seconds=3, seed=1, num_neighbours=0)
     assert not result.problems
     assert {kind for kind, _, end in (key.partition(": ") for key in result.ends)} == {
         *soak.KINDS,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from helpers.running_server import free_ports
-from minisgl.distributed import DistributedInfo, SingleRank
+from minisgl.distributed import DistributedCommunicator, DistributedInfo, SingleRank
 from minisgl.distributed.ranks import create_communicator
 from minisgl.errors import ConfigError, PeerLost
 
@@ -27,43 +27,28 @@ import json, sys, time
 import torch
 from minisgl.distributed import DistributedInfo
 from minisgl.distributed.ranks import create_communicator
-from minisgl.errors import EngineError
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 comm = create_communicator(DistributedInfo(rank, size), store=store, device=torch.device("cpu"))
 def report(value):
     print(json.dumps(value), flush=True)
 comm.all_min(0)
 report("met")
-try:
-    if rank == 1:
-        time.sleep(60)
-    comm.all_reduce(torch.ones(4))
-except EngineError as error:
-    report(str(error))
+time.sleep(60)
 """
 
 
-def start(size: int, store: str) -> list[subprocess.Popen[str]]:
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", UNTIL_LOST, str(rank), str(size), store],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]
+def start(rank: int, size: int, store: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", UNTIL_LOST, str(rank), str(size), store],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return str(json.loads(process.stdout.readline()))
-
-
-def end(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        process.kill()
-        process.communicate()
 
 
 def mine(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
@@ -117,21 +102,37 @@ def test_every_collective(size: int, kind: str, tmp_path: Path) -> None:
 
 
 def test_a_lost_rank_is_an_error_at_once(tmp_path: Path) -> None:
-    processes = start(3, f"file://{tmp_path}/store")
+    store = f"file://{tmp_path}/store"
+
+    def meet(rank: int) -> DistributedCommunicator:
+        comm = create_communicator(
+            DistributedInfo(rank, 3), store=store, device=torch.device("cpu")
+        )
+        comm.all_min(0)
+        return comm
+
+    lost = start(1, 3, store)
     try:
-        assert [line(process) for process in processes] == ["met"] * 3
-        killed = time.monotonic()
-        processes[1].send_signal(signal.SIGKILL)
-        for rank in (0, 2):
-            assert line(processes[rank]) == (
-                f"rank {rank} of 3: a collective failed, most likely because another rank has "
-                "ended or was silent for 300 s; gloo's own message is in the log, at level info"
-            )
-        assert (
-            time.monotonic() - killed < 45
-        )  # the others sleep for 60 s, and gloo's timeout is 300 s
+        with ThreadPoolExecutor(2) as pool:
+            comms = list(pool.map(meet, (0, 2)))
+            assert line(lost) == "met"
+            killed = time.monotonic()
+            lost.send_signal(signal.SIGKILL)
+            for rank, told in zip(
+                (0, 2),
+                [pool.submit(comm.all_reduce, torch.ones(4)) for comm in comms],
+                strict=True,
+            ):
+                with pytest.raises(PeerLost) as raised:
+                    told.result(60)
+                assert str(raised.value) == (
+                    f"rank {rank} of 3: a collective failed, most likely because another rank has "
+                    "ended or was silent for 300 s; gloo's own message is in the log, at level info"
+                )
+        assert time.monotonic() - killed < 45  # gloo's timeout is 300 s
     finally:
-        end(processes)
+        lost.kill()
+        lost.communicate()
 
 
 def test_a_rank_that_does_not_come_is_named_in_a_sentence(

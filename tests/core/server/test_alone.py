@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 import minisgl
-from helpers.running_server import POOL, RunningServer
+from helpers.running_server import POOL, RunningServer, assert_nothing_left, hangups
 
 SITE = """
 import os, sys
@@ -45,8 +46,11 @@ def alone(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_it_serves_its_own_routes_alone(alone: str) -> None:
-    with RunningServer(*POOL, "--device", "cpu", PYTHONPATH=alone) as server:
+def test_it_serves_its_own_routes_alone_and_ends_with_its_terminal(alone: str) -> None:
+    """One test for one start of a server."""
+    with hangups(signal.SIG_DFL):
+        started = RunningServer(*POOL, "--device", "cpu", PYTHONPATH=alone)
+    with started as server:
         with httpx.Client(base_url=server.url, timeout=60) as client:
             for method, path, body in SERVED:
                 answer = client.request(method, path, json=body)
@@ -54,10 +58,14 @@ def test_it_serves_its_own_routes_alone(alone: str) -> None:
             assert [client.post(path, json=CHAT).status_code for path in ABSENT] == [404] * 4
             wrong = client.post("/v1/completions", json={"prompt": "a", "temprature": 1}).json()
             assert "temprature is not known here; GET /openapi.json" in wrong["error"]["message"]
-        assert "Traceback" not in server.output["err"]
         said = server.output["out"]
         assert "/v1/chat/completions -H" in said
         assert "browser" not in said, "it has no page"
+        family = server.family()
+        for _ in range(2):  # of the shell and of the kernel
+            os.killpg(server.process.pid, signal.SIGHUP)
+        assert server.ended() == 0
+        assert_nothing_left(server, family)
 
 
 UNKNOWN = "if it is a flag of minisgl, it needs minisgl_gateway, which is not installed here"

@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from helpers.endless import NUM_TOKENS, endless_flags
-from helpers.running_server import POOL, assert_nothing_left
+from helpers.running_server import assert_nothing_left
 from helpers.scripted_server import ScriptedServer
 from minisgl.server.web import http as http_module
 from minisgl.server.web import respond as respond_module
@@ -225,25 +225,7 @@ def test_a_timeout_ends_with_its_answer(
     assert (len(server.aborted), server.num_open) == (num_aborted, 0)
 
 
-# --- the queue, and the end ----------------------------------------------------------------------
-
-
-@pytest.mark.needs("minisgl_gateway")
-def test_a_request_that_waits_too_long_in_the_queue(endless: Path, launch: Any) -> None:
-    flags = ("--max-running-requests", "1", "--max-queue-wait", "0.5", "--tp", "2")
-    server = launch(*endless_flags(endless), *flags)
-    with server.client() as client:
-        reader = Reader(client, NUM_TOKENS)
-        assert reader.begun.wait(60)
-        with pytest.raises(openai.InternalServerError, match="--max-queue-wait") as late:
-            client.completions.create(model="endless", prompt="b", max_tokens=1)
-        assert late.value.status_code == 503
-        assert late.value.response.headers["retry-after"] == "1"
-        assert not reader.error
-        assert reader.is_alive()
-    server.close()
-    reader.join(60)
-    assert "Traceback" not in server.output["err"]
+# --- the end ----------------------------------------------------------------------
 
 
 class Reader(threading.Thread):
@@ -275,39 +257,33 @@ class Reader(threading.Thread):
             self.begun.set()
 
 
-def test_sigterm_lets_running_requests_finish(launch: Any) -> None:
-    server = launch(*POOL, "--drain-timeout", "600", "--hang-timeout", "600")
+def test_sigterm_lets_running_requests_finish_and_a_second_one_ends_the_server(
+    endless: Path, launch: Any
+) -> None:
+    """One test for one start of a server. A drain that ends in time: test_processes.py; one that
+    ends with its last request: test_router_failures.py, since a router has the same function."""
+    server = launch(*endless_flags(endless), "--drain-timeout", "600", "--hang-timeout", "600")
     with server.client() as client:
         family = server.family()
+        other = Reader(client, NUM_TOKENS)
+        assert other.begun.wait(60)
         os.kill(server.pid("detokenizer"), signal.SIGSTOP)  # no answer goes on
         reader = Reader(client, 60)
-        server.wait_open(1)
+        server.wait_open(2)
         server.process.terminate()
-        server.wait_for("(draining: 1 requests)", "err")
+        server.wait_for("(draining: 2 requests)", "err")
         refused = httpx.get(f"{server.url}/ready")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert httpx.get(f"{server.url}/health").status_code == 200
         with pytest.raises(openai.InternalServerError, match="accepts no new requests") as late:
-            client.completions.create(model="minisgl-builtin", prompt="b", max_tokens=1)
+            client.completions.create(model="endless", prompt="b", max_tokens=1)
         assert late.value.response.headers["retry-after"] == "1"
         os.kill(server.pid("detokenizer"), signal.SIGCONT)
         reader.join(120)
-    assert (reader.error, reader.tokens) == ("", 60)
-    assert server.ended() == 0
-    assert_nothing_left(server, family)
-
-
-def test_a_second_signal_ends_a_drain_at_once(endless: Path, launch: Any) -> None:
-    """A drain that ends in time: test_processes.py."""
-    server = launch(*endless_flags(endless), "--drain-timeout", "600")
-    with server.client() as client:
-        family = server.family()
-        reader = Reader(client, NUM_TOKENS)
-        assert reader.begun.wait(60)
+        assert (reader.error, reader.tokens) == ("", 60)
+        assert other.is_alive()
         server.process.terminate()
-        server.wait_for("(draining)", "err")
-        server.process.terminate()
-        reader.join(60)
+        other.join(60)
         assert server.ended() == 128 + signal.SIGTERM
-        assert reader.error
+        assert other.error
     assert_nothing_left(server, family)

@@ -30,14 +30,18 @@ def test_a_stopped_tokenizer_ends_the_server(endless: Path, launch: Any) -> None
     check_end(server, "tokenizer-0", family)
 
 
+@pytest.mark.needs("minisgl_gateway")
 def test_workers_that_are_continued_in_time_go_on_and_one_that_is_not_ends_the_server(
     endless: Path, launch: Any
 ) -> None:
-    """With two ranks there is every kind of worker."""
-    server = launch(*endless_flags(endless), "--tp", "2", "--hang-timeout", "6")
+    """With two ranks there is every kind of worker. A request that waits too long for the only
+    place is refused, before and after, as the way of an answer through all of them."""
+    flags = ("--max-running-requests", "1", "--max-queue-wait", "0.5", "--tp", "2")
+    server = launch(*endless_flags(endless), *flags, "--hang-timeout", "6")
     with server.client() as client:
         answer = endless_answer(client)
         family = server.family()
+        check_queue_wait(client)
         for worker in family[1:]:
             os.kill(worker.pid, signal.SIGSTOP)
             time.sleep(0.5)
@@ -48,13 +52,19 @@ def test_workers_that_are_continued_in_time_go_on_and_one_that_is_not_ends_the_s
         os.killpg(server.process.pid, signal.SIGCONT)
         time.sleep(1.0)
         next(iter(answer))
-        answer.close()
-        answer = endless_answer(client)
+        check_queue_wait(client)
         assert server.process.poll() is None
         os.kill(server.pid("engine-1"), signal.SIGSTOP)
         with pytest.raises(openai.APIError, match="the engine-1 process has given no sign"):
             list(answer)
     check_end(server, "engine-1", family)
+
+
+def check_queue_wait(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match="--max-queue-wait") as late:
+        client.completions.create(model="endless", prompt="b", max_tokens=1)
+    assert late.value.status_code == 503
+    assert late.value.response.headers["retry-after"] == "1"
 
 
 def check_end(server: RunningServer, worker: str, family: list[psutil.Process]) -> None:

@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
-import shutil
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +15,9 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
-from helpers.endless import endless_flags
-from helpers.running_server import RunningServer, assert_nothing_left
+from helpers.running_server import RunningServer
 from minisgl.server.model import BUILTIN_NAME as MODEL
 
 NUM_STREAMS = 3
@@ -199,34 +193,3 @@ def test_another_keys_grammars_wait_for_one_of_many(launch: Any, tmp_path: Path)
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
-
-
-def test_a_killed_server_leaves_no_renderer(launch: Any, endless: Path, tmp_path: Path) -> None:
-    """It is killed while the template's process is in a loop that may take 7 s of a core."""
-    folder = tmp_path / "m"
-    shutil.copytree(endless, folder)
-    loop = "{% for i in range(99999) %}"
-    (folder / "chat_template.jinja").write_text(loop * 2 + "{% endfor %}" * 2)
-    server = launch(*endless_flags(folder))
-    body = {"messages": [{"role": "user", "content": "a" * 12_000_000}]}
-    with ThreadPoolExecutor(1) as threads:
-        url = f"{server.url}/v1/chat/completions"
-        post = threads.submit(httpx.post, url, json=body, timeout=150)
-        while not (renderer := busy_renderer(server)):
-            assert not post.done(), post.result().text
-            time.sleep(0.02)
-        family = server.family()
-        assert renderer in family
-        os.kill(server.process.pid, signal.SIGKILL)
-        with pytest.raises(httpx.TransportError):
-            post.result()
-    assert_nothing_left(server, family)
-
-
-def busy_renderer(server: RunningServer) -> psutil.Process | None:
-    """Return a renderer that has computed for 0.5 s, if there is one; its start takes 0.1 s."""
-    for process in server.family():
-        with contextlib.suppress(psutil.Error):
-            if "minisgl.templates.render" in process.cmdline() and process.cpu_times().user > 0.5:
-                return process
-    return None

@@ -18,11 +18,8 @@ PROMPTS = [[5, 6, 7, 8, 300, 20], list(range(40, 90)), [9]]
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    with (
-        RunningServer("--dtype", "float32") as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
+def http(pooled: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pooled.url, timeout=60) as client:
         yield client
 
 

@@ -9,23 +9,24 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from helpers.endless import endless_answer, endless_flags
-from helpers.running_server import POOL, RunningServer, assert_nothing_left
-from minisgl.builtin import model_path
+from helpers.running_server import RunningServer, assert_nothing_left, hangups
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with RunningServer(*POOL) as server:
-        yield server
+def server(pooled: RunningServer) -> RunningServer:
+    return pooled
 
 
 @pytest.fixture(scope="module")
@@ -166,25 +167,6 @@ def test_a_refusal_names_the_requests_field(
     assert error["message"].startswith((f"the field {param} is too long", f"the field {param} has"))
 
 
-REFUSING = """{% if messages[0].content == "Hi" %}{{ raise_exception('roles must alternate') }}
-{% endif %}{{ messages[7].content.upper() }}"""
-
-
-def test_a_broken_template_fails_only_chats(
-    launch: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("m") / "model"
-    shutil.copytree(model_path(), folder)
-    (folder / "chat_template.jinja").write_text(REFUSING)
-    server = launch("--model", str(folder), *POOL)
-    with server.client() as client:
-        for text, says in [("Hi", "roles must alternate"), ("No", "chat template")] * 2:
-            with pytest.raises(openai.BadRequestError, match=says):
-                client.chat.completions.create(**ask(text) | {"model": "model"})
-        answer = client.completions.create(model="model", prompt="a", max_tokens=1)
-        assert answer.usage is not None
-
-
 def test_ctrl_c_during_imports(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise KeyboardInterrupt")
     python_path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -197,16 +179,6 @@ def test_ctrl_c_during_imports(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": python_path},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@contextlib.contextmanager
-def hangups(handler: signal.Handlers) -> Iterator[None]:
-    """Set what a server that starts in this block does on SIGHUP."""
-    before = signal.signal(signal.SIGHUP, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
@@ -241,36 +213,64 @@ def test_sigterm_ends_open_streams_and_all_processes(
     assert httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
 
 
-def test_a_closed_terminal_ends_the_server(launch: Any) -> None:
-    with hangups(signal.SIG_DFL):
-        server = launch(*POOL)
-    assert server.url
-    family = server.family()
-    for _ in range(2):  # of the shell and of the kernel
-        os.killpg(server.process.pid, signal.SIGHUP)
-    assert server.ended() == 0
-    assert_nothing_left(server, family)
+LOOP = "{% for i in range(99999) %}"
 
 
 def test_nohup_outlives_a_closed_terminal_and_no_worker_outlives_a_killed_server(
-    launch: Any,
+    launch: Any, endless: Path, tmp_path: Path
 ) -> None:
-    """One test for one start of a server."""
+    """One test for one start of a server. It is killed while the template's process is in a loop
+    that may take 7 s of a core."""
+    folder = tmp_path / "endless"
+    shutil.copytree(endless, folder)
+    (folder / "chat_template.jinja").write_text(LOOP * 2 + "{% endfor %}" * 2)
     with hangups(signal.SIG_IGN):
-        server = launch(*POOL)
+        server = launch(*endless_flags(folder))
     with server.client() as client:
         os.killpg(server.process.pid, signal.SIGHUP)
-        assert client.chat.completions.create(**ask("What is a radix cache?", max_tokens=4)).usage
+        endless_answer(client).close()
     assert server.process.poll() is None
-    family = server.family()
-    server.process.kill()
+    with ThreadPoolExecutor(1) as threads:
+        url = f"{server.url}/v1/chat/completions"
+        body = ask("a" * 12_000_000) | {"model": "endless"}
+        post = threads.submit(httpx.post, url, json=body, timeout=150)
+        while not (renderer := busy_renderer(server)):
+            assert not post.done(), post.result().text
+            time.sleep(0.02)
+        family = server.family()
+        assert renderer in family
+        server.process.kill()
+        with pytest.raises(httpx.TransportError):
+            post.result()
     assert_nothing_left(server, family)
 
 
-def test_a_killed_worker_ends_the_server(launch: Any, endless: Path) -> None:
-    """Killed engines: test_ranks.py and test_restart.py. A stopped tokenizer: test_hangs.py."""
-    server = launch(*endless_flags(endless), "--hang-timeout", "600")
+def busy_renderer(server: RunningServer) -> psutil.Process | None:
+    """Return a renderer that has computed for 0.5 s, if there is one; its start takes 0.1 s."""
+    for process in server.family():
+        with contextlib.suppress(psutil.Error):
+            if "minisgl.templates.render" in process.cmdline() and process.cpu_times().user > 0.5:
+                return process
+    return None
+
+
+REFUSING = """{% if messages[0].content == "Hi" %}{{ raise_exception('roles must alternate') }}
+{% endif %}{{ messages[7].content.upper() }}"""
+
+
+def test_a_broken_template_fails_only_chats_and_a_killed_worker_ends_the_server(
+    launch: Any, endless: Path, tmp_path: Path
+) -> None:
+    """One test for one start of a server. Killed engines: test_ranks.py and test_restart.py. A
+    stopped tokenizer: test_hangs.py."""
+    folder = tmp_path / "endless"
+    shutil.copytree(endless, folder)
+    (folder / "chat_template.jinja").write_text(REFUSING)
+    server = launch(*endless_flags(folder), "--hang-timeout", "600")
     with server.client() as client:
+        for text, says in [("Hi", "roles must alternate"), ("No", "chat template")] * 2:
+            with pytest.raises(openai.BadRequestError, match=says):
+                client.chat.completions.create(**ask(text) | {"model": "endless"})
         family = server.family()
         stream = endless_answer(client)
         os.kill(server.pid("detokenizer"), signal.SIGKILL)
