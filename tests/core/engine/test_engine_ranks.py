@@ -23,22 +23,26 @@ from minisgl.engine import Engine
 from minisgl.engine.cpu import CpuDevice
 
 LAYOUTS = (
-    *("llama", "qwen3-moe", "gpt-oss", "qwen2.5-window", "gemma3", "gemma4-shared"),
-    *("gemma4-experts", "lfm2", "lfm2-moe", "qwen3.5", "qwen3-next-moe-6-heads-stacked"),
-    *("falcon-h1", "granite4-moe", "nemotron-h", "nemotron-3-latent-stacked"),
+    *("llama", "gpt-oss", "gemma4-shared", "gemma4-experts", "lfm2-moe", "falcon-h1"),
+    *("nemotron-h", "nemotron-3-latent-stacked"),
 )
-"""Cases whose layers need other pools, groups or exchanges. The weights of all cases:
-test_tensor_parallel.py."""
+"""Cases whose layers need other pools, groups or exchanges. The weights and heads of all cases, and
+of all uneven ones: test_tensor_parallel.py."""
+
+UNEVEN_POOLS = (
+    *("3-kv-heads-on-2", "14-heads-on-3", "mixtral-on-4", "one-kv-head-tied"),
+    "empty-vocabulary-share",
+)
 
 # name -> (ranks, options of the engine)
 OF_FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
     **{name: (2, {}) for name in LAYOUTS},
-    **{name: (size, {}) for name, (_, _, size) in UNEVEN.items()},
+    **{name: (UNEVEN[name][2], {}) for name in UNEVEN_POOLS},
 }
 BY_NUMBER: dict[str, tuple[int, dict[str, Any]]] = {
-    name: (size, {"ep": True})
-    for name, (size, _) in OF_FAMILIES.items()
-    if "moe" in name or ("mixtral" in name and "on-4" not in name)  # that has three experts
+    **{name: (2, {"ep": True}) for name in ("qwen3-moe", "granite4-moe")},
+    "qwen3-next-moe-6-heads-stacked": (2, {"ep": True}),
+    "14-heads-moe-on-3": (3, {"ep": True}),
 }
 
 OF_THE_CORE = ("llama", "mixtral", "qwen2", "qwen3-moe")
