@@ -115,7 +115,7 @@ def _least(
 def test_no_schedule_takes_fewer_steps_or_reads_less() -> None:
     rng = random.Random(0)
     above_longest = exact = 0
-    for _ in range(150):
+    for _ in range(60):
         shape, requests, shared, memory = _draw(rng)
         rows = step_rows(shape, requests, shared=shared, memory=memory)
         assert sum(rows) == sum(output for _, output in requests)
@@ -125,8 +125,8 @@ def test_no_schedule_takes_fewer_steps_or_reads_less() -> None:
         assert sum(map(shape.read_bytes, rows)) <= least * (1 + 1e-12)
         above_longest += len(rows) > max(output for _, output in requests)
         exact += len(rows) == steps
-    assert above_longest > 20, "the memory decides too rarely"
-    assert exact > 40
+    assert above_longest > 8, "the memory decides too rarely"
+    assert exact > 16
 
 
 def test_an_engine_that_admits_what_fits_takes_no_fewer_steps() -> None:
@@ -182,7 +182,7 @@ def test_more_memory_never_raises_the_floor_and_enough_changes_nothing() -> None
         )
 
 
-@pytest.mark.parametrize("name", ["qwen3-32b", "qwen3.6-27b", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["qwen3-32b", "gpt-oss-20b"])
 def test_256_requests_fit_one_h200(name: str) -> None:
     shape, requests = shape_of(SHAPES[name]), WORKLOADS["throughput"].requests
     assert floor_s(shape, requests, memory=H200_MEMORY) == floor_s(shape, requests)

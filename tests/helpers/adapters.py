@@ -112,6 +112,15 @@ def greedy_ids(model: PreTrainedModel, prompt: Sequence[int], count: int = 10) -
     return ids[len(prompt) :]
 
 
+def greedy_after(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """Return the likeliest token after a prompt and after each token of an answer but the last: the
+    answer itself if and only if it is what `greedy_ids` returns. This is one pass, not one each."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0]
+    ids: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return ids
+
+
 def as_batch(
     llm: LLM,
     names: Sequence[str | None],

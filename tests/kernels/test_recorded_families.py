@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.adapters import greedy_ids, with_tokenizer
+from helpers.adapters import greedy_after, with_tokenizer
 from helpers.family_cases import save_case
 from minisgl.core import SamplingParams
 from minisgl.engine import Engine
@@ -27,16 +27,18 @@ FAMILIES = (
 def test_replayed_steps_have_the_ids_of_transformers(name: str, tmp_path: Path) -> None:
     reference, page_size = save_case(name, tmp_path)
     with_tokenizer(tmp_path)
-    expected = [greedy_ids(reference, prompt, COUNT) for prompt in PROMPTS]
     params = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
     options = {"dtype": "float32", "num_pages": 128, "page_size": max(page_size, 4)}
     with LLM(tmp_path, progress=False, **options) as llm:
         engine: Engine = llm._engine.engine  # type: ignore[attr-defined] # of one rank
         if not isinstance(engine.runner, RecordingRunner):
             pytest.skip(reason="no recorded steps here")
-        for _ in range(2):
-            assert [each.token_ids for each in llm.generate(PROMPTS, params)] == expected
-        for prompt, ids in zip(PROMPTS, expected, strict=True):
+        answers = [each.token_ids for each in llm.generate(PROMPTS, params)]
+        for prompt, ids in zip(PROMPTS, answers, strict=True):
+            assert len(ids) == COUNT
+            assert ids == greedy_after(reference, prompt, ids)
+        assert [each.token_ids for each in llm.generate(PROMPTS, params)] == answers
+        for prompt, ids in zip(PROMPTS, answers, strict=True):
             assert llm.generate([prompt], params)[0].token_ids == ids
         recorded = {rows for (rows, _), made in engine.runner._recordings.items() if made}
         assert recorded == {1, 3}

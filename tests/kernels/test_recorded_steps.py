@@ -37,10 +37,14 @@ def make_requests(count: int, rng: random.Random) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 @pytest.mark.parametrize(
-    ("dtype", "quantization"),
-    [("bfloat16", None), ("bfloat16", "int8"), ("bfloat16", "int4"), ("float32", None)],
+    ("dtype", "quantization", "kv_cache_dtype"),
+    [
+        ("bfloat16", None, "int8"),
+        ("bfloat16", "int8", "auto"),
+        ("bfloat16", "int4", "int8"),
+        ("float32", None, "auto"),
+    ],
 )
 def test_the_same_tokens(
     folder: Path, dtype: str, quantization: str | None, kv_cache_dtype: str

@@ -55,7 +55,7 @@ def test_replays_give_the_same_tokens(
 ) -> None:
     monkeypatch.setenv("MINISGL_CHECK_PAGES", "1")
     rng = random.Random(0)
-    requests = make_requests(24 if max_prefill > 1 else 4, rng)
+    requests = make_requests(14 if max_prefill > 1 else 3, rng)
     turns = sorted(rng.randrange(40) for _ in requests)
     config = EngineConfig(
         model=str(folder), device="cpu", attn="torch", page_size=page_size, num_pages=num_pages,

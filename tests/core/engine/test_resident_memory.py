@@ -28,7 +28,7 @@ for context in engine._contexts:
         layer = context.kv_pool.layer(index)
         layer.k.zero_(), layer.v.zero_()  # all pages are resident now
 rng = random.Random(0)
-for _ in range(24):
+for _ in range(12):
     prompts = [
         [rng.randrange(5, 1000) for _ in range(rng.randrange(1, 300))]
         for _ in range(rng.randrange(1, 24))

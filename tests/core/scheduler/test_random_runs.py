@@ -12,8 +12,8 @@ import pytest
 
 from helpers.random_runs import run_once
 
-NUM_SEEDS = 104
-SHARDS = 4
+NUM_SEEDS = 52
+SHARDS = 2
 FOUND = (20_176, 20_334, 34_155)
 """The first finds an end of an edge that is not pruned, the second a state that the same step
 writes: each is the only one of 408 that does. The last left an empty leaf, one of 9,000: the upper
@@ -29,12 +29,11 @@ def test_random_runs(shard: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("shard", range(2))
 @pytest.mark.parametrize(
     "grouped", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_zoo"))]
 )
-def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
-    for seed in range(10_000 + shard, 10_060, 2):
+def test_random_runs_with_failing_steps(grouped: bool) -> None:
+    for seed in range(10_000, 10_030):
         try:
             run_once(random.Random(seed), fail=True, grouped=grouped)
         except AssertionError as error:
@@ -44,7 +43,7 @@ def test_random_runs_with_failing_steps(shard: int, grouped: bool) -> None:
 @pytest.mark.needs("minisgl_zoo")
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_runs_with_window_and_state_groups(shard: int) -> None:
-    for seed in (*range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS), *FOUND[shard : shard + 1]):
+    for seed in (*range(20_000 + shard, 20_000 + NUM_SEEDS, SHARDS), *FOUND[shard::SHARDS]):
         try:
             run_once(random.Random(seed), fail=False, grouped=True)
         except AssertionError as error:
@@ -56,7 +55,7 @@ def test_random_runs_with_window_and_state_groups(shard: int) -> None:
 @pytest.mark.parametrize("intervals", [(1, 2), (4, 1), (2, 3)])
 def test_random_runs_with_two_intervals_of_states(intervals: tuple[int, int], fail: bool) -> None:
     """A request resumes where both have a state, at a common multiple."""
-    for seed in range(30_000, 30_016):
+    for seed in range(30_000, 30_008):
         try:
             run_once(random.Random(seed), fail=fail, grouped=True, intervals=intervals)
         except AssertionError as error:
@@ -67,7 +66,7 @@ def test_random_runs_with_two_intervals_of_states(intervals: tuple[int, int], fa
     "grouped", [False, pytest.param(True, marks=pytest.mark.needs("minisgl_zoo"))]
 )
 def test_random_runs_with_images_that_are_computed_whole(grouped: bool) -> None:
-    for seed in range(40_000, 40_030):
+    for seed in range(40_000, 40_016):
         try:
             fail, drafts = seed % 4 == 0, seed % 2 == 0
             run_once(random.Random(seed), fail=fail, grouped=grouped, drafts=drafts, images=True)

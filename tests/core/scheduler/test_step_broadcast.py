@@ -124,8 +124,7 @@ def random_turns(
     return turns
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("seed", "overlap"), [(0, True), (1, False), (2, False), (3, True)])
 def test_all_ranks_plan_the_same(seed: int, overlap: bool) -> None:
     turns = random_turns(random.Random(seed), num_turns=60, has_shares=seed % 2 == 1)
     assert run_ranks(turns, overlap=overlap) > 50
