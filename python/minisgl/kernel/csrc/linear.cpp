@@ -86,7 +86,7 @@ void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorVie
   product.run<Bf16, false>(
       data<uint8_t>(weight), from, inputs, num_threads,
       [](const int64_t (&)[2]) {
-        return [](int, int64_t, int, int count, const VF(*sums)[NV], VF(*totals)[NV]) {
+        return [](int, int64_t, int, auto count, const VF(*sums)[NV], VF(*totals)[NV]) {
           std::memcpy(totals, sums, count * sizeof(*sums));
         };
       });

@@ -21,43 +21,58 @@ struct Sizes {
   int bits;
 };
 
-// Rows of inputs as int16, with scales [blocks, rows] and sums [units, rows], and PADDING rows.
+// The largest exponent field of n numbers, a multiple of 8: 255 if one is not finite.
+INLINE int largest_field(const bf16* x, int n) {
+  typedef int16_t V8 __attribute__((vector_size(16)));
+  V8 most = {};
+  for (int i = 0; i < n; i += 8) {
+    V8 bits;
+    std::memcpy(&bits, x + i, sizeof(bits));
+    bits &= 0x7fff;
+    most = bits > most ? bits : most;
+  }
+  int largest = 0;
+  for (int i = 0; i < 8; i++) largest = std::max<int>(largest, most[i]);
+  return largest >> 7;
+}
+
+// Rows of inputs as int16, with scales [blocks, rows] and, if has_sums, sums [units, rows], and PADDING rows.
 struct IntRows {
   std::vector<int16_t> numbers;
   std::vector<float> scales, sums;
   int64_t stride;  // rows
-  IntRows(const bf16* x, int64_t rows, int64_t inputs, const Sizes& sizes, int64_t num_threads)
+  IntRows(const bf16* x, int64_t rows, int64_t inputs, const Sizes& sizes, bool has_sums, int64_t num_threads)
       : numbers((rows + PADDING) * inputs),
         scales((rows + PADDING) * ((inputs + sizes.block - 1) / sizes.block)),
-        sums((rows + PADDING) * ((inputs + sizes.unit - 1) / sizes.unit)), stride(rows + PADDING) {
+        sums(has_sums ? (rows + PADDING) * ((inputs + sizes.unit - 1) / sizes.unit) : 0), stride(rows + PADDING) {
+    constexpr int64_t TOGETHER = 16;  // rows whose scales and sums are in one line of the cache
     const int64_t block = sizes.block, blocks = (inputs + block - 1) / block;
+    const int64_t unit = has_sums ? sizes.unit : block;
     const float most = std::ldexp(1.0f, sizes.bits) - 1;
     if (rows * inputs <= 32768) num_threads = 1;
-    each_item(rows * blocks, num_threads, [&](int64_t i) {
-      const int64_t at = i / blocks * inputs + i % blocks * block;
-      const int n = int(std::min(block, inputs - i % blocks * block));
-      VF largest = {}, finite = {};
-      each(x + at, n, [&](VF v, int) {
-        largest = max(v < 0.0f ? -v : v, largest), finite += v * 0.0f;
-      });
-      const int field = int(bit_cast<uint32_t>(max(largest)) >> 23);
+    const auto convert = [&](int64_t row, int64_t b) {
+      const int64_t at = row * inputs + b * block;
+      const int n = int(std::min(block, inputs - b * block)), field = largest_field(x + at, n);
       const int exponent = std::max(field - 126, -100);  // the largest is below 2**exponent
       const auto power = [](int of_two) { return bit_cast<float>((of_two + 127) << 23); };
       const float scale = power(exponent - sizes.bits), inverse = power(sizes.bits - exponent);
-      const int64_t row = i / blocks, first = i % blocks * (block / sizes.unit);
-      scales[i % blocks * stride + row] = scale + sum(finite);  // NaN where an input is no number
-      for (int64_t from = 0; from < n; from += sizes.unit) {
+      scales[b * stride + row] = field < 255 ? scale : NAN;
+      for (int64_t from = 0; from < n; from += unit) {
         VI total = {};
-        const int count = int(std::min(n - from, sizes.unit));
+        const int count = int(std::min(n - from, unit));
         each(x + at + from, count, [&](VF v, int j) {
           const VF shifted = min(v * inverse, splat(most)) + 0x1.8p23f;  // rounds
           const VI whole = bit_cast<VI>(shifted) - 0x4b400000;
           total += whole;
           store_until(numbers.data() + at + from, j, count, whole);
         });
-        sums[(first + from / sizes.unit) * stride + row] =
-            sum(__builtin_convertvector(total, VF)) * scale;
+        if (has_sums)
+          sums[(b * (block / unit) + from / unit) * stride + row] = sum(__builtin_convertvector(total, VF)) * scale;
       }
+    };
+    each_item((rows + TOGETHER - 1) / TOGETHER * blocks, num_threads, [&](int64_t i) {
+      const int64_t first = i / blocks * TOGETHER, end = std::min(first + TOGETHER, rows);
+      for (int64_t row = first; row < end; row++) convert(row, i % blocks);
     });
   }
 };
@@ -114,15 +129,66 @@ void spread_folded(const Scales& source, int64_t panel, int64_t block_groups, fl
   }
 }
 
+// What `Product::run` calls for two panels, whose scales are in a table. ints: or null.
+template <class K>
+struct Finish {
+  const float* scales;  // of both panels, `both` apart: of `blocks`, then offsets
+  int64_t both, blocks, units;
+  const IntRows* ints;
+  bool has_offset;
+
+  // Adds sums of a block.
+  template <class M, class Sum>
+  INLINE void operator()(int p, int64_t b, int m, M, const Sum (*sums)[NV], VF (*totals)[NV]) const {
+    const float* const own = scales + p * both + b * PANEL;
+    VF scale[NV], offset[NV];
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      scale[v] = load(own + v * W);
+      if (has_offset && !K::FOLDS) offset[v] = load(own + blocks * PANEL + v * W);
+    });
+    unrolled<M::value>([&](auto i) __attribute__((always_inline)) {
+      unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+        if constexpr (std::is_same_v<typename K::X, int16_t>) {
+          const int64_t j = b * ints->stride + m + i;
+          totals[i][v] += as_float(sums[i][v]) * (scale[v] * ints->scales[j]);
+          if (has_offset && !K::FOLDS) totals[i][v] -= offset[v] * ints->sums[j];
+        } else {
+          totals[i][v] += sums[i][v] * (scale[v] * K::UNIT);
+        }
+      });
+    });
+  }
+
+  // Sets totals to what the offsets of all groups add.
+  template <int M>
+  INLINE void begin(int p, int m, VF (&totals)[M][NV]) const {
+    VF own[M][NV] = {};
+    if (has_offset) {
+      const float *offset = scales + p * both + blocks * PANEL, *sums = ints->sums.data() + m;
+      for (int64_t g = 0; g < blocks * units; g++, offset += PANEL, sums += ints->stride) {
+        VF of_group[NV];
+        unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+          of_group[v] = load(offset + v * W);
+          keep_in_register(of_group[v]);
+        });
+        unrolled<M>([&](auto i) __attribute__((always_inline)) {
+          const VF sum = splat(sums[i]);
+          unrolled<NV>([&](auto v) __attribute__((always_inline)) { own[i][v] -= of_group[v] * sum; });
+        });
+      }
+    }
+    unrolled<M * NV>([&](auto i) __attribute__((always_inline)) { totals[i / NV][i % NV] = own[i / NV][i % NV]; });
+  }
+};
+
 // rows: inputs as K takes them; ints: the scales and sums of their blocks, or null.
 template <class K>
 void multiply(const Product& product, const Scaled& weight, const typename K::X* rows,
               const IntRows* ints, const Sizes& sizes, int64_t num_threads) {
-  constexpr bool IS_INT = std::is_same_v<typename K::X, int16_t>;
   const int64_t inputs = product.inputs, block = sizes.block, blocks = (inputs + block - 1) / block;
   const int64_t units = K::FOLDS ? block / sizes.unit : 1;  // of a block
   const int64_t per = std::min((weight.group + block - 1) / block, blocks);
-  const bool has_offset = IS_INT && weight.scales.has_offset();
+  const bool has_offset = ints && weight.scales.has_offset();
   const auto start = [&](const int64_t (&panels)[2]) {
     static thread_local std::vector<float> buffer;
     const int64_t size = blocks * PANEL, both = size * (1 + units);  // of scales; and of offsets
@@ -133,33 +199,7 @@ void multiply(const Product& product, const Scaled& weight, const typename K::X*
       if (K::FOLDS) spread_folded(weight.scales, panels[p], units, at + p * both, offsets);
       else spread(weight.scales, panels[p], blocks, per, at + p * both, offsets);
     }
-    const float* const of_rows = IS_INT ? ints->scales.data() : nullptr;
-    const float* const sums_of_rows = IS_INT ? ints->sums.data() : nullptr;
-    const int64_t stride = IS_INT ? ints->stride : 0;
-    return [=](int p, int64_t b, int m, int count, const typename K::Sum(*sums)[NV],
-               VF(*totals)[NV]) __attribute__((always_inline)) {
-      const float* const scales = at + p * both + b * PANEL;
-      const float* const offsets = at + p * both + size + b * units * PANEL;
-      for (int v = 0; v < NV; v++) {
-        const VF scale = load(scales + v * W);
-        const VF offset = has_offset && !K::FOLDS ? load(offsets + v * W) : VF{};
-        for (int i = 0; i < count; i++) {
-          if constexpr (IS_INT) {
-            const int64_t j = b * stride + m + i;
-            totals[i][v] += __builtin_convertvector(sums[i][v], VF) * (scale * of_rows[j]);
-            if (has_offset && !K::FOLDS) totals[i][v] -= offset * sums_of_rows[j];
-          } else {
-            totals[i][v] += sums[i][v] * (scale * K::UNIT);
-          }
-        }
-        if (has_offset && K::FOLDS)
-          for (int64_t u = 0; u < units; u++) {
-            const VF of_group = load(offsets + u * PANEL + v * W);
-            for (int i = 0; i < count; i++)
-              totals[i][v] -= of_group * sums_of_rows[(b * units + u) * stride + m + i];
-          }
-      }
-    };
+    return Finish<K>{at, both, blocks, units, ints, has_offset};
   };
   constexpr bool PADDED = TILE > 4;  // less to compile, where tiles have many rows
   const Groups groups{weight.scales.factors, weight.scales.entries.groups,
@@ -379,7 +419,7 @@ void multiply_scaled(const Product& product, const Scaled& weight, int64_t num_t
   };
   const bool are_halves = is_half && group == 32 && inputs % 32 == 0 && !scales.factors && !scales.zeros;
   if (product.rows == 1 && kind == INT8 && are_halves) {
-    const IntRows ints(data<bf16>(product.x), 1, inputs, sizes, num_threads);
+    const IntRows ints(data<bf16>(product.x), 1, inputs, sizes, scales.has_offset(), num_threads);
     return multiply_bytes(product, weight, ints, num_threads);
   }
   if (product.rows == 1 && (kind == INT4 || kind == INT6)) {
@@ -394,7 +434,7 @@ void multiply_scaled(const Product& product, const Scaled& weight, int64_t num_t
                                     : multiply_row<Int4, 32, OTHER>)
                     : nullptr;
     if (row && is_even && (folded || (!scales.factors && group != 16))) {
-      const IntRows ints(data<bf16>(product.x), 1, inputs, sizes, num_threads);
+      const IntRows ints(data<bf16>(product.x), 1, inputs, sizes, scales.has_offset(), num_threads);
       return row(product, weight, ints, sizes, num_threads);
     }
     sizes = {block, block, 15};
@@ -411,7 +451,7 @@ void multiply_scaled(const Product& product, const Scaled& weight, int64_t num_t
 #else
   CHECK(kind != INT6, "linear: numbers of 6 bits are for AVX2");
 #endif
-  const IntRows ints(data<bf16>(product.x), product.rows, inputs, sizes, num_threads);
+  const IntRows ints(data<bf16>(product.x), product.rows, inputs, sizes, weight.scales.has_offset(), num_threads);
   multiply_kind(product, weight, ints.numbers.data(), &ints, sizes, num_threads);
 }
 

@@ -29,6 +29,9 @@ INLINE void store_until(int16_t* p, int i, int n, VI v) {
   else std::memcpy(p + i, &h, (n - i) * sizeof(int16_t));
 }
 
+INLINE VF as_float(VF v) { return v; }
+INLINE VF as_float(VI v) { return __builtin_convertvector(v, VF); }
+
 // Of 16 inputs, the place of input i where the bytes of an output's lane are numbers: 4 times the vector plus
 // the byte. With 4 bits vectors are the low and the high halves of the bytes of two fetches.
 constexpr int place(int i) { return i / 8 * 8 + i / 2 % 2 * 4 + i % 2 * 2 + i / 4 % 2; }
@@ -68,7 +71,11 @@ struct Int16Pairs : Defaults {
     Vector parts[PARTS][NV];
   };
   static INLINE void add(Sum& sum, const Vector& w, const Inputs& x) {
+#if defined(__AVXVNNI__)
+    sum = (VI)_mm256_dpwssd_avx_epi32((__m256i)sum, w, x);
+#else
     sum += (VI)_mm256_madd_epi16(w, x);
+#endif
   }
   static INLINE Inputs broadcast(const X* x, int) {
     int32_t pair;
@@ -119,7 +126,7 @@ struct Int8 : Int16Pairs {
 };
 
 struct Bits4 : Int16Pairs {
-  static constexpr int STEPS = 4, FETCH_BYTES = 64, FEW = few(8);
+  static constexpr int STEPS = 4, FETCH_BYTES = 64, FEW = few(4);
   struct Fetched {
     VI words[NV];
   };
@@ -242,7 +249,7 @@ struct Folded : K {
   static constexpr bool FOLDS = true;
   template <int P, int M>
   struct Whole {  // of a block: sums of groups times their factors
-    VI sums[P][M][NV];
+    VF sums[P][M][NV];
   };
   static INLINE Factors factors(const int8_t* from) {
     Factors factors;
@@ -260,11 +267,13 @@ struct Folded : K {
   }
   // Adds sums of a group, which become 0, times its factors to others.
   template <int M>
-  static INLINE void fold(VI (&sums)[M][NV], const int8_t* factors, VI (&to)[M][NV]) {
-    for (int v = 0; v < NV; v++) {
-      const VI factor = ::widen(factors + v * W);
-      for (int m = 0; m < M; m++) to[m][v] += sums[m][v] * factor, sums[m][v] = VI{};
-    }
+  static INLINE void fold(VI (&sums)[M][NV], const int8_t* factors, VF (&to)[M][NV]) {
+    unrolled<NV>([&](auto v) __attribute__((always_inline)) {
+      const VF factor = as_float(::widen(factors + v * W));
+      unrolled<M>([&](auto m) __attribute__((always_inline)) {
+        to[m][v] += as_float(sums[m][v]) * factor, sums[m][v] = VI{};
+      });
+    });
   }
 };
 #endif

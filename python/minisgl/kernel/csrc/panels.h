@@ -161,6 +161,15 @@ template <class K, int P, int M>
 INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P],
                       const typename K::X* x, int64_t stride, int64_t steps,
                       typename K::Sum (&sums)[P][M][NV]) {
+  typename K::Sum own[P][M][NV];  // in registers: GCC would store `sums` in each step
+  const auto each_sum = [](auto f) __attribute__((always_inline)) {
+    unrolled<P>([&](auto p) __attribute__((always_inline)) {
+      unrolled<M>([&](auto m) __attribute__((always_inline)) {
+        unrolled<NV>([&](auto v) __attribute__((always_inline)) { f(p, m, v); });
+      });
+    });
+  };
+  each_sum([&](auto p, auto m, auto v) __attribute__((always_inline)) { own[p][m][v] = sums[p][m][v]; });
   for (int64_t s = 0; s < steps; s += K::STEPS) {
     typename K::Fetched fetched[P];
     unrolled<P>([&](auto p) __attribute__((always_inline)) {
@@ -173,16 +182,20 @@ INLINE void add_steps(const uint8_t* const (&panels)[P], const Ahead (&ahead)[P]
     unrolled<K::STEPS>([&](auto k) __attribute__((always_inline)) {
       typename K::Weights w[P];
       unrolled<P>([&](auto p) __attribute__((always_inline)) { w[p] = K::widen(fetched[p], k); });
-#pragma GCC unroll 2
-      for (int part = 0; part < K::PARTS; part++)
-#pragma GCC unroll 12
-        for (int m = 0; m < M; m++) {
+      unrolled<K::PARTS>([&](auto part) __attribute__((always_inline)) {
+        unrolled<M>([&](auto m) __attribute__((always_inline)) {
           const auto inputs = K::broadcast(x + m * stride + 2 * (s + k), part);
-          for (int p = 0; p < P; p++)
-            for (int v = 0; v < NV; v++) K::add(sums[p][m][v], w[p].parts[part][v], inputs);
-        }
+          unrolled<P * NV>([&](auto i) __attribute__((always_inline)) {
+            typename K::Sum& sum = own[i / NV][m][i % NV];
+            K::add(sum, w[i / NV].parts[part][i % NV], inputs);
+            // GCC would add products of one sum up first.
+            if constexpr (W == 8 && K::STEPS * K::PARTS > 1) keep_in_register(sum);
+          });
+        });
+      });
     });
   }
+  each_sum([&](auto p, auto m, auto v) __attribute__((always_inline)) { sums[p][m][v] = own[p][m][v]; });
 }
 
 // Adds `steps` steps of one panel, widened, times M rows to the sums.
@@ -222,8 +235,11 @@ INLINE void one_tile(int rows, int first, F f) {
 template <bool PADDED, int MOST, class F>
 INLINE void each_tile(int begin, int end, F f) {
   const int count = end - begin, tiles = (count + MOST - 1) / MOST;
-  for (int t = 0; t < tiles; t++) {
-    const int first = int(int64_t(count) * t / tiles), last = int(int64_t(count) * (t + 1) / tiles);
-    one_tile<PADDED, MOST>(last - first, begin + first, f);
+  if (!tiles) return;
+  const int some = count / tiles, more = count % tiles;
+  for (int t = 0, first = begin; t < tiles; t++) {
+    const int rows = some + (t < more ? 1 : 0);
+    one_tile<PADDED, MOST>(rows, first, f);
+    first += rows;
   }
 }

@@ -66,9 +66,9 @@ struct Product {
 
   // weight: panels of kind K. x: rows of inputs of type K::X. block: how many inputs have one scale.
   // start(panels) returns, for two panels, finish(p, block, m, count, sums, totals), which adds
-  // `count` rows of sums [NV] of panel p over a block, from row m on, to totals [NV]. PADDED: see
+  // `count` (a constant) rows of sums [NV] of panel p over a block, from row m on, to totals [NV]. PADDED: see
   // each_tile; then PADDING rows more than there are may be read and finished. A kind that folds has whole
-  // groups in a block.
+  // groups in a block, and finish.begin(p, m, totals) sets its totals before any sums are added.
   template <class K, bool PADDED, class F>
   void run(const uint8_t* weight, const typename K::X* x, int64_t block, int64_t num_threads,
            F start, const Groups& groups = {}) const {
@@ -123,6 +123,8 @@ struct Product {
       constexpr int M = decltype(count)::value, P = M <= TILE ? 2 : 1;
       VF totals[2][M][NV] = {};
       const int share[2] = {m - begin, num_rows};
+      if constexpr (K::FOLDS)
+        for (int p = 0; p < 2; p++) finish.begin(p, m, totals[p]);
       for (int first = 0; first < 2; first += P)
         for (int64_t b = 0, from = 0; from < inputs; b++, from += block) {
           typename K::Sum sums[P][M][NV] = {};
@@ -145,48 +147,56 @@ struct Product {
           }
 #pragma GCC unroll 2
           for (int p = 0; p < P; p++)
-            if constexpr (K::FOLDS) finish(first + p, b, m, M, whole.sums[p], totals[first + p]);
-            else finish(first + p, b, m, M, sums[p], totals[first + p]);
+            if constexpr (K::FOLDS) finish(first + p, b, m, count, whole.sums[p], totals[first + p]);
+            else finish(first + p, b, m, count, sums[p], totals[first + p]);
         }
       store({&totals[0][0][0], M, num_rows, m, {panel[0] * PANEL, panel[1] * PANEL}});
     });
   }
 
-  // All tiles read weights that are widened once.
+  // All tiles read weights that are widened once, of all blocks that fit WIDE_STEPS or of a part of one.
   template <class K, class F>
   void widened(const uint8_t* weight, const int64_t (&panel)[2], const typename K::X* x, int begin,
                int end, int64_t block, const Groups& groups, const F& finish) const {
     VF totals[2][BLOCK][NV] = {};
     typename K::Weights wide[WIDE_STEPS];
-    for (int p = 0; p < 2; p++)
-      for (int64_t from = 0; from < inputs; from += block) {
-        typename K::Sum sums[BLOCK][NV];  // of a block that is not yet whole
-        const int64_t steps = std::min(block, inputs - from) / 2;
-        for (int64_t done = 0; done < steps; done += WIDE_STEPS) {
-          const int64_t now = std::min(WIDE_STEPS, steps - done), first = from + 2 * done;
-          const uint8_t* packed = bytes<K>(weight, panel[p], first);
-          for (int64_t s = 0; s < now; s += K::STEPS, packed += K::FETCH_BYTES) {
-            const typename K::Fetched fetched = K::fetch(packed);
-            for (int k = 0; k < K::STEPS; k++) wide[s + k] = K::widen(fetched, k);
-            if constexpr (K::FOLDS) {
-              const Factors factors = K::factors(groups.at(panel[p], first + 2 * s));
-              for (int k = 0; k < K::STEPS; k++) K::fold(wide[s + k], factors);
-            }
+    typename K::Sum sums[BLOCK][NV];  // of a block that is not yet whole
+    const int64_t most = 2 * WIDE_STEPS, many = block < most ? most / block * block : most;
+    for (int p = 0; p < 2; p++) {
+      if constexpr (K::FOLDS)
+        each_tile<false, WIDE_TILE>(begin, end, [&](auto count, int m, int) {
+          finish.begin(p, m, *(VF(*)[count][NV])(totals[p] + m - begin));
+        });
+      for (int64_t from = 0; from < inputs; from += many) {
+        const int64_t last = std::min(from + many, inputs), steps = (last - from) / 2;
+        const uint8_t* packed = bytes<K>(weight, panel[p], from);
+        for (int64_t s = 0; s < steps; s += K::STEPS, packed += K::FETCH_BYTES) {
+          const typename K::Fetched fetched = K::fetch(packed);
+          for (int k = 0; k < K::STEPS; k++) wide[s + k] = K::widen(fetched, k);
+          if constexpr (K::FOLDS) {
+            const Factors factors = K::factors(groups.at(panel[p], from + 2 * s));
+            for (int k = 0; k < K::STEPS; k++) K::fold(wide[s + k], factors);
           }
-          each_tile<false, WIDE_TILE>(begin, end, [&](auto count, int m, int) {
-            constexpr int M = decltype(count)::value;
+        }
+        each_tile<false, WIDE_TILE>(begin, end, [&](auto count, int m, int) {
+          constexpr int M = decltype(count)::value;
+          for (int64_t now = from, b = from / block, until; now < last; now = until, b++) {
+            until = std::min(last, (b + 1) * block);
             typename K::Sum tile[M][NV];  // in registers
             for (int i = 0; i < M; i++)
               for (int v = 0; v < NV; v++)
-                tile[i][v] = done ? sums[m - begin + i][v] : typename K::Sum{};
-            add_widened<K>(wide, x + m * inputs + first, inputs, now, tile);
-            if (done + now == steps)
-              return finish(p, from / block, m, M, tile, totals[p] + m - begin);
+                tile[i][v] = now > b * block ? sums[m - begin + i][v] : typename K::Sum{};
+            add_widened<K>(wide + (now - from) / 2, x + m * inputs + now, inputs, (until - now) / 2, tile);
+            if (until == inputs || until == (b + 1) * block) {
+              finish(p, b, m, count, tile, totals[p] + m - begin);
+              continue;
+            }
             for (int i = 0; i < M; i++)
               for (int v = 0; v < NV; v++) sums[m - begin + i][v] = tile[i][v];
-          });
-        }
+          }
+        });
       }
+    }
     store({&totals[0][0][0], BLOCK, end - begin, begin, {panel[0] * PANEL, panel[1] * PANEL}});
   }
 
