@@ -354,7 +354,8 @@ class LLM:
         be a conversation. Raises InvalidRequest."""
         is_chat = is_chat or is_conversation(prompt)
         if not is_chat and chat != ({}, None, "auto"):
-            name = next(iter(chat[0]), "tools")
+            is_named = isinstance(chat[0], dict)
+            name = next(iter(chat[0]), "tools") if is_named else "chat_template_kwargs"
             raise InvalidRequest(f"{name} is for chat templates, so for conversations", param=name)
         records, count = chat_records(prompt, *chat) if is_chat else prompt_records(prompt)
         if count != 1:

@@ -186,8 +186,9 @@ def _as_part(part: Any) -> Any:
     if isinstance(image, str | PathLike):
         try:
             data = Path(image).read_bytes()
-        except OSError as error:
-            raise InvalidRequest(f"the image {image}: {error.strerror}", param="messages") from None
+        except (OSError, ValueError) as error:  # ValueError: a null character
+            why = getattr(error, "strerror", error)
+            raise InvalidRequest(f"the image {image}: {why}", param="messages") from None
     elif hasattr(image, "save"):  # of PIL
         file = io.BytesIO()
         # PNG has no CMYK, for one; RGB has no grey values of 16 bits.

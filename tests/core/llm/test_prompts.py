@@ -114,6 +114,15 @@ def test_variables_of_the_template_are_a_dict() -> None:
             chat_records([turn], wrong, None, "auto")
 
 
+@pytest.mark.parametrize(
+    ("path", "why"), [("none.png", "No such file or directory"), ("a\0b.png", "null")]
+)
+def test_a_picture_that_is_no_file_is_refused(path: str, why: str) -> None:
+    content = [{"type": "image", "image": path}]
+    with pytest.raises(InvalidRequest, match=f"^the image .*{why}"):
+        list(chat_records([{"role": "user", "content": content}], {}, None, "auto")[0])
+
+
 def test_ids_are_checked_as_one_array() -> None:
     """A loop over the ids, which takes some 40 times as long, calls functions for each."""
     calls: list[str] = []

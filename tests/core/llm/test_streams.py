@@ -79,6 +79,9 @@ def test_wrong_streams_are_refused(llm: LLM) -> None:
             llm.stream(prompt)
     with pytest.raises(InvalidRequest, match="enable_thinking is for chat templates"):
         llm.stream("a", chat_template_kwargs={"enable_thinking": False})
+    wrong: Any = 5
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs is for chat templates"):
+        llm.stream("a", chat_template_kwargs=wrong)
     with pytest.raises(RequestError, match="the prompt has"):
         list(llm.stream("b " * 5000))
 
