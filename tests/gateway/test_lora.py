@@ -329,10 +329,11 @@ def test_streams_go_on_after_a_restart(served: Served) -> None:
 
 
 def read_event(line: str) -> str:
-    """Return the text of a line of a stream; "" for an empty line, a comment or the end."""
+    """Return the text of a line of a stream; "" for an empty line, a comment, an error or the
+    end."""
     if not line.startswith("data: {"):
         return ""
-    choices = json.loads(line.removeprefix("data: "))["choices"]
+    choices = json.loads(line.removeprefix("data: ")).get("choices", [])
     return "".join(
         str(choice.get("text") or choice.get("delta", {}).get("content") or "")
         for choice in choices

@@ -15,33 +15,40 @@ from helpers.scripted_server import ScriptedServer
 from minisgl.server.web.respond import HOLD_ON
 
 HERE = Path(__file__).parent
-_browser = ExitStack()
-_tabs: list[Any] = []
+_opened = ExitStack()
+_browsers: list[Any] = []
+_tabs: list[Any] = []  # that a test left clean
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Close the browser behind the last test here: it runs an event loop in this thread, which
     other tests do not expect."""
-    result = yield
-    if nextitem is None or nextitem.path.parent != HERE:
-        _tabs.clear()
-        _browser.close()
-    return result
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path.parent != HERE:
+            _tabs.clear()
+            _browsers.clear()
+            _opened.close()
 
 
 @pytest.fixture
 def tab() -> Iterator[Any]:
-    """The browser's only tab, as in a new profile: its process and the compiled scripts are kept,
-    half of a visit's CPU time. An exception, or a refusal by the page's policy, fails the test."""
+    """A tab of the browser, as in a new profile. The next test has it, too: its process and the
+    compiled scripts are half of a visit's CPU time. An exception, or a refusal by the page's
+    policy, fails the test."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (apt-get install chromium)")
-    if not _tabs:
-        context = _browser.enter_context(chromium()).new_context()
+    if not _browsers:
+        _browsers.append(_opened.enter_context(chromium()))
+    if _tabs:
+        tab = _tabs.pop()
+    else:
+        context = _browsers[0].new_context()
         context.set_default_timeout(60_000)
-        _tabs.append(context.new_page())
-    (tab,) = _tabs
+        tab = context.new_page()
     tab.set_viewport_size({"width": 1240, "height": 800})
     tab.emulate_media(color_scheme="light", reduced_motion="no-preference")
     wrong: list[str] = []
@@ -63,6 +70,7 @@ def tab() -> Iterator[Any]:
     session = tab.context.new_cdp_session(tab)
     session.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
     session.detach()
+    _tabs.append(tab)
     assert not wrong
 
 
