@@ -20,6 +20,7 @@ import pytest
 from helpers.endless import NUM_TOKENS, endless_flags
 from helpers.running_server import assert_nothing_left
 from helpers.scripted_server import ScriptedServer
+from minisgl.server.command import finish_open
 from minisgl.server.web import http as http_module
 from minisgl.server.web import respond as respond_module
 
@@ -260,8 +261,7 @@ class Reader(threading.Thread):
 def test_sigterm_lets_running_requests_finish_and_a_second_one_ends_the_server(
     endless: Path, launch: Any
 ) -> None:
-    """One test for one start of a server. A drain that ends in time: test_processes.py; one that
-    ends with its last request: test_router_failures.py, since a router has the same function."""
+    """One test for one start of a server. A drain that ends in time: test_processes.py."""
     server = launch(*endless_flags(endless), "--drain-timeout", "600", "--hang-timeout", "600")
     with server.client() as client:
         family = server.family()
@@ -287,3 +287,9 @@ def test_sigterm_lets_running_requests_finish_and_a_second_one_ends_the_server(
         assert server.ended() == 128 + signal.SIGTERM
         assert other.error
     assert_nothing_left(server, family)
+
+
+def test_a_drain_ends_with_its_last_request() -> None:
+    num_open = iter([2, 2, 1, 0, 0])
+    asyncio.run(asyncio.wait_for(finish_open(num_open.__next__, 600.0), 30))
+    assert not list(num_open)
