@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
+from minisgl.server.errors import refusal
 from minisgl.server.site import operation
 from minisgl.server.strict import Json, ignored
 from minisgl.server.web import body
@@ -158,6 +159,19 @@ def router(chat: Chat) -> APIRouter:
             modelfile=f"FROM {name or model.name}",
         )
         return body.response(answer)
+
+    @routes.post("/api/pull", include_in_schema=False)
+    @routes.post("/api/push", include_in_schema=False)
+    @routes.post("/api/create", include_in_schema=False)
+    @routes.post("/api/copy", include_in_schema=False)
+    @routes.delete("/api/delete", include_in_schema=False)
+    async def refuse(request: Request) -> Response:
+        """Say how this server gets another model."""
+        raise refusal(
+            f"{request.url.path} is not supported here: a server has the model that it was started "
+            "with; `minisgl pull` downloads another, `minisgl upgrade -- --model NAME` serves it",
+            status=404, code="not_found",
+        )  # fmt: skip
 
     return routes
 

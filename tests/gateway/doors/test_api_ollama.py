@@ -248,7 +248,13 @@ def test_failures(llama: ollama.Client, http: httpx.Client) -> None:
         llama.chat(MODEL, user("!fail"))
     with pytest.raises(ollama.ResponseError, match="out of luck"):
         list(llama.chat(MODEL, user("one !fail"), stream=True))
-    assert "nothing at /api/pull" in http.post("/api/pull", json={}).json()["error"]
+    for call in (llama.pull, llama.push, llama.delete):
+        with pytest.raises(
+            ollama.ResponseError, match="`minisgl pull` downloads another"
+        ) as raised:
+            call("other")
+        assert raised.value.status_code == 404
+    assert "nothing at /api/blobs" in http.post("/api/blobs", json={}).json()["error"]
 
 
 def test_no_field_of_ollamas_schema_is_unknown() -> None:
