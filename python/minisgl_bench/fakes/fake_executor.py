@@ -11,7 +11,8 @@ the right token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,14 @@ from minisgl.core.req import FloatArray, IdArray, Mask
 from minisgl.errors import EngineError
 
 _UNWRITTEN = -(2**31)
+
+
+def _hash(parts: Iterable[bytes | int]) -> int:
+    """Return a hash that is the same in each process, unlike Python's of bytes."""
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part if isinstance(part, bytes) else b"%d," % part, value)
+    return value
 
 
 def fake_next_id(
@@ -58,7 +67,7 @@ def fake_next_id(
 def _token(
     seen: list[bytes | int], seed: int, output_idx: int, vocab_size: int, mask: Mask | None
 ) -> int:
-    token = hash((*seen, seed, output_idx)) % vocab_size
+    token = _hash((*seen, seed, output_idx)) % vocab_size
     while mask is not None and not int(mask[token // 32]) >> token % 32 & 1:
         token = (token + 1) % vocab_size
     return token
@@ -68,13 +77,13 @@ def _state(state: int, ids: IdArray, group: CacheGroup) -> int:
     """Return the state after `ids`, which are whole intervals, if `state` is the one before
     them."""
     for start in range(0, len(ids), group.interval):
-        state = hash((state, ids[start : start + group.interval].tobytes()))
+        state = _hash((state, ids[start : start + group.interval].tobytes()))
     return state
 
 
 def fake_logprob(ids: IdArray, next_id: int) -> float:
     """Return the fake log-probability of a prompt's token after these ids."""
-    return -float(hash((ids.tobytes(), int(next_id))) % 1000)
+    return -float(_hash((ids.tobytes(), int(next_id))) % 1000)
 
 
 @dataclass(frozen=True, slots=True)

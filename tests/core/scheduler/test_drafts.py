@@ -22,7 +22,7 @@ from minisgl.scheduler import drafting as drafting_module
 from minisgl.scheduler.drafting import Draft
 from minisgl.scheduler.masks import LateMasks
 
-RECURRENT_SEEDS = range(41_000, 41_003)
+RECURRENT_SEEDS = range(41_000, 41_005)
 
 
 def test_random_runs_with_drafts() -> None:
