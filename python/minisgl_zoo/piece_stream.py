@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import tokenizers
 
-from minisgl.tokenizer.stream import MakeStream, PieceTable
+from minisgl.tokenizer.stream import MakeStream, PieceTable, TextStream
 
 REPLACEMENT: Final = "\ufffd"
 """Stands for bytes that are not UTF-8."""
 
 
-class _PieceStream:
+class _PieceStream(TextStream):
     """Joins pieces of text and runs of single bytes.
 
     A piece is (its text at the start, its text elsewhere), or an int: one byte of a run. A run is
@@ -46,6 +46,10 @@ class _PieceStream:
             return ""
         return self._without_prefix(self._end_run() + piece[started])
 
+    def held(self, token_id: int) -> int:
+        is_byte = isinstance(self._table[token_id], int)  # then it continues the run
+        return len(self._run.decode(errors="ignore") if is_byte else self._text_of_run())
+
     def flush(self) -> str:
         return self._without_prefix(self._end_run())
 
@@ -58,13 +62,14 @@ class _PieceStream:
             case piece:
                 return bytes(piece[1], "utf-8")
 
-    def _end_run(self) -> str:
-        if not self._run:
-            return ""
+    def _text_of_run(self) -> str:
         try:
-            text = self._run.decode()
+            return self._run.decode()
         except UnicodeDecodeError:
-            text = REPLACEMENT * len(self._run)
+            return REPLACEMENT * len(self._run)
+
+    def _end_run(self) -> str:
+        text = self._text_of_run()
         self._run.clear()
         return text
 

@@ -146,7 +146,8 @@ class Output:
 
     def _token_text(self, token: Token) -> TokenText:
         top = [(id, self.stream.data(id), logprob) for id, logprob in token.top]
-        return TokenText(data=self.stream.data(token.id), offset=self.num_chars, top=top)
+        offset = self.num_chars + self.stream.held(token.id)
+        return TokenText(data=self.stream.data(token.id), offset=offset, top=top)
 
     def _add_text(self, text: str) -> None:
         self.num_chars += len(text)
@@ -209,7 +210,7 @@ def prompt_output(
     stream = tokenizer.stream(skip_special_tokens=sampling.skip_special_tokens)
     text, offsets = "", []
     for token in ids:
-        offsets.append(len(text))
+        offsets.append(len(text) + stream.held(token))
         text += stream.feed(token)
     if not sampling.echo:
         text, stream = "", tokenizer.stream(skip_special_tokens=sampling.skip_special_tokens)

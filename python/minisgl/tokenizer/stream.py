@@ -33,8 +33,12 @@ class TextStream(Protocol):
     rest.
 
     `data` returns the UTF-8 bytes of a token in the middle of a text; they may be a part of a
-    character. It does not change the stream.
+    character. `held` returns how many characters of the text that is not final yet come before the
+    token, if it is the next one. Neither changes the stream.
     """
+
+    def held(self, token_id: int) -> int:
+        return 0
 
     def feed(self, token_id: int) -> str: ...
 
@@ -86,7 +90,7 @@ class PieceTable(dict[int, Any]):
         return piece
 
 
-class _ByteStream:
+class _ByteStream(TextStream):
     """Byte-level BPE: a token is bytes, and may end within a character. Invalid UTF-8 becomes
     U+FFFD."""
 
@@ -94,6 +98,11 @@ class _ByteStream:
         self._table = table
         self._skip_ids = skip_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def held(self, token_id: int) -> int:
+        # A byte that does not continue the character begins another one, behind U+FFFD.
+        begun = self._decoder.getstate()[0] + self.data(token_id)[:1]
+        return len(begun.decode(errors="replace")[1:])
 
     def feed(self, token_id: int) -> str:
         piece = self._table[token_id]
@@ -124,7 +133,7 @@ def _byte_level_piece(token: str, byte_of: dict[str, int]) -> bytes:
         return token.encode()
 
 
-class _LibraryStream:
+class _LibraryStream(TextStream):
     """A `DecodeStream`. At the end, `flush` adds the text that it holds back. Mutable."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int]) -> None:

@@ -178,11 +178,6 @@ def _of_stack(part: Part, kind: str, *group: int) -> Part:
             name=f"{part.stack.name}_{kind}",
             shape=(count, out_size, groups, *group),
         ),
-        rearrange=_join_groups if group else None,
+        rearrange=(lambda blocks: blocks.flatten(1)) if group else None,  # to bytes of a row
         stored=torch.uint8,
     )
-
-
-def _join_groups(blocks: Tensor) -> Tensor:
-    """[O, groups, bytes] -> [O, bytes of a row]."""
-    return blocks.flatten(1)

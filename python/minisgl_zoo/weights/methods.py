@@ -154,7 +154,7 @@ def _gptq(config: Section) -> list[Rule]:
                     name, "only names that start with -: (modules left out)"
                 )
             pattern = overrides.pattern(name[2:])
-            rules.append(Rule(matches=_starts(pattern), format=PLAIN))
+            rules.append(Rule(matches=_where(pattern.match), format=PLAIN))
     blocks = config.get("modules_in_block_to_quantize")
     if blocks is None:
         return [*rules, *_layers(format)]
@@ -192,7 +192,7 @@ def _auto_round(config: Section) -> list[Rule]:
         for name in config.get("extra_config"):
             layer = layers.section(name)
             kind = PLAIN if layer.get("bits") in (16, 32) else format(layer)
-            rules.append(Rule(matches=_is_all_of(layers.pattern(name)), format=kind))
+            rules.append(Rule(matches=_where(layers.pattern(name).fullmatch), format=kind))
     blocks = config.get("block_name_to_quantize")
     if blocks is not None:
         names = (
@@ -214,20 +214,15 @@ def _group(config: Section, key: str) -> int:
 
 def _layers(format: Format) -> list[Rule]:
     """Rules: the linear layers inside the decoder's layers have `format`."""
-    return [
-        Rule(
-            matches=lambda module, target: target == "Linear" and ".layers." in module,
-            format=format,
-        )
-    ]
+
+    def is_inside(module: str, target: Target) -> bool:
+        return target == "Linear" and ".layers." in module
+
+    return [Rule(matches=is_inside, format=format)]
 
 
-def _starts(pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
-    return lambda module, target: pattern.match(module) is not None
-
-
-def _is_all_of(pattern: re.Pattern[str]) -> Callable[[str, Target], bool]:
-    return lambda module, target: pattern.fullmatch(module) is not None
+def _where(match: Callable[[str], re.Match[str] | None]) -> Callable[[str, Target], bool]:
+    return lambda module, target: match(module) is not None
 
 
 def _wildcards(names: Sequence[str]) -> Callable[[str, Target], bool]:

@@ -103,6 +103,20 @@ class TestLife:
         offsets = [len(data.decode(errors="ignore")) for data in before]
         assert [token.offset for token in prompt] == offsets
 
+    def test_offsets_behind_bytes(self, tokenizer: Tokenizer) -> None:
+        """Their text, which may be invalid, is known with the token behind them."""
+        bird, b = (tokenizer.encode(text, add_special_tokens=False) for text in ("a🦜", "b"))
+        for ids in (bird + b, bird[:-1] + b, bird + bird[-1:] + b):
+            params = SamplingParams(max_tokens=9, prompt_logprobs=0, echo=True)
+            asked = replace(acceptance(1), sampling=params, prompt_ids=ids_to_bytes(ids))
+            scores = PromptLogprobs(uid=1, logprobs=[-1.0] * len(ids[1:]), tops=[[]] * len(ids[1:]))
+            tokens = [Token(uid=2, id=token, logprob=-1.0) for token in ids]
+            events = [asked, scores, acceptance(2, logprobs=True), *tokens]
+            for reply in Detokenizer(tokenizer).handle(events)[0]:
+                if isinstance(reply, TextReply):
+                    last = [*reply.tokens, *reply.prompt][-1]
+                    assert reply.text[last.offset :] == last.data.decode()
+
     def test_offsets_behind_what_an_earlier_engine_made(self, tokenizer: Tokenizer) -> None:
         """With `echo` they count the prompt too; neither its text nor its tokens come again."""
         ids = tokenizer.encode("é a é b", add_special_tokens=False)

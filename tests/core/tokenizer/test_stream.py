@@ -119,6 +119,19 @@ def test_runs_of_bytes_come_when_they_end(by_kind: dict[str, Tokenizer]) -> None
     assert pieces[4].startswith("🦜")
 
 
+@pytest.mark.parametrize("kind", STREAMED)
+def test_what_is_held_comes_before_the_token(kind: str, by_kind: dict[str, Tokenizer]) -> None:
+    tokenizer = by_kind[kind]
+    bird = tokenizer.encode("a🦜", add_special_tokens=False)
+    (*_, b) = tokenizer.encode("a b", add_special_tokens=False)
+    for ids in (bird, bird[:-1], bird + bird[-1:], bird + bird[1:]):
+        stream = tokenizer.stream(skip_special_tokens=True)
+        before = "".join(map(stream.feed, ids))
+        held, last = stream.held(b), stream.feed(b)
+        assert last[held:] == stream.data(b).decode(), before
+        assert held == len(tokenizer.decode(ids)) - len(before)
+
+
 def test_a_repeated_invalid_byte_takes_no_longer_than_a_letter(
     by_kind: dict[str, Tokenizer],
 ) -> None:
