@@ -27,6 +27,8 @@ NAMES: Final = {
     "thinking_budget": "thinking.budget_tokens",
 }
 """The request's names of fields, by their names in chat completions."""
+_OLDER: Final = NAMES | {"response_format.json_schema": "output_format"}
+"""The same, of a request with the older name of `output_config.format`."""
 
 
 class TokenCount(Json, frozen=True, kw_only=True):
@@ -51,7 +53,8 @@ def router(chat: Chat) -> APIRouter:
         asked = await body.read(request, MessagesRequest)
         model = await chat.model(request, asked.model)
         wanted, left_out = chat_of(asked, model)
-        whole = Asked(chat=wanted, names=NAMES, left_out=left_out)
+        names = _OLDER if asked.output_format else NAMES
+        whole = Asked(chat=wanted, names=names, left_out=left_out)
         return await chat.answer(request, whole, MessageForm(model.name, asked))
 
     @routes.post(

@@ -216,6 +216,9 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
     older: Any = {"output_format": {"type": "json_schema", "schema": {"type": "array"}}}
     claude.messages.create(**asked(turn("a")), extra_body=older)
     assert server.received[-1].sampling.structured_outputs == {"json": '{"type":"array"}'}
+    older["output_format"]["schema"] = {"type": "array", "items": {"a": "b" * 200_000}}
+    with pytest.raises(anthropic.BadRequestError, match=r"'param': 'output_format\.schema'"):
+        claude.messages.create(**asked(turn("a")), extra_body=older)
     with pytest.raises(anthropic.BadRequestError, match="mean the same and differ"):
         claude.messages.create(**asked(turn("a"), output_config=output), extra_body=older)
     output["effort"] = "low"

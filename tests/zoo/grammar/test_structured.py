@@ -42,6 +42,9 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"guided_regex": "a+"}, {"regex": "a+"}),
     ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
     ({"guided_grammar": "start: X"}, {"grammar": "start: X"}),
+    ({"json_schema": SCHEMA}, {"json": TEXT}),
+    ({"regex": "a+"}, {"regex": "a+"}),
+    ({"grammar": "start: X", "ebnf": "start: X"}, {"grammar": "start: X"}),
 ]
 
 
@@ -74,6 +77,10 @@ def test_every_form_reaches_the_pipeline(
         ({"guided_regex": ""}, "guided_regex", "guided_regex must be a text"),
         ({"guided_regex": "a", "ignore_eos": True}, "guided_regex", "cannot be combined with"),
         ({"guided_regex": "a" * 200_000}, "guided_regex", "at most 131072"),
+        ({"regex": "a" * 200_000}, "regex", "regex has"),
+        ({"ebnf": 5}, "ebnf", "ebnf"),
+        ({"json_schema": "{"}, "json_schema", "json_schema must be JSON"),
+        ({"guided_regex": "a", "regex": "b"}, "guided_regex", "give guided_regex or regex"),
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "llguidance"),
     ],
 )

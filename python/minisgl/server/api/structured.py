@@ -72,24 +72,25 @@ class StructuredFields(Json, frozen=True, kw_only=True):
         found: list[tuple[dict[str, Any], dict[str, str]]] = []
         if self.response_format is not None and self.response_format.type != "text":
             found.append(_of_response_format(self.response_format))
-        if (given := self.structured_outputs) is not None:
-            option = {kind: value for kind in KINDS if (value := getattr(given, kind)) is not None}
+        if (form := self.structured_outputs) is not None:
+            option = {kind: value for kind in KINDS if (value := getattr(form, kind)) is not None}
             found.append((option, {}))
-        for kind in ("json", "regex", "choice", "grammar"):
-            name = f"guided_{kind}"
+        for name, kind in _FORMS.items():
             if (value := getattr(self, name)) is not None:
-                found.append(({kind: value}, {f"structured_outputs.{kind}": name, _OPTION: name}))
+                found.append(({kind: value}, {f"{_OPTION}.{kind}": name, _OPTION: name}))
         if any(option != found[0][0] for option, _ in found):
-            raise InvalidRequest(
-                "give one of response_format, structured_outputs and the fields guided_*: an "
-                "answer has one form",
-                param="response_format" if self.response_format else "structured_outputs",
-            )
+            given = [names.get(_OPTION, _OPTION) for _, names in found]
+            wrong = f"give {' or '.join(given)}: an answer has one form"
+            raise InvalidRequest(wrong, param=given[0])
         return found[0] if found else (None, {})
 
 
 _OPTION: Final = "structured_outputs"
 _SCHEMA: Final = "response_format.json_schema.schema"
+_FORMS: Final = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
+    "json_schema": "json", "regex": "regex", "grammar": "grammar", "ebnf": "grammar"
+}  # fmt: skip
+"""The entries of `structured_outputs`, by the fields that mean the same."""
 
 
 def _of_response_format(wanted: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:
@@ -126,10 +127,6 @@ class Alias(NamedTuple):
 ALIASES: Final = (
     Alias("n_predict", "max_tokens", form=lambda value: None if value == -1 else value),
     Alias("repeat_penalty", "repetition_penalty"),
-    Alias("json_schema", "guided_json"),
-    Alias("grammar", "guided_grammar"),
-    Alias("regex", "guided_regex"),
-    Alias("ebnf", "guided_grammar"),
     Alias("prompt", "text", str),
     Alias("prompt", "input_ids", list),
     Alias("prompt", "messages", str, lambda text: [{"role": "user", "content": text}]),
