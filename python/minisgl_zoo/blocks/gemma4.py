@@ -299,9 +299,10 @@ class LayerEmbedding(BaseOP):
         super().__init__()
         config, total = spec.config, len(spec.layers) * width
         self.comm, self.width = build.comm, width
+        ids = config.vocab_size  # each may be in a prompt, so the table must have it
         self.table = VocabParallelEmbedding(
             build,
-            vocab_size=config.fields.integer("vocab_size_per_layer_input", config.vocab_size),
+            vocab_size=config.fields.integer("vocab_size_per_layer_input", ids, minimum=ids),
             hidden_size=total,
             name="model.embed_tokens_per_layer.weight",
         )

@@ -154,6 +154,7 @@ def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path)
         ("glm4-moe", {"n_group": 3, "topk_group": 4}, "topk_group must be from 1 to 3, as a token"),
         ("lfm2", {"layer_types": None, "full_attn_idxs": 5}, "full_attn_idxs must be a list of"),
         ("gemma4-shared", {"num_kv_shared_layers": 8}, "fewer: one layer of each type must have"),
+        ("gemma4-shared", {"vocab_size_per_layer_input": 210}, "integer of at least 211, got 210"),
         ("falcon-h1", {"mlp_multipliers": [float("nan"), 1.0]}, "a list of 2 positive numbers"),
         ("glm4-lite-moe", {"kv_lora_rank": 1017}, "kv_lora_rank must be at most 1016, got 1017"),
         ("deepseek-v3-moe", {"attention_bias": True}, "biases of attention are not supported"),
