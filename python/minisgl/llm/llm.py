@@ -29,7 +29,7 @@ from minisgl.core.args import (
 )
 from minisgl.core.options import SWITCH, check_option, options_of
 from minisgl.core.req import FloatArray
-from minisgl.core.sampling import PoolingKind
+from minisgl.core.sampling import ONLY_EMBEDS, PoolingKind
 from minisgl.errors import InvalidRequest, RequestError
 from minisgl.llm.engines import OwnEngine
 from minisgl.llm.keywords import naming_keywords
@@ -46,11 +46,11 @@ from minisgl.llm.prompts import (
 from minisgl.llm.session import Call, LLMEngine, OnNews, Session
 from minisgl.llm.stream import Reader, Stream
 from minisgl.message import UserMsg
-from minisgl.message.pooling import Pooling, ReadRecipe, Recipe
+from minisgl.message.pooling import Pooling, ReadRecipe, Recipe, only_task
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.tokenizer import Detokenizer, PromptEncoder, load_tokenizer, warn_of_unknown_ids
 from minisgl.tokenizer.defaults import end_of_sequence_ids, sampling_defaults
-from minisgl.utils.hf import fetched_adapters, fetched_draft_model, resolve_checkpoint
+from minisgl.utils.hf import fetched_adapters, fetched_draft_model, read_json, resolve_checkpoint
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
@@ -152,6 +152,7 @@ class LLM:
         self.tokenizer = tokenizer = load_tokenizer(folder)
         warn_of_unknown_ids(tokenizer, folder)
         self._encoder = PromptEncoder(tokenizer=tokenizer, folder=folder)
+        self._only_embeds = bool(only_task(read_json(folder / "config.json")))
         self.default_sampling_params = sampling_defaults(folder)
         self._engine: LLMEngine
         with self._bar("loading weights") as bar:
@@ -330,6 +331,8 @@ class LLM:
         if params is None:
             params = self.default_sampling_params
         of_each = params_of_each(params, num_prompts, n)
+        if self._only_embeds and not all(each.pooling for each in of_each):
+            raise InvalidRequest(ONLY_EMBEDS)
         namespace, adapter = scope
         messages: list[UserMsg] = []
         with _naming_the_prompt(messages, num_prompts, n):

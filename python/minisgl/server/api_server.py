@@ -24,14 +24,10 @@ READY_TIMEOUT_S: Final = 0.8
 """A probe of Kubernetes waits 1 s by default."""
 
 
-def _no_answer() -> str:
-    return f"no answer from the workers within {READY_TIMEOUT_S:g} s"
-
-
 def create_app(
     frontend: Frontend,
     model: ServedModel,
-    stalled: Callable[[], str | None] = _no_answer,
+    stalled: Callable[[], str | None] = lambda: f"no answer from workers in {READY_TIMEOUT_S:g} s",
     keys: Keys | None = None,
     door: Door | None = None,
 ) -> ASGIApp:

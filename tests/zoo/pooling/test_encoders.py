@@ -138,6 +138,8 @@ def test_embeddinggemma(tmp_path: Path) -> None:
             llm.embed("a", dimensions=33)
         with pytest.raises(InvalidRequest, match="this model is an encoder"):
             llm.generate("a")
+        with pytest.raises(InvalidRequest, match="this model is an encoder"):
+            llm.chat([{"role": "user", "content": "a"}])
         [score] = llm.score("a", ["b"])
         pair = embeddings_of(folder, [QUERY + "a", "b"], "mean")
         assert score == pytest.approx(float(pair[0] @ pair[1]), abs=1e-5)

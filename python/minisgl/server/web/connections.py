@@ -228,7 +228,7 @@ async def accept(
                 continue
             protocol = connect(peer[0])
             making = loop.connect_accepted_socket(
-                partial(_itself, protocol),
+                [protocol].pop,  # returns it
                 client,
                 ssl=tls,
                 ssl_handshake_timeout=handshake_s if tls else None,
@@ -243,7 +243,3 @@ async def accept(
         for task in list(starting):
             task.cancel()
         raise
-
-
-def _itself(protocol: Any) -> Any:
-    return protocol
