@@ -90,7 +90,7 @@ class Fp8Grouped:
             weight.numbers.data_ptr(), num_experts * outputs, units.shape[1], BOX
         )
         needed = shared_bytes(STAGE_BYTES, MOST, num_experts) + SCALE_BYTES
-        launch(self._kernels, kernel, weight_map, task, needed)
+        launch(self._kernels, kernel, (weight_map,), task, needed)
 
 
 def _has_blocks(weight: Packed) -> bool:

@@ -7,6 +7,7 @@ and it is cached on disk.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ MOST = 192
 STAGES = 3
 STEP = 16  # widths of tiles are multiples of it
 BOX = 128  # rows of weights that one copy brings
+AT_ONCE = 64  # pairs whose outputs a warpgroup transposes
 STAGE_BYTES = STAGES * (2 * BOX + MOST) * INPUTS * 2  # of all stages
 NUM_THREADS = 384  # three warpgroups
 MAX_EXPERTS = 512  # on a rank; two numbers of each are in shared memory
@@ -58,10 +60,21 @@ def make_task(
     )  # fmt: skip
 
 
+def stage_bytes(row_bytes: int, x_bytes: int, rows: int, factors_row: int, scales_row: int) -> int:
+    """Return the shared memory of a stage. row_bytes: of a row of weights. x_bytes: of all rows of
+    x. rows, factors_row, scales_row: of what is fetched beside them, for each half."""
+    factors, scales = 2 * _round_up(rows * factors_row), 2 * rows * scales_row
+    return _round_up(2 * BOX * row_bytes + x_bytes + factors + scales)
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // 1024) * 1024
+
+
 def beside_bytes(most: int, *, has_pairs: bool = True) -> int:
     """Return the shared memory beside the stages: `TilePairs` of two tiles of `most` pairs or rows,
     outputs that two warpgroups transpose, barriers."""
-    return 2 * (8 * (most if has_pairs else 1) + 28) + 2 * most * 128 + 160
+    return 2 * (8 * (most if has_pairs else 1) + 32) + 2 * AT_ONCE * 128 + 160
 
 
 def shared_bytes(stage_bytes: int, most: int, num_experts: int, *, has_pairs: bool = True) -> int:
@@ -73,21 +86,17 @@ def shared_bytes(stage_bytes: int, most: int, num_experts: int, *, has_pairs: bo
 def launch(
     kernels: Kernels[Any],
     kernel: int,
-    weight_map: bytes,
+    maps: Sequence[bytes],
     task: Task,
     shared_bytes: int,
-    *,
     num_blocks: int | None = None,
-    x_map: bytes = b"",
 ) -> None:
-    """Launch a kernel of `grouped_tiles.cuh`. num_blocks: None is one on each multiprocessor.
-    x_map: with STREAM."""
-    map_of_weights = ctypes.create_string_buffer(weight_map, 128)
-    map_of_x = ctypes.create_string_buffer(x_map, 128)
+    """Launch a kernel of `grouped_tiles.cuh`. maps: the first of its `Maps`. num_blocks: None is
+    one on each multiprocessor."""
+    padded = ctypes.create_string_buffer(b"".join(maps), 4 * 128)
     kernels.launch(
         kernel, num_blocks or kernels.num_cores, NUM_THREADS, shared_bytes,
-        ctypes.addressof(map_of_weights), ctypes.addressof(task),
-        *((ctypes.addressof(map_of_x),) if x_map else ()),
+        ctypes.addressof(padded), ctypes.addressof(task),
     )  # fmt: skip
 
 
@@ -148,5 +157,9 @@ class GroupedGemms:
         )
         task = make_task(x, counts_L, rows_LT, scales, out, out.shape[1])
         launch(
-            self._kernels, kernel, weight_map, task, shared_bytes(STAGE_BYTES, MOST, task.experts)
+            self._kernels,
+            kernel,
+            (weight_map,),
+            task,
+            shared_bytes(STAGE_BYTES, MOST, task.experts),
         )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation, Ops
-from minisgl_kernels.packed_grouped import PackedGrouped
+from minisgl_kernels.packed_grouped import PackedGrouped, Streamed
 from minisgl_kernels.packed_skinny import PackedSkinny
 from minisgl_kernels.triton import fp8, packed_gemv
 from minisgl_kernels.triton.fp8_gemm import choose_stream, stream_gemm
@@ -67,9 +67,9 @@ class PackedGemms:
         self._is_fp8 = device.type == "cuda" and fp8.takes(weight, dtype)
         tiles = -(-weight.shape[-2] // TILE_N) * -(-MAX_DECODED // MAX_M)
         self._done = torch.zeros(tiles, dtype=torch.int32, device=device)
-        self._stack: Packed | None = None
+        self._streamed: Streamed | None = None
         if self._grouped and not self._is_fp8 and dtype == torch.bfloat16:
-            self._stack = self._grouped.prepare(weight)
+            self._streamed = self._grouped.prepare(weight)
 
     @staticmethod
     def reads(weight: Packed) -> bool:
@@ -88,8 +88,8 @@ class PackedGemms:
         rows = len(x_MD)
         if done := self._few(x_MD, None, None, 0.0, bias, gate):
             return done[0].view(*x.shape[:-1], -1)
-        if self._grouped and self._stack and 0 < rows <= MAX_STREAM:
-            y = self._grouped.linear(x_MD, self._stack, bias, gate)
+        if self._grouped and self._streamed and 0 < rows <= MAX_STREAM:
+            y = self._grouped.linear(x_MD, self._streamed, bias, gate)
             if y is not None:
                 return y.view(*x.shape[:-1], -1)
         if 0 < rows <= (MAX_FP8 if self._is_fp8 else MAX_DECODED):

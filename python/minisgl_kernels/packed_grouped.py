@@ -1,7 +1,7 @@
 """GEMMs by weights of 4 or 8 bits on Hopper, grouped by experts or of one matrix: the host side of
 `csrc/packed_grouped.cu`, for packed weights.
 
-Each format and activation has a kernel, which NVRTC compiles at its first use, in 12 to 18 s, and
+Each format and activation has a kernel, which NVRTC compiles at its first use, in 8 to 12 s, and
 which is cached on disk.
 
 Axes: L experts of this rank, T tokens, M rows, D inputs, F outputs, G = 2F, gate then up.
@@ -9,7 +9,7 @@ Axes: L experts of this rank, T tokens, M rows, D inputs, F outputs, G = 2F, gat
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from minisgl_kernels.grouped import (
     make_task,
     shared_bytes,
 )
+from minisgl_kernels.grouped import stage_bytes as one_stage
 from minisgl_kernels.hopper import Kernels, load_gemm
 from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
 from minisgl_kernels.stream import MOST_ROWS, Stream
@@ -57,9 +58,35 @@ def inputs_of(weight: Packed) -> int:
     return CHUNK_BYTES * (2 if weight.is_4_bit else 1)
 
 
-def stage_bytes(weight: Packed, most: int = MOST) -> int:
-    """Return the shared memory of all stages. most: pairs or rows of a tile."""
-    return STAGES[weight.is_4_bit] * (2 * BOX * CHUNK_BYTES + most * inputs_of(weight) * 2)
+def stage_bytes(weight: Packed) -> int:
+    """Return the shared memory of all stages of a stack of experts."""
+    return STAGES[weight.is_4_bit] * (2 * BOX * CHUNK_BYTES + MOST * inputs_of(weight) * 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A matrix for `PackedGrouped.linear`. scale_GF, zero_GF: where numbers of int4 are multiplied
+    by their scales, those with a row for each group of inputs: a turn's are contiguous."""
+
+    stack: Packed
+    scale_GF: Tensor | None = None
+    zero_GF: Tensor | None = None
+
+    @staticmethod
+    def of(stack: Packed) -> Streamed:
+        if stack.kind != "int4" or stack.scale is None or stack.scale.dtype == torch.float32:
+            return Streamed(stack)
+        zero_GF = None if stack.zero is None else stack.zero[0].T.contiguous()
+        return Streamed(stack, stack.scale[0].T.contiguous(), zero_GF)
+
+    @property
+    def stage_bytes(self) -> int:
+        """The shared memory of all stages."""
+        inputs, scales = inputs_of(self.stack), 0 if self.scale_GF is None else 2 * BOX
+        rows = -(-inputs // self.stack.group) if scales else 1
+        zeros = 0 if self.zero_GF is None else BOX
+        one = one_stage(CHUNK_BYTES, MOST_ROWS * inputs * 2, rows, zeros, scales)
+        return STAGES[self.stack.is_4_bit] * one
 
 
 def takes(weight: Packed) -> bool:
@@ -72,9 +99,8 @@ def takes(weight: Packed) -> bool:
         return False
     if weight.scale is None or weight.kind == "fp4":
         return True
-    is_narrow = weight.kind == "int4" and weight.group in (32, 64) and weight.rows == 1
-    if is_narrow and weight.scale.dtype == torch.bfloat16:
-        return True
+    if weight.kind == "int4" and weight.scale.dtype != torch.float32 and weight.group in (32, 64):
+        return weight.rows == 1
     return outputs % weight.rows == 0 and weight.group % turn == 0
 
 
@@ -151,42 +177,55 @@ class PackedGrouped:
         self._launch(task, down, down_macros)
         return out
 
-    def prepare(self, weight: Packed) -> Packed | None:
-        """Return the stack of a matrix for `linear`, or None if no kernel reads it. Begins to
-        compile the kernels of its format, and takes memory for the sums that blocks exchange."""
+    def prepare(self, weight: Packed) -> Streamed | None:
+        """Return a matrix for `linear`, or None if no kernel reads it. Begins to compile the
+        kernels of its format, and takes memory for the sums that blocks exchange."""
         stack = as_stack(weight)
         if not takes(stack):
             return None
         self._stream.take_memory(weight.numbers.device)
         for gate in (None, Gate()):
             self._kernels.begin_compiling(macros_of(stack, gate, is_stack=False))
-        return stack
+        return Streamed.of(stack)
 
     def linear(
-        self, x_MD: Tensor, weight: Packed, bias: Tensor | None, activation: Activation | None
+        self, x_MD: Tensor, weight: Streamed, bias: Tensor | None, activation: Activation | None
     ) -> Tensor | None:
         """See `Ops.linear`. weight: of `prepare`. None if another kernel should compute it."""
-        _, outputs, _ = weight.shape
+        stack = weight.stack
+        _, outputs, _ = stack.shape
         gate = Gate(is_gelu=activation == "gelu_tanh") if activation else None
-        macros = macros_of(weight, gate, is_stack=False)
+        macros = macros_of(stack, gate, is_stack=False)
         if x_MD.dtype != torch.bfloat16 or (gate and outputs % 32):
             return None
         kernel = self._kernels.get(macros)
         if kernel is None:
             return None
-        x = arrange(x_MD, inputs_of(weight), X_UNIT if weight.kind.startswith("fp") else 1.0)
+        x = arrange(x_MD, inputs_of(stack), X_UNIT if stack.kind.startswith("fp") else 1.0)
         out_MF = x_MD.new_empty((len(x_MD), outputs // 2 if gate else outputs))
         task = self._stream.task(x, out_MF, bias)
-        weight_map = self._fill(task, weight)
-        self._stream.launch(kernel, weight_map, task, x, outputs, stage_bytes(weight, MOST_ROWS))
+        maps = (self._fill(task, stack), *self._scale_maps(weight))
+        self._stream.launch(kernel, maps, task, x, outputs, weight.stage_bytes)
         return out_MF
+
+    def _scale_maps(self, weight: Streamed) -> tuple[bytes, ...]:
+        """Return the tensor maps of zeros and scales. A copy takes those of `BOX` outputs."""
+        if weight.scale_GF is None:
+            return ()
+        rows = -(-inputs_of(weight.stack) // weight.stack.group)
+        return tuple(
+            bytes(128) if x is None else self._kernels.weight_map(
+                x.data_ptr(), x.shape[0], x.shape[1], rows, itemsize=x.itemsize, box_columns=BOX
+            )
+            for x in (weight.zero_GF, weight.scale_GF)
+        )  # fmt: skip
 
     def _launch(self, task: Task, weight: Packed, macros: Macros) -> None:
         kernel = self._kernels.get(macros)
         assert kernel is not None
         weight_map = self._fill(task, weight)
         needed = shared_bytes(stage_bytes(weight), MOST, task.experts)
-        launch(self._kernels, kernel, weight_map, task, needed)
+        launch(self._kernels, kernel, (weight_map,), task, needed)
 
     def _fill(self, task: Task, weight: Packed) -> bytes:
         """Write what the task says of the weight. Returns the tensor map of its numbers."""

@@ -32,7 +32,7 @@ class Stream:
         """Take the memory, once, before a product is captured."""
         if self.partial is None or self.done is None:
             num_blocks = self._kernels.num_cores
-            self.partial = torch.empty((num_blocks, MOST_ROWS * 256), device=device)
+            self.partial = torch.empty((2 * num_blocks, MOST_ROWS * 256), device=device)
             self.done = torch.zeros(num_blocks, dtype=torch.int32, device=device)
 
     def task(self, x_MP: Tensor, out_MF: Tensor, bias: Tensor | None) -> Task:
@@ -48,16 +48,19 @@ class Stream:
         )  # fmt: skip
 
     def launch(
-        self, kernel: int, weight_map: bytes, task: Task, x_MP: Tensor, rows: int, stage_bytes: int
-    ) -> None:
-        """rows: of the weight. stage_bytes: of all stages."""
+        self, kernel: int, weight_maps: tuple[bytes, ...], task: Task, x_MP: Tensor, rows: int,
+        stage_bytes: int,
+    ) -> None:  # fmt: skip
+        """weight_maps: of numbers, and of the factors and scales of tiles. rows: of the weight.
+        stage_bytes: of all stages."""
         library = self._kernels.library
         x_map = bytes(library.tensor_map(x_MP.data_ptr(), *x_MP.shape, task.share, 2, INPUTS))
         tiles = -(-len(x_MP) // MOST_ROWS) * -(-rows // (2 * BOX))
         parts = tiles * (x_MP.shape[1] // PERIOD)
         num_blocks = max(min(self._kernels.num_cores, parts // LEAST_PARTS), 1)
         needed = shared_bytes(stage_bytes, MOST_ROWS, 1, has_pairs=False)
-        launch(self._kernels, kernel, weight_map, task, needed, num_blocks=num_blocks, x_map=x_map)
+        numbers, *others = weight_maps
+        launch(self._kernels, kernel, (numbers, x_map, *others), task, needed, num_blocks)
 
 
 def _tile_rows(rows: int) -> int:

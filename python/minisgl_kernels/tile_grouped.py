@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minisgl.kernel.ops import Activation
 from minisgl_kernels.grouped import BOX, STEP, beside_bytes
+from minisgl_kernels.grouped import stage_bytes as one_stage
 from minisgl_kernels.hopper import Kernels, load_gemm
 from minisgl_kernels.stream import MOST_ROWS, Stream
 from minisgl_kernels.triton.arrange import arrange
@@ -37,7 +38,13 @@ def num_stages(form: TileForm) -> int:
 
 def stage_bytes(form: TileForm) -> int:
     """Return the shared memory of all stages."""
-    return num_stages(form) * INPUTS * (2 * BOX * form.bits // 8 + MOST_ROWS * 2)
+    row_bytes, x_bytes = INPUTS * form.bits // 8, MOST_ROWS * INPUTS * 2
+    return num_stages(form) * one_stage(row_bytes, x_bytes, BOX // OUTPUTS, *scale_bytes(form))
+
+
+def scale_bytes(form: TileForm) -> tuple[int, int]:
+    """Return the bytes of a tile's factors and of its scales in a turn."""
+    return 32 * form.factor_bytes, (32 if form.block == 256 else 64) * form.num_halves
 
 
 def form_macros(form: TileForm) -> dict[str, int]:
@@ -95,17 +102,18 @@ class TileGrouped:
             return False
         x_MP = arrange(x_MD, OUTPUTS, 1.0)
         task = self._stream.task(x_MP, out_MF, bias)
-        task.groups = tiles.numbers.shape[1]
-        task.scale, task.zero = tiles.scales.data_ptr(), tiles.factors.data_ptr()
-        weight_map = self._weight_map(tiles)
-        self._stream.launch(kernel, weight_map, task, x_MP, tiles.outputs, stage_bytes(tiles.form))
+        maps = self._weight_maps(tiles)
+        self._stream.launch(kernel, maps, task, x_MP, tiles.outputs, stage_bytes(tiles.form))
         return True
 
-    def _weight_map(self, tiles: Tiles) -> bytes:
-        """Return the tensor map of all tiles' numbers, in units of 8 bytes. A copy takes the turns
-        of `BOX` outputs."""
-        num_tiles, steps, tile_bytes = tiles.numbers.shape
-        return self._kernels.weight_map(
-            tiles.numbers.data_ptr(), num_tiles, steps * tile_bytes // 8, BOX // OUTPUTS,
-            itemsize=8, box_columns=2 * tile_bytes // 8,
+    def _weight_maps(self, tiles: Tiles) -> tuple[bytes, ...]:
+        """Return the tensor maps of all tiles' numbers, in units of 8 bytes, factors and scales. A
+        copy takes the turns of `BOX` outputs."""
+        widths = (2 * tiles.numbers.shape[2], *scale_bytes(tiles.form))
+        return tuple(
+            self._kernels.weight_map(
+                x.data_ptr(), len(x), x[0].nbytes // 8, BOX // OUTPUTS, itemsize=8,
+                box_columns=width // 8,
+            ) if width else bytes(128)
+            for x, width in zip((tiles.numbers, tiles.factors, tiles.scales), widths, strict=True)
         )  # fmt: skip

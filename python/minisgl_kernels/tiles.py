@@ -34,10 +34,10 @@ MAX_FEW, MAX_DECODED = 8, 64
 """The most rows of tiles_few and of tiles_many. On one H100 the products of a layer of 8B in Q4_K_M
 take 62 us with one row, 66 with 8, 107 with 16, 249 with 64 and 451 with 128, dequantised with 128
 rows 376; in bfloat16 145, 155, 156, 161 and 181 (README.md)."""
-STREAM_ROWS: Final = range(17, 193)
+STREAM_ROWS: Final = range(9, 257)
 """The rows for which Hopper has another GEMM (`tile_grouped`). On one H200 the products of a layer
-of 8B in Q4_K take 151, 242 and 260 us with 32, 64 and 128 rows by tiles_many or dequantised, and
-114, 138 and 195 by it; with 16 rows 99 and 106, with 256 of Q6_K 303 and 314 (README.md)."""
+of 8B in Q4_K take 99, 244 and 291 us with 16, 64 and 256 rows by tiles_many or dequantised, and
+84, 112 and 235 by it (README.md)."""
 WARPS: Final = 8
 """Of a block of tiles_dense and tiles_lanes."""
 MANY: Final = (

@@ -94,7 +94,7 @@ def test_products_one_behind_the_other_are_captured(
     ops = TunedOps(packed_grouped=grouped)
     pairs = [make((2048, 2048), device=device, **FORMS[form]) for form in ("int4", "int4 rows")]
     gemms = [PackedGemms(ops, weight, DTYPE) for weight, _ in pairs]
-    assert all(each._stack for each in gemms)
+    assert all(each._streamed for each in gemms)
     x = (torch.randn(64, 2048, device=device) / 8).to(DTYPE)
 
     def run() -> torch.Tensor:

@@ -23,7 +23,7 @@ from minisgl_kernels.tiles import MAX_DECODED, STREAM_ROWS, TileGemms
 from minisgl_zoo.gguf.tiles import TILE_FORMS, pack_tiles
 
 BF16 = torch.bfloat16
-ROWS = (17, 33, 64, MOST_ROWS, MOST_ROWS + 1, STREAM_ROWS[-1])
+ROWS = (9, 17, 33, 64, 70, MOST_ROWS, MOST_ROWS + 1, STREAM_ROWS[-1])
 
 
 @pytest.fixture(scope="module")
@@ -144,4 +144,4 @@ def test_rows_that_are_left_to_others(
         x = (torch.randn(rows, 512, device=device) / 8).to(BF16)
         values = exact.to(device) if rows <= MAX_DECODED else exact.to(device).to(BF16)
         check(gemms.linear(x, None, None), x.double() @ values.double().T)
-    assert asked == [17, 64, 65, STREAM_ROWS[-1]]
+    assert asked == [16, 17, 64, 65, STREAM_ROWS[-1]]

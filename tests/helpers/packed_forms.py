@@ -26,6 +26,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "int4 zeros": {"kind": "int4", "group": 32, "zero": True},
     "int4 zeros of 64": {"kind": "int4", "group": 64, "zero": True},
     "int4 zeros of 128": {"kind": "int4", "group": 128, "zero": True},
+    "int4 of AWQ": {"kind": "int4", "group": 128, "zero": True, "scale_dtype": torch.float16},
     "MXFP4": {"kind": "fp4", "group": 32},
     "NVFP4": {"kind": "fp4", "group": 16, "outer": True},
 }
@@ -34,8 +35,9 @@ FORMS: dict[str, dict[str, Any]] = {
 def make(
     shape: tuple[int, ...], kind: Any, group: int = 0, rows: int = 1, zero: bool = False,
     outer: bool = False, device: torch.device | None = None,
+    scale_dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Packed, torch.Tensor]:  # fmt: skip
-    """A random packed weight, and the float64 numbers for which it stands."""
+    """A random packed weight, and the float64 numbers for which it stands. scale_dtype: of int4."""
     draw = torch.Generator().manual_seed(sum(shape))
     *others, count, inputs = shape
     groups = -(-inputs // group) if group else 0
@@ -76,7 +78,7 @@ def make(
             scale = scale.to(torch.float8_e4m3fn)
             factors = scale.float()
         elif kind == "int4":
-            scale = scale.bfloat16()
+            scale = scale.to(scale_dtype)
             factors = scale.float()
         parts["scale"] = scale
         values = values * spread(factors)

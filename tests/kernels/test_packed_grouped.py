@@ -121,7 +121,7 @@ def test_how_blocks_share_one_matrix(
     maps: list[tuple[int, ...]] = []
 
     def launch(kernel: int, blocks: int, *others: Any) -> None:
-        parameters = ctypes.cast(others[3], ctypes.POINTER(ctypes.c_int64 * 3)).contents
+        parameters = ctypes.cast(others[3], ctypes.POINTER(ctypes.c_int64 * 2)).contents
         tasks.append(Task.from_buffer_copy(ctypes.string_at(parameters[1], ctypes.sizeof(Task))))
         launched.append(blocks)
         assert others[1] <= SHARED_BYTES
@@ -148,6 +148,7 @@ def test_how_blocks_share_one_matrix(
     assert y.shape == (rows, 576)
     (task,) = tasks
     assert launched == [num_blocks]
-    assert sorted(maps) == sorted([(1152, 2528, 128, 1, 64), (rows, 5120, tile_rows, 2, 64)])
+    numbers_map, x_map = (1152, 2528, 128, 1, 64), (rows, 5120, tile_rows, 2, 64)
+    assert sorted(maps) == sorted([numbers_map, x_map, (79, 1152, 2, 2, 128)])
     assert (task.stride, task.share, task.inputs, task.outputs) == (rows, tile_rows, 5120, 576)
     assert (task.x, task.counts, task.rows, task.scales) == (0, 0, 0, 0)

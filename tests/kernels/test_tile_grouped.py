@@ -29,7 +29,7 @@ def test_tasks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     maps: list[tuple[int, ...]] = []
 
     def launch(kernel: int, blocks: int, *others: Any) -> None:
-        parameters = ctypes.cast(others[3], ctypes.POINTER(ctypes.c_int64 * 3)).contents
+        parameters = ctypes.cast(others[3], ctypes.POINTER(ctypes.c_int64 * 2)).contents
         tasks.append(Task.from_buffer_copy(ctypes.string_at(parameters[1], ctypes.sizeof(Task))))
         assert blocks == 2 * 12 // 4  # two tiles of rows, twelve parts, at least four of a block
         assert others[1] <= SHARED_BYTES
@@ -63,7 +63,15 @@ def test_tasks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         8,
         tile_bytes // 4,
     )
-    assert maps[1][1:] == (130, 1536, 80, 2, 64)
-    assert (task.scale, task.zero) == (tiles.scales.data_ptr(), tiles.factors.data_ptr())
-    assert (task.stride, task.share, task.inputs, task.groups) == (130, 80, 1536, inputs // 64)
+    steps = inputs // 64
+    if form.factor_bytes:
+        width = 16 * form.factor_bytes  # of a step
+        want = (tiles.factors.data_ptr(), 13, steps * width // 8, 8, 8, 2 * width // 8)
+        assert maps.pop(1) == want
+    per_turn, blocks = (1, steps // 4) if form.block == 256 else (2, steps)
+    width = 32 * form.num_halves
+    want = (tiles.scales.data_ptr(), 13, blocks * width // 8, 8, 8, per_turn * width // 8)
+    assert maps[1] == want
+    assert maps[2][1:] == (130, 1536, 80, 2, 64)
+    assert (task.stride, task.share, task.inputs) == (130, 80, 1536)
     assert (task.outputs, task.width) == (208, 240)

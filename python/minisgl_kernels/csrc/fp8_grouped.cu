@@ -73,14 +73,14 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
 
   const int output = tile.block * OUTPUTS + group * 64;
   if constexpr (GATED) {
-    store<N>(task, shared, tile_pairs, output, [&](int i, int) {
+    store<N>(task, shared, tile_pairs, output, 0, [&](int i, int) {
       return round(gated(sums[0][i], sums[1][i], task.alpha, task.limit),
                    gated(sums[0][i + 1], sums[1][i + 1], task.alpha, task.limit));
     });
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      store<N>(task, shared, tile_pairs, output + half * BOX, [&](int i, int column) {
+      store<N>(task, shared, tile_pairs, output + half * BOX, 0, [&](int i, int column) {
         return round(sums[half][i] * tile_pairs.scales[column],
                      sums[half][i + 1] * tile_pairs.scales[column + 1]);
       });

@@ -29,7 +29,7 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
 
   const int output = tile_pairs.tile.block * OUTPUTS + group * 64;
   if constexpr (GATED) {
-    store<N>(task, shared, tile_pairs, output, [&](int i, int) {
+    store<N>(task, shared, tile_pairs, output, 0, [&](int i, int) {
       return gated<GELU>(first[i], first[i + 1], second[i], second[i + 1]);
     });
   } else {
@@ -38,7 +38,7 @@ __device__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
         return round(sums[i] * tile_pairs.scales[column], sums[i + 1] * tile_pairs.scales[column + 1]);
       };
     };
-    store<N>(task, shared, tile_pairs, output, scaled(first));
-    store<N>(task, shared, tile_pairs, output + BOX, scaled(second));
+    store<N>(task, shared, tile_pairs, output, 0, scaled(first));
+    store<N>(task, shared, tile_pairs, output + BOX, 0, scaled(second));
   }
 }

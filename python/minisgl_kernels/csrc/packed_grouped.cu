@@ -7,10 +7,45 @@
 
 constexpr bool ONE_BATCH = INPUTS == 64;  // in a stage; or two
 
+// Stores the outputs of the sums of N pairs, from column `from` on. units: what the sums of each of the
+// thread's rows are multiplied by.
+template <int N>
+__device__ __forceinline__ void finish(const float (&sums)[2][N / 2], const float (&units)[4], const Rows& rows,
+                                       const Task& task, Shared& shared, const TilePairs& tile_pairs,
+                                       int from) {
+  const int output = tile_pairs.tile.block * OUTPUTS + threadIdx.x / 128 * 64;
+  float biases[4] = {};
+  if ((GATED || STREAM) && task.bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) biases[i] = number(task.bias[rows.number[i]]);
+  }
+  if constexpr (GATED) {
+    store<N>(task, shared, tile_pairs, output, from, [&](int i, int) {
+      const int row = i / 2 % 2;
+      if (rows.local[row] >= task.outputs) return 0u;
+      auto output_of = [&](int j) {
+        const float gate = sums[0][j] * units[row] + biases[row];
+        const float up = sums[1][j] * units[2 + row] + biases[2 + row];
+        return gated(gate, up, task.alpha, task.limit) * (STREAM ? 1 : X_UNIT);
+      };
+      return round(output_of(i), output_of(i + 1));
+    });
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      store<N>(task, shared, tile_pairs, output + half * BOX, from, [&](int i, int column) {
+        const int row = half * 2 + i / 2 % 2;
+        if constexpr (STREAM) return round(sums[half][i] + biases[row], sums[half][i + 1] + biases[row]);
+        return round(sums[half][i] * units[row] * tile_pairs.scales[column],
+                     sums[half][i + 1] * units[row] * tile_pairs.scales[column + 1]);
+      });
+    }
+  }
+}
+
 template <int N>
 __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, unsigned stages,
                                               Stage& at, const TilePairs& tile_pairs) {
-  const int group = threadIdx.x / 128;
   const Tile& tile = tile_pairs.tile;
   const Rows rows(task, tile);
   float sums[2][N / 2];  // of both halves
@@ -29,7 +64,7 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
       wait(shared_address(&shared.full[at.index]), at.parity);
       if (!STREAM) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // for x's rows
     }
-    if (!second) {
+    if (!GROUPED && !second) {
       scales = next;
       if (period + 1 < periods) load_scales(next, task, rows, period + 1);
     }
@@ -78,37 +113,26 @@ __device__ __forceinline__ void multiply_tile(const Task& task, Shared& shared, 
     for (int i = 0; i < N; ++i) sums[i % 2][i / 2] *= units[i % 2 * 2 + i / 4 % 2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) units[i] = 1;
-    if (!complete(sums, task, shared, tile)) return;
-  }
-  const int output = tile.block * OUTPUTS + group * 64;
-  if constexpr (GATED) {
-    float biases[4] = {};
-    if (task.bias != nullptr) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) biases[i] = number(task.bias[rows.number[i]]);
-    }
-    store<N>(task, shared, tile_pairs, output, [&](int i, int) {
-      const int row = i / 2 % 2;
-      if (rows.local[row] >= task.outputs) return 0u;
-      auto output_of = [&](int j) {
-        const float gate = sums[0][j] * units[row] + biases[row];
-        const float up = sums[1][j] * units[2 + row] + biases[2 + row];
-        return gated(gate, up, task.alpha, task.limit) * (STREAM ? 1 : X_UNIT);
-      };
-      return round(output_of(i), output_of(i + 1));
-    });
-  } else {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      store<N>(task, shared, tile_pairs, output + half * BOX, [&](int i, int column) {
-        const int row = half * 2 + i / 2 % 2;
-        if constexpr (STREAM) {
-          const float bias = task.bias == nullptr ? 0 : number(task.bias[rows.number[row]]);
-          return round(sums[half][i] + bias, sums[half][i + 1] + bias);
-        }
-        return round(sums[half][i] * units[row] * tile_pairs.scales[column],
-                     sums[half][i + 1] * units[row] * tile_pairs.scales[column + 1]);
-      });
+    const Exchange exchange(task, shared, tile);
+    const int steps = tile.width / STEP, storing = exchange.storing, own = blockIdx.x - exchange.first;
+    if (uniform(exchange.is_needed() && own == 0 && storing == 1)) {
+      exchange.await();
+      exchange.add(sums);
+      exchange.end(1);
+    } else if (uniform(exchange.is_needed())) {
+      exchange.leave(sums);
+      if (uniform(own == storing)) return;
+      const int first = steps * own / storing, until = steps * (own + 1) / storing;
+      if (uniform(first == until)) return;
+      exchange.await();
+      for (int step = first; uniform(step < until); ++step) {
+        float totals[2][STEP / 2];
+        exchange.add_up(totals, step);
+        finish<STEP>(totals, units, rows, task, shared, tile_pairs, step * STEP);
+      }
+      exchange.end(min(steps, storing));
+      return;
     }
   }
+  finish<N>(sums, units, rows, task, shared, tile_pairs, 0);
 }

@@ -5,9 +5,8 @@
 // the next GEMM's x, so they are written in that order, too, but not with STREAM.
 //
 // Sums of weights whose groups have scales (SCALED) are kept in units of the group's scale. When the
-// group changes, they are multiplied by the ratio of the two. Groups of int4 that are smaller than a
-// period (NARROW) meet in one matrix instruction, so numbers are multiplied by their scale first, and
-// rounded as if they were dequantised.
+// group changes, they are multiplied by the ratio of the two. Numbers of int4 whose scales have 16 bits
+// (DEQUANTISED) are multiplied by them first, and rounded.
 //
 // x and the outputs of GATED are multiplied by X_UNIT, and decoding multiplies floats by a power of
 // two as well: so all products stay normal numbers.
@@ -16,8 +15,9 @@
 // defined.
 
 constexpr bool FLOATS = KIND == FP4 || KIND == FP8;
-constexpr bool NARROW = KIND == INT4 && GROUP > 0 && GROUP < PERIOD;
-constexpr bool SCALED = GROUP > 0 && !FACTORED && !NARROW;
+constexpr bool DEQUANTISED = KIND == INT4 && GROUP > 0 && SCALE != F32;
+constexpr bool SCALED = GROUP > 0 && !FACTORED && !DEQUANTISED;
+static_assert(!GROUPED || DEQUANTISED);
 constexpr int PIECE = INPUTS / 4;      // inputs of a thread's 16 bytes in a turn
 constexpr int PERIODS = SCALED && GROUP > PERIOD ? GROUP / PERIOD : 1;  // of a group
 // Scales of a row that a thread uses in a period.
@@ -29,7 +29,7 @@ constexpr float LEAST_SCALE = 0x1p-80f;  // stands for 0, whose ratio to the nex
 static_assert(INPUTS == (IS_BYTE ? 64 : 128) && ROW_BYTES == 64, "a piece has 16 bytes");
 static_assert(!SCALED || GROUP % (IS_BYTE ? 64 : 128) == 0, "a batch has one group");
 static_assert(!FACTORED || GROUP == 32 || GROUP == 16, "groups of fp4");
-static_assert(!NARROW || (SCALE == BF16 && GROUP % PIECE == 0), "a thread's piece has one group");
+static_assert(!DEQUANTISED || GROUP % PIECE == 0, "a thread's piece has one group");
 
 // The input, and the row of weights whose output it is, that has place `place` in x.
 __device__ int input_at(int place) {
@@ -73,9 +73,9 @@ __device__ u32 scale_bits(const Task& task, long long index) {
 }
 
 __device__ void load_scales(PeriodScales& scales, const Task& task, const Rows& rows, int period) {
-  if constexpr (GROUP == 0) return;
+  if constexpr (GROUP == 0 || GROUPED) return;
   const int piece = period * 4 + threadIdx.x % 4;
-  const int first = FACTORED ? piece * PARTS : NARROW ? piece * PIECE / GROUP : period * PARTS / PERIODS;
+  const int first = FACTORED ? piece * PARTS : DEQUANTISED ? piece * PIECE / GROUP : period * PARTS / PERIODS;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -83,6 +83,28 @@ __device__ void load_scales(PeriodScales& scales, const Task& task, const Rows& 
       const int group = min(first + part, task.groups - 1);
       scales.bits[i][part] = scale_bits(task, rows.scale[i] + group);
       if (ZEROS) scales.zeros[i] = task.zero[rows.scale[i] + group];
+    }
+  }
+}
+
+// GROUPED: loads the scales of a turn from its stage.
+__device__ void load_scales(PeriodScales& scales, const Rows& rows, unsigned stage) {
+  const int group = threadIdx.x % 4 * PIECE / SCALED_INPUTS;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int half = i / 2, row = rows.in_box[i % 2];
+    u16 scale, zero;
+    asm volatile("ld.shared.u16 %0, [%1];"
+                 : "=h"(scale)
+                 : "r"(stage + SCALES_AT + half * SCALES_BYTES + in_box<SCALES_ROW>(group, row * 2))
+                 : "memory");
+    scales.bits[i][0] = scale;
+    if constexpr (ZEROS) {
+      asm volatile("ld.shared.u8 %0, [%1];"
+                   : "=h"(zero)
+                   : "r"(stage + FACTORS_AT + half * FACTORS_BYTES + in_box<FACTORS_ROW>(group, row))
+                   : "memory");
+      scales.zeros[i] = zero;
     }
   }
 }
@@ -111,30 +133,49 @@ __device__ u32 factor_or_zero(const PeriodScales& scales, int row, int part) {
   return 0;
 }
 
-// Two numbers of a word, without their zero; of NARROW times their scale.
+// Twice the bfloat16 next to a scale, and twice the rest of a float16, which has three bits more.
+struct Factor {
+  u32 near, rest;
+
+  __device__ explicit Factor(u32 bits) : near(bits * 0x00010001u), rest(0) {
+    if constexpr (SCALE == F16) {
+      const float scale = scale_of(bits);
+      near = round(scale, scale);
+      rest = round(scale - low(near), scale - low(near));
+    }
+  }
+};
+
+// Two numbers of a word, without their zero; of DEQUANTISED times their scale. The product with the
+// rest is exact, so the number is rounded once.
 template <int I>
-__device__ u32 centred(u32 word, u32 factor, u32 scale) {
-  const u32 pair = decode<I>(word, factor);
+__device__ u32 centred(u32 word, u32 zero, const Factor& scale) {
+  constexpr u32 NO = 0x80008000u;
+  const u32 pair = decode<I>(word, zero);
   if constexpr (KIND != INT4) return pair;
-  const u32 own = fma_2(pair, 0x3f803f80u, factor);
-  return NARROW ? fma_2(own, scale * 0x00010001u, 0x80008000u) : own;
+  const u32 own = fma_2(pair, 0x3f803f80u, zero);
+  if constexpr (!DEQUANTISED) return own;
+  return fma_2(own, scale.near, SCALE == F16 ? fma_2(own, scale.rest, NO) : NO);
 }
 
 // Decodes row `ROW`, 0 or 1, of a half from step K on.
 template <int ROW, int K = 0>
-__device__ void decode_row(u32 (&a)[BATCH][4], const u32 (&words)[IS_BYTE ? 4 : 2], u32 factor,
-                           u32 scale) {
+__device__ void decode_row(u32 (&a)[BATCH][4], const u32 (&words)[IS_BYTE ? 4 : 2], u32 zero,
+                           const Factor& scale) {
   if constexpr (K < BATCH) {
     constexpr int WORD = IS_BYTE ? K : K / 2, I = IS_BYTE ? 0 : K % 2 * 2;
-    a[K][ROW] = centred<I>(words[WORD], factor, scale);
-    a[K][ROW + 2] = centred<I + 1>(words[WORD], factor, scale);
-    decode_row<ROW, K + 1>(a, words, factor, scale);
+    a[K][ROW] = centred<I>(words[WORD], zero, scale);
+    a[K][ROW + 2] = centred<I + 1>(words[WORD], zero, scale);
+    decode_row<ROW, K + 1>(a, words, zero, scale);
   }
 }
 
 // second: whether it is the second batch of its period.
-__device__ __forceinline__ void decode_batch(Operands& a, const Rows& rows, const PeriodScales& scales,
+__device__ __forceinline__ void decode_batch(Operands& a, const Rows& rows, PeriodScales& scales,
                                              unsigned stage, bool second) {
+  if constexpr (GROUPED) {
+    if (!second) load_scales(scales, rows, stage);
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int part = PARTS == 2 && second;
@@ -142,8 +183,8 @@ __device__ __forceinline__ void decode_batch(Operands& a, const Rows& rows, cons
     load_words(words, stage + half * W_BYTES / 2, rows.in_box[0], second);
     load_words(more, stage + half * W_BYTES / 2, rows.in_box[1], second);
     const int row = half * 2;
-    decode_row<0>(a[half], words, factor_or_zero(scales, row, part), scales.bits[row][0]);
-    decode_row<1>(a[half], more, factor_or_zero(scales, row + 1, part), scales.bits[row + 1][0]);
+    decode_row<0>(a[half], words, factor_or_zero(scales, row, part), Factor(scales.bits[row][0]));
+    decode_row<1>(a[half], more, factor_or_zero(scales, row + 1, part), Factor(scales.bits[row + 1][0]));
   }
 }
 

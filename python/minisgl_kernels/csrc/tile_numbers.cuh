@@ -129,14 +129,16 @@ struct Numbers {
 struct Scales {
   u32 factors[FACTORS == 4 ? 2 : 1], halves[HALVES];
 
-  // at: of a tile and a step, times eight, plus g.
-  __device__ void load_factors(const u8* from, long long at) {
+  // at: of a tile and a step, times eight, plus g. from: a pointer, or an address in shared memory.
+  template <class From>
+  __device__ void load_factors(From from, long long at) {
     if constexpr (FACTORS == 4) load_2(factors, from, at);
     if constexpr (FACTORS == 2) load_1(factors, from, at);
   }
 
   // at: of a tile and a step, or a block of 256 inputs, times eight, plus g.
-  __device__ void load_halves(const u8* from, long long at) {
+  template <class From>
+  __device__ void load_halves(From from, long long at) {
     if constexpr (HALVES == 4) load_4(halves, from, at);
     if constexpr (HALVES == 2) load_2(halves, from, at);
     if constexpr (HALVES == 1) load_1(halves, from, at);

@@ -4,8 +4,6 @@
 // those of its four tiles. Numbers are multiplied by their scale and rounded, as if they were
 // dequantised. x comes with the columns of each 16 in the order of the lanes.
 //
-// Task: `scale` are the tiles' float16 scales, `zero` their factors.
-//
 // Behind tile_numbers.cuh and grouped_tiles.cuh.
 
 constexpr bool SCALED = false;
@@ -14,16 +12,12 @@ constexpr float X_UNIT = 1, UNIT = 1;
 
 static_assert(INPUTS == 128 && ROW_BYTES == 16 * BITS && TILED, "a turn is two steps of each tile");
 
-// The scales of a thread's two tiles in a period.
-struct PeriodScales {
-  Scales of[2][2];  // of a half, of a step
-};
+struct PeriodScales {};  // they come with the numbers
 
 // The four rows of weights of a thread: two of the tile's first half, two of its second.
 struct Rows {
   int local[4];         // of the expert's outputs
   long long number[4];  // of all weights' rows
-  long long tile[2];    // of each half, among those of all weights
   int in_box;           // of a half's tiles
 
   __device__ Rows(const Task& task, const Tile& tile) {
@@ -35,31 +29,11 @@ struct Rows {
       local[i] = tile.block * OUTPUTS + row + (GATED ? 0 : i / 2 * BOX);
       const int there = local[i] < task.outputs ? local[i] : task.outputs - 1;
       number[i] = (long long)tile.expert * total + there + (GATED ? i / 2 * task.outputs : 0);
-      this->tile[i / 2] = number[i] / 16;
     }
   }
 };
 
-__device__ void load_scales(PeriodScales& scales, const Task& task, const Rows& rows, int period) {
-  const int steps = task.groups, g = threadIdx.x % 32 / 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int step = min(period * 2 + i, steps - 1);
-      Scales& own = scales.of[half][i];
-      own.load_factors(task.zero, (rows.tile[half] * steps + step) * 8 + g);
-      if (!IS_K) {
-        own.load_halves(task.scale, (rows.tile[half] * steps + step) * 8 + g);
-      } else if (i == 0) {
-        own.load_halves(task.scale, (rows.tile[half] * (steps / SPAN) + step / SPAN) * 8 + g);
-      } else {
-#pragma unroll
-        for (int n = 0; n < HALVES; ++n) own.halves[n] = scales.of[half][0].halves[n];
-      }
-    }
-  }
-}
+__device__ void load_scales(PeriodScales&, const Task&, const Rows&, int) {}
 
 // Two numbers times their scale, minus the offset.
 __device__ u32 value_of(u32 pair, float scale, float offset) {
@@ -67,18 +41,24 @@ __device__ u32 value_of(u32 pair, float scale, float offset) {
 }
 
 // second: whether it is the second batch of its period.
-__device__ __forceinline__ void decode_batch(Operands& a, const Rows& rows, const PeriodScales& scales,
+__device__ __forceinline__ void decode_batch(Operands& a, const Rows& rows, const PeriodScales&,
                                              unsigned stage, bool second) {
+  const int g = threadIdx.x % 32 / 4, of_scales = IS_K ? 0 : second * SCALES_ROW / 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     Numbers numbers;
+    Scales scales;
+    scales.load_factors(stage + FACTORS_AT + half * FACTORS_BYTES + in_box<FACTORS_ROW>(
+                            rows.in_box, second * FACTORS_ROW / 2 + g * 2 * FACTORS), 0);
+    scales.load_halves(stage + SCALES_AT + half * SCALES_BYTES + in_box<SCALES_ROW>(
+                           rows.in_box, of_scales + g * 4 * HALVES), 0);
     numbers.load(stage + half * W_BYTES / 2 + (rows.in_box * 2 + second) * TILE_BYTES, threadIdx.x % 32);
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float scale, offset;
-        scales.of[half][second].get(r, group, scale, offset);
+        scales.get(r, group, scale, offset);
         offset += ADDED * scale;
 #pragma unroll
         for (int j = group * GROUP / 16; j < (group + 1) * GROUP / 16; ++j) {
