@@ -45,6 +45,8 @@ class PackedMoeBackend(BaseMoeBackend):
         down = getattr(experts.down, "packed_stack", None)
         if gate_up is None or down is None:
             return TorchMoeBackend(self.ops).routed(x_TD, weights_TK, ids_TK, experts)
+        if not len(x_TD):  # of the last layer, in a step that samples nothing
+            return x_TD
         skinny = None if experts.is_squared else getattr(self.ops, "packed_skinny", None)
         biases = (experts.gate_up_bias, experts.down_bias)
         of_pairs = skinny and skinny.experts(

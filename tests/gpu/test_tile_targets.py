@@ -34,7 +34,7 @@ MOST_SPILLED = 100
 
 def compiled(name: str, numbers: tuple[tuple[str, int], ...], target: int, folder: Path) -> str:
     """Return what the compiler says about the kernel's registers."""
-    files = ("hopper.cuh", "tiles.cuh", f"{name}.cu")
+    files = ("hopper.cuh", "tile_numbers.cuh", "tiles.cuh", f"{name}.cu")
     source = folder / f"{name}.cu"
     source.write_text("".join((CSRC / file).read_text() for file in files))
     defines = ["-DBFLOAT16=1", *(f"-D{macro}={value}" for macro, value in numbers)]

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="a CPU build of torch brings none")
 
 from helpers.hopper_kernels import uncompiled
+from minisgl.kernel.ops import Ops
 from minisgl.kernel.triton.moe import Gate
 from minisgl_kernels import fp8_grouped, packed_grouped
 from minisgl_kernels.fp8_grouped import FEWEST_TOKENS, Fp8Grouped
 from minisgl_kernels.grouped import MAX_EXPERTS, Task, shared_bytes
 from minisgl_kernels.hopper import SHARED_BYTES, Kernels
 from minisgl_kernels.packed_grouped import MOST, STAGES, PackedGrouped, stage_bytes, takes
+from minisgl_kernels.packed_moe import PackedMoeBackend
 from minisgl_kernels.stream import Stream
 from minisgl_zoo.weights.quantised import Packed
 
@@ -152,3 +154,10 @@ def test_how_blocks_share_one_matrix(
     assert sorted(maps) == sorted([numbers_map, x_map, (79, 1152, 2, 2, 128)])
     assert (task.stride, task.share, task.inputs, task.outputs) == (rows, tile_rows, 5120, 576)
     assert (task.x, task.counts, task.rows, task.scales) == (0, 0, 0, 0)
+
+
+def test_experts_of_a_step_that_samples_nothing() -> None:
+    backend = PackedMoeBackend(Ops(), None, None)
+    x_TD, weights_TK = torch.zeros(0, 128), torch.zeros(0, 2)
+    got = backend.routed(x_TD, weights_TK, torch.zeros(0, 2, dtype=torch.int32), Mock())
+    assert got.shape == (0, 128)
