@@ -60,7 +60,9 @@ def make_task(
     )  # fmt: skip
 
 
-def stage_bytes(row_bytes: int, x_bytes: int, rows: int, factors_row: int, scales_row: int) -> int:
+def one_stage_bytes(
+    row_bytes: int, x_bytes: int, rows: int = 0, factors_row: int = 0, scales_row: int = 0
+) -> int:
     """Return the shared memory of a stage. row_bytes: of a row of weights. x_bytes: of all rows of
     x. rows, factors_row, scales_row: of what is fetched beside them, for each half."""
     factors, scales = 2 * _round_up(rows * factors_row), 2 * rows * scales_row

@@ -32,7 +32,8 @@ and 217 (int4) with 64; on fp8 tensor cores 162 with 128. With 256 rows decoding
 for gate and up alone, dequantising and cuBLAS 279 (README.md)."""
 MAX_STREAM = 768
 """Rows up to which our GEMM for Hopper decodes. The four GEMMs of a layer of 14B in int4 take it
-921 us with 768 rows and 1,227 with 1,024; dequantising and cuBLAS 945 and 1,204 (README.md)."""
+921 us with 768 rows and 1,227 with 1,024, in its first version; dequantising and cuBLAS 945 and
+1,204 (README.md)."""
 TILE_N, MAX_M, MAX_SPLIT = 64, 64, 16
 MIN_STEPS = 8
 """The fewest steps of a program, if several share the inputs."""

@@ -24,9 +24,9 @@ from minisgl_kernels.grouped import (
     beside_bytes,
     launch,
     make_task,
+    one_stage_bytes,
     shared_bytes,
 )
-from minisgl_kernels.grouped import stage_bytes as one_stage
 from minisgl_kernels.hopper import Kernels, load_gemm
 from minisgl_kernels.packed_formats import CHUNK_BYTES, decodes, format_macros
 from minisgl_kernels.stream import MOST_ROWS, Stream
@@ -60,7 +60,7 @@ def inputs_of(weight: Packed) -> int:
 
 def stage_bytes(weight: Packed) -> int:
     """Return the shared memory of all stages of a stack of experts."""
-    return STAGES[weight.is_4_bit] * (2 * BOX * CHUNK_BYTES + MOST * inputs_of(weight) * 2)
+    return STAGES[weight.is_4_bit] * one_stage_bytes(CHUNK_BYTES, MOST * inputs_of(weight) * 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Streamed:
         inputs, scales = inputs_of(self.stack), 0 if self.scale_GF is None else 2 * BOX
         rows = -(-inputs // self.stack.group) if scales else 1
         zeros = 0 if self.zero_GF is None else BOX
-        one = one_stage(CHUNK_BYTES, MOST_ROWS * inputs * 2, rows, zeros, scales)
+        one = one_stage_bytes(CHUNK_BYTES, MOST_ROWS * inputs * 2, rows, zeros, scales)
         return STAGES[self.stack.is_4_bit] * one
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.ops import Activation
-from minisgl_kernels.grouped import BOX, STEP, beside_bytes
-from minisgl_kernels.grouped import stage_bytes as one_stage
+from minisgl_kernels.grouped import BOX, STEP, beside_bytes, one_stage_bytes
 from minisgl_kernels.hopper import Kernels, load_gemm
 from minisgl_kernels.stream import MOST_ROWS, Stream
 from minisgl_kernels.triton.arrange import arrange
@@ -39,7 +38,8 @@ def num_stages(form: TileForm) -> int:
 def stage_bytes(form: TileForm) -> int:
     """Return the shared memory of all stages."""
     row_bytes, x_bytes = INPUTS * form.bits // 8, MOST_ROWS * INPUTS * 2
-    return num_stages(form) * one_stage(row_bytes, x_bytes, BOX // OUTPUTS, *scale_bytes(form))
+    one = one_stage_bytes(row_bytes, x_bytes, BOX // OUTPUTS, *scale_bytes(form))
+    return num_stages(form) * one
 
 
 def scale_bytes(form: TileForm) -> tuple[int, int]:

@@ -105,7 +105,7 @@ struct Task {
 struct Tile {
   int expert, first, count, width, block;  // `count` pairs from `first` on; `width` with padding
   int input, until;  // the inputs that this block has
-  int number;        // of STREAM
+  int number;        // of the tile
 };
 
 // x: with STREAM. factors, scales: with TILED, of each tile; with GROUPED [groups, outputs].
@@ -145,8 +145,7 @@ __device__ Tile find(const Task& task, const Shared& shared, int tile, int block
     const int columns = ceil_div(task.stride, MOST);
     const int width = ceil_div(ceil_div(task.stride, columns), STEP) * STEP;
     const int first = tile % columns * width, count = min(task.stride - first, width);
-    return {0, first, count, ceil_div(count, STEP) * STEP, tile / columns, 0, task.inputs,
-            tile};
+    return {0, first, count, ceil_div(count, STEP) * STEP, tile / columns, 0, task.inputs, tile};
   }
   const int *ends = shared.ends(), *counts = ends + task.experts;
   const int of_pairs = tile / blocks;
@@ -221,7 +220,7 @@ __device__ void copy_4_bytes(unsigned to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Begins to copy a turn's weights, and the scales of TILED: BOX rows from `first` on, and as many from
+// Begins to copy a turn's weights, and scales of TILED and GROUPED: BOX rows from `first` on, and as many from
 // `second` on. The barrier expects them and `others` bytes. One thread calls it.
 __device__ void copy_weights(unsigned to, const Maps& maps, int input, int first, int second,
                              unsigned barrier, unsigned others) {

@@ -228,7 +228,7 @@ async def accept(
                 continue
             protocol = connect(peer[0])
             making = loop.connect_accepted_socket(
-                [protocol].pop,  # returns it
+                [protocol].pop,  # called once: returns the protocol
                 client,
                 ssl=tls,
                 ssl_handshake_timeout=handshake_s if tls else None,
