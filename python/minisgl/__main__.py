@@ -25,6 +25,10 @@ def main() -> int:
     except KeyboardInterrupt:  # while modules are imported; commands handle later ones themselves
         command = (*sys.argv[1:2], "serve")[0]
         return 0 if command in SERVERS or command.startswith("-") else 130
+    finally:
+        # A KeyboardInterrupt inside exec(), as where a dataclass is made, sets a flag in Python:
+        # with `-m`, it ends by SIGINT whatever the exit code. Another exec() clears the flag.
+        exec("")
 
 
 if __name__ == "__main__":

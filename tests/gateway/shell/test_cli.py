@@ -59,6 +59,23 @@ def test_ctrl_c_before_an_answer_has_ended(endless: Path) -> None:
     assert "Traceback" not in rest
 
 
+def test_ctrl_c_where_a_dataclass_is_made(tmp_path: Path) -> None:
+    """The interrupt lands inside an exec(), after which Python would end by SIGINT."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "sys.modules['minisgl.cli'] = cli = types.ModuleType('minisgl.cli')\n"
+        "cli.run_command = lambda argv, began: exec('raise KeyboardInterrupt')\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "run", "Hello"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
