@@ -268,7 +268,7 @@ class Planner:
             req.prefix_differs_at = self._requests.cache.differs_at(req)
             req.launched_at = self._clock()
             self._requests.stats.num_prompt_tokens += req.num_prompt
-            self._requests.stats.num_cached_tokens += num_cached
+            self._requests.stats.num_cached_tokens += req.num_cached
         insort(plan.unfinished, req, key=order)
 
 

@@ -140,10 +140,15 @@ def test_a_request_of_an_earlier_engine_goes_on() -> None:
     assert end.prefill_s > 0
 
     # The tree has the output of the first, too, but only the prompt counts as cached.
-    scheduler.add(msgspec.structs.replace(message, uid=2, output=ids_to_bytes([6, 7, 8, 5])))
-    end = settle(scheduler, scheduler.plan())[-1]
+    longer = msgspec.structs.replace(options, max_tokens=6)
+    again = msgspec.structs.replace(message, uid=2, output=ids_to_bytes([6, 7, 8, 5, 5]))
+    scheduler.add(msgspec.structs.replace(again, sampling=longer))
+    plan = scheduler.plan()
+    assert spans(plan) == [(2, 12, 13)]
+    end = settle(scheduler, plan)[-1]
     assert isinstance(end, Finished)
-    assert (end.num_cached_tokens, end.num_output_tokens) == (8, 5)
+    assert (end.num_cached_tokens, end.num_output_tokens) == (8, 6)
+    assert scheduler.stats.num_cached_tokens == 8, "else the hit rate exceeds 1"
 
     # What a router says that another server has made is checked as a prompt is.
     add(scheduler, 4, [1, 2])
