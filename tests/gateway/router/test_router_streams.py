@@ -18,7 +18,8 @@ from helpers.router_thread import RouterThread
 from helpers.routing import state_with
 from helpers.scripted_server import MODEL, ScriptedServer
 from helpers.waiting import until
-from minisgl.core import Accepted, Finished
+from minisgl.core import Accepted, Failed, Finished
+from minisgl.core.adapters import Adapter
 from minisgl.errors import EngineError, NonFiniteLogits, WorkerDied
 from minisgl.message import PromptToken, TextReply, TokenizeMsg, TokenText, ids_from_bytes
 from minisgl.message.frontend import PongMsg, UserReply
@@ -46,12 +47,15 @@ class Engine:
         sampling, uid = message.sampling, message.uid
         yield Accepted(uid=uid, num_prompt_tokens=2, sampling=sampling)
         done = ids_from_bytes(message.output or b"").tolist()
+        most = NUM // 2 if sampling.seed == 6 else NUM
+        if len(done) >= most:  # the scheduler refuses it, too: nothing is left to sample
+            yield Failed(uid=uid, message="whole", code="invalid_request", status=400)
+            return
         if done:
             assert message.repeats
             yield self._text(message, done, has_logprobs=False)
         elif sampling.shows_prompt:
             yield from self._prompt(uid)
-        most = NUM // 2 if sampling.seed == 6 else NUM
         for token in range(len(done), most if sampling.max_tokens != 0 else 0):
             if token == self.most and most == NUM:
                 yield from self._nothing()
@@ -250,6 +254,22 @@ def test_a_stream_whose_first_text_is_held_back_goes_on() -> None:
     assert stream.read(b": minisgl [0,[7]]\n\n") == b""
     assert stream.goes_on()
     assert b'"outputs":{"0":[7]},"shown":{}' in stream.request(b"")
+
+
+@pytest.mark.parametrize("model", [MODEL, "an-adapter"])
+def test_a_stream_of_an_adapter_ends_with_its_replica(model: str, stack: ExitStack) -> None:
+    """So it has no notes: the files behind an adapter's name may differ at another replica."""
+    server = stack.enter_context(ScriptedServer())
+    server._model.adapters["an-adapter"] = Adapter("digest", "/folder")
+    line = json.dumps({"path": "/generate", "seed": 1})
+    body = json.dumps({"text": "one two", "model": model, "stream": True})
+    answer = httpx.post(
+        f"{server.url}/replica/stream",
+        content=f"{line}\n{body}",
+        headers={"content-type": "application/json"},
+    )
+    assert "".join(each["text"] for each in chunks(answer.text.splitlines())) == "one two ."
+    assert (": minisgl [" in answer.text) == (model == MODEL)
 
 
 def test_parts_without_ids_are_sent() -> None:
