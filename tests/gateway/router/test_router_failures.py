@@ -279,8 +279,12 @@ def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:
     until(lambda: told in httpx.get(f"{two.url}/metrics").text)
 
 
-def test_a_client_that_leaves_before_the_first_token_ends_its_request(two: Setup) -> None:
-    body = {"model": MODEL, "prompt": "!hang", "stream": True}
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_before_the_first_token_ends_its_request(
+    stream: bool, two: Setup
+) -> None:
+    """With the head of its answer or without."""
+    body = {"model": MODEL, "prompt": "!hang", "stream": stream}
     ask_and_leave(
         f"{two.url}/v1/completions", body, lambda: any(server.received for server in two.servers)
     )
