@@ -271,6 +271,19 @@ def failure(worked: Work) -> tuple[int, int, str]:
     return failed.uid, failed.status, failed.message
 
 
+@pytest.mark.parametrize(("output", "most"), [(None, 2), ([5], 2), ([5, 6, 7], 4)])
+def test_an_answer_that_goes_on_in_a_smaller_context_gets_a_token(
+    encoder: PromptEncoder, output: list[int] | None, most: int
+) -> None:
+    """The scheduler refuses one that can get none."""
+    worked, prompt = Work(encoder), TokenPrompt(ids=ids_to_bytes([1] * 8))
+    before = None if output is None else ids_to_bytes(output)
+    options = {"is_clamped": True, "context_length": 10, "output": before}
+    worked.add(message(0, prompt, sampling=SamplingParams(max_tokens=50), **options))
+    (asked,) = steps(worked)
+    assert asked.sampling.max_tokens == most
+
+
 def test_what_is_long(encoder: PromptEncoder) -> None:
     parts: Sequence[dict[str, Any]] = [{"type": "text", "text": "a" * 1000}] * 40
     deep: Any = []
