@@ -138,6 +138,8 @@ def test_drafts_hold_up_other_requests_no_longer_than_a_prompt_may() -> None:
         rule, reqs, _ = rule_for(2, max_stall_s=max_stall_s)
         teach(rule, reqs[0], 1.0)
         assert sum(len(ids) for _, ids, _ in rule.propose(reqs, 2, 60)) == most
+        beside = rule.propose(reqs[:1], 2, 60)
+        assert sum(len(ids) for _, ids, _ in beside) == most, "the other has a token in flight"
         alone = rule.propose(reqs[:1], 1, 60)
         assert sum(len(ids) for _, ids, _ in alone) == MOST_DRAFTS, "there is no other"
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,15 @@ def headers(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return read
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_K, Kind.IQ4_XS, Kind.BF16])
-def test_the_header_is_as_the_package_gguf_reads_it(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "alignment"), [(Kind.F32, 32), (Kind.Q4_K, 32), (Kind.IQ4_XS, 4096), (Kind.BF16, 32)]
+)
+def test_the_header_is_as_the_package_gguf_reads_it(
+    kind: Kind, alignment: int, tmp_path: Path
+) -> None:
     path = tmp_path / "m.gguf"
-    write(path, "gemma3", kind)
+    aligned = partial(gguf.GGUFWriter.add_custom_alignment, alignment=alignment)
+    write(path, "gemma3", kind, change=aligned if alignment != 32 else None)
     reader = gguf.GGUFReader(path)
     values, _ = read_header(path)
     theirs = {name: field.contents() for name, field in reader.fields.items()}

@@ -45,6 +45,15 @@ def test_a_text_is_cut_to_what_the_engine_takes(is_encoder: bool, most: int) -> 
     assert asked.sampling.truncate_prompt_tokens == most
 
 
+def test_a_checkpoint_may_have_a_prompt_for_texts_without_another() -> None:
+    prompts = {"query": "q: ", "document": "d: "}
+    for default, expected in (("document", "d: a"), (None, "a")):
+        recipe = Recipe(folder=Path(), size=4, prompts=prompts, default=default)
+        for name, begun in ((None, expected), ("query", "q: a")):
+            (text,) = recipe.embed([TextPrompt(text="a")], prompt_name=name).prompts
+            assert text == TextPrompt(text=begun)
+
+
 def test_wrong_types_are_refused_by_name() -> None:
     recipe = Recipe(folder=Path(), size=4, is_embedder=True, longest=9, prompts={"query": "q: "})
     wrong: Any
