@@ -16,6 +16,15 @@ from helpers.scripted_server import ScriptedServer
 STATIC = Path(__file__).parents[3] / "python/minisgl_gateway/page/static"
 
 
+NUM_KEPT = """new Promise((resolve) => {
+  indexedDB.open("minisgl").onsuccess = ({ target: { result: db } }) => {
+    const store = db.transaction("conversations").objectStore("conversations");
+    store.count().onsuccess = ({ target }) => (db.close(), resolve(target.result));
+  };
+})"""
+"""The conversations that the browser has."""
+
+
 def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -> None:
     tab.goto(scripted.url)
     ask(tab, "keep this")
@@ -42,6 +51,7 @@ def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -
     tab.hover("#list li >> nth=0")
     tab.click("#list li >> nth=0 >> [aria-label^=Delete]")
     until(tab, "document.querySelectorAll('#list li').length === 1")
+    assert tab.evaluate(NUM_KEPT) == 1
     tab.click(".toast button")
     until(tab, "document.querySelectorAll('#list li').length === 2")
 
