@@ -23,6 +23,7 @@ NUM_KEPT = """new Promise((resolve) => {
   };
 })"""
 """The conversations that the browser has."""
+ANSWERED = "document.getElementById('announcer').textContent === 'The answer is complete'"
 
 
 def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -> None:
@@ -54,6 +55,40 @@ def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -
     assert tab.evaluate(NUM_KEPT) == 1
     tab.click(".toast button")
     until(tab, "document.querySelectorAll('#list li').length === 2")
+
+
+def test_a_conversation_is_renamed_and_deleted_while_it_is_answered(
+    tab: Any, scripted: ScriptedServer
+) -> None:
+    """Its run keeps it every few seconds, and at the end."""
+    tab.goto(scripted.url)
+    scripted.resumed.clear()
+    ask(tab, "first !pause end")
+    until(tab, "document.querySelector('.answer .markdown')?.textContent.includes('first')")
+    tab.click("#new-chat")
+    tab.hover("#list li")
+    tab.click("#list li [aria-label^=Rename]")
+    tab.fill("#list li input", "renamed")
+    tab.press("#list li input", "Enter")
+    tab.wait_for_selector("#list a:has-text('renamed')")
+    scripted.resumed.set()
+    until(tab, ANSWERED)
+    tab.reload()
+    tab.click("#list a:has-text('renamed')")
+    wait_answers(tab, 1)
+
+    scripted.resumed.clear()
+    ask(tab, "second !pause end")
+    until(tab, "document.querySelectorAll('.answer')[1]?.textContent.includes('second')")
+    tab.hover("#list li")
+    tab.click("#list li [aria-label^=Delete]")
+    until(tab, "document.querySelectorAll('#list li').length === 0")
+    scripted.resumed.set()
+    until(tab, ANSWERED)
+    assert tab.evaluate(NUM_KEPT) == 0
+    tab.click(".toast button")
+    tab.click("#list a:has-text('renamed')")
+    wait_answers(tab, 2)
 
 
 @pytest.mark.parametrize(("theme", "width"), [("dark", 1240), ("light", 390)])

@@ -20,7 +20,7 @@ export class Chat {
     this.conversation = tree.newConversation();
     this.model = {}; // the served model, of /v1/models
     this.views = new Map(); // message id -> its element in the shown conversation
-    this.runs = new Map(); // conversation id -> {conversation, controllers}: answers being written
+    this.runs = new Map(); // conversation id -> {conversation, controllers, kept}: answers being written
     this.dirty = new Set();
     this.frame = 0;
   }
@@ -46,8 +46,11 @@ export class Chat {
     this.show();
   }
 
-  stop() {
-    for (const controller of this.runs.get(this.conversation.id)?.controllers ?? []) controller.abort();
+  /** Stop the answers that are being written in a conversation. Returns a promise of their being kept. */
+  stop(id = this.conversation.id) {
+    const run = this.runs.get(id);
+    for (const controller of run?.controllers ?? []) controller.abort();
+    return run?.kept;
   }
 
   // --- requests ----------------------------------------------------------------------------------
@@ -103,7 +106,9 @@ export class Chat {
     announce("The model is answering");
     const conversation = this.conversation;
     const controllers = runs.map(() => new AbortController());
-    this.runs.set(conversation.id, { conversation, controllers });
+    let wasKept;
+    const kept = new Promise((resolve) => (wasKept = resolve));
+    this.runs.set(conversation.id, { conversation, controllers, kept });
     this.on.changed();
     const saver = setInterval(() => this.save(conversation), SAVE_EVERY_MS);
     try {
@@ -118,6 +123,7 @@ export class Chat {
       conversation.updated = Date.now();
       this.flush();
       await this.save(conversation);
+      wasKept();
       const failed = runs.some(({ nodes }) => nodes.some((node) => node.error));
       announce(failed ? "The answer failed" : "The answer is complete");
       this.on.changed();

@@ -95,7 +95,7 @@ function rename(item, head) {
   const field = h("input", { type: "text", "aria-label": "Title", maxlength: "70" });
   field.value = head.title;
   const done = async () => {
-    const live = chat.conversation.id === head.id ? chat.conversation : null;
+    const live = chat.conversation.id === head.id ? chat.conversation : chat.runs.get(head.id)?.conversation;
     const conversation = live ?? (await store.load(head.id));
     if (conversation && field.value.trim()) {
       conversation.title = field.value.trim();
@@ -110,6 +110,7 @@ function rename(item, head) {
 }
 
 async function removeOne(head) {
+  await chat.stop(head.id); // else its answer would be kept behind the removal
   const conversation = await store.load(head.id);
   await store.remove(head.id);
   if (head.id === chat.conversation.id) startNew();
