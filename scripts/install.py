@@ -15,7 +15,8 @@ import time
 OLDEST = (3, 11)
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""PyTorch's index of builds without CUDA. PyPI's Linux build needs the CUDA packages."""
+"""PyTorch's index of builds without CUDA. PyPI's Linux build needs the CUDA packages, so pip does
+not turn there if this index cannot be reached."""
 
 TICK_S = 5.0  # a longer silence looks like a hang
 
@@ -31,6 +32,7 @@ def main():
     if sys.version_info < OLDEST:
         print(too_old(sys.executable, sys.version_info), file=sys.stderr)
         return 1
+    sys.stdout.reconfigure(line_buffering=True)  # in a file or pipe, pip's lines come after ours
     python = os.path.join(args.venv, "bin", "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
     if args.extra:
@@ -42,13 +44,14 @@ def main():
         print("%s is broken or older than Python 3.11: making it anew" % args.venv)
     if is_broken or not is_usable(python):
         run([sys.executable, "-m", "venv"] + (["--clear"] if is_broken else []) + [args.venv])
-    index = [] if has_gpu() or has_index(python) else ["--extra-index-url", CPU_INDEX]
+    index = [] if has_gpu() or has_index(python) else ["--index-url", CPU_INDEX]
     build = "the CUDA build, about 4.8 GB" if has_gpu() else "the CPU build, about 0.2 GB"
     if index or has_gpu():
         print("installing %s (once; %s to download) ..." % (args.torch, build))
     else:
         print("installing %s (once) from the package index that pip is set to ..." % args.torch)
-    run([*pip, "--progress-bar", "on", args.torch, *index])
+    hint = "; if %s cannot be reached, set PIP_INDEX_URL" % CPU_INDEX if index else ""
+    run([*pip, "--progress-bar", "on", args.torch, *index], hint)
     print("installing the other packages (once) ...")
     run_with_progress([*pip, "-e", "."])
     if subprocess.call([python, "-m", "minisgl.kernel.build"]):
@@ -97,11 +100,12 @@ def has_index(python):
     return any(name.endswith("." + setting) for name in names for setting in INDEX_SETTINGS)
 
 
-def run(command):
-    """Run a command and leave with its exit code if it fails."""
+def run(command, hint=""):
+    """Run a command and leave with its exit code if it fails. hint: what else the user can do."""
     code = subprocess.call(command)
     if code:
-        print("%s failed; the same command continues where it stopped" % " ".join(command))
+        text = "%s failed; the same command continues where it stopped%s"
+        print(text % (" ".join(command), hint))
         sys.exit(code)
 
 
@@ -140,4 +144,8 @@ def stage(lines):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it stopped")
+        sys.exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,10 +83,40 @@ def test_the_cpu_build_where_there_is_no_gpu(machine: Path) -> None:
     assert "installing torch==9.9 (once; the CPU build, about 0.2 GB to download)" in said
     assert commands[0] == "-m venv .venv"
     torch = next(line for line in commands if "torch==9.9" in line)
-    assert torch.endswith("--extra-index-url https://download.pytorch.org/whl/cpu")
+    assert torch.endswith(" --index-url https://download.pytorch.org/whl/cpu")
     assert " -q" not in torch  # it shows its progress
     _, again = install(machine)
     assert not any("venv" in line for line in again)  # a usable environment is kept
+
+
+def test_ctrl_c_is_one_line(machine: Path) -> None:
+    (machine / "inner").write_text("#!/bin/sh\nkill -INT $PPID\nexit 1\n")
+    done = subprocess.run(
+        [sys.executable, "run.py", str(ROOT / "scripts" / "install.py")],
+        capture_output=True,
+        text=True,
+        cwd=machine,
+        check=False,
+        env={**os.environ, "PATH": f"{machine}:/usr/bin:/bin"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout == "interrupted; the same command continues where it stopped\n"
+
+
+def test_an_index_that_cannot_be_reached(machine: Path) -> None:
+    """pip fails; PyPI's build, ten times as large, is not taken instead."""
+    (machine / "inner").write_text('#!/bin/sh\ncase "$*" in *install*torch*) exit 1 ;; esac\n')
+    done = subprocess.run(
+        [sys.executable, "run.py", str(ROOT / "scripts" / "install.py")],
+        capture_output=True,
+        text=True,
+        cwd=machine,
+        check=False,
+        env={**os.environ, "PATH": f"{machine}:/usr/bin:/bin"},
+    )
+    assert done.returncode == 1
+    assert done.stdout.endswith("whl/cpu cannot be reached, set PIP_INDEX_URL\n")
 
 
 def test_the_users_index_decides(machine: Path) -> None:

@@ -28,16 +28,14 @@ WITHOUT_CUDA = "cuBLAS and Triton do all GEMMs, several ranks use torch's NCCL; 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m minisgl.kernel.build",
-        description="Compile the C++ kernels now instead of at the first start; on a machine with "
-        "GPUs also the calls of NCCL and the CUDA driver, and the all-reduce of several ranks.",
+        description="Compile now what the first start would: C++ kernels, and more for GPUs.",
         epilog=f"They are kept in {env.cache_dir()} (MINISGL_CACHE_DIR); what is there already is "
         "not compiled again. Ends with 1 if anything is not available.",
     )
     parser.add_argument(
         "--ahead",
         action="store_true",
-        help="compile the C++ kernels for all instruction sets of this kind of machine, into the "
-        "package: a wheel that is built then needs no compiler where it is installed",
+        help="for all instruction sets, into the package: wheels of it need no compiler",
     )
     args = parser.parse_args()
     setup_logging("build")
@@ -60,6 +58,8 @@ def _build(what: str, compile_it: Callable[[], object], without: str) -> bool:
     except JitUnavailable as error:
         print(f"minisgl: {what} are not available: {error}\n{without}", file=sys.stderr)
         return False
+    except KeyboardInterrupt:
+        sys.exit(130)
     print(f"minisgl: {what} are ready.")
     return True
 

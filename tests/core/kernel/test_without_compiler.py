@@ -63,6 +63,15 @@ def test_build_command_fails_with_a_reason() -> None:
     assert "install g++" in done.stderr
 
 
+def test_ctrl_c_while_it_builds_is_no_traceback() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as exit_info:
+        build._build("kernels", interrupted, "")
+    assert exit_info.value.code == 130
+
+
 @pytest.mark.parametrize(
     ("flag", "code", "says"),
     [("--help", 0, "usage: python -m minisgl.kernel.build"), ("--all", 2, "arguments: --all")],
