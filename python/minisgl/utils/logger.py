@@ -52,12 +52,13 @@ class _Teller(logging.Handler):
 
 
 def tell_lines(tell: Callable[[str], None]) -> Callable[[], None]:
-    """Call `tell` with each line of level info or above, whether it is written or not.
+    """Call `tell` with each line of level info or above that is not written.
 
     Returns a function that ends this. Call it after `setup_logging`.
     """
     logger = logging.getLogger(_ROOT)
     level, teller = logger.level, _Teller(tell)
+    teller.addFilter(lambda record: record.levelno < level)
     for written in logger.handlers:
         written.setLevel(level)
     logger.addHandler(teller)
