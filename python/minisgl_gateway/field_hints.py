@@ -38,6 +38,8 @@ def hint(kind: Any, path: str, unknown: str | None, is_top: bool) -> str:
     if unknown is None:
         return _accepted(types)
     known = list(dict.fromkeys(field for each in types for field in _field_names(each)))
+    if unknown == "messages" and "prompt" in known:
+        return "; /v1/chat/completions and /api/chat take messages"
     if near := _similar(unknown, known):
         return f"; did you mean {near}?"
     return f"; known are {', '.join(known)}" if not is_top and 0 < len(known) <= MAX_LISTED else ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
 HELP: Final = '''\
-/set NAME VALUE   a sampling setting, such as /set temperature 0.2; without VALUE: its default
+/set NAME VALUE   a sampling setting (temperature 0.2); no VALUE: its default
 /set              show the settings
 /system TEXT      start again, with TEXT as the system prompt
 /reset            start again
@@ -35,7 +35,7 @@ HELP: Final = '''\
 /load FILE        continue the conversation of FILE
 /help             show this
 exit, quit        leave (as Ctrl-D and /exit do)
-"""               begins and ends a message of several lines (in a terminal Alt-Enter, too)
+"""               begins and ends several lines; Alt-Enter begins a new line
 Ctrl-C            stop the answer'''
 
 FENCE: Final = '"""'
@@ -72,8 +72,10 @@ def _client(begin: Callable[[], Chat], use: Callable[[Chat, Console], int]) -> i
     except ChatError as error:
         console.print(str(error), style="red")
         return 1
-    except BrokenPipeError:  # the reader of stdout has left, as in `| head`
+    except OSError as error:  # of stdout: its reader has left, as in `| head`, or its disk is full
         forget(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            console.print(f"the answer cannot be written: {error.strerror}", style="red")
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -90,10 +92,7 @@ class _Loop:
         name = self._chat.model
         greeting = f"Chatting with {name}. /help lists commands."
         if self._chat.is_base:
-            greeting = (
-                f"{name} is a base model without a chat template: it completes each text that you "
-                "type, and remembers none. /help lists commands."
-            )
+            greeting = f"{name} is a base model: it completes single texts. /help lists commands."
         self._console.print(greeting, style="bold")
         is_terminal = sys.stdin.isatty()
         read = _reader(self._console) if is_terminal else _read_pipe

@@ -162,6 +162,7 @@ def namespace(**member: Any) -> dict[str, Any]:
         (CHAT, hello(chat_template_kwargs={"x": 10**30}), None, "out of range"),
         (CHAT, hello(chat_template_kwargs={"messages": []}), "chat_template_kwargs", "a field"),
         (TEXT, {}, "prompt", "missing"),
+        (TEXT, hello(), "messages", "not known here; /v1/chat/completions and"),
         (TEXT, {"prompt": None}, "prompt", "null"),
         (TEXT, {"prompt": []}, "prompt", "empty"),
         (TEXT, {"prompt": [[]]}, "prompt[0]", "no token ids"),

@@ -41,7 +41,7 @@ def test_run_refuses_a_system_prompt(base: ScriptedServer) -> None:
 def test_chat_completes_each_text_alone(base: ScriptedServer, tmp_path: Path) -> None:
     code, text, rest = chat(base.url, f"one\ntwo\n/retry\n/save {tmp_path / 'c.json'}\n")
     assert (code, text) == (1, "one .\ntwo .\ntwo .\n")  # nothing can be saved
-    assert rest.startswith("scripted is a base model without a chat template: it completes each")
+    assert rest.startswith("scripted is a base model: it completes single texts. ")
     assert "there is no conversation to save" in rest
     prompts = [message.prompt for message in base.received[-3:]]
     assert [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)] == [

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -264,6 +265,14 @@ def test_a_reader_of_stdout_that_leaves(server: ScriptedServer) -> None:
     command = f"{' '.join(CHAT)} {server.url} | true; exit ${{PIPESTATUS[0]}}"
     done = run("bash", "-c", command, text="one\ntwo\n")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+
+
+def test_a_full_disk_under_stdout(server: ScriptedServer) -> None:
+    command = (sys.executable, "-m", "minisgl", "run", "--url", server.url, "one")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    says = "the answer cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, says)
 
 
 def test_lines_of_earlier_chats_come_back(server: ScriptedServer, state: Path) -> None:
