@@ -28,6 +28,6 @@ ROWS: Final = [
     Row("servers", "own", "minisgl.server.launch:launch_server"),
     Row(
         "commands", "serve", "minisgl.cli.serve:serve",
-        about="[MODEL]  serve a model over OpenAI's HTTP API (no command means serve)",
+        about="[MODEL]  serve a model over OpenAI's HTTP API (the default)",
     ),
 ]  # fmt: skip

@@ -15,10 +15,10 @@ ROWS: Final = [
     Row("guards", "pages", "minisgl_bench.page_guard:PageGuard"),
     Row(
         "commands", "replay", "minisgl_bench.run:replay",
-        about="FILE  send a server what `--record FILE` kept, or plan it again",
+        about="FILE  send what `--record FILE` kept, or plan it again",
     ),
     Row(
         "commands", "selfcheck", "minisgl_bench.selfcheck:selfcheck",
-        about="[MODEL]  check that answers do not depend on batch, cache or scheduling",
+        about="[MODEL]  check that batch, cache and schedule change no answer",
     ),
 ]  # fmt: skip

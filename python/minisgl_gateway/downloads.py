@@ -6,7 +6,6 @@ library; the configs that were made of a removed GGUF file go with it.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import shutil
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from minisgl import env
 from minisgl.errors import ConfigError
+from minisgl.server.flags import Parser
 from minisgl.utils.hf import resolve_checkpoint
 from minisgl.utils.text import size_of
 
@@ -32,10 +32,10 @@ ABOUT: Final = {
 _NAMES: Final = {"pull": "ORG/REPO[:TYPE]", "rm": "ORG/REPO"}
 
 
-def models_parser(command: str) -> argparse.ArgumentParser:
+def models_parser(command: str) -> Parser:
     """Return the parser of `minisgl pull`, `list` or `rm`."""
     about = f"{ABOUT[command].capitalize()}."
-    parser = argparse.ArgumentParser(f"minisgl {command}", description=about)
+    parser = Parser(f"minisgl {command}", description=about)
     if command in _NAMES:
         parser.add_argument("model", metavar=_NAMES[command], help="the model's id on Hugging Face")
     if command == "rm":
@@ -45,14 +45,14 @@ def models_parser(command: str) -> argparse.ArgumentParser:
 
 def _manage(command: str, argv: Sequence[str], began: float) -> int:
     """Run the command, and return the exit code."""
-    given = models_parser(command).parse_args(argv)
+    given = models_parser(command).parse_all(argv)
     try:
         if command == "list":
             print(_table(_cached()))
         elif command == "pull":
-            _pull(given.model)
+            _pull(given["model"])
         else:
-            print(_remove(given.model))
+            print(_remove(given["model"]))
     except ConfigError as error:
         print(f"minisgl {command}: {error}", file=sys.stderr)
         return 1

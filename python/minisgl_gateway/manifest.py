@@ -17,14 +17,14 @@ ROWS: Final = [
     ),
     Row(
         "commands", "upgrade", "minisgl_gateway.upgrade.command:upgrade",
-        about="[-- FLAGS]  a new server takes over a running one's port; no request is lost",
+        about="[-- FLAGS]  a new server takes over a running one's port",
     ),
     Row("servers", "dry_run", "minisgl_gateway.dry_run:dry_run"),
     Row("servers", "json_lines", "minisgl_gateway.watch.json_lines:JsonFormatter"),
     Row("servers", "shell", "minisgl_gateway.shell.command:serve_with_shell"),
     Row(
         "commands", "pull", "minisgl_gateway.downloads:pull",
-        about="MODEL  download a model: ORG/REPO, or ORG/REPO:Q4_K_M for a GGUF file",
+        about="MODEL  download ORG/REPO, or ORG/REPO:Q4_K_M for a GGUF file",
     ),
     Row(
         "commands", "list", "minisgl_gateway.downloads:show",
@@ -33,11 +33,11 @@ ROWS: Final = [
     Row("commands", "rm", "minisgl_gateway.downloads:remove", about="MODEL  remove one of them"),
     Row(
         "commands", "route", "minisgl_gateway.router.serve:route",
-        about="--replica URL ...  one address for several servers: requests go by prefix and load",
+        about="--replica URL ...  spread requests over several servers",
     ),
     Row(
         "commands", "gateway", "minisgl_gateway.upstream.serve:gateway",
-        about="--upstream URL  other vendors' APIs before any OpenAI-compatible server",
+        about="--upstream URL  other vendors' APIs before an OpenAI-like server",
     ),
     Row("keys", "ring", "minisgl_gateway.keys.ring:KeyRing"),
     Row("keys", "give_way", "minisgl_gateway.keys.preemption:give_way"),

@@ -20,8 +20,8 @@ usage: minisgl COMMAND ...
 
 {commands}
 
-MODEL is a checkpoint folder or a model id such as Qwen/Qwen3-0.6B; without it, the built-in model
-runs, a small one that needs no download. `minisgl COMMAND --help` lists the flags of a command.
+MODEL is a folder, a .gguf file or an id such as Qwen/Qwen3-0.6B; without it, a
+small built-in model runs. `minisgl COMMAND --help` lists a command's flags.
 """
 
 
@@ -34,6 +34,8 @@ class Command(Protocol):
 def run_command(argv: Sequence[str], began: float) -> int:
     """Run the command and return the exit code. began: the process's start, on `time.monotonic`."""
     command, *rest = argv or ["serve"]
+    if command == "help" and rest:
+        command, rest = rest[0], ["--help"]
     if command in ("--version", "version"):
         print(f"minisgl {__version__}")
         return 0
@@ -73,7 +75,6 @@ def _hint(command: str) -> str:
         return f"did you mean minisgl {near[0]}?"
     if "/" in command:
         return f"minisgl serve {command} serves it"
-    listed = f"the commands are {', '.join(names)}"
-    if plugins.row_of("commands", "chat"):
-        return listed
-    return f"{listed}; another one {plugins.absent('commands')}"
+    has_chat = plugins.row_of("commands", "chat")
+    more = "" if has_chat else f"; another one {plugins.absent('commands')}"
+    return f"the commands are {', '.join(names)}{more}"

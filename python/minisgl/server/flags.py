@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Collection, Sequence
+from shutil import get_terminal_size
 from typing import Any, Final, NoReturn
 
 from minisgl import plugins
@@ -149,4 +150,4 @@ class Parser(argparse.ArgumentParser):
 
 class _HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=96)
+        super().__init__(prog, 2, 30, min(96, get_terminal_size((98, 24)).columns - 2))

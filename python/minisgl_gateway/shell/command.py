@@ -51,9 +51,7 @@ def client_parser(command: str) -> Parser:
             "A pipe is read as well, and comes after the question",
         )  # fmt: skip
     group = parser.add_argument_group(command)
-    group.add_argument(
-        "--url", help="ask the server that runs there, instead of one started for this command"
-    )
+    group.add_argument("--url", help="ask the server that runs there, and start none")
     group.add_argument("--api-key", metavar="KEY", help="the key for the server at --url")
     group.add_argument("--system", metavar="TEXT", help="the system prompt (default: none)")
     group.add_argument(
@@ -132,5 +130,6 @@ def _question(about: dict[str, Any], given: dict[str, Any], parser: Parser) -> C
     piped = "" if os.isatty(0) else sys.stdin.buffer.read().decode("utf-8", "replace")
     question = "\n\n".join(filter(str.strip, (" ".join(words), piped.strip("\n"))))
     if not question:
-        parser.error("there is no question: give one, or send one through a pipe")
+        but = f"{given['model']} is the MODEL, and " if "model" in given else ""
+        parser.error(f"{but}there is no question: give one, or send one through a pipe")
     return lambda url: run_question(partial(begin, url), question)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ def test_flags_page_is_the_help() -> None:
         capture_output=True,
         text=True,
         check=True,
+        env={**os.environ, "COLUMNS": "98"},
     )
     assert PAGE.split("```")[1].strip() == done.stdout.strip(), "put the new --help there"
 

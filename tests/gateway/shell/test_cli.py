@@ -16,7 +16,9 @@ from helpers.endless import NUM_TOKENS, endless_flags
 from helpers.running_server import RunningServer
 from helpers.shells import minisgl
 from minisgl.__main__ import main
-from minisgl.cli import run_command
+from minisgl.cli import help_text, run_command
+from minisgl_gateway.shell.command import client_parser
+from minisgl_gateway.shell.repl import HELP
 
 POOL = ("--num-pages", "64")
 
@@ -76,11 +78,20 @@ def test_ctrl_c_where_a_dataclass_is_made(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (help_text(), HELP):
+        assert max(map(len, text.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "80")
+    helped = client_parser("run").format_help().splitlines()
+    assert not [line for line in helped if len(line) > 80 and "{" not in line]  # no list of choices
+
+
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
         ("--help", 0, "usage: minisgl COMMAND ..."),
         ("help", 0, "usage: minisgl COMMAND ..."),
+        ("help run", 0, "usage: minisgl run "),
         ("--version", 0, "minisgl "),
         ("version", 0, "minisgl "),
         ("serve --help", 0, "usage: minisgl serve "),
@@ -95,6 +106,7 @@ def test_ctrl_c_where_a_dataclass_is_made(tmp_path: Path) -> None:
         ("chat --dry-run", 2, "unrecognized arguments: --dry-run"),
         ("chat --node-rank 1 --nnodes 2 --dist-init-addr h:9 --tp 2", 2, "a chat needs the server"),
         ("chat m --model n", 2, "MODEL is given twice: m and --model n"),
+        ("list --hlep", 2, "unrecognized arguments: --hlep; did you mean --help?"),
     ],
 )
 def test_commands(line: str, code: int, says: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from helpers.scripted_server import ScriptedServer
-from helpers.shells import ask, chat, said
+from helpers.shells import ask, chat, here, said
 
 
 def test_one_question(server: ScriptedServer) -> None:
@@ -44,6 +44,12 @@ def test_a_question_that_cannot_be_asked(
     assert (code, answer) == (2, "")
     assert says in rest
     assert rest.count("\n") == 2
+
+
+def test_a_question_of_one_word_is_the_model() -> None:
+    code, answer, rest = here("run", "hello")
+    assert (code, answer) == (2, "")
+    assert "hello is the MODEL, and there is no question: give one" in rest
 
 
 PROXIES = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")

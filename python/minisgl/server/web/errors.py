@@ -152,11 +152,8 @@ def _routing_error(request: Request, error: HTTPException) -> InvalidRequest:
     path, method = shortened(request.url.path, 120), request.method
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        return refusal(
-            f"{path} does not take {method}, it takes {allowed}",
-            status=405,
-            code="method_not_allowed",
-        )
+        text = f"{path} does not take {method}, it takes {allowed}"
+        return refusal(text, status=405, code="method_not_allowed")
     if error.status_code == 404:
         near = _nearby(request)
         hint = f"did you mean {near}?" if near else "/docs lists all paths"
