@@ -1,8 +1,9 @@
-"""Closes the objects in the schema of a tool's arguments.
+"""Closes the objects in the schema of an answer or of a tool's arguments.
 
 By JSON Schema an object may have properties that its schema does not declare. A function takes no
-others, and a weak model would write them until its last token. So each object that declares
-properties gets `additionalProperties: false`, unless its schema says which others it may have.
+others, a program seldom reads them in an answer, and a weak model would write them until its last
+token. So each object that declares properties gets `additionalProperties: false`, unless its schema
+says which others it may have.
 
 Several schemas may describe one object: allOf, anyOf, oneOf and $ref beside its own properties. A
 closed one would forbid the properties of the others. So only one of them is closed, the outermost,

@@ -19,6 +19,7 @@ from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 from minisgl.errors import InvalidSampling
 from minisgl.utils.text import shortened
 from minisgl_zoo.grammar import trial
+from minisgl_zoo.grammar.closed import closed
 from minisgl_zoo.grammar.schema import prepared
 
 JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -35,7 +36,7 @@ def answer_grammar(structured_outputs: dict[str, Any]) -> dict[str, Any]:
     [(kind, value)] = structured_outputs.items()
     match kind:
         case "json":
-            return json_grammar(json.loads(value))
+            return json_grammar(closed(json.loads(value), "structured_outputs.json"))
         case "json_object":
             return json_grammar({"type": "object"})
         case "regex":
@@ -79,7 +80,7 @@ def compiled(structured_outputs: dict[str, Any]) -> str:
     """Return the grammar's text. Raises InvalidSampling, which names the part that is wrong."""
     [kind] = structured_outputs
     if kind == "json":
-        return checked_schema(json.loads(structured_outputs[kind]), "structured_outputs.json")
+        checked_schema(json.loads(structured_outputs[kind]), "structured_outputs.json")
     grammar = joined(answer_grammar(structured_outputs))
     if reason := problem(grammar):
         raise _refusal(f"structured_outputs.{kind}", reason)

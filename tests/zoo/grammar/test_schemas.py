@@ -46,6 +46,16 @@ def walk(maskers: Grammars, option: dict[str, Any], seed: int) -> list[int]:
     return output
 
 
+def test_an_answer_has_declared_properties_alone(maskers: Grammars, tokenizer: Tokenizer) -> None:
+    """Pydantic's `model_json_schema` leaves objects open, and clients send it as it is."""
+    inner = {"type": "object", "properties": {"y": {"enum": [1, 2]}}, "required": ["y"]}
+    schema = {"properties": {"x": {"$ref": "#/$defs/inner"}}, "required": ["x"], "type": "object"}
+    for seed in range(5):
+        output = walk(maskers, {"json": {**schema, "$defs": {"inner": inner}}}, seed)
+        answer = json.loads(tokenizer.decode(output[:-1]))
+        assert (answer.keys(), answer["x"].keys()) == ({"x"}, {"y"})
+
+
 def test_there_are_enough() -> None:
     assert len(SCHEMAS) >= 150
 
