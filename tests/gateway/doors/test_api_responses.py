@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -16,6 +18,12 @@ from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.core import Accepted, Finished
 from minisgl.message import ChatPrompt, TokenizeMsg
 from minisgl.message.frontend import UserReply
+from minisgl.server.api.answers import TokenLogprob, Usage
+from minisgl_gateway.chat import End
+from minisgl_gateway.responses.answer import OutputMessage, ResponseObject
+from minisgl_gateway.responses.request import ResponsesRequest
+from minisgl_gateway.responses.stream import ResponseForm
+from minisgl_gateway.responses.tools import offered_tools
 
 
 def test_a_whole_response(client: openai.OpenAI, server: ScriptedServer) -> None:
@@ -108,6 +116,24 @@ def test_log_probabilities_are_those_of_the_text(
         assert sum(map(len, shown)) == num_logprobs
 
 
+def test_each_text_has_its_own_log_probabilities() -> None:
+    """Of two texts around a call the first gets those that come with both."""
+    answers: list[ResponseObject] = []
+    model: Any = SimpleNamespace(name=MODEL, given_or_default=lambda *_: 1.0)
+    begun = ResponseObject.begun(model, ResponsesRequest(input="a"))
+    form = ResponseForm(begun, answers.append, offered_tools(()))
+    first, second = (
+        TokenLogprob(token=name, bytes=[], logprob=-1.0, top_logprobs=[]) for name in "ab"
+    )
+    form.text([("content", "a"), ("call", "f"), ("arguments", "{}"), ("content", "b")], [first])
+    form.text([("content", "c")], [second])
+    usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+    form.end(End(is_cut=False, stop=None, usage=usage, timings=msgspec.UNSET))
+    (answer,) = answers
+    texts = [item.content[0] for item in answer.output if isinstance(item, OutputMessage)]
+    assert [(each.text, each.logprobs) for each in texts] == [("a", [first]), ("bc", [second])]
+
+
 def test_input_items_become_messages_of_a_chat(
     client: openai.OpenAI, server: ScriptedServer
 ) -> None:
@@ -120,6 +146,7 @@ def test_input_items_become_messages_of_a_chat(
             "id": "rs_1",
             "summary": [],
             "content": [{"type": "reasoning_text", "text": "hm"}],
+            "encrypted_content": "of another server",
         },
         {
             "type": "message",
