@@ -114,6 +114,21 @@ def test_silent_connections_give_way(
     assert caplog.text.count("connections are open") == 1
 
 
+def test_what_speaks_no_tls_is_forgotten(
+    few: None, certificate: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*certificate)
+    with ExitStack() as stack:
+        server = stack.enter_context(ScriptedServer(tls=tls))
+        for _ in range(2 * MOST):
+            plain = connect(server, stack)
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while not closed(plain):
+                pass
+    assert "connections are open" not in caplog.text
+
+
 def test_a_request_is_not_displaced(few: None) -> None:
     """With all connections taken, probes are answered and other requests get a 503."""
     texts: list[str] = []
