@@ -119,7 +119,7 @@ def test_sent_requests_count_until_a_state_includes_them() -> None:
     hashes = [1, 2, 3, 4]
     assert views.choose([a, b], 64, hashes, 16, 0.0) == (a, 0)
     sent = views.send(a, 64, hashes, now=1.0)
-    assert a.load(1.0).queued_tokens == 64
+    assert (a.load(1.0).queued_tokens, a.load(1.0).num_free_pages) == (64, 96)
     assert a.load(1.05).queued_tokens == 14, "it computes 1,000 a second"
     other = [9, 10, 11, 12]
     assert views.choose([a, b], 64, other, 16, 1.0)[0] is b, "another prompt goes elsewhere"

@@ -164,17 +164,30 @@ def test_a_refused_prompt_costs_its_key_no_tokens(tmp_path: Path) -> None:
         assert (key.own.requests, key.own.tokens) == (2, 0)
 
 
+def use(requests: int, tokens: int) -> KeyUse:
+    """What a server reports of the key "client"."""
+    digest = hashlib.sha256(b"client").hexdigest()
+    return KeyUse(
+        name="a", digest=digest, requests_per_minute=5, tokens_per_minute=None,
+        num_requests=requests, num_tokens=tokens,
+    )  # fmt: skip
+
+
+def test_a_request_that_no_server_had_hides_none_of_another_router() -> None:
+    limits = KeyLimits(clock=lambda: 0.0)
+    limits.update("x", [use(0, 0)])
+    passed = limits.admit("client")
+    assert passed
+    passed.send(1)
+    passed.take_back(1, is_counted=False)
+    limits.update("x", [use(4, 0)])
+    with pytest.raises(RateLimited):
+        limits.admit("client")
+
+
 def test_requests_of_other_routers_are_counted_once() -> None:
     now = 0.0
     limits = KeyLimits(clock=lambda: now)
-    digest = hashlib.sha256(b"client").hexdigest()
-
-    def use(requests: int, tokens: int) -> KeyUse:
-        return KeyUse(
-            name="a", digest=digest, requests_per_minute=5, tokens_per_minute=None,
-            num_requests=requests, num_tokens=tokens,
-        )  # fmt: skip
-
     assert limits.admit("client") is None, "nothing is known of it"
     limits.update("x", [use(40, 9)])  # before this router
     limits.update("y", [])

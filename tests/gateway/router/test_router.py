@@ -95,6 +95,8 @@ def test_a_stored_response_is_found(two: Setup) -> None:
     lost = {"model": MODEL, "input": "x", "previous_response_id": "resp_none"}
     refused = httpx.post(f"{two.url}/v1/responses", json=lost)
     assert "resp_none" in refused.json()["error"]["message"]
+    replicas = two.router.fleet.replicas
+    until(lambda: not any(each.upstream._open for each in replicas))
 
 
 def test_an_item_of_a_stored_response_is_found(two: Setup) -> None:

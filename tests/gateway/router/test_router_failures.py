@@ -362,6 +362,19 @@ def test_a_replica_can_be_replaced_before_all_have_answered_for_the_first_time()
     assert asyncio.run(replaced()) == ["http://127.0.0.1:1"]
 
 
+def test_the_connections_to_a_removed_replica_are_closed() -> None:
+    async def removed(url: str) -> tuple[int, int]:
+        watched = fleet.Fleet([url])
+        (replica,) = watched.replicas
+        await watched.ask(replica)
+        before = len(replica.upstream._idle)
+        await watched.change([])
+        return before, len(replica.upstream._idle)
+
+    with ScriptedServer() as server:
+        assert asyncio.run(removed(server.url)) == (1, 0)
+
+
 async def _late_answer() -> tuple[int, str]:
     watched = fleet.Fleet(["http://127.0.0.1:9"])
     (gone,) = watched.replicas
