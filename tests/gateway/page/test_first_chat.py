@@ -159,6 +159,26 @@ def test_continue_goes_on_with_an_answer_that_was_cut_off(
     assert not tab.is_visible(".note")
 
 
+def test_an_answer_that_fills_the_context_is_not_continued(
+    tab: Any, scripted: ScriptedServer
+) -> None:
+    def small(route: Any) -> None:
+        models = (response := route.fetch()).json()
+        models["data"][0]["context_length"] = 3
+        route.fulfill(response=response, json=models)
+
+    tab.route("**/v1/models", small)
+    tab.goto(scripted.url)
+    tab.click("#open-settings")
+    tab.fill("#sampling-max_tokens", "1")
+    tab.press("#sampling-max_tokens", "Tab")
+    tab.click("#close-settings")
+    ask(tab, "one two")
+    tab.wait_for_selector("text=The answer was cut off")
+    assert tab.text_content("#meter").strip() == "3 of 3 tokens"
+    assert tab.locator(".note >> text=Continue").count() == 0
+
+
 def test_continue_after_a_stop(tab: Any, scripted: ScriptedServer) -> None:
     tab.goto(scripted.url)
     ask(tab, "!forever")

@@ -40,8 +40,11 @@ def test_export_and_import(tab: Any, scripted: ScriptedServer, tmp_path: Path) -
         "keep this",
         "keep this .",
     ]
+    exported["conversations"][0] |= {"title": "older", "updated": 1}
+    file.write_text(json.dumps(exported))
     tab.set_input_files("#import-file", file)
     tab.wait_for_selector("#list li:nth-child(2)")
+    assert tab.locator("#list a").all_text_contents() == ["keep this", "older"]
     broken = tmp_path / "broken.json"
     broken.write_text(
         json.dumps({"format": "minisgl-conversations", "conversations": [{"nodes": [{}]}]})
