@@ -40,6 +40,7 @@ from minisgl_gateway.upgrade.guests import Replies
 from minisgl_gateway.upgrade.hand_over import HandOver
 from minisgl_gateway.upgrade.inherited import Handed
 from minisgl_gateway.upgrade.link import Link, NotStarted
+from minisgl_gateway.upgrade.server import UpgradableServer
 from minisgl_gateway.upgrade.successor import options_of
 
 ASKED = Asked(flags=[], python=sys.executable, python_path="", drain_s=0, engines=None)
@@ -508,6 +509,10 @@ def test_connections_wait_while_the_successors_socket_is_full() -> None:
         giving.give()
         idle.clear()
         assert giving.num_waiting == 2
+        old = object.__new__(UpgradableServer)
+        http = SimpleNamespace(connections=SimpleNamespace(num_open=0))
+        vars(old).update(_frontend=SimpleNamespace(num_open=0), _http=http, _handing=giving)
+        assert old._num_left == 2, "the old server waits for them"
         while num_bytes:
             num_bytes -= len(theirs.recv(num_bytes))
         giving.give()
