@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -346,3 +347,30 @@ def test_a_restart_that_fails_ends_the_server(
     assert server._http.should_exit
     with pytest.raises(EngineError, match=rf"it did not start again: .*{says}"):
         asyncio.run(call.accepted())
+
+
+def test_two_workers_that_die_at_once_are_one_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[EngineError] = []
+
+    async def start_again(server: RestartingServer, error: EngineError) -> None:
+        started.append(error)
+
+    monkeypatch.setattr(RestartingServer, "_start_again", start_again)
+    server = object.__new__(RestartingServer)
+    vars(server).update(
+        _frontend=SimpleNamespace(is_draining=False),
+        _http=SimpleNamespace(should_exit=False),
+        _restart=None,
+        _restarts=deque(),
+        _max_restarts=3,
+    )
+
+    async def die(*errors: EngineError) -> None:
+        for error in errors:
+            server._fail(error)
+        assert server._restart
+        await server._restart
+
+    asyncio.run(die(DIED, WorkerDied("detokenizer", -9)))
+    asyncio.run(die(DIED))
+    assert (started, len(server._restarts)) == ([DIED, DIED], 2)
