@@ -142,9 +142,7 @@ def _compiler() -> str:
     name = os.environ.get("CXX", "c++")
     found = shutil.which(name)
     if found is None:
-        raise JitUnavailable(
-            f"no C++ compiler: {name!r} is not on the PATH (install g++, or set CXX)"
-        )
+        raise JitUnavailable(f"no C++ compiler: no {name!r} on the PATH (install g++, or set CXX)")
     return found
 
 
@@ -171,9 +169,12 @@ def _sources(library: Library) -> str:
 def _compile_library(library: Library, flags: Sequence[str], folder: Path) -> Path:
     from tvm_ffi import cpp
 
-    sources = [str(source) for source in sorted((CSRC / library.folder).glob("*.cpp"))]
+    # tvm-ffi writes a path's spaces as they are: in the name of a file ninja wants "$ ".
+    found = sorted((CSRC / library.folder).glob("*.cpp"))
+    sources = [str(source).replace(" ", "$ ") for source in found]
+    ffi = Path(cpp.__file__).parents[1]
     # One thread at a time, because all threads have one PATH.
-    with _BUILDING, _ninja_on_path(folder), _progress(folder, len(sources)):
+    with _BUILDING, _ninja_on_path(folder, ffi), _progress(folder, len(sources)):
         return Path(
             cpp.build(
                 library.name,
@@ -223,20 +224,21 @@ def _processor() -> str:
 
 
 # It becomes ninja, which on Linux ends with the process that has started it (PR_SET_PDEATHSIG): a
-# worker that is killed leaves no compilers behind.
-NINJA = """import ctypes, os, sys; getattr(ctypes.CDLL(None), "prctl", max)(1, 15)
-os.execv(sys.argv[1], sys.argv[1:])"""
+# worker that is killed leaves no compilers behind. Before, spaces in tvm-ffi's folder are escaped.
+NINJA = r"""import ctypes, os, sys; getattr(ctypes.CDLL(None), "prctl", max)(1, 15)
+text = open("build.ninja").read().replace(sys.argv[1], sys.argv[1].replace(" ", r"\ "))
+open("build.ninja", "w").write(text); os.execv(sys.argv[2], sys.argv[2:])"""
 
 
 @contextmanager
-def _ninja_on_path(folder: Path) -> Iterator[None]:
+def _ninja_on_path(folder: Path, ffi: Path) -> Iterator[None]:
     """Put a script in `folder`, which tvm-ffi runs as ninja, on the PATH. The real ninja may be in
-    an environment that is not activated."""
+    an environment that is not activated. ffi: tvm-ffi's folder."""
     if not (real := shutil.which("ninja")):
         import ninja
 
         real = f"{ninja.BIN_DIR}/ninja"
-    words = shlex.join([sys.executable, "-ISc", NINJA, real])
+    words = shlex.join([sys.executable, "-ISc", NINJA, str(ffi), real])
     (folder / "ninja").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     (folder / "ninja").chmod(0o700)
     before = os.environ.get("PATH", os.defpath)

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,8 +138,11 @@ def test_a_build_ends_with_the_process_that_is_killed(
     real.chmod(0o700)
     monkeypatch.setenv("PATH", f"{real.parent}:{os.environ['PATH']}")
     code = "import subprocess; subprocess.run(['ninja', '-v'])"
-    with jit._ninja_on_path(tmp_path):
-        killed = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    (tmp_path / "build.ninja").touch()
+    with jit._ninja_on_path(tmp_path, tmp_path):
+        killed = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        )
     assert killed.stdout
     with killed, killed.stdout as said:
         pid, flag = said.readline().split()
@@ -180,6 +184,24 @@ def test_builds_of_two_threads_do_not_take_ninja_from_each_other(
     assert path.exists()
     assert len(libraries(small)) == 2
     assert os.environ["PATH"] == without
+
+
+def test_paths_with_spaces(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the sources, of the cache, and of the environment with tvm-ffi."""
+    from tvm_ffi import cpp
+    from tvm_ffi.cpp import extension
+
+    home = small.parent / "my home"
+    shutil.copytree(jit.CSRC, home / "csrc")
+    (home / "ffi").symlink_to(Path(cpp.__file__).parents[1])
+    monkeypatch.setattr(jit, "CSRC", home / "csrc")
+    monkeypatch.setattr(cpp, "__file__", str(home / "ffi/cpp/__init__.py"))
+    for name in ("find_include_path", "find_dlpack_include_path", "find_libtvm_ffi"):
+        path = Path(getattr(extension, name)()).relative_to((home / "ffi").resolve())
+        monkeypatch.setattr(extension, name, lambda path=path: str(home / "ffi" / path))
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(home / "cache"))
+    assert jit.load_library().answer() == 42
+    assert len(libraries(home / "cache")) == 1
 
 
 def test_a_build_that_fails_in_the_background_is_raised_at_the_load(small: Path) -> None:

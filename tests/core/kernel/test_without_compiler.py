@@ -25,7 +25,7 @@ from minisgl.kernel.registry import create_ops
     ("variable", "value", "reason"),
     [
         ("MINISGL_DISABLE_JIT", "1", "MINISGL_DISABLE_JIT=1"),
-        ("CXX", "no-such-compiler", "no C++ compiler: 'no-such-compiler' is not on the PATH"),
+        ("CXX", "no-such-compiler", "no C++ compiler: no 'no-such-compiler' on the PATH"),
     ],
 )
 def test_without_a_compiler_everything_is_plain_torch(
