@@ -34,6 +34,10 @@ from typing import Any, ClassVar
 PEER_LOST_EXIT = 3
 """Exit code of a worker process that lost another rank. After an error of its own it is 1."""
 
+CONTEXT_IS = "this model's maximum context length is"
+"""OpenAI's words before the limit of a `PromptTooLong`. LiteLLM, aider and others know it by them,
+and compact the chat or take another model."""
+
 
 class MinisglError(Exception):
     """Root of the tree. fields: the attributes that cross a process besides the message."""

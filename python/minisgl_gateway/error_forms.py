@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl.errors import PromptTooLong
+from minisgl.errors import CONTEXT_IS, PromptTooLong
 from minisgl.server.strict import Json
 from minisgl.server.web.errors import ErrorBody
 
@@ -43,16 +43,16 @@ _KINDS: Final = {
 
 _TOO_LONG: Final = (
     (
-        re.compile(r"([\d,]+) tokens?, (?:but the .+ holds|and a request may have) ([\d,]+)"),
+        re.compile(rf"([\d,]+) tokens?, but {CONTEXT_IS} (\d+)"),
         "prompt is too long: {} tokens > {}",
     ),
     (
-        re.compile(r"([\d,]+) tokens? and max_tokens asks for (\d+) more, .+ holds (\d+)"),
+        re.compile(rf"([\d,]+) tokens? and max_tokens asks for (\d+) more, .+ {CONTEXT_IS} (\d+)"),
         "input length and `max_tokens` exceed context limit: {} + {} > {}",
     ),
 )
 """Our words for what does not fit, and Anthropic's, by which Claude Code compacts the chat or asks
-for fewer tokens. Clients of OpenAI's forms know it by `code`."""
+for fewer tokens. Clients of OpenAI's forms know it by `code`, or by our words."""
 
 
 _DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request"}}

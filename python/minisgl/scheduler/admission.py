@@ -9,12 +9,12 @@ from minisgl.core import SamplingParams
 from minisgl.core.image import Image, places_of
 from minisgl.core.req import IdArray, Req
 from minisgl.core.sampling import ONLY_EMBEDS
-from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
+from minisgl.errors import CONTEXT_IS, InvalidRequest, InvalidSampling, PromptTooLong, ServerBusy
 from minisgl.scheduler.config import SchedulerConfig
 from minisgl.utils.text import counted, size_of
 from minisgl.utils.turns import is_full
 
-LEFT: Final = " and at least one must be left for the answer"
+LEFT: Final = ", and at least one must be left for the answer"
 MAX_PIXEL_BYTES: Final = 2**30
 """Of the images of all requests: 150 pictures of 1540 x 1540 pixels, the largest of Mistral 3."""
 
@@ -56,15 +56,14 @@ def admissible_max_tokens(
         _check_logit_ids(sampling, config.vocab_size, config.eos_ids)
     pool = config.num_pool_tokens
     limit = min(config.max_seq_len, pool)
-    name, remedy = (
-        ("context length", "")
-        if config.max_seq_len <= pool
-        else ("KV cache", " (or serve with a higher --num-pages or --memory-ratio)")
-    )
+    why, remedy = "", ""
+    if config.max_seq_len > pool:
+        why = " (the KV cache holds no more)"
+        remedy = " (or serve with a higher --num-pages or --memory-ratio)"
     least = 0 if asked == 0 and config.max_seq_len < pool else 1
     if num_prompt > limit - least:
         raise PromptTooLong(
-            f"the prompt has {counted(num_prompt, 'token')}, but the {name} holds {limit}"
+            f"the prompt has {counted(num_prompt, 'token')}, but {CONTEXT_IS} {limit} tokens{why}"
             f"{'' if config.is_encoder else LEFT}; shorten the prompt{remedy}",
             limit=limit,
             got=num_prompt,
@@ -73,8 +72,8 @@ def admissible_max_tokens(
     if asked is not None and num_prompt + asked > limit:
         raise PromptTooLong(
             f"the prompt has {counted(num_prompt, 'token')} and max_tokens asks for {asked} more, "
-            f"{num_prompt + asked} in all, but the {name} holds {limit}; ask for at most "
-            f"{limit - num_prompt}{remedy}",
+            f"{num_prompt + asked} in all, but {CONTEXT_IS} {limit} tokens{why}; "
+            f"ask for at most {limit - num_prompt}{remedy}",
             limit=limit,
             got=num_prompt + asked,
             param="max_tokens",

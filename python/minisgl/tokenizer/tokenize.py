@@ -15,7 +15,7 @@ from minisgl import plugins
 from minisgl.core import SamplingParams
 from minisgl.core.adapters import Adapter
 from minisgl.core.image import NO_MEDIA, Image, Media
-from minisgl.errors import InvalidRequest, InvalidSampling, PromptTooLong
+from minisgl.errors import CONTEXT_IS, InvalidRequest, InvalidSampling, PromptTooLong
 from minisgl.message import (
     ChatPrompt,
     TextPrompt,
@@ -279,8 +279,8 @@ def _refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -
         if num_tokens > 2 * context_length:
             raise PromptTooLong(
                 f"the prompt is too long: the first {num_characters:,} of its {len(text):,} "
-                f"characters are {num_tokens:,} tokens, and a request may have "
-                f"{context_length:,} with its answer; shorten the prompt",
+                f"characters are {num_tokens:,} tokens, but {CONTEXT_IS} "
+                f"{context_length} tokens; shorten the prompt",
                 limit=context_length,
                 got=num_tokens,
                 param="prompt",

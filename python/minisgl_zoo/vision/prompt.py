@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core.image import LOWEST, Image, places_of
-from minisgl.errors import EngineError, InvalidRequest, PromptTooLong
+from minisgl.errors import CONTEXT_IS, EngineError, InvalidRequest, PromptTooLong
 from minisgl.message import ids_from_bytes, ids_to_bytes
 from minisgl.tokenizer.template import Part
 from minisgl.tokenizer.tokenize import Encoded, PromptEncoder
@@ -151,8 +151,8 @@ class ImageReader:
                 if most_tokens is not None and num_tokens > most_tokens:
                     raise PromptTooLong(
                         f"the prompt is too long: the images up to {where} take {num_tokens:,} "
-                        f"tokens, and a request may have {most_tokens:,} with its answer; send "
-                        "fewer images, or smaller ones",
+                        f"tokens, but {CONTEXT_IS} {most_tokens} tokens; send fewer images, or "
+                        "smaller ones",
                         limit=most_tokens,
                         got=num_tokens,
                         param=where,

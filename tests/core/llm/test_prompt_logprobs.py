@@ -86,5 +86,5 @@ def test_wrong_arguments_are_refused(llm: LLM) -> None:
         SamplingParams(prompt_logprobs=True)
     with pytest.raises(InvalidSampling, match="0 is allowed with echo or prompt_logprobs"):
         SamplingParams(max_tokens=0)
-    with pytest.raises(PromptTooLong, match="the context length holds 2048"):
+    with pytest.raises(PromptTooLong, match="maximum context length is 2048"):
         llm.generate([[1] * 100_000], ALONE)

@@ -235,9 +235,17 @@ def test_a_stop_counts_the_tokens_that_the_client_has() -> None:
         ([1, 100], {}, "between 0 and 99, got 100"),
         ([-3], {}, "between 0 and 99, got -3"),
         ([1], {"stop_token_ids": (99, 100, 3)}, "stop_token_ids must be between 0 and 99, got 100"),
-        ([1] * 60, {}, "the prompt has 60 tokens, but the context length holds 60"),
+        (
+            [1] * 60,
+            {},
+            "the prompt has 60 tokens, but this model's maximum context length is 60 tokens, and",
+        ),
         ([1], {"max_tokens": 60}, "the prompt has 1 token and max_tokens asks for 60 more"),
-        ([1] * 50, {"max_tokens": 11}, "61 in all, but the context length holds 60; ask for at"),
+        (
+            [1] * 50,
+            {"max_tokens": 11},
+            "61 in all, but this model's maximum context length is 60 tokens; ask for at",
+        ),
     ],
 )
 def test_refusals_state_the_limits(prompt: list[int], sampling: dict[str, Any], says: str) -> None:
@@ -250,7 +258,7 @@ def test_refusals_state_the_limits(prompt: list[int], sampling: dict[str, Any], 
 def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
     answer = add(make(num_pages=5), 0, [1] * 15, max_tokens=6)
     assert isinstance(answer, Failed)
-    assert "the KV cache holds 20" in answer.message
+    assert "length is 20 tokens (the KV cache holds no more)" in answer.message
     assert "--num-pages" in answer.message
     accepted = add(make(num_pages=5), 0, [1] * 15)
     assert isinstance(accepted, Accepted)
