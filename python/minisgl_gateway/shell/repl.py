@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -97,7 +97,7 @@ class _Loop:
         is_terminal = sys.stdin.isatty()
         read = _reader(self._console) if is_terminal else _read_pipe
         while (message := read()) is not None:
-            if message in ("exit", "quit", "/exit", "/quit"):
+            if message in ("exit", "quit", "/exit", "/quit", "/bye"):
                 break
             if message == "/retry":
                 message = self._chat.take_back() or self._wrong("There is no question yet.")
@@ -110,8 +110,7 @@ class _Loop:
 
     def _obey(self, line: str) -> None:
         """Run a command."""
-        command, _, argument = line.partition(" ")
-        argument = argument.strip()
+        command, _, argument = map(str.strip, line.partition(" "))
         try:
             if command == "/reset":
                 self._chat.reset()
@@ -136,8 +135,7 @@ class _Loop:
                 self._chat.save(argument)
                 self._say(f"Saved to {argument}.")
             else:
-                turns = self._chat.load(argument)
-                questions = counted(turns, "question")
+                questions = counted(self._chat.load(argument), "question")
                 self._say(f"The conversation of {argument}, {questions} long, goes on.")
         except (ChatError, MinisglError) as error:
             self._wrong(str(error))
@@ -208,6 +206,11 @@ def _history(console: Console) -> History:
     """Return the history of earlier chats: a file that only this user can read, or memory."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # its disk is full
+                super().store_string(string)
+
     path = env.chat_history()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,13 +219,12 @@ def _history(console: Console) -> History:
     except OSError as error:
         console.print(f"{path} cannot be written ({error.strerror}): no history", style="dim")
         return InMemoryHistory()
-    return FileHistory(str(path))
+    return Kept(str(path))
 
 
 def _answer(question: str, chat: Chat, console: Console) -> bool | None:
     """Print the answer while it arrives. Returns whether it is complete; None after Ctrl-C."""
-    out = sys.stdout
-    words = WordWriter(out, lambda: console.width) if out.isatty() else None
+    words = WordWriter(sys.stdout, lambda: console.width) if sys.stdout.isatty() else None
     pieces = chat.ask(question)
     has_begun = False
     try:
@@ -231,8 +233,7 @@ def _answer(question: str, chat: Chat, console: Console) -> bool | None:
             if words:
                 words.write(piece)
             else:
-                out.write(piece)
-                out.flush()
+                print(piece, end="", flush=True)
         _end_line(words, has_begun=True)
         if chat.cost:
             console.print(str(chat.cost), style="dim")

@@ -15,10 +15,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from helpers.scripted_server import ScriptedServer
 from helpers.shells import CHAT, Terminal, ask, chat, run, said
 from minisgl_gateway.shell.client import Chat, ChatError
+from minisgl_gateway.shell.repl import _history
 
 
 def test_a_piped_chat(server: ScriptedServer) -> None:
@@ -26,7 +28,7 @@ def test_a_piped_chat(server: ScriptedServer) -> None:
     code, answers, rest = chat(
         server.url,
         "one two\nthree\n\n/system be brief\nfour\n!refuse\nfive\n"
-        "/reset\nsix !fail\nseven\n/exit\nno\n",
+        "/reset\nsix !fail\nseven\n/bye\nno\n",
     )
     assert code == 1  # two were not answered
     assert answers == "one two .\nthree .\nfour .\nfive .\nsix \nseven .\n"
@@ -293,3 +295,13 @@ def test_lines_of_earlier_chats_come_back(server: ScriptedServer, state: Path) -
         terminal.wait_for(b"... ")
         assert terminal.leave() == 0
     assert history.read_text().count('+"""one') == 2
+
+
+def test_a_history_that_can_no_longer_be_written(state: Path) -> None:
+    """As on a full disk: the chat goes on, and remembers its own lines."""
+    history = _history(Console())
+    path = state / "minisgl" / "chat_history"
+    path.unlink()
+    path.mkdir()
+    history.append_string("one")
+    assert history.get_strings() == ["one"]
