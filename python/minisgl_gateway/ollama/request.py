@@ -61,13 +61,13 @@ class OllamaOptions(Json, frozen=True, kw_only=True):
 class OllamaFunction(Json, frozen=True, kw_only=True):
     name: str
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
-    index: Annotated[int | None, ignored("Changes nothing.")] = None
+    index: Annotated[int | msgspec.UnsetType | None, ignored("Changes nothing.")] = msgspec.UNSET
 
 
 class OllamaCall(Json, frozen=True, kw_only=True):
     function: OllamaFunction
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function"] | None = "function"
 
 
 class OllamaMessage(Json, frozen=True, kw_only=True):

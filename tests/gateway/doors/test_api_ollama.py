@@ -129,6 +129,21 @@ def test_thinking_and_tools(llama: ollama.Client, server: ScriptedServer) -> Non
     assert (told.thinking, told.response) == ("hm", "so")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_has_no_null(server: ScriptedServer, stream: bool) -> None:
+    """Rig, of Rust, reads a `type` that may be left out, and refuses null."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked = {"model": MODEL, "messages": user(SPLIT), "tools": [tool], "stream": stream}
+    lines = httpx.post(f"{server.url}/api/chat", json=asked).text.splitlines()
+    found = [call for line in lines for call in json.loads(line)["message"].get("tool_calls", ())]
+    for call in found:
+        call.pop("id")
+    assert found == [
+        {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+        {"type": "function", "function": {"name": "g", "arguments": {}}},
+    ]
+
+
 def test_a_choice_of_tools(server: ScriptedServer) -> None:
     """Ollama has none; its provider for the AI SDK sends one with all tools."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
