@@ -141,10 +141,10 @@ def test_turns_become_messages_of_a_chat(
                 [
                     {"type": "thinking", "thinking": "hm", "signature": "s"},
                     {"type": "text", "text": "I call"},
-                    use,
                 ],
                 role="assistant",
             ),
+            turn([{"type": "thinking", "thinking": "so", "signature": "s"}, use], role="assistant"),
             turn(
                 [
                     {**result, "content": [{"type": "text", "text": "42"}]},
@@ -169,7 +169,7 @@ def test_turns_become_messages_of_a_chat(
         {
             "role": "assistant",
             "content": "I call",
-            "reasoning_content": "hm",
+            "reasoning_content": "hm\nso",
             "tool_calls": [call],
         },
         {"role": "tool", "content": "42", "tool_call_id": "t1"},
@@ -185,6 +185,10 @@ def test_a_final_turn_of_the_assistant_is_continued(
 ) -> None:
     claude.messages.create(**asked(turn("one"), turn("It is", role="assistant")))
     assert received(server).template_args == {"continue_final_message": True}
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    called = turn([{"type": "text", "text": "I call"}, use], role="assistant")
+    claude.messages.create(**asked(turn("one"), called))
+    assert received(server).template_args == {}, "its text has ended"
     for nothing in ("", []):
         claude.messages.create(**asked(turn("one"), turn(nothing, role="assistant")))
         assert received(server) == ChatPrompt(messages=[turn("one")], is_split=True)

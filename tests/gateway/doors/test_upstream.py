@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -19,6 +21,7 @@ import httpx
 import ollama
 import openai
 import pytest
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -33,8 +36,9 @@ from helpers.scripted_server import MODEL, ScriptedServer
 from helpers.waiting import ask_and_leave
 from minisgl_gateway.router import upstream as router_upstream
 from minisgl_gateway.upstream import reading
-from minisgl_gateway.upstream.chat import OWNER, _Entry
+from minisgl_gateway.upstream.chat import OWNER, UpstreamChat, _Entry
 from minisgl_gateway.upstream.serve import gateway as gateway_command
+from minisgl_gateway.upstream.wire import Reader
 
 MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
 PARTS = "!part:reasoning:hm !part:content:one !part:call:f !part:arguments:{} !part:call:g"
@@ -374,6 +378,33 @@ def test_a_body_without_a_length_ends_with_its_connection(stream: bool) -> None:
     head = f"HTTP/1.0 200 OK\r\ncontent-type: {kind}\r\n\r\n"
     status, text = of_bytes((head + body).encode(), stream=stream)
     assert (status, '"stop_reason":"' in text, '"error"' in text) == (200, True, False), text
+
+
+def test_counts_stay_when_a_later_chunk_has_none() -> None:
+    reader = Reader()
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    reader.read(json.dumps({"choices": [{"finish_reason": "stop"}], "usage": usage}).encode())
+    reader.read(b'{"choices": []}')
+    assert reader.end().usage.total_tokens == 5
+
+
+def test_each_key_has_its_own_list_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = UpstreamChat("http://127.0.0.1:9", None)
+
+    async def ask(request: Any, target: str, fields: object) -> str:
+        return str(request.headers["x-api-key"])
+
+    async def body(answer: str, request: object) -> bytes:
+        return json.dumps({"data": [{"id": f"of {answer}"}]}).encode()
+
+    async def names(key: str) -> list[str]:
+        request: Any = SimpleNamespace(headers=Headers({"x-api-key": key}))
+        return [model.name for model in await chat.models(request)]
+
+    monkeypatch.setattr(chat, "_ask", ask)
+    monkeypatch.setattr(chat, "_body", body)
+    found = [asyncio.run(names(key)) for key in ("alice", "bob", "alice")]
+    assert found == [["of alice"], ["of bob"], ["of alice"]]
 
 
 @pytest.mark.parametrize(
