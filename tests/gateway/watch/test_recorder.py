@@ -120,6 +120,19 @@ def test_a_recording_has_no_text_and_namespaces_share_no_digests(tmp_path: Path)
     assert len(set(first)) == 4
 
 
+def test_tokens_behind_a_stop_string_are_no_part_of_a_conversation(tmp_path: Path) -> None:
+    """No later prompt has them."""
+    keeper = Recorder(tmp_path / "flight")
+    ids = ids_to_bytes([1] * 14)
+    keeper.arrived(0, UserMsg(uid=0, ids=ids, sampling=SamplingParams()))
+    for token in range(20):
+        keeper.wrote(Token(uid=0, id=token))
+    keeper.ended(Finished(uid=0, reason="stop", num_prompt_tokens=14, num_output_tokens=2))
+    keeper.close()
+    (*_, line) = (tmp_path / "flight").read_text().splitlines()
+    assert len(json.loads(line)["end"]["all_hash_ids"]) == 1, "16 tokens"
+
+
 def test_a_recording_keeps_the_newest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "SEGMENT_BYTES", 9000)
     path = tmp_path / "flight"
