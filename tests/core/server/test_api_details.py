@@ -11,8 +11,10 @@ import pytest
 from helpers.api_requests import chat, events
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.core import Finished
-from minisgl.message import TokenText
+from minisgl.message import TextReply, TokenText
 from minisgl.server.api.answers import PromptTokensDetails, TextLogprobs, Usage
+from minisgl.server.api.chat import ChatRequest, _ChatShape
+from minisgl.server.api.messages import Message
 
 
 def test_chat_logprobs(client: openai.OpenAI, server: ScriptedServer) -> None:
@@ -75,9 +77,20 @@ def test_token_ids_of_each_choice(http: httpx.Client) -> None:
         asked = body | {"return_token_ids": True}
         assert http.post(path, json=asked).json()["choices"][0]["token_ids"] == [3, 5, 0]
         streamed = events(http.post(path, json=asked | {"stream": True}))[:-1]
+        assert [chunk for chunk in streamed if "prompt_token_ids" in str(chunk)] == streamed[:1]
         ids = [chunk["choices"][0].get("token_ids", []) for chunk in streamed]
         assert [token for part in ids for token in part] == [3, 5, 0]
         assert "token_ids" not in http.post(path, json=body).json()["choices"][0]
+
+
+def test_of_several_deltas_the_first_has_the_details() -> None:
+    asked = ChatRequest(messages=[Message(role="user", content="a")], logprobs=True)
+    reply = TextReply(
+        uid=0, text="yes", token_ids=[1, 2], parts=[("reasoning", "hm"), ("content", "yes")],
+        logprobs=[-1.0, -2.0], tokens=[TokenText(data=b"a", offset=0)] * 2,
+    )  # fmt: skip
+    first, second = _ChatShape("m", asked).text(0, reply).split(b"\n\n")[:2]
+    assert (first.count(b'"top_logprobs"'), second.count(b'"top_logprobs"')) == (2, 0)
 
 
 def test_choices_of_a_chat(client: openai.OpenAI, server: ScriptedServer) -> None:

@@ -7,6 +7,7 @@ import httpx
 from helpers.api_requests import events
 from helpers.scripted_server import ScriptedServer
 from minisgl.message import TextPrompt
+from minisgl.server.observe import Observer
 
 
 def test_generate(http: httpx.Client, server: ScriptedServer) -> None:
@@ -54,3 +55,11 @@ def test_generate_with_logprobs(http: httpx.Client, server: ScriptedServer) -> N
     assert "logprobs" not in http.post("/generate", json={"text": "one"}).json()
     chatted = http.post("/generate", json={"messages": [{"role": "user", "content": "hi"}]})
     assert chatted.json()["text"] == "hi ."
+
+
+def test_an_error_within_a_stream_is_counted() -> None:
+    observer = Observer()
+    with ScriptedServer(observer=observer) as server:
+        body = {"text": "one !fail", "stream": True}
+        assert "out of luck" in httpx.post(f"{server.url}/generate", json=body).text
+    assert observer.errors == {"engine_error": 1}
