@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,13 +17,16 @@ import pytest
 from helpers.scripted_server import MODEL, OTHER_NAME, ScriptedServer
 from minisgl.builtin import model_path
 from minisgl.core import SamplingParams
+from minisgl.errors import ServerBusy
 from minisgl.message import ChatPrompt, TextPrompt
 from minisgl.server.api.chat import ChatRequest
 from minisgl.server.args import ServerArgs
 from minisgl.server.model import ServedModel, find_model
 from minisgl.server.site import DocumentedAPI
 from minisgl.server.web.guards import Door
+from minisgl_gateway import codec
 from minisgl_gateway.card import ModelCard, read_card
+from minisgl_gateway.codec import MAX_OPEN_BYTES, SMALL
 from minisgl_gateway.keys.ring import KeyRing
 
 
@@ -202,3 +206,14 @@ def test_cors(http: httpx.Client) -> None:
         assert stranger.status_code == 403
         assert "access-control-allow-origin" not in stranger.headers
     assert "access-control-allow-origin" not in http.get("/health", headers=asks).headers
+
+
+def test_texts_of_a_key_wait_up_to_a_bound() -> None:
+    waiting: Counter[int] = Counter()
+    refused = pytest.raises(ServerBusy, match="32 MiB of your texts wait")
+    with codec._counted(waiting, 1, MAX_OPEN_BYTES):
+        with refused, codec._counted(waiting, 1, SMALL + 1):
+            raise AssertionError
+        with codec._counted(waiting, 1, SMALL), codec._counted(waiting, 2, SMALL + 1):
+            pass
+    assert not waiting.total()
