@@ -185,6 +185,21 @@ def test_ten_thousand_rows_are_drawn_in_a_frame(tab: Any, builtin: RunningServer
     assert tab.evaluate(SYNTHETIC) <= 33, "ms, the median; 2.6 on a busy machine"
 
 
+def test_another_engine_begins_a_new_picture(tab: Any, scripted: ScriptedServer) -> None:
+    """Its clock begins anew, so the frames of the one before would seem to come later."""
+    tab.goto(scripted.url)
+    found = tab.evaluate(
+        """async () => {
+          const { Model } = await import("/page/xray-model.js");
+          const model = new Model();
+          for (const now_s of [90, 91, 2, 3])
+            model.add({ now_s, steps: [], requests: [], num_requests: 0, tree: [] });
+          return [model.now, model.frames.length];
+        }"""
+    )
+    assert found == [3, 2]
+
+
 def test_a_recording_opens_and_is_replayed(
     tab: Any,
     tmp_path: Path,
