@@ -61,8 +61,10 @@ def test_thinking(http: httpx.Client, server: ScriptedServer) -> None:
     for kind, switch in (("enabled", True), ("disabled", False)):
         prompt = sent(http, server, CHAT, thinking={"type": kind}).prompt
         assert prompt.template_args == {"enable_thinking": switch}
-    both = sent(http, server, CHAT, thinking={"type": "enabled"}, enable_thinking=False).prompt
-    assert both.template_args == {"enable_thinking": False}
+    both = {"thinking": {"type": "enabled"}, "enable_thinking": False}
+    base = {"messages": [{"role": "user", "content": "a"}]}
+    answer = http.post(CHAT, json=base | both)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking")
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,9 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.thinking is not None:
             self.thinking.refuse_unsupported("thinking.")
-            given.setdefault("enable_thinking", self.thinking.type == "enabled")
+            reasons = self.thinking.type == "enabled"
+            if given.setdefault("enable_thinking", reasons) != reasons:
+                raise InvalidRequest("thinking and enable_thinking differ", param="thinking")
         prompt = chat_prompt(self.messages, (self.chat_template_kwargs or {}) | given)
         return replace(prompt, prediction=self.prediction.text) if self.prediction else prompt
 
