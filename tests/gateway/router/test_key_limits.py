@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -17,9 +19,11 @@ from helpers.scripted_server import MODEL, STATE, ScriptedServer
 from helpers.waiting import until
 from minisgl_gateway.keys.limits import RateLimited
 from minisgl_gateway.keys.ring import KeyRing
+from minisgl_gateway.router import metrics
+from minisgl_gateway.router.fleet import Fleet
 from minisgl_gateway.router.key_limits import KeyLimits
 from minisgl_gateway.router.prefix_hashes import prompt_hashes
-from minisgl_gateway.router.replica_state import KeyUse
+from minisgl_gateway.router.replica_state import KeyUse, ReplicaState
 
 
 def test_the_replicas_check_the_clients_keys(tmp_path: Path) -> None:
@@ -162,6 +166,29 @@ def test_a_refused_prompt_costs_its_key_no_tokens(tmp_path: Path) -> None:
         until(lambda: any(server.aborted for server in servers))
         until(lambda: sum(each.num_open for each in router.fleet.replicas) == 0)
         assert (key.own.requests, key.own.tokens) == (2, 0)
+
+
+def test_clients_need_keys_if_all_replicas_have_some() -> None:
+    watched = Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"], "asks")
+    found = []
+    for replica, keys in zip(watched.replicas, ([], None), strict=True):
+        state = msgspec.json.decode(state_with(keys=keys), type=ReplicaState)
+        watched._found(replica, state, 0.0)
+        found.append(watched.needs_key)
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_whom_a_replica_refuses_gets_no_metrics(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def page(replica: object, headers: object) -> tuple[int, bytes]:
+        return status, b"no"
+
+    monkeypatch.setattr(metrics, "_page", page)
+    watched = Fleet(["http://127.0.0.1:1"])
+    watched.replicas[0].down = None
+    assert asyncio.run(metrics.RouterMetrics(watched).page([])).status_code == status
 
 
 def use(requests: int, tokens: int) -> KeyUse:

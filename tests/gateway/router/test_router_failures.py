@@ -270,6 +270,13 @@ def test_a_request_that_the_replica_has_may_wait(asks_soon: None, two: Setup) ->
     assert not any(each.waits for each in two.router.fleet.replicas)
 
 
+def test_a_request_that_has_failed_is_not_sent_again(two: Setup) -> None:
+    """It may fail again, and its tokens were computed."""
+    answer = complete(two.url, "one !fail")
+    assert answer.json()["error"]["message"] == "out of luck"
+    assert sum(len(server.received) for server in two.servers) == 1
+
+
 def test_a_client_that_leaves_ends_its_request(two: Setup) -> None:
     body = {"model": MODEL, "prompt": "!forever", "stream": True}
     with httpx.stream("POST", f"{two.url}/v1/completions", json=body) as stream:

@@ -65,6 +65,16 @@ def test_a_prompt_finds_the_end_of_an_edge_and_most_of_what_it_shares() -> None:
     assert _pages_found(cache, np.append(base[: 7 * PAGE], _ids(6, 6, 6, 6))) == 7
 
 
+def test_where_a_fork_has_gone_the_branch_is_longer() -> None:
+    base = np.arange(6 * PAGE, dtype=np.int32)
+    cache = _tree(base, np.append(base[: 3 * PAGE], _ids(99, 98, 97, 96)))
+    told = TreeHashes(cache)
+    told()
+    cache.match(base)  # used last
+    assert len(cache.evict(1)) == 1
+    assert told().tolist() == TreeHashes(cache)().tolist()
+
+
 def test_namespaces_share_nothing() -> None:
     ids = np.arange(8, dtype=np.int32)
     cache = _tree(ids, namespace="tenant")
