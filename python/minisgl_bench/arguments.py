@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from minisgl.server.flags import integer
+from minisgl.server.flags import Parser, integer
 
 natural: Final = integer(1)
 T = TypeVar("T")
@@ -22,7 +22,7 @@ def benchmark_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     The first line of the docstring is the description.
     """
     package, _, name = module.rpartition(".")
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f"{command_of(package)} {name}",
         description=(doc or "").partition("\n")[0],
         formatter_class=_Help,

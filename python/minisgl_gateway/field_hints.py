@@ -14,16 +14,14 @@ MAX_READ: Final = 65  # characters of an unknown name that are compared; our nam
 MAX_LISTED: Final = 8  # fields that an error lists
 
 _SYNONYMS: Final = {
-    "max_new_tokens": "max_tokens",
+    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "max_tokens"),
     "max_output_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
     "stop_sequences": "stop",
     "stop_strings": "stop",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "stop": "stop_sequences",
-    "messages": "input",
+    **dict.fromkeys(("messages", "prompt", "text"), "input"),
 }
 """Other APIs' names of our fields."""
 

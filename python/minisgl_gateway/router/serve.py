@@ -11,6 +11,7 @@ from minisgl.runtime.signals import Signals
 from minisgl.server.command import say
 from minisgl.server.flags import Parser
 from minisgl.utils.logger import get_logger
+from minisgl.utils.text import counted
 from minisgl_gateway.front import Front, FrontServer, add_serving, run_front
 from minisgl_gateway.http import server_root
 from minisgl_gateway.router.fleet import Fleet
@@ -75,8 +76,8 @@ class Router(FrontServer):
         """Ask the servers for their state, then serve."""
 
         def on_ready() -> None:
-            up, known = len(self._fleet.up), len(self._fleet.replicas)
-            say(f"\nRouting {self._url} to {known} servers, of which {up} are up (Ctrl-C stops it)")
+            up, known = len(self._fleet.up), counted(len(self._fleet.replicas), "server")
+            say(f"\nRouting {self._url} to {known}, of which {up} are up (Ctrl-C stops it)")
             if on_started:
                 on_started()
 

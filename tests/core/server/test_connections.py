@@ -173,6 +173,7 @@ def test_a_process_with_few_descriptors_answers_beside_silent_connections(tmp_pa
         while not (found := re.search(r"Routing http://127.0.0.1:(\d+)", log.read_text())):
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
+        assert "to 1 server, of which 0 are up" in log.read_text()
         port = int(found[1])
         for _ in range(300):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))

@@ -177,6 +177,7 @@ def test_a_model_says_that_it_embeds(http: httpx.Client) -> None:
         ("/v1/embeddings", {"input": "a", "model": "other"}, 404, "not served here"),
         ("/v1/embeddings", {"input": [[401]]}, 400, "between 0 and 400"),
         ("/v1/embeddings", {"input": "a", "nonsense": 1}, 400, "nonsense is not known"),
+        ("/v1/embeddings", {"text": "a"}, 400, "text is not known here; did you mean input?"),
         ("/rerank", {"query": "a", "documents": []}, 400, "documents must have 1 to 2048"),
         ("/rerank", {"query": "a", "documents": ["b"], "instruction": "c"}, 400, "rerankers"),
         ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, 400, "client"),

@@ -102,6 +102,7 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("srve", 2, "there is no command 'srve'; did you mean minisgl serve?"),
         ("org/name", 2, "there is no command 'org/name'; minisgl serve org/name serves it"),
         ("xyz", 2, "there is no command 'xyz'; the commands are serve, chat, run, upgrade, pull"),
+        ("bench online --prot 1", 2, "minisgl bench online: unrecognized arguments: --prot"),
         ("bench xyz", 2, "there is no benchmark 'xyz'"),
         ("chat --dry-run", 2, "unrecognized arguments: --dry-run"),
         ("chat --node-rank 1 --nnodes 2 --dist-init-addr h:9 --tp 2", 2, "a chat needs the server"),
