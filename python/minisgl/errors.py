@@ -36,7 +36,7 @@ PEER_LOST_EXIT = 3
 
 CONTEXT_IS = "this model's maximum context length is"
 """OpenAI's words before the limit of a `PromptTooLong`. LiteLLM, aider and others know it by them,
-and compact the chat or take another model."""
+and compact the chat or take another model; LangChain knows it by "prompt is too long"."""
 
 
 class MinisglError(Exception):

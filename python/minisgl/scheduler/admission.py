@@ -64,7 +64,7 @@ def admissible_max_tokens(
     if num_prompt > limit - least:
         raise PromptTooLong(
             f"the prompt has {counted(num_prompt, 'token')}, but {CONTEXT_IS} {limit} tokens{why}"
-            f"{'' if config.is_encoder else LEFT}; shorten the prompt{remedy}",
+            f"{'' if config.is_encoder else LEFT}; the prompt is too long, so shorten it{remedy}",
             limit=limit,
             got=num_prompt,
             param="prompt",

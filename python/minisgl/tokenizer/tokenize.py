@@ -278,9 +278,9 @@ def _refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -
         num_tokens = len(tokenizer.encode(text[:num_characters], add_special_tokens=False))
         if num_tokens > 2 * context_length:
             raise PromptTooLong(
-                f"the prompt is too long: the first {num_characters:,} of its {len(text):,} "
-                f"characters are {num_tokens:,} tokens, but {CONTEXT_IS} "
-                f"{context_length} tokens; shorten the prompt",
+                f"the prompt has {len(text):,} characters, of which the first {num_characters:,} "
+                f"are {num_tokens:,} tokens, but {CONTEXT_IS} {context_length} tokens; the prompt "
+                "is too long, so shorten it",
                 limit=context_length,
                 got=num_tokens,
                 param="prompt",

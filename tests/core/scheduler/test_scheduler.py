@@ -238,7 +238,8 @@ def test_a_stop_counts_the_tokens_that_the_client_has() -> None:
         (
             [1] * 60,
             {},
-            "the prompt has 60 tokens, but this model's maximum context length is 60 tokens, and",
+            "the prompt has 60 tokens, but this model's maximum context length is 60 tokens, and"
+            " at least one must be left for the answer; the prompt is too long, so shorten it",
         ),
         ([1], {"max_tokens": 60}, "the prompt has 1 token and max_tokens asks for 60 more"),
         (

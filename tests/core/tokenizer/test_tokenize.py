@@ -124,8 +124,8 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
     assert isinstance(answer, Failed)
     assert seen == [160, 320, 640]
     assert answer.code == "context_length_exceeded"
-    assert "first 640 of its 100,000 characters are 32 tokens" in answer.message
-    assert "context length is 10 tokens; shorten" in answer.message
+    assert "100,000 characters, of which the first 640 are 32 tokens" in answer.message
+    assert "context length is 10 tokens; the prompt is too long" in answer.message
 
 
 def test_a_template_that_writes_nothing(tmp_path: Path) -> None:

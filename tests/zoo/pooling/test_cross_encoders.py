@@ -95,7 +95,9 @@ def test_each_spelling_of_the_activation(
 
 def test_a_document_is_cut_to_the_context(llm: LLM, folder: Path) -> None:
     long = "the capital of china " * 20
-    with pytest.raises(PromptTooLong, match="maximum context length is 32 tokens; shorten"):
+    with pytest.raises(
+        PromptTooLong, match="maximum context length is 32 tokens; the prompt is too long"
+    ):
         llm.score(QUERY, [long])
     [score] = llm.score(QUERY, [long], truncate_prompt_tokens=-1)
     ids = llm.tokenizer.backend.encode(QUERY, long).ids
