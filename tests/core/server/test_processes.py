@@ -164,7 +164,7 @@ def test_a_refusal_names_the_requests_field(
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == param
-    assert error["message"].startswith((f"the field {param} is too long", f"the field {param} has"))
+    assert error["message"].startswith(f"the field {param} has")
 
 
 def test_ctrl_c_during_imports(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_far_too_long_text_is_refused_after_its_beginning(http: httpx.Client) 
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert error["code"] == "context_length_exceeded"
-    assert re.search(r"first [\d,]+ of its 240,000 characters are", error["message"])
+    assert re.search(r"240,000 characters, of which the first [\d,]+ are", error["message"])
 
 
 def test_websockets_are_not_offered(http: httpx.Client, server: RunningServer) -> None:
