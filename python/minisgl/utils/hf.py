@@ -19,12 +19,7 @@ CARD: Final = "gguf.json"
 _LFS_POINTER: Final = b"version https://git-lfs"
 
 
-def resolve_checkpoint(
-    model: str,
-    *,
-    source: Source = "huggingface",
-    weights: bool = True,
-) -> Path:
+def resolve_checkpoint(model: str, *, source: Source = "huggingface", weights: bool = True) -> Path:
     """Return the local folder of a checkpoint.
 
     model: a folder, a GGUF file, or the id of a model to download, which may name a GGUF file

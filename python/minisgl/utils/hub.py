@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,14 +106,15 @@ def hub_errors(model: str, offline: str = "") -> Iterator[None]:
     """
     from huggingface_hub import constants, errors
 
-    failures: tuple[type[Exception], ...] = (errors.HFValidationError, *_transport_errors())
+    failures: tuple[type[Exception], ...] = (ValueError, *_transport_errors())
     log_in = "log in with `hf auth login` or set HF_TOKEN"
+    absent = "Hugging Face has no such model, nor is there such a folder here; check the spelling"
     hints = (
         (errors.GatedRepoError, f"accept its licence at https://huggingface.co/{model}, {log_in}"),
+        (errors.RepositoryNotFoundError, f"{absent}, and if it is private {log_in}"),
         (
-            errors.RepositoryNotFoundError,
-            "Hugging Face has no such model, nor is there such a folder here; check the spelling, "
-            f"and if it is private {log_in}",
+            json.JSONDecodeError,
+            f"{constants.ENDPOINT} sends no JSON; a login page, a wrong mirror?",
         ),
         (
             errors.LocalEntryNotFoundError,
@@ -125,6 +127,8 @@ def hub_errors(model: str, offline: str = "") -> Iterator[None]:
     except ImportError as error:  # the client needs another package for SOCKS
         raise unusable_proxy(error) from error
     except failures as error:
-        otherwise = f"{type(error).__name__}: {error}; start again to continue the download"
+        is_denied = getattr(getattr(error, "response", None), "status_code", None) == 401
+        then = log_in if is_denied else "start again to continue the download"
+        otherwise = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {then}"
         hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
         raise ConfigError(f"{model} cannot be downloaded: {hint}") from error

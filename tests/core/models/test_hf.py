@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -132,6 +133,11 @@ def _http(kind: type[errors.HfHubHTTPError], status: int) -> Exception:
             _http(errors.RepositoryNotFoundError, 404),
             "org/name cannot be downloaded: Hugging Face has no such model",
         ),
+        (
+            _http(errors.HfHubHTTPError, 401),
+            "HfHubHTTPError: server says no; log in with `hf auth login` or set HF_TOKEN",
+        ),
+        (json.JSONDecodeError("page", "<html>", 0), "sends no JSON; a login page, a wrong mirror?"),
         (
             _http(errors.HfHubHTTPError, 503),
             "org/name cannot be downloaded: HfHubHTTPError: server says no",
