@@ -28,7 +28,7 @@ class Draining(EngineError):
     status = 503
 
     def __init__(self) -> None:
-        super().__init__("the server is shutting down, and accepts no new requests")
+        super().__init__("the server is shutting down: send the request again later")
 
 
 def refusal(message: str, *, status: int, code: str, param: str | None = None) -> InvalidRequest:
