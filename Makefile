@@ -55,9 +55,10 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) scripts/install.py --venv $(VENV) --torch '$(TORCH)'
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PYTHON) scripts/install.py --venv $(VENV) --extra dev
-	@touch $@
+# If nothing is there yet, the kernels are compiled while the packages of [dev] are installed.
+$(VENV)/.installed-dev: pyproject.toml $(wildcard $(VENV)/.installed)
+	@$(PYTHON) scripts/install.py --venv $(VENV) --torch '$(TORCH)' --extra dev $(if $(wildcard $(VENV)/.installed),--added)
+	@touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -27,7 +27,8 @@ def main():
     parser = argparse.ArgumentParser(description="Install Mini-SGLang into a virtual environment.")
     parser.add_argument("--venv", default=".venv", help="its folder (default: .venv)")
     parser.add_argument("--torch", default="torch", help="torch for pip: a version or a wheel")
-    parser.add_argument("--extra", help="add the packages of this extra to the environment")
+    parser.add_argument("--extra", help="install the packages of this extra, too")
+    parser.add_argument("--added", action="store_true", help="install those of --extra alone")
     args = parser.parse_args()
     if sys.version_info < OLDEST:
         print(too_old(sys.executable, sys.version_info), file=sys.stderr)
@@ -35,9 +36,8 @@ def main():
     sys.stdout.reconfigure(line_buffering=True)  # in a file or pipe, pip's lines come after ours
     python = os.path.join(args.venv, "bin", "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
-    if args.extra:
-        print("installing the packages of [%s] (once) ..." % args.extra)
-        run_with_progress([*pip, "-e", ".[%s]" % args.extra])
+    if args.added:
+        add(pip, args.extra)
         return 0
     is_broken = is_environment(args.venv) and not is_usable(python)
     if is_broken:
@@ -54,9 +54,18 @@ def main():
     run([*pip, "--progress-bar", "on", args.torch, *index], hint)
     print("installing the other packages (once) ...")
     run_with_progress([*pip, "-e", "."])
-    if subprocess.call([python, "-m", "minisgl.kernel.build"]):
+    with subprocess.Popen([python, "-m", "minisgl.kernel.build"]) as building:
+        if args.extra:  # while the kernels are compiled: either takes a minute
+            add(pip, args.extra)
+    if building.returncode:
         print("no C++ kernels: the plain torch ones are used")
     return 0
+
+
+def add(pip, extra):
+    """Install the packages of an extra."""
+    print("installing the packages of [%s] (once) ..." % extra)
+    run_with_progress([*pip, "-e", ".[%s]" % extra])
 
 
 def too_old(python, version):

@@ -177,9 +177,12 @@ def test_an_old_python_is_refused_before_anything_is_made(
 
 
 def test_the_packages_of_an_extra_are_added(machine: Path) -> None:
-    install(machine)
-    said, commands = install(machine, "--extra", "dev")
-    assert "installing the packages of [dev] (once)" in said
+    whole, both = install(machine, "--extra", "dev")
+    build = "-m minisgl.kernel.build"
+    assert sorted(both[-2:]) == sorted([build, next(line for line in both if ".[dev]" in line)])
+    said, commands = install(machine, "--extra", "dev", "--added")
+    for text in (whole, said):
+        assert "installing the packages of [dev] (once)" in text
     assert [line.split("install ")[1] for line in commands] == ["-e .[dev]"]
 
 
