@@ -16,7 +16,7 @@ OLDEST = (3, 11)
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of builds without CUDA. PyPI's Linux build needs the CUDA packages, so pip does
-not turn there if this index cannot be reached."""
+not turn there by itself if this index cannot be reached."""
 
 TICK_S = 5.0  # a longer silence looks like a hang
 
@@ -44,14 +44,20 @@ def main():
         print("%s is broken or older than Python 3.11: making it anew" % args.venv)
     if is_broken or not is_usable(python):
         run([sys.executable, "-m", "venv"] + (["--clear"] if is_broken else []) + [args.venv])
-    index = [] if has_gpu() or has_index(python) else ["--index-url", CPU_INDEX]
-    build = "the CUDA build, about 4.8 GB" if has_gpu() else "the CPU build, about 0.2 GB"
-    if index or has_gpu():
-        print("installing %s (once; %s to download) ..." % (args.torch, build))
+    pip_torch = [*pip, "--progress-bar", "on", args.torch]
+    installing = "installing %s (once" % args.torch
+    if has_gpu():
+        print(installing + "; the CUDA build, about 4.8 GB to download) ...")
+        run(pip_torch)
+    elif has_index(python):
+        print(installing + ") from the package index that pip is set to ...")
+        run(pip_torch)
     else:
-        print("installing %s (once) from the package index that pip is set to ..." % args.torch)
-    hint = "; if %s cannot be reached, set PIP_INDEX_URL" % CPU_INDEX if index else ""
-    run([*pip, "--progress-bar", "on", args.torch, *index], hint)
+        print(installing + "; the CPU build, about 0.2 GB to download) ...")
+        if subprocess.call([*pip_torch, "--index-url", CPU_INDEX]):
+            print("pip got no torch from %s" % CPU_INDEX)
+            print("taking PyPI's instead: the CUDA build, about 4.8 GB (Ctrl-C stops it) ...")
+            run(pip_torch)
     print("installing the other packages (once) ...")
     run_with_progress([*pip, "-e", "."])
     with subprocess.Popen([python, "-m", "minisgl.kernel.build"]) as building:
@@ -109,12 +115,11 @@ def has_index(python):
     return any(name.endswith("." + setting) for name in names for setting in INDEX_SETTINGS)
 
 
-def run(command, hint=""):
-    """Run a command and leave with its exit code if it fails. hint: what else the user can do."""
+def run(command):
+    """Run a command and leave with its exit code if it fails."""
     code = subprocess.call(command)
     if code:
-        text = "%s failed; the same command continues where it stopped%s"
-        print(text % (" ".join(command), hint))
+        print("%s failed; the same command continues where it stopped" % " ".join(command))
         sys.exit(code)
 
 
