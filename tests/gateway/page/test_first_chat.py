@@ -134,16 +134,21 @@ def test_thinking_is_offered_where_the_model_can(tab: Any, scripted: ScriptedSer
     assert not tab.is_visible("#active")
 
 
-def test_continue_goes_on_with_an_answer_that_was_cut_off(
-    tab: Any, scripted: ScriptedServer
-) -> None:
-    tab.goto(scripted.url)
+def ask_for_one_token(tab: Any, url: str) -> None:
+    """The answer is cut off."""
+    tab.goto(url)
     tab.click("#open-settings")
     tab.fill("#sampling-max_tokens", "1")
     tab.press("#sampling-max_tokens", "Tab")
     tab.click("#close-settings")
     ask(tab, "one two")
     tab.wait_for_selector("text=The answer was cut off")
+
+
+def test_continue_goes_on_with_an_answer_that_was_cut_off(
+    tab: Any, scripted: ScriptedServer
+) -> None:
+    ask_for_one_token(tab, scripted.url)
     assert answers(tab) == ["one"]
     tab.click(".note >> text=Continue")
     until(tab, "document.querySelector('.markdown').innerText.trim() === 'one one .'")
@@ -168,13 +173,7 @@ def test_an_answer_that_fills_the_context_is_not_continued(
         route.fulfill(response=response, json=models)
 
     tab.route("**/v1/models", small)
-    tab.goto(scripted.url)
-    tab.click("#open-settings")
-    tab.fill("#sampling-max_tokens", "1")
-    tab.press("#sampling-max_tokens", "Tab")
-    tab.click("#close-settings")
-    ask(tab, "one two")
-    tab.wait_for_selector("text=The answer was cut off")
+    ask_for_one_token(tab, scripted.url)
     assert tab.text_content("#meter").strip() == "3 of 3 tokens"
     assert tab.locator(".note >> text=Continue").count() == 0
 
