@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from minisgl import plugins
 from minisgl.core.plan import Executor
-from minisgl.engine import Engine
 from minisgl.message import Control, Report, StatusReply
 from minisgl.runtime.args import RuntimeArgs
 from minisgl.scheduler import Scheduler, SchedulerConfig
@@ -20,6 +20,9 @@ from minisgl.scheduler.io import Source
 from minisgl.scheduler.loop import Inbox, Outbox
 from minisgl.scheduler.meter import LoopMeter
 from minisgl.utils.process import WorkerStatus
+
+if TYPE_CHECKING:
+    from minisgl.engine import Engine
 
 TextOf = Callable[[list[int]], str]
 

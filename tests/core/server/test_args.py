@@ -182,9 +182,10 @@ def test_each_attention_backend_can_be_chosen() -> None:
 
 
 def test_neither_the_api_process_nor_the_shell_imports_torch() -> None:
+    """Nor do the types of observers, which `minisgl replay` needs."""
     check = (
         "import sys, minisgl.cli, minisgl.server.launch, minisgl.server.api_server, "
-        "minisgl.server.web.http, minisgl.shell; "
+        "minisgl.server.web.http, minisgl.shell, minisgl.runtime.observers; "
         "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
