@@ -111,6 +111,7 @@ def test_a_stream_and_a_connection_go_on(endless: Path, launch: Any) -> None:
     assert failing.returncode == 1
     assert "nothing has changed: argument --num-pages" in said
 
+    engine = psutil.Process(server.pid("engine"))
     story = Story(server)
     story.start()
     upgrade = asking(server, "--drain", "0", "--", "--log-requests")
@@ -126,8 +127,7 @@ def test_a_stream_and_a_connection_go_on(endless: Path, launch: Any) -> None:
     os.kill(int(started[1]), signal.SIGCONT)
     assert "has the port; open requests: 1" in next(lines)
     assert next(lines) == "requests that go on in the new server: 1\n"
-    (pid, *_) = re.findall(r"the engine is ready after .*\(pid (\d+)\)", server.output["err"])
-    psutil.Process(int(pid)).wait(60)  # it does not go on with the story, too
+    engine.wait(60)  # it does not go on with the story, too
     num = story.num
     while story.num < num + 20 and story.is_alive():
         story.join(0.05)
