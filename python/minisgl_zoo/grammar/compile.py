@@ -80,22 +80,16 @@ def compiled(structured_outputs: dict[str, Any]) -> str:
     """Return the grammar's text. Raises InvalidSampling, which names the part that is wrong."""
     [kind] = structured_outputs
     if kind == "json":
-        checked_schema(json.loads(structured_outputs[kind]), "structured_outputs.json")
+        check_schemas({"structured_outputs.json": json.loads(structured_outputs[kind])})
     grammar = joined(answer_grammar(structured_outputs))
     if reason := problem(grammar):
         raise _refusal(f"structured_outputs.{kind}", reason)
     return grammar
 
 
-def checked_schema(schema: Any, param: str) -> str:
-    """Return the text of a schema's grammar. Raises InvalidSampling, which names the wrong part by
-    its path below `param`."""
-    check_schemas({param: schema})
-    return joined(json_grammar(schema))
-
-
 def check_schemas(schemas: dict[str, Any]) -> None:
-    """Check schemas by their paths as `checked_schema` does, in `trial.LIMIT_S` for all of them."""
+    """Check schemas by their paths, in `trial.LIMIT_S` for all of them. Raises InvalidSampling,
+    which names the wrong part by its path below its schema's."""
     grammars = [joined(json_grammar(schema)) for schema in schemas.values()]
     index, why = trial.first_problem(grammars)
     if why:

@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.errors import InvalidSampling
 from minisgl_zoo.grammar.closed import closed
-from minisgl_zoo.grammar.compile import checked_schema
+from minisgl_zoo.grammar.compile import check_schemas
 
 X: dict[str, Any] = {"properties": {"x": {"type": "integer"}}}
 BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
@@ -135,7 +135,7 @@ def test_closed(schema: dict[str, Any], right: list[Any], wrong: list[Any]) -> N
         assert after.is_valid(value), (value, result)
     for value in wrong:
         assert not after.is_valid(value), (value, result)
-    assert checked_schema(result, "tools.f.parameters")
+    check_schemas({"tools.f.parameters": result})
 
 
 def test_data_is_no_schema() -> None:

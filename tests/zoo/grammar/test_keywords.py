@@ -13,7 +13,7 @@ import llguidance
 import pytest
 
 from minisgl.errors import InvalidSampling
-from minisgl_zoo.grammar.compile import checked_schema
+from minisgl_zoo.grammar.compile import check_schemas, joined, json_grammar
 from minisgl_zoo.grammar.trial import LIMITS
 
 PAGE = Path(__file__).parents[3] / "docs/api.md"
@@ -166,7 +166,8 @@ def test_a_keyword_is_enforced(name: str) -> None:
     schema = ENFORCED[name]
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     judge = kind(schema, format_checker=FORMATS)
-    grammar = checked_schema(schema, "schema")
+    check_schemas({"schema": schema})
+    grammar = joined(json_grammar(schema))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, limits=LIMITS)
     judged = [(value, judge.is_valid(value)) for value in VALUES]
     found = [(value, accepts(matcher.deep_copy(), value)) for value in VALUES]
@@ -183,7 +184,7 @@ def accepts(matcher: llguidance.LLMatcher, value: Any) -> bool:
 def test_a_refusal_is_in_the_docs(name: str) -> None:
     schema, says = REFUSED[name]
     with pytest.raises(InvalidSampling) as raised:
-        checked_schema(schema, "schema")
+        check_schemas({"schema": schema})
     reason = raised.value.message.partition(" cannot be used: ")[2]
     assert says in reason
     assert any(re.fullmatch(line, reason) for line in documented()), reason

@@ -122,8 +122,7 @@ export class Chat {
       this.runs.delete(conversation.id);
       conversation.updated = Date.now();
       this.flush();
-      await this.save(conversation);
-      wasKept();
+      await this.save(conversation).finally(wasKept); // a removal that waits for it goes on, whatever happens
       const failed = runs.some(({ nodes }) => nodes.some((node) => node.error));
       announce(failed ? "The answer failed" : "The answer is complete");
       this.on.changed();
