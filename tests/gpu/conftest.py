@@ -15,8 +15,8 @@ import torch
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = (
     *("test_triton_ops.py", "test_sampling_ops.py", "test_gpu_moe.py", "test_kv_split.py"),
-    *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py", "test_gpu_packed.py"),
-    *("test_packed_experts.py", "test_fp8_gemm.py"),
+    *("test_gpu_attention.py", "test_gpu_families.py", "test_gpu_compiles.py"),
+    *("test_gpu_packed.py", "test_packed_experts.py", "test_fp8_gemm.py"),
     *("test_recurrent_kernels.py", "test_gpu_delta_hopper.py", "test_gates.py", "test_sandwich.py"),
     *("test_gpu_quantised_kv.py", "test_gpu_latents.py", "test_wide_prompts.py"),
     "test_adapter_products.py",
