@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from minisgl.core import FinishReason
+from minisgl.core import FinishReason, SamplingParams
 from minisgl.core.answer import Part, ToolCall
 from minisgl.message import PromptToken, TextReply, TokenText
 
@@ -79,18 +79,18 @@ class Delta:
     parts: list[Part] = field(default_factory=list)
 
 
-def fields(answer: Answer) -> dict[str, Any]:
+def fields(answer: Answer, asked: SamplingParams) -> dict[str, Any]:
     """Return an answer, or a part of one, as fields of `RequestOutput` and `Delta`."""
     texts, token_ids, replies = answer
     made: dict[str, Any] = {"text": "".join(texts), "token_ids": token_ids}
-    if logprobs := [logprob for reply in replies for logprob in reply.logprobs or ()]:
-        made["logprobs"] = logprobs
-        if any(tops := [_top(token) for reply in replies for token in reply.tokens]):
-            made["top_logprobs"] = tops
+    if asked.logprobs:
+        made["logprobs"] = [logprob for reply in replies for logprob in reply.logprobs or ()]
+    if asked.top_logprobs:
+        made["top_logprobs"] = [_top(token) for reply in replies for token in reply.tokens]
     if prompt := [token for reply in replies for token in reply.prompt]:
         made["prompt_logprobs"] = [token.logprob for token in prompt]
-        if any(tops := [_top(token) for token in prompt]):
-            made["prompt_top_logprobs"] = tops
+        if asked.prompt_logprobs:
+            made["prompt_top_logprobs"] = [_top(token) for token in prompt]
     return made
 
 

@@ -82,7 +82,7 @@ class Call:
         """Return the outputs in the order of the requests. Raises the error of a failed call."""
         if self.error:
             raise self.error
-        return [self._output(uid) for uid in self.answers]
+        return [self._output(request) for request in self.requests]
 
     def _error(self, failed: Failed) -> RequestError | EngineError:
         message = in_keywords(failed.message)
@@ -91,12 +91,12 @@ class Call:
             message = f"prompt {index}: {message}"
         return replace(failed, message=message).to_error()
 
-    def _output(self, uid: int) -> RequestOutput:
-        reply = self._finished[uid]
-        answer = self.answers[uid]
+    def _output(self, request: UserMsg) -> RequestOutput:
+        reply = self._finished[request.uid]
+        answer = self.answers[request.uid]
         split = collect(parts(answer))
         return RequestOutput(
-            **fields(answer),
+            **fields(answer, request.sampling),
             reasoning=split.reasoning,
             tool_calls=split.calls,
             finish_reason=reply.reason,

@@ -22,7 +22,7 @@ class Reader:
 
     def __init__(self, session: Session, call: Call) -> None:
         self._session, self._call = session, call
-        (self._uid,) = (request.uid for request in call.requests)
+        (self._request,) = call.requests
         self._read = (0, 0, 0)  # of each list of the answer
 
     def begin(self) -> None:
@@ -45,13 +45,13 @@ class Reader:
             self._session.abort(self._call, Left())
 
     def _delta(self) -> Delta | None:
-        texts, token_ids, replies = self._call.answers[self._uid]
+        texts, token_ids, replies = self._call.answers[self._request.uid]
         text, id, reply = self._read
         self._read = len(texts), len(token_ids), len(replies)
         if text == len(texts):
             return None
         new = texts[text:], token_ids[id:], replies[reply:]
-        return Delta(**fields(new), parts=parts(new))
+        return Delta(**fields(new, self._request.sampling), parts=parts(new))
 
 
 class Stream(Iterator[Delta | RequestOutput]):

@@ -74,9 +74,19 @@ def test_a_stream_has_the_prompt_first(llm: LLM) -> None:
     )
 
 
+def test_an_answer_without_tokens_has_the_lists_that_were_asked_for(llm: LLM) -> None:
+    (plain,) = llm.generate(TEXT, ALONE)
+    assert (plain.logprobs, plain.top_logprobs) == (None, None)
+    (output,) = llm.generate(TEXT, ALONE.but(logprobs=True))
+    assert (output.logprobs, output.top_logprobs) == ([], None)
+    *_, last = llm.stream(TEXT, ALONE.but(logprobs=True, top_logprobs=1))
+    assert isinstance(last, RequestOutput)
+    assert (last.logprobs, last.top_logprobs) == ([], [])
+
+
 def test_one_token(llm: LLM) -> None:
     (output,) = llm.generate([[5]], ALONE)
-    assert (output.prompt_logprobs, output.prompt_top_logprobs) == ([None], None)
+    assert (output.prompt_logprobs, output.prompt_top_logprobs) == ([None], [{}])
 
 
 def test_wrong_arguments_are_refused(llm: LLM) -> None:
