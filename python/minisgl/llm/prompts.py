@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,11 @@ from minisgl import plugins
 from minisgl.core import SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
-from minisgl.message import MAX_NAMESPACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from minisgl.message import MAX_NAMESPACE, ChatPrompt, Prompt, Role, TextPrompt, TokenPrompt
 from minisgl.utils.text import brief, is_unicode
 
 MAX_ID = 2**31 - 1
+ROLES: Final[tuple[str, ...]] = get_args(Role)
 
 Records = tuple[Iterator[Prompt], int]
 """Prompts as records, each checked when it is reached, and their number."""
@@ -164,7 +165,10 @@ def as_conversations(messages: Any) -> list[Any]:
 
 
 def _checked(turn: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return a copy of a message. Raises InvalidRequest if its calls are not in OpenAI's form."""
+    """Return a copy of a message. Raises InvalidRequest for another role or form of calls."""
+    if turn.get("role") not in ROLES:
+        text = f"must be one of {', '.join(ROLES)}, got {brief(turn.get('role'))}"
+        raise InvalidRequest(f"messages[{index}].role {text}", param="messages")
     calls = turn.get("tool_calls") or []
     if not is_list(calls) or not all(map(_is_call, calls)):
         raise InvalidRequest(

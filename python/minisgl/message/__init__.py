@@ -44,6 +44,9 @@ OwnNamespace = Annotated[str, msgspec.Meta(max_length=1024)]
 """Of a message: it may be longer than what a client may send (`Adapter.namespace`)."""
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 # --- prompts -----------------------------------------------------------------------------------
 
 

@@ -250,14 +250,11 @@ def _normalise(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     """
     where = f"messages[{index}]"
     normal = {key: value for key, value in message.items() if value is not None}
-    role = normal.get("role")
-    if not isinstance(role, str):
-        raise InvalidRequest(f"{where}.role must be a string, got {role!r}", param=f"{where}.role")
-    if role == "developer":
+    if normal["role"] == "developer":
         normal["role"] = "system"
     if "content" in normal:
         normal["content"] = _join_parts(normal["content"], f"{where}.content")
-    elif role != "assistant":
+    elif normal["role"] != "assistant":
         raise InvalidRequest(
             f"{where}.content is missing: only an assistant's message may go without",
             param=f"{where}.content",

@@ -99,6 +99,14 @@ def test_calls_of_a_wrong_form_are_refused(calls: Any) -> None:
     assert refused.value.param == "messages"
 
 
+@pytest.mark.parametrize("turn", [{}, {"role": None}, {"role": 3}, {"role": "usr"}, {"role": []}])
+def test_a_role_that_the_server_refuses_is_refused(turn: dict[str, Any]) -> None:
+    records, _ = chat_records([{"role": "tool", "content": "a"}, turn], {}, None, "auto")
+    says = r"^messages\[1\].role must be one of system, developer, user, assistant, tool, got "
+    with pytest.raises(InvalidRequest, match=says):
+        list(records)
+
+
 @pytest.mark.parametrize("calls", [None, [], ({"function": {"name": "f", "arguments": {}}},)])
 def test_calls_in_openai_form(calls: Any) -> None:
     turn = {"role": "assistant", "content": "a", "tool_calls": calls}

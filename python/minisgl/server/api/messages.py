@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from minisgl.core.answer import ToolCall as ParsedCall
 from minisgl.errors import InvalidRequest
-from minisgl.message import ChatPrompt
+from minisgl.message import ChatPrompt, Role
 from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import brief, num_levels
 
@@ -83,7 +83,7 @@ class ToolCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True
 class Message(Json, frozen=True, kw_only=True):
     """One message of a chat. A client can send the message of an answer back unchanged."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -116,8 +116,6 @@ class Message(Json, frozen=True, kw_only=True):
             named["reasoning_content"] = self.reasoning
         if self.tool_calls is not None:
             named["tool_calls"] = [call.for_template for call in self.tool_calls]
-        if not self.tool_calls and self.content is None:
-            named["content"] = ""
         given = {name: value for name, value in named.items() if value is not None}
         return {"role": self.role} | given
 
