@@ -18,6 +18,8 @@ MOST_ROWS: Final = 128
 """Rows of x of a tile. One thread fetches, so that registers hold the sums of so many."""
 LEAST_PARTS: Final = 4
 """The fewest parts of 128 inputs of a block, if several share the inputs of the matrix."""
+LEAST_BUSY: Final = 5 / 6
+"""Of the blocks, if some are left out so that each tile has as many and none has parts of two."""
 
 
 class Stream:
@@ -58,6 +60,8 @@ class Stream:
         tiles = -(-len(x_MP) // MOST_ROWS) * -(-rows // (2 * BOX))
         parts = tiles * (x_MP.shape[1] // PERIOD)
         num_blocks = max(min(self._kernels.num_cores, parts // LEAST_PARTS), 1)
+        whole = num_blocks // tiles * tiles
+        num_blocks = whole if whole >= num_blocks * LEAST_BUSY else num_blocks
         needed = shared_bytes(stage_bytes, MOST_ROWS, 1, has_pairs=False)
         numbers, *others = weight_maps
         launch(self._kernels, kernel, (numbers, x_map, *others), task, needed, num_blocks)

@@ -112,12 +112,16 @@ def test_stages_of_fp8_fit_in_shared_memory() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "tile_rows", "num_blocks"),
-    [(1, 16, 50), (17, 32, 50), (128, 128, 50), (129, 80, 100), (300, 112, 132), (768, 128, 132)],
+    [
+        *((1, 16, 50), (17, 32, 50), (128, 128, 50), (129, 80, 100)),
+        *((300, 112, 120), (768, 128, 120), (1152, 128, 132)),
+    ],
 )
 def test_how_blocks_share_one_matrix(
     rows: int, tile_rows: int, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 5 x 40 parts for each tile of rows; at least four for each block."""
+    """Of 5 x 40 parts for each tile of rows; at least four for each block. Each tile has as many
+    blocks, if five of six cores then work."""
     tasks: list[Task] = []
     launched: list[int] = []
     maps: list[tuple[int, ...]] = []
