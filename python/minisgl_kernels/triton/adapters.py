@@ -22,11 +22,11 @@ from minisgl_zoo.lora.products import MIN_RANK, Products
 MAX_TOKENS = 256
 """More have torch's GEMMs, whose masks and copies are then a small part. 64 were timed."""
 ROWS = 64  # tokens of a program, at most
-INPUTS = 128  # of a program, at a time
+INPUTS = 256  # of a program, at a time
 COLUMNS = 32  # of the A's, in a program
 OUTPUTS = 64  # of a program
 RANKS = 128  # rows of the B's, in a program, at a time
-MAX_SPLITS = 16
+MAX_SPLITS = 32
 PROGRAMS = 132
 """The first kernel has at least so many if the inputs can be split so often."""
 
@@ -68,7 +68,7 @@ class AdapterProducts:
             (self._blocks, splits, -(-num_tokens // rows)),
             (x_TI, a_NPRI, slots_T, sums_STPR, h_TPR, self._ended, num_tokens),
             (inputs, slots, names, rank, splits, turns, rows, INPUTS, COLUMNS),
-            dtype=(x_TI.dtype, slots_T.dtype), num_warps=4, num_stages=1,
+            dtype=(x_TI.dtype, slots_T.dtype), num_warps=8, num_stages=1,
         )  # fmt: skip
         return h_TPR
 
@@ -81,7 +81,7 @@ class AdapterProducts:
             (len(self._tiles), -(-num_tokens // rows), 1),
             (h_TPR, b_NRO, slots_T, self._tiles, y_TO, num_tokens),
             (outputs, slots, names, rank, rows, at_once, OUTPUTS, self._unit),
-            dtype=(y_TO.dtype, slots_T.dtype), num_warps=4,
+            dtype=(y_TO.dtype, slots_T.dtype), num_warps=8,
         )  # fmt: skip
 
 
