@@ -127,10 +127,6 @@ class LLM:
         env.check()
         check_option("progress", progress, SWITCH)
         options = {name: _plain(given[name]) for name in options_of(EngineConfig)}
-        if isinstance(model, PathLike):
-            options["model"] = fspath(model)
-        if isinstance(draft_model, PathLike):
-            options["draft_model"] = fspath(draft_model)
         if isinstance(lora, Mapping):
             options["lora"] = {name: fspath(place) for name, place in lora.items()} or None
         args = RuntimeArgs(**options, offline=True)
@@ -393,5 +389,8 @@ def _naming_the_prompt(done: Sequence[object], num_prompts: int, n: int) -> Iter
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy number as a Python number, which does not overflow; another value as it is."""
+    """Return a path as a text, a NumPy number as a Python number, which does not overflow, and
+    another value as it is."""
+    if isinstance(value, PathLike):
+        return fspath(value)
     return value.item() if isinstance(value, np.generic) else value

@@ -17,29 +17,28 @@ from functools import cache
 from typing import Any, Final, Self
 
 import msgspec
-from msgspec import Meta
 
 from minisgl import plugins
 from minisgl.errors import InvalidRequest
 from minisgl.utils.text import shortened
 
 
-def only(*values: Any, why: str) -> Meta:
+def only(*values: Any, why: str) -> msgspec.Meta:
     """Mark a field that must be null or one of `values`, which change nothing.
 
     why: the reason, or what to do instead.
     """
     description = f"Only {_listed(values)}: {why}."
-    return Meta(description=description, extra={"only": values, "why": why})
+    return msgspec.Meta(description=description, extra={"only": values, "why": why})
 
 
 def _listed(values: tuple[Any, ...]) -> str:
     return " or ".join(["null", *(msgspec.json.encode(value).decode() for value in values)])
 
 
-def ignored(why: str) -> Meta:
+def ignored(why: str) -> msgspec.Meta:
     """Mark a field that accepts every value and changes nothing. why: its description."""
-    return Meta(description=why, extra={"ignored": True})
+    return msgspec.Meta(description=why, extra={"ignored": True})
 
 
 class Json(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +69,7 @@ def _restricted(struct: type[Json]) -> tuple[tuple[str, tuple[Any, ...], str], .
         (field.name, meta.extra["only"], meta.extra["why"])
         for field in msgspec.structs.fields(struct)
         for meta in getattr(field.type, "__metadata__", ())
-        if isinstance(meta, Meta) and meta.extra and "only" in meta.extra
+        if isinstance(meta, msgspec.Meta) and meta.extra and "only" in meta.extra
     )
 
 

@@ -18,10 +18,9 @@ kind, and the keys take turns in each::
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -276,7 +275,7 @@ class Work:
         with self._failing(message):
             self._answer(self._codec(self._encoder, message))
 
-    @contextlib.contextmanager
+    @contextmanager
     def _failing(self, message: TokenizeMsg | CodecMsg) -> Iterator[None]:
         """Fail a request for an error, and for a panic of a library."""
         try:

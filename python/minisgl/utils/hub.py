@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from minisgl.utils.http import unusable_proxy
 
 _MODEL_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 _TEXT_FILES: Final = ["*.json", "*.jinja", "*.model", "*.txt"]
-_WEIGHT_FILES: Final = ["*.safetensors"]
 _REACH_S: Final = 5.0
 """The time for a connection to the hub and for its first answer. A slow network takes about 1 s."""
+_TRIES: Final = "5 more tries follow, for half a minute unless the hub asks for more"
 # Some repositories have copies of the weights in other formats.
 _IGNORED_FILES: Final = ["original/*", "consolidated*.safetensors", "onnx/*", "openvino/*"]
 
@@ -41,7 +42,7 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
             return Path(made)
     if not _MODEL_ID.fullmatch(model):
         raise ConfigError(f"there is no folder {model}, and it is no model id like Qwen/Qwen3-0.6B")
-    patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
+    patterns = _TEXT_FILES + (["*.safetensors"] if weights else [])
     download: Download = _from_huggingface
     if source != "huggingface":
         download = plugins.need("hubs", source, f"--model-source {source}")
@@ -54,8 +55,7 @@ def downloaded(model: str, source: Literal["huggingface", "modelscope"], *, weig
 def _from_huggingface(model: str, patterns: list[str], ignored: list[str]) -> str:
     from huggingface_hub import snapshot_download
 
-    offline = why_offline()
-    with hub_errors(model, offline):
+    with hub_errors(model) as offline:
         folder = snapshot_download(
             model,
             allow_patterns=patterns,
@@ -76,8 +76,6 @@ def why_offline() -> str:
         return "HF_HUB_OFFLINE is set: unset it to download"
     try:
         get_session().head(constants.ENDPOINT, timeout=_REACH_S)
-    except ImportError as error:  # the client needs another package for SOCKS
-        raise unusable_proxy(error) from error
     except _transport_errors() as error:
         return (
             f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}: {error}): check the "
@@ -95,40 +93,47 @@ def _transport_errors() -> tuple[type[Exception], ...]:
     import httpx
     from huggingface_hub import errors
 
-    return (*errors.HfHubHTTPError.__bases__, httpx.HTTPError, OSError, RuntimeError)
+    return (*errors.HfHubHTTPError.__bases__, httpx.HTTPError, OSError, RuntimeError, ValueError)
 
 
 @contextmanager
-def hub_errors(model: str, offline: str = "") -> Iterator[None]:
-    """Turn an error of huggingface_hub into a ConfigError that says what to do.
-
-    offline: see `why_offline`.
-    """
+def hub_errors(model: str) -> Iterator[str]:
+    """Yield `why_offline()`, and turn an error of huggingface_hub into a ConfigError that says what
+    to do. The library tells of each request that it sends again; here it is told once."""
     from huggingface_hub import constants, errors
 
-    failures: tuple[type[Exception], ...] = (ValueError, *_transport_errors())
+    library, told, offline = logging.getLogger("huggingface_hub.utils._http"), list[str](), ""
+
+    def tell_first(record: logging.LogRecord) -> bool:
+        told.append(record.getMessage())
+        if len(told) == 1:
+            logging.getLogger(__name__).warning("%s; %s", told[0], _TRIES)
+        return False
+
+    library.addFilter(tell_first)
     log_in = "log in with `hf auth login` or set HF_TOKEN"
-    absent = "Hugging Face has no such model, nor is there such a folder here; check the spelling"
-    hints = (
-        (errors.GatedRepoError, f"accept its licence at https://huggingface.co/{model}, {log_in}"),
-        (errors.RepositoryNotFoundError, f"{absent}, and if it is private {log_in}"),
-        (
-            json.JSONDecodeError,
-            f"{constants.ENDPOINT} sends no JSON; a login page, a wrong mirror?",
-        ),
-        (
-            errors.LocalEntryNotFoundError,
-            "there is no such folder here, the local cache does not have all of it, and "
-            + (offline or f"{constants.ENDPOINT} is not reachable; check the network"),
-        ),
-    )
     try:
-        yield
+        offline = why_offline()
+        yield offline
     except ImportError as error:  # the client needs another package for SOCKS
         raise unusable_proxy(error) from error
-    except failures as error:
-        is_denied = getattr(getattr(error, "response", None), "status_code", None) == 401
-        then = log_in if is_denied else "start again to continue the download"
-        otherwise = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {then}"
-        hint = next((text for kind, text in hints if isinstance(error, kind)), otherwise)
+    except _transport_errors() as error:
+        status = getattr(getattr(error.__cause__ or error, "response", None), "status_code", None)
+        match error:
+            case errors.GatedRepoError():
+                hint = f"accept its licence at https://huggingface.co/{model}, {log_in}"
+            case errors.RepositoryNotFoundError():
+                hint = "Hugging Face has no such model, nor is there such a folder here; check the "
+                hint += f"spelling, and if it is private {log_in}"
+            case json.JSONDecodeError():
+                hint = f"{constants.ENDPOINT} sends no JSON; a login page, a wrong mirror?"
+            case errors.LocalEntryNotFoundError():
+                answer = f"answers {status}" if status else "is not reachable"
+                hint = "there is no such folder here, the local cache does not have all of it, and "
+                hint += offline or f"{constants.ENDPOINT} {answer}; check the network, or try later"
+            case _:
+                then = log_in if status == 401 else "start again to continue the download"
+                hint = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}; {then}"
         raise ConfigError(f"{model} cannot be downloaded: {hint}") from error
+    finally:
+        library.removeFilter(tell_first)

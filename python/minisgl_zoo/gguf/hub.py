@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.errors import ConfigError
-from minisgl.utils.hub import hub_errors, why_offline
+from minisgl.utils.hub import hub_errors
 from minisgl.utils.logger import get_logger
 from minisgl_zoo.gguf.folder import gguf_folder
 from minisgl_zoo.gguf.parts import chosen
@@ -42,8 +42,7 @@ def download_gguf(repo: str, choice: str) -> Path | None:
     """
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
-    offline = why_offline()
-    with hub_errors(repo, offline):
+    with hub_errors(repo) as offline:
         if offline:
             # The patterns match no file: the snapshot need not have any other file.
             folder = Path(snapshot_download(repo, allow_patterns=[], local_files_only=True))
@@ -58,7 +57,7 @@ def download_gguf(repo: str, choice: str) -> Path | None:
         cached = f"\nThis is what the local cache has; {offline}" if offline else ""
         raise ConfigError(f"{error}{cached}") from None
     logger.info("%s: taking %s", repo, " and ".join(names))
-    with hub_errors(repo, offline):
+    with hub_errors(repo):
         paths = [
             Path(hf_hub_download(repo, name, local_files_only=bool(offline))) for name in names
         ]

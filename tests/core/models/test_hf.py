@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from minisgl.utils.hf import fetched_adapters, mending, resolve_checkpoint, weig
 def _reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub of these tests is always there. `utils/test_hub.py` tests a missing one."""
     monkeypatch.setattr(hub, "why_offline", lambda: "")
-    if find_spec("minisgl_zoo"):
-        monkeypatch.setattr("minisgl_zoo.gguf.hub.why_offline", lambda: "")
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:

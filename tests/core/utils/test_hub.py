@@ -59,9 +59,17 @@ class Hub(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-@pytest.fixture
-def hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+class BusyHub(Hub):
+    """It lists its file, and sends nobody any."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(429 if "/resolve/" in self.path else 200)
+        self.end_headers()
+
+
+@pytest.fixture(params=[Hub])
+def hub(request: pytest.FixtureRequest) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), request.param) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -83,6 +91,16 @@ def test_a_download_that_breaks_off_is_a_sentence(tmp_path: Path, hub: str) -> N
     ran = run(tmp_path, hub, "-c", ASK, "org/repo:Q8_0")
     assert ran.stdout.startswith("ConfigError org/repo cannot be downloaded: "), ran.stderr
     assert "start again to continue the download" in ran.stdout
+
+
+@pytest.mark.needs("minisgl_zoo")
+@pytest.mark.parametrize("hub", [BusyHub], indirect=True)
+def test_a_busy_hub_is_told_once(tmp_path: Path, hub: str) -> None:
+    """Each request is sent six times."""
+    ran = run(tmp_path, hub, "-c", ASK, "org/repo:Q8_0")
+    [line] = [line for line in ran.stderr.splitlines() if "429" in line or "etry" in line]
+    assert line.endswith("; 5 more tries follow, for half a minute unless the hub asks for more")
+    assert f"{hub} answers 429; check the network, or try later" in ran.stdout
 
 
 @pytest.mark.needs("minisgl_zoo")

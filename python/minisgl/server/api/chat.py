@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import Meta
+from msgspec import Meta, field
 from msgspec.structs import replace
 
 from minisgl.core import Finished
@@ -61,7 +60,7 @@ class ThinkingSwitch(Json, frozen=True, kw_only=True):
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Meta(min_length=1)] = msgspec.field(default_factory=list)
+    messages: Annotated[list[Message], Meta(min_length=1)] = field(default_factory=list)
     prompt: Annotated[
         str | None, Meta(description="Instead of messages: the text of one user's message.")
     ] = None
@@ -169,7 +168,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         choice = self.tool_choice
         if isinstance(choice, AllowedChoice):
             tools, choice = choice.of(tools), choice.allowed_tools.mode
-        return msgspec.structs.replace(
+        return replace(
             self.plain_prompt,
             tools=[tool.for_template(f"tools[{i}]") for i, tool in enumerate(tools)],
             tool_choice=choice.function.name
