@@ -192,8 +192,7 @@ def has_extra() -> bool:
     if not find_spec("PIL"):
         return False
     try:
-        major, minor = version("transformers").split(".")[:2]
-        return (int(major), int(minor)) >= MIN_TRANSFORMERS
+        return tuple(map(int, version("transformers").split(".")[:2])) >= MIN_TRANSFORMERS
     except (PackageNotFoundError, ValueError):
         return False
 

@@ -24,7 +24,7 @@ from minisgl_zoo.vision.lately import KEPT_BYTES, Lately
 from minisgl_zoo.vision.sources import FETCHES_S, Web, source_of
 
 LOAD_S: Final = 60.0
-"""The most CPU seconds of importing transformers and its processor: 3 s on a busy core."""
+"""The most CPU seconds of importing transformers and its processor: 1.2 s on a busy core."""
 
 READ_S: Final = 5.0
 """The most CPU seconds of one picture. One of the largest size took 1.6 s."""

@@ -18,6 +18,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import sys
 import warnings
 from functools import cached_property
@@ -135,4 +136,8 @@ def check_size(width: int, height: int) -> None:
 
 
 if __name__ == "__main__":
+    # transformers takes torch for missing: with it the import takes 6 s and 350 MB instead of 1.2 s
+    # and 75 MB, and the processors of PIL do not use it.
+    sys.modules["torch"] = None  # type: ignore[assignment]  # the import then fails
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would say what is missing
     serve(Reader(Path(sys.argv[1]), int(sys.argv[2])).answer)

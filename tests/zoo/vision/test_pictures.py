@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
+import sys
 import time
 import zlib
 from importlib.metadata import PackageNotFoundError
@@ -287,11 +289,49 @@ def test_what_is_kept_is_bounded() -> None:
     assert lately._size == 0
 
 
+def test_the_reader_has_not_loaded_torch(encoder: PromptEncoder) -> None:
+    helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
+    files = Path(f"/proc/{helper.process.pid}/maps").read_text()
+    assert "/PIL/" in files
+    assert "libtorch" not in files
+
+
 def test_after_its_end_the_reader_starts_again(encoder: PromptEncoder) -> None:
     helper: Any = encoder.images._helper  # type: ignore[union-attr] (it is set)
     helper.process.kill()
     helper.process.wait()
     assert encode(encoder, image_part(data_url(picture(40, 30, 8)))).images
+
+
+WITHOUT_TORCH = """
+import json, os, pathlib, sys
+from minisgl_zoo.vision import reader
+
+sys.modules["torch"] = None
+os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+question = json.load(sys.stdin)
+for folder in sys.argv[1:]:
+    here = reader.Reader(pathlib.Path(folder), 2**30)
+    assert here.answer(["load"]) == ("loaded",)
+    print(json.dumps(here.answer(question)))
+"""
+
+
+def test_processors_need_no_torch(request: pytest.FixtureRequest) -> None:
+    """The process that reads pictures hides it, because its import takes seconds."""
+    names = ("mistral3", "qwen3_vl", "gemma3", "gemma4", "gemma4_unified", "lfm2_vl")
+    samples: list[Sample] = [request.getfixturevalue(name) for name in names]
+    question = ["read", data_url(PICTURES[3]).partition(",")[2]]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *(str(sample.folder) for sample in samples)],
+        input=json.dumps(question), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    for sample, line in zip(samples, done.stdout.splitlines(), strict=True):
+        images: Any = sample.encoder.images
+        images.load()
+        here = images._helper.ask(json.dumps(question).encode(), 9)
+        assert json.loads(line) == json.loads(json.dumps(here))
 
 
 def test_a_malformed_part_beside_a_picture_is_refused(encoder: PromptEncoder) -> None:
