@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,11 @@ CPU = Library("minisgl_cpu", "", "the C++ kernels")
 CUDA = Library("minisgl_cuda", "cuda", "the calls of NCCL and the CUDA driver")
 
 
+@cache  # to find the file takes 10 ms: its sources and its content are hashed
 def load_library(library: Library = CPU) -> Any:
     """Return the compiled library, a tvm-ffi module whose attributes are functions.
 
-    A cached library loads in milliseconds. Raises JitUnavailable.
+    A built library loads in milliseconds. Raises JitUnavailable.
     """
     path = _build_library(library)
     import tvm_ffi
@@ -103,9 +104,8 @@ def _build_library(library: Library) -> Path:
     if library == CPU and (shipped := _shipped(_sources(CPU))):
         return shipped
     path = _library_path(library, _compiler())
-    build_once(
-        path, f"{library.what} (first start only)", partial(_compile_library, library, own_flags())
-    )
+    what = f"{library.what} (first start only)"
+    build_once(path, what, partial(_compile_library, library, own_flags()))
     return path
 
 

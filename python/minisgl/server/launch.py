@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -32,7 +33,6 @@ from minisgl.server.clients import Keys
 from minisgl.server.command import ready_text, run_serving, say
 from minisgl.server.model import find_model
 from minisgl.utils.logger import get_logger
-from minisgl.utils.process import freeze_start_objects
 from minisgl.utils.start import StartClock
 
 logger = get_logger(__name__)
@@ -155,7 +155,7 @@ def _serve(
             server: Server = make(workers, bound, model, args, keys, tls)
         workers.wait_ready()
         signals.check()
-        freeze_start_objects()
+        gc.freeze()  # see `WorkerStatus.ready`
         server.on_workers_ready(clock)
         if lines:
             lines.end()

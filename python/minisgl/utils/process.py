@@ -81,9 +81,11 @@ class WorkerStatus:
     def ready(self, info: dict[str, object]) -> None:
         """Report that the worker serves, and begin to send heartbeats.
 
-        info: holds JSON-like values only.
+        The objects of the start, which live as long as the process, are exempted from collection:
+        during a full collection of an engine's objects no step is planned. info: holds JSON-like
+        values only.
         """
-        freeze_start_objects()
+        gc.freeze()
         self.end_lines()
         self._send(Ready(info=info))
         self._heart.start()
@@ -128,15 +130,6 @@ class WorkerStatus:
         assert not self.is_reported, "a worker reports its start once"
         self.is_reported = True
         self._connection.send_bytes(msgspec.msgpack.encode(status))
-
-
-def freeze_start_objects() -> None:
-    """Exempt the objects of the start, which live as long as the process, from collection.
-
-    During a full collection of an engine's objects no step is planned. After this call a collection
-    visits few objects.
-    """
-    gc.freeze()
 
 
 def receive_status(connection: Connection) -> Ready | StartFailed | StartLine:

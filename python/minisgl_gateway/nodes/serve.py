@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from minisgl.runtime.signals import Signals
@@ -9,7 +10,6 @@ from minisgl.runtime.workers import Workers
 from minisgl.server.launch import workers_until_end
 from minisgl.server.model import find_model
 from minisgl.utils.logger import get_logger
-from minisgl.utils.process import freeze_start_objects
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.nodes.join import gather_nodes, join_node_0, with_network
 from minisgl_gateway.nodes.settings import given_of_node_0, settings_of
@@ -40,7 +40,7 @@ def serve_node(args: GatewayArgs, signals: Signals) -> int:
             )
             workers.start_engine(model.resolved(args))
             workers.wait_ready()
-            freeze_start_objects()
+            gc.freeze()  # see `WorkerStatus.ready`
             logger.info("this node is ready")
             workers.wait_ended()
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ import torch
 
 from minisgl.attention import create_attention_backend
 from minisgl.errors import ConfigError
-from minisgl.kernel import build
+from minisgl.kernel import build, jit
 from minisgl.kernel.ops import Ops
 from minisgl.kernel.radix import common_prefix_length, load_common_prefix
 from minisgl.kernel.registry import create_ops
@@ -36,6 +36,7 @@ def test_without_a_compiler_everything_is_plain_torch(
     reason: str,
 ) -> None:
     monkeypatch.setenv(variable, value)
+    jit.load_library.cache_clear()  # tests before this one have loaded it
     with caplog.at_level(logging.INFO):
         ops = create_ops(torch.device("cpu"))
         assert type(ops) is Ops
