@@ -20,6 +20,9 @@ not turn there by itself if this index cannot be reached."""
 
 TICK_S = 5.0  # a longer silence looks like a hang
 
+READ_ONLY = """is read-only for this user, and the installation writes into it: clone Mini-SGLang
+into a folder of your own, or let its owner run the same command"""
+
 INDEX_SETTINGS = ("index-url", "extra-index-url", "find-links", "no-index")
 
 
@@ -32,6 +35,9 @@ def main():
     args = parser.parse_args()
     if sys.version_info < OLDEST:
         print(too_old(sys.executable, sys.version_info), file=sys.stderr)
+        return 1
+    if not os.access(".", os.W_OK):
+        print("%s %s" % (os.getcwd(), READ_ONLY), file=sys.stderr)
         return 1
     sys.stdout.reconfigure(line_buffering=True)  # in a file or pipe, pip's lines come after ours
     python = os.path.join(args.venv, "bin", "python")

@@ -78,6 +78,16 @@ def install(machine: Path, *flags: str, **env: str) -> tuple[str, list[str]]:
     return done.stdout, (machine / "log").read_text().splitlines()
 
 
+def test_a_folder_that_cannot_be_written(
+    script: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said before anything is downloaded."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(sys, "argv", ["install.py"])
+    assert script.main() == 1
+    assert f"{os.getcwd()} is read-only for this user" in capsys.readouterr().err
+
+
 def test_the_cpu_build_where_there_is_no_gpu(machine: Path) -> None:
     said, commands = install(machine)
     assert "installing torch==9.9 (once; the CPU build, about 0.2 GB to download)" in said
