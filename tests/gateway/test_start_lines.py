@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import re
+import subprocess
+import sys
 
+import pytest
 from rich.console import Console
 
 from minisgl.utils.logger import get_logger, tell_lines
@@ -32,6 +37,33 @@ def test_lines_are_told_below_the_level_that_is_written() -> None:
     finally:
         root.removeHandler(written)
         root.setLevel(before)
+
+
+WARNING = """
+import logging
+from minisgl.utils.logger import get_logger, setup_logging, tell_lines
+setup_logging("engine", level="warning")
+end = tell_lines(lambda text: print("told", text))
+get_logger("minisgl.test").info("weights")
+get_logger("minisgl.test").warning("slow")
+end()
+get_logger("minisgl.test").warning("late")
+"""
+
+
+@pytest.mark.parametrize(("term", "erase"), [("xterm", "\r\x1b[K"), ("dumb", "")])
+def test_a_warning_takes_the_line_of_a_spinner(term: str, erase: str) -> None:
+    """Another process draws the spinner, again below it."""
+    ours, theirs = os.openpty()
+    command, env = [sys.executable, "-c", WARNING], {**os.environ, "TERM": term}
+    told = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=theirs, check=True)
+    os.close(theirs)
+    assert told.stdout == b"told weights\n"
+    written = os.read(ours, 1000).decode()
+    os.close(ours)
+    assert re.sub(r"\d\d:\d\d:\d\d ", "", written) == (
+        f"{erase}W [engine] slow\r\nW [engine] late\r\n"
+    )
 
 
 def test_without_a_terminal_each_line_is_written_once() -> None:

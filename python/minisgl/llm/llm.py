@@ -362,8 +362,7 @@ class LLM:
                 f"a stream has one prompt, got {count}; call stream for each, or generate",
                 param="prompts",
             )
-        call = self._call((records, 1), params, 1, scope, on_news)
-        return Reader(self._session, call)
+        return Reader(self._session, self._call((records, 1), params, 1, scope, on_news))
 
     def _scope(self, cache_salt: str, lora: str | None) -> Scope:
         """Raises InvalidRequest, ModelNotFound."""

@@ -37,11 +37,11 @@ CAUSE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """A failed start. why: the text without the name of the worker. is_consequence: see
-    `StartFailed`."""
+    """A failed start. why: the text without the name of the worker, if it has that.
+    is_consequence: see `StartFailed`."""
 
     text: str
-    why: str
+    why: str = ""
     is_consequence: bool = False
 
 
@@ -153,13 +153,12 @@ class Workers:
             if not readable:
                 break
             deaths = [worker.death() for worker in ready if worker.process.sentinel in readable]
-            failures += [_Failure(text=str(d), why=str(d)) for d in deaths if d.exit_code]
+            failures += [_Failure(text=str(d)) for d in deaths if d.exit_code]
             ready = [worker for worker in ready if worker.process.sentinel not in readable]
             failures += [
-                _Failure(text=text, why=text)
+                _Failure(text=str(node.death() or f"{node.name} has ended"))
                 for node in self.nodes
                 if node.status in readable
-                for text in [str(node.death() or f"{node.name} has ended")]
             ]
             for worker in [worker for worker in waiting if worker.status in readable]:
                 status = self._await_status(worker)
@@ -176,7 +175,8 @@ class Workers:
             # other numbers, for example of free memory. Show only the first report.
             different: dict[str, str] = {}
             for failure in causes or failures:
-                different.setdefault(re.sub(r"[\d.,]+", "", failure.why), failure.text)
+                why = failure.why or failure.text
+                different.setdefault(re.sub(r"[\d.,]+", "", why), failure.text)
             raise StartupFailed("; ".join(different.values()))
         self._is_ready = True
 
@@ -185,8 +185,7 @@ class Workers:
         try:
             status = receive_status(worker.status)
         except EOFError:
-            death = str(worker.death())
-            return _Failure(text=death, why=death)
+            return _Failure(text=str(worker.death()))
         if isinstance(status, StartLine):
             if self._on_line:
                 self._on_line(status.text)

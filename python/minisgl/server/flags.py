@@ -143,9 +143,8 @@ class Parser(argparse.ArgumentParser):
         known: Callable[[str], str] | None = plugins.find("flag_hints", "other_engines")
         hint = (known and known(flag)) or (f"did you mean {near[0]}?" if near else "")
         if plugins.lacks("options"):
-            absent = f"if it is a flag of minisgl, it {plugins.absent('options')}"
-            hint = f"{hint} {absent}" if hint else absent
-        return f"unrecognized arguments: {flag}" + (f"; {hint}" if hint else "")
+            hint += f" if it is a flag of minisgl, it {plugins.absent('options')}"
+        return f"unrecognized arguments: {flag}" + (f"; {hint.strip()}" if hint else "")
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 
@@ -43,25 +44,28 @@ def setup_logging(process: str, *, level: str | None = None) -> None:
 
 
 class _Teller(logging.Handler):
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], written: int) -> None:
         super().__init__()
-        self._tell = tell
+        self._tell, self._written = tell, written
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage())
+        if record.levelno < self._written:
+            self._tell(record.getMessage())
+        elif os.isatty(2) and os.environ.get("TERM") != "dumb":
+            os.write(2, b"\r\x1b[K")
 
 
 def tell_lines(tell: Callable[[str], None]) -> Callable[[], None]:
     """Call `tell` with each line of level info or above that is not written.
 
-    Returns a function that ends this. Call it after `setup_logging`.
+    If a terminal shows that line, a line that is written takes its place. Returns a function that
+    ends this. Call it after `setup_logging`.
     """
     logger = logging.getLogger(_ROOT)
-    level, teller = logger.level, _Teller(tell)
-    teller.addFilter(lambda record: record.levelno < level)
+    level, teller = logger.level, _Teller(tell, logger.level)
     for written in logger.handlers:
         written.setLevel(level)
-    logger.addHandler(teller)
+    logger.handlers.insert(0, teller)  # before those that write
     logger.setLevel(min(level, logging.INFO))
 
     def end() -> None:
