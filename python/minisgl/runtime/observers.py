@@ -89,5 +89,4 @@ Create = Callable[[RuntimeArgs, int], LoopObserver | None]
 def create_observers(args: RuntimeArgs) -> list[LoopObserver]:
     """Return the observers of a rank's loop. Raises ConfigError."""
     creates: list[Create] = [row.load() for row in plugins.rows("loop_observers")]
-    made = [create(args, args.rank) for create in creates]
-    return [observer for observer in made if observer]
+    return [made for create in creates if (made := create(args, args.rank))]

@@ -79,6 +79,9 @@ class Embedding(Json, frozen=True, kw_only=True):
 
 
 class Embeddings(Json, frozen=True, kw_only=True):
+    """id: the request's. OpenAI's answers have none; Mistral's client needs one."""
+
+    id: str
     data: list[Embedding]
     model: str
     usage: PromptUsage
@@ -112,7 +115,7 @@ def router(site: Site) -> APIRouter:
                 for x_D in x_ND
             ]
             data = [Embedding(index=index, embedding=form) for index, form in enumerate(forms)]
-            return Embeddings(data=data, model=name, usage=usage)
+            return Embeddings(id=request.scope["request_id"], data=data, model=name, usage=usage)
 
         return await door.answer(request, asked, pooling, make, {"prompt": "input"})
 

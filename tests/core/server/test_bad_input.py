@@ -90,7 +90,13 @@ def namespace(**member: Any) -> dict[str, Any]:
             "tool_choice.other",
             "are type, function, allowed_tools",
         ),
-        (CHAT, hello(tool_choice="must"), "tool_choice", "auto, none, required or an object"),
+        (CHAT, hello(tool_choice="must"), "tool_choice", "any, auto, none, required or an object"),
+        (
+            CHAT,
+            {"messages": [*HELLO, {"role": "assistant", "content": "a", "prefix": True}]},
+            "messages[1].prefix",
+            "use continue_final_message",
+        ),
         (
             CHAT,
             hello(response_format={"type": "yaml"}),

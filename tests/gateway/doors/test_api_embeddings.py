@@ -101,6 +101,8 @@ def test_openais_client_gets_the_embeddings_of_transformers(
     assert [each.index for each in floats.data] == list(range(len(TEXTS)))
     assert np.allclose([each.embedding for each in floats.data], ours, atol=1e-6)
     assert floats.usage.prompt_tokens == floats.usage.total_tokens > len(TEXTS)
+    assert floats.model_extra
+    assert floats.model_extra["id"] == floats._request_id  # Mistral's client needs an id
     one = client.embeddings.create(model=MODEL, input=TEXTS[0], dimensions=8)
     first = ours[0, :8] / np.linalg.norm(ours[0, :8])
     assert np.allclose(one.data[0].embedding, first, atol=1e-6)

@@ -54,7 +54,20 @@ def test_an_answer_as_clients_send_it_back(http: httpx.Client, server: ScriptedS
     user = {"role": "user", "content": "b"}
     prompt = sent(http, server, CHAT, messages=[spoken, user]).prompt
     assert isinstance(prompt, ChatPrompt)
-    assert prompt.messages[0] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert prompt.messages[0] == {"role": "assistant", "reasoning_content": "hm"}
+
+
+def test_tools_as_mistrals_client_asks(http: httpx.Client, server: ScriptedServer) -> None:
+    """It sends `prefix` with each message of the assistant."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    spoken = {"role": "assistant", "content": "a", "prefix": False}
+    messages = [spoken, {"role": "user", "content": "b"}]
+    prompt = sent(http, server, CHAT, messages=messages, tools=tools, tool_choice="any").prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.tool_choice, prompt.messages[0]) == (
+        "required",
+        {"role": "assistant", "content": "a"},
+    )
 
 
 def test_thinking(http: httpx.Client, server: ScriptedServer) -> None:

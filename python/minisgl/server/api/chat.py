@@ -173,7 +173,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
             tools=[tool.for_template(f"tools[{i}]") for i, tool in enumerate(tools)],
             tool_choice=choice.function.name
             if isinstance(choice, ChosenTool)
-            else ("required" if choice == "required" else "auto"),
+            else ("required" if choice in ("required", "any") else "auto"),
             parallel_tool_calls=bool(self.parallel_tool_calls),
             is_split=True,
             thinking_budget=self.thinking_budget,

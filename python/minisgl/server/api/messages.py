@@ -99,6 +99,8 @@ class Message(Json, frozen=True, kw_only=True):
     ] = None
     function_call: Annotated[dict[str, Any] | None, only(why="use tool_calls")] = None
     parsed: Annotated[Any, ignored(_OF_CLIENTS)] = None
+    # Mistral's client sends false with each assistant's message.
+    prefix: Annotated[bool | None, only(False, why="use continue_final_message")] = None
     # LiteLLM's and OpenRouter's answers repeat the reasoning in these.
     reasoning_details: Annotated[Any, ignored(_TWICE)] = None
     thinking_blocks: Annotated[Any, ignored(_TWICE)] = None
@@ -207,7 +209,7 @@ class AllowedChoice(Json, tag_field="type", tag="allowed_tools", frozen=True, kw
         return [tool for tool in tools if tool.function.name in allowed]
 
 
-ToolChoice = Literal["none", "auto", "required"] | ChosenTool | AllowedChoice
+ToolChoice = Literal["none", "auto", "required", "any"] | ChosenTool | AllowedChoice
 
 
 class AnswerCall(Json, tag_field="type", tag="function", frozen=True, kw_only=True):
