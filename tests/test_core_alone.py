@@ -38,6 +38,7 @@ with LLM(device="cpu", num_pages=64, progress=False) as llm:
             print(error)
 """
 REFUSES = """
+from minisgl import LLM
 from minisgl.errors import MinisglError
 from minisgl.models import get_model_class, read_config
 import json, pathlib
@@ -63,6 +64,11 @@ for values in (
     try:
         config = read_config(folder)
         build_model(config, dtype=torch.float32, ops=Ops(), comm=SingleRank())
+    except MinisglError as error:
+        print(error)
+for keyword in ({"quantization": "int8"}, {"dummy_weight": True}):
+    try:
+        LLM(device="cpu", num_pages=64, progress=False, **keyword)
     except MinisglError as error:
         print(error)
 """
@@ -130,9 +136,11 @@ def test_a_program_gets_answers_and_refusals_by_name(said: dict[str, list[str]])
 
 
 def test_checkpoints_of_the_zoo_are_refused_by_its_name(said: dict[str, list[str]]) -> None:
-    lines = said["refuses"]
+    *lines, quantised, dummy = said["refuses"]
     assert len(lines) == 4
     assert all("needs minisgl_zoo, which is not installed here" in line for line in lines), lines
+    assert "needs minisgl_zoo, which is not installed here" in quantised
+    assert "needs minisgl_bench, which is not installed here" in dummy
 
 
 @pytest.mark.parametrize(
@@ -140,8 +148,6 @@ def test_checkpoints_of_the_zoo_are_refused_by_its_name(said: dict[str, list[str
     [
         ("--log-steps steps", "if it is a flag of minisgl, it needs minisgl_gateway, which is not"),
         ("--model a/b --model-source modelscope", "--model-source modelscope needs minisgl_zoo"),
-        ("--quantization int8", "--quantization int8 needs minisgl_zoo, which is not installed"),
-        ("--dummy-weight", "--dummy-weight needs minisgl_bench, which is not installed here"),
         ("--nnodes 2", "--nnodes; if it is a flag of minisgl, it needs minisgl_gateway, which is"),
     ],
 )
@@ -152,9 +158,9 @@ def test_what_needs_another_package_is_refused_by_name(alone: Path, flags: str, 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("shell", [("minisgl", "--shell"), ("minisgl.shell",)])
-def test_it_has_a_plain_chat(alone: Path, shell: tuple[str, ...]) -> None:
-    words = ["-m", *shell, "--num-pages", "64", "--device", "cpu"]
+def test_it_has_a_plain_chat(alone: Path) -> None:
+    """It is `minisgl serve --shell`."""
+    words = ["-m", "minisgl.shell", "--num-pages", "64", "--device", "cpu"]
     done = run(alone, *words, text="What is 12 + 30?\n")
     assert (done.returncode, done.stdout) == (0, "12 + 30 = 42.\n"), done.stderr
     assert "Chatting. /reset starts again" in done.stderr

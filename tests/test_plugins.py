@@ -18,27 +18,29 @@ from minisgl.plugins import Row
 
 ROWS = [Row("families", "AcmeForCausalLM", "acme_families:FAMILY", ("ACMEForCausalLM",))]
 """
-ACME_WEIGHTS = ACME.replace(
-    "ROWS = [", "ROWS = [Row('weight_formats', 'acme4', 'acme_families:read_acme4'), "
-)
-READ = """
+MORE = """
+Row('weight_formats', 'acme4', 'acme_families:read_acme4'),
+Row('routes', 'acme', 'acme_server:ROUTES'),
+Row('loop_observers', 'acme', 'acme_server:create_observer'),
+"""
+SCRIPT = """
 import json, pathlib, sys
-from minisgl.models import read_config
+from minisgl import plugins
+from minisgl.models import get_model_class, read_config
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.observers import create_observers
 
-file = pathlib.Path(sys.argv[0]).parent / "config.json"
+print(get_model_class("ACMEForCausalLM").defaults, "acme_server" in sys.modules)
+file = pathlib.Path(sys.argv[1]) / "config.json"
 sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
 counts = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "max_position_embeddings"), 2)
 stored = {"quant_method": "acme4", "group": 32}
 values = {"architectures": ["LlamaForCausalLM"], "quantization_config": stored, **sizes, **counts}
 file.write_text(json.dumps(values))
 print(read_config(file.parent).formats)
-"""
-SCRIPT = """
-import sys
-from minisgl import plugins
-from minisgl.models import get_model_class
-
-print(get_model_class("ACMEForCausalLM").defaults, "acme_other" in sys.modules)
+routes = [row.load() for row in plugins.rows("routes") if row.name == "acme"]
+print([route.path for route in routes[0].router(None).routes])
+print(type(create_observers(RuntimeArgs())[-1]).__name__)
 """
 
 
@@ -60,39 +62,25 @@ def stranger(folder: Path, manifest: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def run(script: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script]
+def run(script: str, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
-def test_a_strangers_family_is_found_by_his_entry_point(tmp_path: Path) -> None:
-    done = run(SCRIPT, stranger(tmp_path, ACME))
-    assert done.stdout.strip() == "{'acme': 1} False", done.stderr
-
-
-def test_a_strangers_weight_format_reads_its_checkpoints(tmp_path: Path) -> None:
-    env = stranger(tmp_path, ACME_WEIGHTS)
-    (tmp_path / "read.py").write_text(READ)
-    command = [sys.executable, str(tmp_path / "read.py")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "(32, 'config.json', ['lm_head'])", done.stderr
-
-
-def test_the_documented_route_and_observer_are_built(tmp_path: Path) -> None:
+def test_what_a_stranger_adds_is_found_by_his_entry_point(tmp_path: Path) -> None:
+    """A family, a format of weights, and the route and the observer of docs/extending.md. In one
+    process, because most of it is the import of torch."""
     page = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
     code = page.partition("# acme_minisgl/server.py\n")[2].partition("```")[0]
     (tmp_path / "acme_server.py").write_text(code)
-    extra = "Row('routes', 'acme', 'acme_server:ROUTES'), "
-    extra += "Row('loop_observers', 'acme', 'acme_server:create_observer'), "
-    script = (
-        "from minisgl import plugins; from minisgl.runtime.args import RuntimeArgs;"
-        "from minisgl.runtime.observers import create_observers;"
-        "routes = [row.load() for row in plugins.rows('routes') if row.name == 'acme'];"
-        "print([route.path for route in routes[0].router(None).routes],"
-        "type(create_observers(RuntimeArgs())[-1]).__name__)"
-    )
-    done = run(script, stranger(tmp_path, ACME.replace("ROWS = [", f"ROWS = [{extra}")))
-    assert done.stdout.strip() == "['/acme'] Printer", done.stderr
+    env = stranger(tmp_path, ACME.replace("ROWS = [", f"ROWS = [{MORE}"))
+    done = run(SCRIPT, env, str(tmp_path))
+    assert done.stdout.splitlines() == [
+        "{'acme': 1} False",
+        "(32, 'config.json', ['lm_head'])",
+        "['/acme']",
+        "Printer",
+    ], done.stderr
 
 
 @pytest.mark.parametrize(
