@@ -236,7 +236,7 @@ class Scheduler:
 
         This fulfils the step's promises.
         """
-        now, num_discarded = self.clock(), 0
+        now = self.clock()
         damaged: list[Req] = []
         accepted: list[Req] = []
         if plan.scored:
@@ -248,10 +248,8 @@ class Scheduler:
         for index, (row, token) in enumerate(zip(plan.sample_rows, result.next_ids, strict=True)):
             req = rows[row]
             if row in drafts and not drafting.accept(req, plan, index, self._masks.unmasked):
-                num_discarded += 1
                 continue
             if req.ended or token < 0:
-                num_discarded += 1
                 if not req.ended:  # else the row was launched before the end was known
                     damaged.append(req)
                 continue
@@ -259,6 +257,7 @@ class Scheduler:
                 accepted.append(req)
             output = req.output
             output.append(token)
+            self.stats.num_output_tokens += req.sampling.max_tokens != 0  # else nobody gets it
             if result.guesses:
                 req.guesses.append(result.guesses[index])
             if not req.first_token_at:
@@ -274,7 +273,6 @@ class Scheduler:
                 is_match = stop and token in req.sampling.stop_token_ids
                 match = token if is_match else None
                 events.append(self._end(req, "stop" if stop else "length", match))
-        self.stats.num_output_tokens += len(plan.sample_rows) - num_discarded
         if drafts:
             drafting.count(self.stats, rows[drafts.start : drafts.stop], accepted)
         if damaged:  # its KV may be damaged since its first step, and in the prefix cache

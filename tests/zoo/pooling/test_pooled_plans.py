@@ -65,6 +65,16 @@ def test_the_last_token_alone_is_pooled_from_a_cached_prompt() -> None:
     assert (whole.starts, whole.ends) == ([0], [9])
 
 
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_token_that_nobody_gets_is_not_counted(wanted: int) -> None:
+    """An embedded text has none, and is computed as if one were sampled."""
+    sampling: dict[str, Any] = {"max_tokens": 1} if wanted else {"max_tokens": 0, "pooling": "cls"}
+    scheduler, plan = plan_alone([1, 2, 3], **sampling)
+    pooled = [np.ones(2, np.float32)] if plan.pooled else []
+    scheduler.commit(plan, StepResult(next_ids=[5], pooled=pooled))
+    assert (scheduler.stats.num_finished, scheduler.stats.num_output_tokens) == (1, wanted)
+
+
 def test_logits_of_many_rows_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside rows that ask for hidden states, of one token and of several."""
     monkeypatch.setattr(rows, "LOGIT_BYTES", 0)
