@@ -33,8 +33,9 @@ COMPILED = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = str(Path(__file__).parent)
     for item in items:
-        if Path(__file__).parent not in item.path.parents:
+        if not str(item.path).startswith(folder):
             continue
         item.add_marker(pytest.mark.gpu)
         interpretable = INTERPRET and item.path.name in INTERPRETED
