@@ -124,7 +124,7 @@ def test_a_checkout_against_itself(tmp_path: Path) -> None:
 
 def test_a_checkout_against_itself_through_http(tmp_path: Path) -> None:
     path = tmp_path / "paired.json"
-    flags = ["--door", "http", "--shape", "tiny", "--scale", "0.05", "--workloads", "streams"]
+    flags = ["--door", "http", "--shape", "tiny", "--scale", "0.02", "--workloads", "streams"]
     flags += ["--rounds", "1", "--threads", "1", "--client-processes", "1"]
     paths = [str(ROOT), str(ROOT), *flags, "--new-flags=--max-stall-ms 9", "--json", str(path)]
     assert main(["paired", *paths], "minisgl_bench.studies") == 0
