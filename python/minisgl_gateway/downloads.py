@@ -34,7 +34,7 @@ _NAMES: Final = {"pull": "ORG/REPO[:TYPE]", "rm": "ORG/REPO"}
 
 def models_parser(command: str) -> Parser:
     """Return the parser of `minisgl pull`, `list` or `rm`."""
-    about = f"{ABOUT[command].capitalize()}."
+    about = f"{ABOUT[command][0].upper()}{ABOUT[command][1:]}."
     parser = Parser(f"minisgl {command}", description=about)
     if command in _NAMES:
         parser.add_argument("model", metavar=_NAMES[command], help="the model's id on Hugging Face")

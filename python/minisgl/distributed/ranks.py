@@ -45,9 +45,7 @@ def create_communicator(
             f"{num_on_gpu} of {info.size} ranks found a GPU, the others did not; give every rank a "
             "GPU, or say --device cpu"
         )
-    if device.type == "cpu":
-        return host
-    return _over_nccl(host, device, pynccl)
+    return host if device.type == "cpu" else _over_nccl(host, device, pynccl)
 
 
 def _over_nccl(

@@ -324,8 +324,7 @@ class LLM:
     ) -> Call:
         """Encode the prompts. Raises RequestError with the index of a wrong prompt."""
         prompts, num_prompts = records
-        if params is None:
-            params = self.default_sampling_params
+        params = self.default_sampling_params if params is None else params
         of_each = params_of_each(params, num_prompts, n)
         if self._only_embeds and not all(each.pooling for each in of_each):
             raise InvalidRequest(ONLY_EMBEDS)

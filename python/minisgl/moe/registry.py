@@ -32,6 +32,4 @@ def create_moe_backend(
         from minisgl.moe.fused import FusedMoeBackend  # imports Triton, which CPU builds lack
 
         return FusedMoeBackend(ops)
-    if is_plain and is_cpu:
-        return CpuMoeBackend(ops)
-    return TorchMoeBackend(ops)
+    return CpuMoeBackend(ops) if is_plain and is_cpu else TorchMoeBackend(ops)

@@ -173,9 +173,7 @@ class ServerArgs(RuntimeArgs):
         """Return a sentence if two options contradict each other, else None."""
         if self.dry_run and self.shell:
             return "--dry-run serves nothing, so it does not go with --shell"
-        if self.shell and (self.api_key or self.api_key_file):
-            return FOR_ONE
-        return None
+        return FOR_ONE if self.shell and (self.api_key or self.api_key_file) else None
 
     @property
     def tls(self) -> SSLContext | None:
@@ -200,9 +198,8 @@ class ServerArgs(RuntimeArgs):
     @property
     def http_port(self) -> int:
         """The port to listen on; 0 is any free one."""
-        if self.port is not None:
-            return self.port
-        return 0 if self.shell else DEFAULT_PORT
+        default = 0 if self.shell else DEFAULT_PORT
+        return default if self.port is None else self.port
 
 
 def server_options() -> type[ServerArgs]:

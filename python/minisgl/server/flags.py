@@ -121,8 +121,12 @@ class Parser(argparse.ArgumentParser):
     def parse_all(self, argv: Sequence[str] | None) -> dict[str, Any]:
         """Return the flags and positional arguments, which may come in any order.
 
-        Exits with code 2 and a sentence if one is unknown.
+        Exits with code 2 and a sentence if one is unknown, or else if one is missing.
         """
+        must = [action for action in self._actions if action.required and action.nargs != "*"]
+        self.usage = self.format_usage().removeprefix("usage: ")  # while these are required
+        for action in must:
+            action.required = False  # argparse would name them first
         given, rest = self.parse_known_intermixed_args(argv)
         if unknown := [word for word in rest if word.startswith("-")]:
             self.error("; ".join(self._answer(word.partition("=")[0]) for word in unknown))
@@ -130,6 +134,8 @@ class Parser(argparse.ArgumentParser):
             model = vars(given).get("words")
             hint = f"; MODEL is {model} (of a GGUF file in parts, name one)" if model else ""
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        if left := [(*a.option_strings, a.metavar)[0] for a in must if not getattr(given, a.dest)]:
+            self.error(f"the following arguments are required: {', '.join(map(str, left))}")
         return vars(given)
 
     def error(self, message: str) -> NoReturn:

@@ -16,7 +16,7 @@ import pytest
 from minisgl.attention import registry
 from minisgl.core.options import flag_of, options_of
 from minisgl.server.args import ServerArgs, server_options
-from minisgl.server.flags import parse_args
+from minisgl.server.flags import Parser, parse_args
 
 
 def test_defaults_and_every_flag() -> None:
@@ -104,6 +104,36 @@ def test_wrong_flags_are_refused_with_a_sentence(
     assert says in said
     assert "Traceback" not in said
     assert said.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "the following arguments are required: MODEL, --replica"),
+        ("m", "the following arguments are required: --replica"),
+        ("-h", "usage: minisgl pull [-h] --replica REPLICA MODEL"),
+        ("--hlep", "unrecognized arguments: --hlep; did you mean --help?"),
+        ("--replica 1 m --hlep", "unrecognized arguments: --hlep; did you mean --help?"),
+    ],
+)
+def test_an_unknown_flag_is_named_before_a_missing_one(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = Parser("minisgl pull")
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--replica", action="append", required=True)
+    with pytest.raises(SystemExit):
+        parser.parse_all(line.split())
+    said = capsys.readouterr()
+    assert (said.out + said.err).startswith(f"{'' if line == '-h' else 'minisgl pull: '}{says}")
+
+
+def test_any_number_of_words_may_be_none() -> None:
+    """argparse calls them required. With `minisgl run` a pipe may ask."""
+    parser = Parser("minisgl run", argument_default=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*")
+    assert parser.parse_all([]).get("words", []) == []
+    assert parser.parse_all(["a", "b"]) == {"words": ["a", "b"]}
 
 
 def test_help_has_each_flags_meaning_and_default(
